@@ -200,9 +200,32 @@ class Ended(Event):
     error: str = ""
     billed_s: float = 0.0
     gb_seconds: float = 0.0
+    burst_vcpu_s: float = 0.0
+    """vCPU-seconds beyond what comes with the memory, where these are billed."""
     memory_mb: int = 0
     peak_memory_mb: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended(Event):
+    """Functions of the run keep their memory and do not run."""
+
+    kind: ClassVar[str] = "suspended"
+    functions: int
+    gb: float
+    """Of all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woken(Event):
+    """Suspended functions run again."""
+
+    kind: ClassVar[str] = "woken"
+    functions: int
+    gb: float
+    seconds: float
+    """For which they were suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +250,7 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RunStarted, Invoked, Started, Loaded, Progress, Evaluated, Measured, Checkpointed, FaultFired, Ended,
-        Note, RunEnded,
+        Suspended, Woken, Note, RunEnded,
     )
 }  # fmt: skip
 

@@ -352,12 +352,22 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
 @click.option("--keep-code", is_flag=True, help="Use the code of the launch though it has changed since.")
 @_output_options
 def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
-    """Continue RUN from its last checkpoint, with the current code of the job."""
+    """Continue RUN from its last checkpoint, with the current code of the job; a suspended one where it is."""
     from ephemeron.training.driver import api
 
     _watch(
         lambda on_event: api.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json
     )
+
+
+@main.command()
+@click.argument("run")
+def suspend(run: str) -> None:
+    """Suspend the functions of RUN with their memory, on platforms that can (aws-microvm). Only storage is billed meanwhile."""
+    from ephemeron.training.driver import api
+
+    name, functions = api.suspend(run)
+    click.echo(f"suspended {functions} functions of {name}; let them go on with: ephemeron resume {name}")
 
 
 @main.command()

@@ -34,7 +34,7 @@ WIDTH = 110
 @click.option(
     "--platform",
     metavar="NAME",
-    help="local, simulated, aws, openfaas, ray, lithops, or published figures: aws-lambda-s3, aws-lambda-cache or aws-lambda-server.  [default: the profile's own, else local]",
+    help="local, simulated, aws, aws-microvm, openfaas, ray, lithops, or published figures: aws-lambda-s3, aws-lambda-cache, aws-lambda-server, aws-microvm-s3 or aws-microvm-cache.  [default: the profile's own, else local]",
 )
 @cloud_options
 @click.option("--any-size", is_flag=True, help="Also memory sizes that are not deployed.")
@@ -174,7 +174,7 @@ def plan(
     platforms = (
         (profile.platform,) if where is None else planning_workflow.platforms_for(where, profile.platform, sizes)
     )
-    made = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
+    made = make_plan(planning_workflow.scaled(profile, platforms), wish, platforms=platforms, prices_file=prices_file)
     show(made)
     if out is not None:
         for path in write_plan_report(made, out):

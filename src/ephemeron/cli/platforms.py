@@ -44,15 +44,15 @@ def rows() -> list[PlatformRow]:
     from ephemeron.training.job import PLATFORMS
     from ephemeron.training.planner.prices import load_prices
 
-    prices = load_prices("objects")
-    own = f"{prices.name}, {prices.as_of}"
     out = []
     for name in PLATFORMS:
         module, extra, needs, limits_from = _about(name)
         missing = tuple(m for m in (module, "torch") if m and not _installed(m))
         extras = ",".join(e for m, e in ((module, extra), ("torch", "torch")) if m in missing)
+        prices = load_prices("objects", platform=name)
+        own = f"{prices.name}, {prices.as_of}"
         what = f"${prices.gb_second_usd:.10f}".rstrip("0") + f" per GB-second ({own}; --prices FILE for others)"
-        if name != "aws":
+        if name not in ("aws", "aws-microvm"):
             what = f"as if on AWS: {what}"
         out.append(
             PlatformRow(

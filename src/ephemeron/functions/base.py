@@ -91,6 +91,8 @@ class Outcome:
     error: str = ""
     billed_s: float = 0.0
     gb_seconds: float = 0.0
+    burst_vcpu_s: float = 0.0
+    """vCPU-seconds beyond what comes with the memory, where these are billed."""
     peak_memory_mb: float = 0.0
 
 
@@ -151,12 +153,32 @@ class Platform(ABC):
         """Detaches. Running functions go on."""
 
 
+class Suspendable(ABC):
+    """A platform whose functions can be suspended: they keep their memory, compute nothing, and are not billed for computing."""
+
+    @abstractmethod
+    async def suspend(self, run: str) -> int:
+        """Suspends all functions of the run; returns how many. Functions that start meanwhile are suspended, too.
+
+        Raises:
+            PlatformError: one cannot be suspended; the others are.
+        """
+
+    @abstractmethod
+    async def wake(self, run: str) -> int:
+        """Lets all suspended functions of the run go on; returns how many.
+
+        Raises:
+            PlatformError: one cannot be resumed; the others are.
+        """
+
+
 def ended_event(call: Call, invocation: str, outcome: Outcome, *, t: float) -> Ended:
     """The event that every platform emits when an invocation ends."""
     value = outcome.value
     return Ended(
         t=t, rank=call.rank, attempt=call.attempt, invocation=invocation, status=outcome.status,
         outcome=str(value.get("outcome", "")), error=outcome.error, billed_s=outcome.billed_s,
-        gb_seconds=outcome.gb_seconds, memory_mb=call.memory_mb,
+        gb_seconds=outcome.gb_seconds, burst_vcpu_s=outcome.burst_vcpu_s, memory_mb=call.memory_mb,
         peak_memory_mb=outcome.peak_memory_mb, traffic=build(Traffic, value.get("traffic", {}), where="traffic of a result"),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE
 from ephemeron.training.job import Job
 from ephemeron.training.planner import Plan, PlanLimits, PlanRequest, make_plan
-from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
+from ephemeron.training.planner.model.builtin import BUILTIN, MICROVM, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, load_profile
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-AWS = "aws"
-"""Without a measured profile, all of Lambda's published ones: the channel is left open."""
-PLATFORMS = ("local", "simulated", *CLOUDS, *BUILTIN)
+PUBLISHED: Mapping[str, tuple[str, ...]] = {"aws": BUILTIN, "aws-microvm": MICROVM}
+"""Without a measured profile, all published ones of a cloud: the channel is left open."""
+PLATFORMS = ("local", "simulated", *CLOUDS, *BUILTIN, *MICROVM)
 CPU_PART = 0.8
 """Share of this machine's cores that the quotas of functions may have together."""
 
@@ -130,7 +130,7 @@ def profile_for(
         found = measured_on(job, platform, channel)
         if found is not None:
             return found
-        if platform != AWS:
+        if platform not in PUBLISHED:
             raise not_measured(job, platform)
     probed = platform if platform in ("local", "simulated") else "local"
     return known_or_measured(
@@ -177,9 +177,16 @@ def platforms_for(name: str, measured: PlatformProfile, sizes_mb: Sequence[int] 
         return (on_this_machine(measured) if name == "local" else measured,)
     if name == measured.name:
         return (measured.of_sizes(sizes_mb),)
-    if name == AWS:
-        return tuple(builtin_platform(n).of_sizes(sizes_mb) for n in BUILTIN)
+    if name in PUBLISHED:
+        return tuple(builtin_platform(n).of_sizes(sizes_mb) for n in PUBLISHED[name])
     return (builtin_platform(name),)
+
+
+def scaled(profile: Profile, platforms: Sequence[PlatformProfile]) -> Profile:
+    """The profile with computing times for platforms whose vCPUs come with another memory than where it was measured."""
+    (ratio,) = {p.mb_per_vcpu / profile.platform.mb_per_vcpu for p in platforms}
+    w = profile.workload
+    return dataclasses.replace(profile, workload=dataclasses.replace(w, a=w.a * ratio, m=w.m * ratio))
 
 
 def on_this_machine(platform: PlatformProfile) -> PlatformProfile:
@@ -230,7 +237,8 @@ def plan_job(
         optimizer=job.optimizer if job.task is None else None,
         limits=limits_of(job),
     )
-    return make_plan(profile, wish, platforms=platforms_for(platform, profile.platform, sizes), prices_file=prices_file)
+    platforms = platforms_for(platform, profile.platform, sizes)
+    return make_plan(scaled(profile, platforms), wish, platforms=platforms, prices_file=prices_file)
 
 
 def profile_of_run(run_id: str) -> Profile:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
 import pytest
 
 pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; pip install 'ephemeron[aws]'")
@@ -19,7 +20,8 @@ from microvm_entries import ENTRIES
 from microvm_world import artifact, deployed, keys, opened
 
 from ephemeron.errors import InvocationRefused
-from ephemeron.events import Ended
+from ephemeron.events import Ended, Suspended, Woken, from_json
+from ephemeron.functions.async_invoke import call_tracker
 from ephemeron.functions.aws_microvm import log_source
 from ephemeron.functions.aws_microvm.handler import HOOKS
 from ephemeron.functions.aws_microvm.platform import AwsMicrovmPlatform
@@ -205,3 +207,53 @@ def test_calls_of_several_sizes_run_in_microvms_of_their_size(service: MicrovmSe
             await scenario(platform)
 
     asyncio.run(main())
+
+
+def test_functions_are_suspended_and_go_on(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
+) -> None:
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        invocations = [await platform.invoke(call(platform, "forever", rank=rank)) for rank in range(2)]
+        while sum(microvm.state == "RUNNING" for microvm in service.microvms()) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert await platform.suspend("run") == 2
+        assert {microvm.state for microvm in service.microvms()} == {"SUSPENDED"}
+        states = {psutil.Process(microvm.pid).status() for microvm in service.microvms()}
+        assert states == {psutil.STATUS_STOPPED}
+        assert await platform.suspend("run") == 0, "they are suspended already"
+        assert await platform.wake("run") == 2
+        assert {microvm.state for microvm in service.microvms()} == {"RUNNING"}
+        assert await platform.wake("run") == 0
+        for invocation in invocations:
+            await invocation.cancel()
+            assert (await invocation.wait()).status == "cancelled"
+        events = [from_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        (suspended,) = [e for e in events if isinstance(e, Suspended)]
+        (woken,) = [e for e in events if isinstance(e, Woken)]
+        assert (suspended.functions, suspended.gb) == (woken.functions, woken.gb) == (2, 1.0)
+        assert woken.seconds == pytest.approx(woken.t - suspended.t)
+
+    run(settings, tmp_path, scenario)
+
+
+@pytest.mark.slow
+def test_a_suspended_function_is_not_taken_for_lost(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_tracker, "LATE_S", 0.0)
+
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        wanted = replace(call(platform, "forever"), lifetime_s=4.0)
+        invocation = await platform.invoke(wanted)
+        while not any(microvm.state == "RUNNING" for microvm in service.microvms()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await platform.suspend("run")
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < began + 6.0:  # noqa: ASYNC110 - longer than its lifetime
+            await asyncio.sleep(0.5)
+        assert await platform.wake("run") == 1, "it is still there"
+        outcome = await invocation.wait()
+        assert outcome.status == "timed_out", "by its own clock, which stood still"
+        assert outcome.billed_s <= 5.0
+
+    run(settings, tmp_path, scenario)

@@ -16,11 +16,12 @@ pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; 
 from microvm_world import KEYS, artifact, deployed
 
 from ephemeron.errors import UserError
-from ephemeron.events import Ended, Event, Invoked, Note, Progress
+from ephemeron.events import Ended, Event, Invoked, Note, Progress, Woken
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.microvm_service import MicrovmService
 from ephemeron.testing.training_world import of
 from ephemeron.training.driver import api, resume
+from ephemeron.training.driver.result import open_run
 from tiny_job import JOB
 
 pytestmark = pytest.mark.slow
@@ -118,3 +119,40 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
     world.check_same(result)
     assert [e.reason for e in of(events, Invoked)].count("resume") == 3
     assert not [e.text for e in of(events, Note) if e.level == "error"]
+
+
+SUSPENDED_S = 24.0
+"""Longer than the timeout after which a silent peer is replaced."""
+
+
+def test_a_run_is_suspended_and_goes_on_where_it_was(world: World) -> None:
+    asked, states, resumed = threading.Event(), [], []
+
+    def suspend_and_resume() -> None:
+        asked.wait()
+        _, functions = api.suspend("last")
+        states.append((functions, [microvm.state for microvm in world.service.microvms()]))
+        threading.Event().wait(SUSPENDED_S)
+        resumed.append(resume("last"))
+
+    other = threading.Thread(target=suspend_and_resume, daemon=True)
+    other.start()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.iteration >= 2:
+            asked.set()
+
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    other.join()
+    world.check_same(result)
+    assert states == [(3, ["SUSPENDED"] * 3)]
+    assert resumed[0].summary.weights_sha256 == result.summary.weights_sha256
+    assert [e.reason for e in of(events, Invoked)] == ["start"] * 3, "no silent peer was replaced"
+    (woken,) = of(events, Woken)
+    assert (woken.functions, woken.gb) == (3, 3.0)
+    assert woken.seconds >= SUSPENDED_S
+    prices = open_run(result.folder.run_id)[2].prices
+    assert prices.suspended_usd(3.0, woken.seconds, resumed=True) > 3 * 0.0038
+    assert result.summary.cost_usd > prices.suspended_usd(3.0, woken.seconds, resumed=True)
+    computed = sum(e.billed_s for e in of(events, Ended))
+    assert computed < 3 * (result.summary.seconds - SUSPENDED_S) + 3 * 3, "what is suspended is not billed"

@@ -101,3 +101,23 @@ def test_plan_asks_the_deployment_and_says_which_figures_it_used(
         assert memory_mb in (1769, 3008)
         assert "figures of aws-lambda-s3: published; transfer" in said
         assert planned("--any-size")[0] not in (1769, 3008)
+
+
+def test_microvms_are_planned_at_their_own_prices_and_in_their_own_sizes() -> None:
+    objects, cache = planning_workflow.platforms_for("aws-microvm", MEASURED.platform)
+    assert (objects.name, cache.name) == ("aws-microvm-s3", "aws-microvm-cache")
+    assert list(objects.quotas(64)) == [512, 1024, 2048, 4096, 8192]
+    # By hand: 2 GB and 1 vCPU for a second.
+    assert objects.price_gb_s * 2 == pytest.approx(2 * 0.0000036667 + 0.0000276944)
+    assert objects.price_invocation == 0.0
+    plan = make_plan(planning_workflow.scaled(MEASURED, (objects, cache)), PlanRequest(), platforms=(objects, cache))
+    assert plan.choice.memory_mb in (512, 1024, 2048, 4096, 8192)
+    (sized,) = {p.memory_mb.sizes for p in planning_workflow.platforms_for("aws-microvm", MEASURED.platform, (2048,))}
+    assert sized == (2048,)
+
+
+def test_a_vcpu_computes_as_much_wherever_it_comes_from() -> None:
+    (platform, _) = planning_workflow.platforms_for("aws-microvm", MEASURED.platform)
+    here = MEASURED.workload.compute_s(8, MEASURED.platform.mb_per_vcpu)
+    there = planning_workflow.scaled(MEASURED, (platform,)).workload.compute_s(8, platform.mb_per_vcpu)
+    assert float(there) == pytest.approx(float(here))

@@ -27,7 +27,9 @@ from ephemeron.functions.async_invoke.records import (
     Record,
     SendingRecord,
     SentRecord,
+    SuspendedRecord,
     UnsentRecord,
+    WokenRecord,
     invocation_of,
 )
 from ephemeron.functions.base import Call, Outcome
@@ -59,6 +61,8 @@ class CallDelivery:
     outcome_at: float = 0.0
     billed_by: str = ""
     """Party that measures the bill, if not the cloud. Then no report is awaited."""
+    billing_step_s: float = 0.001
+    """Multiple of seconds to which the measured bill is rounded up."""
     report: LogReport | None = None
     death: Death | None = None
     death_at: float = math.inf
@@ -76,6 +80,8 @@ class CallState:
     requests: set[str] = field(default_factory=set)
     unsent: str = ""
     cancelled_at: float = math.inf
+    suspended_at: float | None = None
+    """When its function was suspended; None: it is not."""
     copies: int = 1
     by: str = ""
     """Invocation that sends it; empty: a client."""
@@ -144,6 +150,10 @@ class CallTracker:
                 sent.unsent = record.error or "refused"
             case CancelledRecord():
                 sent.cancelled_at = min(sent.cancelled_at, now)
+            case SuspendedRecord():
+                sent.suspended_at = now if sent.suspended_at is None else sent.suspended_at
+            case WokenRecord():
+                self._woken(sent, now)
             case BegunRecord():
                 return self._begun(sent, record, now)
             case OutcomeRecord():
@@ -198,12 +208,25 @@ class CallTracker:
         t = record.at - record.origin
         return [Invoked(t=t, rank=call.rank, attempt=call.attempt, invocation=id, reason=call.reason)]
 
+    def _woken(self, sent: CallState, now: float) -> None:
+        """Time in which a function was suspended does not count against its lifetime."""
+        if sent.suspended_at is not None:
+            for delivery in sent.deliveries.values():
+                delivery.seen_at += now - sent.suspended_at
+            sent.suspended_at = None
+
     def _begun(self, sent: CallState, record: BegunRecord, now: float) -> list[Invoked]:
         number = _number(sent, record.delivery)
         if number in sent.deliveries:
             return []
         request = record.request
-        delivery = CallDelivery(request=request, stream=record.stream, seen_at=now, billed_by=record.billed_by)
+        delivery = CallDelivery(
+            request=request,
+            stream=record.stream,
+            seen_at=now,
+            billed_by=record.billed_by,
+            billing_step_s=record.billing_step_s,
+        )
         sent.deliveries[number] = delivery
         self._of_request.setdefault(request, []).append(delivery)
         self._settle(request)
@@ -257,7 +280,7 @@ def _end_of(sent: CallState, number: int, delivery: CallDelivery, now: float) ->
         return _by_outcome(sent, number, delivery, delivery.outcome)
     if now >= delivery.death_at + DEATH_S:
         return _dead(sent, number, delivery)
-    if now >= delivery.seen_at + sent.call.lifetime_s + LATE_S:
+    if sent.suspended_at is None and now >= delivery.seen_at + sent.call.lifetime_s + LATE_S:
         error = f"nothing was reported {LATE_S:g} s after its lifetime of {sent.call.lifetime_s:g} s"
         return _final(sent, number, delivery, "lost", error, billed_s=sent.call.lifetime_s, billed_by="unknown")
     return None
@@ -265,10 +288,10 @@ def _end_of(sent: CallState, number: int, delivery: CallDelivery, now: float) ->
 
 def _by_outcome(sent: CallState, number: int, delivery: CallDelivery, said: OutcomeRecord) -> CallResult:
     report = None if delivery.billed_by else delivery.report
-    billed = report.billed_s if report is not None else math.ceil(said.took_s * 1000 - 1e-6) / 1000
+    billed = report.billed_s if report is not None else _rounded_up(said.took_s, delivery.billing_step_s)
     peak = report.used_mb if report is not None else said.peak_mb
     return _final(
-        sent, number, delivery, said.status, said.error, value=said.value, billed_s=billed, peak_mb=peak,
+        sent, number, delivery, said.status, said.error, value=said.value, billed_s=billed, peak_mb=peak, burst_vcpu_s=said.burst_vcpu_s,
         billed_by=delivery.billed_by or ("handler" if report is None else "report"),
     )  # fmt: skip
 
@@ -310,13 +333,23 @@ def _never_begun(sent: CallState, now: float, orphaned_at: float) -> CallResult 
 def _final(
     sent: CallState, number: int, delivery: CallDelivery, status: Status, error: str, *,
     value: Mapping[str, object] | None = None,
-    billed_s: float = 0.0, peak_mb: float = 0.0, billed_by: str,
+    billed_s: float = 0.0, peak_mb: float = 0.0, burst_vcpu_s: float = 0.0, billed_by: str,
 ) -> CallResult:  # fmt: skip
     outcome = Outcome(
         status=status, value=value or {}, error=error, billed_s=billed_s,
-        gb_seconds=sent.call.memory_mb / 1024 * billed_s, peak_memory_mb=peak_mb,
+        gb_seconds=sent.call.memory_mb / 1024 * billed_s, burst_vcpu_s=burst_vcpu_s, peak_memory_mb=peak_mb,
     )  # fmt: skip
     return CallResult(
         id=sent.id, delivery=number, call=sent.call, outcome=outcome, request=delivery.request, stream=delivery.stream,
         billed_by=billed_by, traffic=Traffic() if delivery.outcome is None else delivery.outcome.traffic,
     )  # fmt: skip
+
+
+def _rounded_up(seconds: float, step_s: float) -> float:
+    """Seconds as they are billed, in multiples of a step.
+
+    >>> _rounded_up(1.2341, 0.001), _rounded_up(1.2341, 1.0)
+    (1.235, 2.0)
+    """
+    per_s = round(1 / step_s)
+    return math.ceil(seconds * per_s - 1e-6) / per_s

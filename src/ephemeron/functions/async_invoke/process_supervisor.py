@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ephemeron import logs
 from ephemeron.communication.channels.address import open_channel
@@ -57,6 +57,9 @@ class ProcessSupervisor(ABC):
         lifetime_s: longest invocation that the platform allows.
     """
 
+    billing_step_s: ClassVar[float] = 0.001
+    """Multiple of seconds that the platform bills."""
+
     def __init__(self, folder: Path, *, vcpus: float, lifetime_s: float) -> None:
         self._folder, self._vcpus, self._lifetime_s = folder, vcpus, lifetime_s
         self.idle = asyncio.Event()
@@ -75,9 +78,9 @@ class ProcessSupervisor(ABC):
     def sender(self, callback: str, **sender: Any) -> RecordedSender:
         """Sender for the successors of a call; `sender` goes to `RecordedSender`."""
 
-    def billed_s(self, took_s: float) -> float:
-        """Seconds that the platform bills for a call of so many; a supervisor's calls have no other bill."""
-        return took_s
+    def burst_vcpu_s(self) -> float:
+        """vCPU-seconds of the present call beyond its CPU share, where these are billed."""
+        return 0.0
 
     @property
     def busy(self) -> bool:
@@ -114,7 +117,7 @@ class ProcessSupervisor(ABC):
             loop.call_soon_threadsafe(self._kill, "cancelled")
             raise asyncio.CancelledError
 
-        source = DeliverySource(request=request, billed_by="supervisor")
+        source = DeliverySource(request=request, billed_by="supervisor", billing_step_s=self.billing_step_s)
         reporter = InvocationReporter(
             envelope, lambda: open_channel(envelope.channel), source, lifetime_s=float("inf"), leave=leave
         )
@@ -163,8 +166,8 @@ class ProcessSupervisor(ABC):
             fit = environment.fit(reply)
             ended = environment.outcome(reply)
             return HandlerOutcome(
-                status=ended.status, error=ended.error, value=ended.value, took_s=self.billed_s(reporter.took_s),
-                peak_mb=round(environment.peak_mb, 1),
+                status=ended.status, error=ended.error, value=ended.value, took_s=reporter.took_s,
+                peak_mb=round(environment.peak_mb, 1), burst_vcpu_s=self.burst_vcpu_s(),
             )  # fmt: skip
         except BaseException:
             fit = False

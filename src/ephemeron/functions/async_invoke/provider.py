@@ -73,6 +73,8 @@ class Provider(ABC, Generic[S]):
     """Module of the extra."""
     limits_from: str
     """Origin of `limits`."""
+    suspendable: bool = False
+    """Whether its platforms are `Suspendable`."""
 
     @property
     @abstractmethod

@@ -79,6 +79,8 @@ class BegunRecord:
     """Random text by which a reporter recognises its own record."""
     billed_by: str = ""
     """Party that measures the bill, if not the cloud."""
+    billing_step_s: float = 0.001
+    """Multiple of seconds to which a measured bill is rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class OutcomeRecord:
     error: str
     took_s: float
     peak_mb: float
+    burst_vcpu_s: float = 0.0
+    """See `Outcome`."""
     value: Mapping[str, object] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     """Traffic of the reporter."""
@@ -99,6 +103,20 @@ class OutcomeRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelledRecord:
     """A call is to end. Made by the collector."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendedRecord:
+    """The function of a call keeps its memory and does not run."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WokenRecord:
+    """The function of a call runs again."""
 
     id: str
 
@@ -118,11 +136,19 @@ class FinalRecord:
 
 
 Record: TypeAlias = (
-    SendingRecord | SentRecord | UnsentRecord | BegunRecord | OutcomeRecord | CancelledRecord | FinalRecord
+    SendingRecord
+    | SentRecord
+    | UnsentRecord
+    | BegunRecord
+    | OutcomeRecord
+    | CancelledRecord
+    | SuspendedRecord
+    | WokenRecord
+    | FinalRecord
 )
 _KINDS: Mapping[str, type[Record]] = {
     "sending": SendingRecord, "sent": SentRecord, "unsent": UnsentRecord, "begun": BegunRecord,
-    "outcome": OutcomeRecord, "cancelled": CancelledRecord, "final": FinalRecord,
+    "outcome": OutcomeRecord, "cancelled": CancelledRecord, "suspended": SuspendedRecord, "woken": WokenRecord, "final": FinalRecord,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -137,6 +163,8 @@ class HandlerOutcome:
     took_s: float = 0.0
     """Seconds since the handler was called."""
     peak_mb: float = 0.0
+    burst_vcpu_s: float = 0.0
+    """See `Outcome`."""
 
 
 @dataclass(frozen=True, slots=True)

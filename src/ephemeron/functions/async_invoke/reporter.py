@@ -64,6 +64,8 @@ class DeliverySource:
     """Log stream; empty: none."""
     billed_by: str = ""
     """Party that measures the bill, if not the cloud."""
+    billing_step_s: float = 0.001
+    """Multiple of seconds to which a measured bill is rounded up."""
 
 
 class InvocationReporter:
@@ -172,7 +174,7 @@ class InvocationReporter:
     def _say_outcome(self, outcome: HandlerOutcome) -> None:
         record = OutcomeRecord(
             id=self._envelope.id, delivery=self.delivery, status=outcome.status, error=outcome.error, value=outcome.value,
-            took_s=outcome.took_s, peak_mb=outcome.peak_mb, traffic=self.traffic,
+            took_s=outcome.took_s, peak_mb=outcome.peak_mb, burst_vcpu_s=outcome.burst_vcpu_s, traffic=self.traffic,
         )  # fmt: skip
         self.say(line_of(record))
 
@@ -223,7 +225,7 @@ class InvocationReporter:
         while True:
             record = BegunRecord(
                 id=self._envelope.id, delivery=self.delivery, request=self._source.request, stream=self._source.stream,
-                billed_by=self._source.billed_by, at=round(time.time(), 3), mark=mark,
+                billed_by=self._source.billed_by, billing_step_s=self._source.billing_step_s, at=round(time.time(), 3), mark=mark,
             )  # fmt: skip
             key = self._names.segment(self._envelope.id, self.delivery, 0)
             try:

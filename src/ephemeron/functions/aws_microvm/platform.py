@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.channels.base import Channel
+from ephemeron.errors import PlatformError
+from ephemeron.events import Suspended, Woken, from_json
+from ephemeron.functions.async_invoke.call_tracker import CallState
+from ephemeron.functions.async_invoke.collector import EVENTS_FILE
 from ephemeron.functions.async_invoke.invoker import pauses
 from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
-from ephemeron.functions.async_invoke.records import RecordKeys, calls_prefix
+from ephemeron.functions.async_invoke.records import RecordKeys, SuspendedRecord, WokenRecord, calls_prefix
 from ephemeron.functions.aws.settings import code_of
-from ephemeron.functions.aws_microvm.api import ENDED, LONGEST_S, LaunchSpec, MicrovmApi
+from ephemeron.functions.aws_microvm.api import ENDED, LONGEST_S, SUSPENDED, LaunchSpec, MicrovmApi
 from ephemeron.functions.aws_microvm.invoker import AGAIN, MicrovmSender
 from ephemeron.functions.aws_microvm.log_source import MicrovmStates
 from ephemeron.functions.aws_microvm.payload import own_secrets
-from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client
-from ephemeron.functions.base import Limits
+from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, explain
+from ephemeron.functions.base import Limits, Suspendable
 
+_SUSPEND_ROUNDS, _SETTLE_S = 20, 0.5
 MARGIN_S = 60
 """Seconds of a MicroVM's longest life that calls do not get: for its start, its last report and its end."""
 LIMITS = Limits(
@@ -30,7 +36,7 @@ LIMITS = Limits(
 """Baselines of 512 to 8,192 MB with one vCPU for 2 GB, eight hours. Calls of more than 4 kB go through the store."""
 
 
-class AwsMicrovmPlatform(AsyncInvokePlatform):
+class AwsMicrovmPlatform(AsyncInvokePlatform, Suspendable):
     """Functions of one run on AWS Lambda MicroVMs. Made by `open`.
 
     Args:
@@ -111,6 +117,80 @@ class AwsMicrovmPlatform(AsyncInvokePlatform):
         """MicroVMs whose call has ended."""
         return [request for sent in self._known.sent.values() if not sent.open for request in sorted(sent.requests)]
 
+    async def suspend(self, run: str) -> int:
+        suspended: dict[str, float] = {}
+        for _ in range(_SUSPEND_ROUNDS):  # a successor or a replacement may be starting
+            ids = self._by_request()
+            states = await self.api.states(self.launch.image_arns, [id for id in ids if id not in suspended])
+            running = [id for id, state in states.items() if state == "RUNNING"]
+            starting = [id for id, state in states.items() if state == "PENDING"]
+            await self._all(self._suspend_one, running)
+            suspended |= {id: ids[id].call.memory_mb / 1024 for id in running}
+            if not starting and not running:
+                break
+            await asyncio.sleep(_SETTLE_S)
+            await self._read_on()
+        if suspended:
+            event = Suspended(t=self._t(suspended), functions=len(suspended), gb=sum(suspended.values()))
+            await self.emit(run, event)
+        return len(suspended)
+
+    async def wake(self, run: str) -> int:
+        ids = self._by_request()
+        states = await self.api.states(self.launch.image_arns, list(ids))
+        asleep = {id: ids[id].call.memory_mb / 1024 for id, state in states.items() if state in SUSPENDED}
+        await self._all(self._wake_one, list(asleep))
+        if asleep:
+            t = self._t(asleep)
+            since = await self._suspended_since(run, t)
+            await self.emit(
+                run, Woken(t=t, functions=len(asleep), gb=sum(asleep.values()), seconds=max(0.0, t - since))
+            )
+        return len(asleep)
+
+    async def cancel_all(self, run: str) -> None:
+        with contextlib.suppress(PlatformError):
+            await self.wake(run)  # a suspended function does not look whether it is cancelled
+        await super().cancel_all(run)
+
+    async def _suspend_one(self, id: str) -> None:
+        # Before the request: a collector must not take the silence of a suspended function for its end.
+        await self._announce(SuspendedRecord(id=self._by_request()[id].id))
+        try:
+            await self._repeated(self.api.suspend, id)
+        except Exception as e:
+            if code_of(e) != "ConflictException":  # it has ended meanwhile
+                raise
+
+    async def _wake_one(self, id: str) -> None:
+        await self._repeated(self.api.resume, id)
+        await self._announce(WokenRecord(id=self._by_request()[id].id))
+
+    async def _all(self, act: Callable[[str], Awaitable[None]], ids: Sequence[str]) -> None:
+        done = await asyncio.gather(*(act(id) for id in ids), return_exceptions=True)
+        failed = [e for e in done if isinstance(e, Exception)]
+        if failed:
+            problem, remedy = explain(failed[0], self.settings, doing="lambda:SuspendMicrovm and lambda:ResumeMicrovm")
+            raise PlatformError(f"{len(failed)} of {len(ids)} MicroVMs: {problem}; {remedy}")
+
+    def _by_request(self) -> dict[str, CallState]:
+        """Open calls by their MicroVM."""
+        return {
+            request: sent for id in self._known.open for sent in [self._known.sent[id]] for request in sent.requests
+        }
+
+    def _t(self, ids: Collection[str]) -> float:
+        """The run's time."""
+        return time.time() - self._by_request()[next(iter(ids))].call.origin
+
+    async def _suspended_since(self, run: str, t: float) -> float:
+        """When the run was suspended, by its events; `t`: they do not say."""
+        since = t
+        for line in await asyncio.to_thread(_lines, self.run_dir / EVENTS_FILE):
+            if '"kind":"suspended"' in line:
+                since = from_json(line).t
+        return since
+
     async def shutdown(self) -> None:
         """As for every platform; also terminates MicroVMs that are left."""
         if self._closed:
@@ -134,3 +214,7 @@ class AwsMicrovmPlatform(AsyncInvokePlatform):
                 if pause is None:
                     raise
             await asyncio.sleep(pause)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []

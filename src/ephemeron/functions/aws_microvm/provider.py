@@ -20,6 +20,7 @@ class AwsMicrovm(Provider[AwsMicrovmSettings]):
     name, title, settings = "aws-microvm", "AWS Lambda MicroVMs", AwsMicrovmSettings
     cold_start_s = 5.0
     """The imports are made in the snapshot; the time includes a repeated request."""
+    suspendable = True
     extra, module = "aws", "boto3"
     needs = "an account; then: ephemeron deploy aws-microvm"
     limits_from = "limits of the service; the image's baseline narrows them"

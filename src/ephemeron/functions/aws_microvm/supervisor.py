@@ -7,13 +7,17 @@ secrets and renews the random state.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
 import os
+import resource
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import psutil
 
 from ephemeron.errors import ChannelError
 from ephemeron.functions.async_invoke.process_supervisor import ProcessSupervisor, pass_output_on
@@ -31,6 +35,7 @@ _log = logging.getLogger(__name__)
 _WATCHED = Enforcement(kind="none")
 """The MicroVM has four times the baseline, so the quota is watched: above it memory is billed as a burst."""
 _END_TRIES, _END_PAUSE_S = 5, 1.0
+_METER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +57,14 @@ class MicrovmSupervisor(ProcessSupervisor):
         api: makes the client, after the run hook: the credentials of the role exist only then.
     """
 
+    billing_step_s: ClassVar[float] = 1.0
+
     def __init__(
         self, told: ImageSettings, folder: Path, *, api: Callable[[], Awaitable[MicrovmApi]] | None = None
     ) -> None:
         super().__init__(folder, vcpus=LIMITS.vcpus(told.memory_mb), lifetime_s=LIMITS.lifetime_s)
         self._told, self._id = told, ""
+        self._burst_vcpu_s = 0.0
         self._make_api = api or self._own_api
         self._payload: RunPayload | None = None
 
@@ -89,16 +97,36 @@ class MicrovmSupervisor(ProcessSupervisor):
         """Serves the call, and ends the MicroVM."""
         assert self._payload is not None
         envelope = self._payload.envelope
+        metering = asyncio.create_task(self._meter())
         try:
             await self.serve(envelope, request=self._id)
         except ChannelError as e:
             _log.error("the channel cannot be reached from here: %s", e)
         finally:
+            metering.cancel()
             await self._end_microvm()
 
-    def billed_s(self, took_s: float) -> float:
-        """MicroVMs are billed by the second."""
-        return float(math.ceil(took_s))
+    def burst_vcpu_s(self) -> float:
+        return round(self._burst_vcpu_s, 3)
+
+    async def _meter(self) -> None:
+        """Adds up CPU time beyond the baseline, second by second, as it is billed."""
+        used, since = self._cpu_s(), time.monotonic()
+        while True:
+            await asyncio.sleep(_METER_S)
+            now_used, now = self._cpu_s(), time.monotonic()
+            self._burst_vcpu_s += max(0.0, now_used - used - self._vcpus * (now - since))
+            used, since = now_used, now
+
+    def _cpu_s(self) -> float:
+        """CPU seconds of this process and of all that it has started, those that have ended included."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        total = own.ru_utime + own.ru_stime
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
     def make(self, n: int) -> FunctionProcess:
         pass_output_on(self._folder, n)

@@ -227,7 +227,9 @@ def dry_run(
     job = job_of(job, options)
     c = configure(job) if configuration is None else _checked_configuration(configuration)
     c, _, _, limits, _ = admitted(job, c, cloud)
-    return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(service_of(c.channel), prices_file))
+    return dry_runs.dry_run(
+        job, c, limits=limits, prices=load_prices(service_of(c.channel), prices_file, platform=c.platform)
+    )
 
 
 def attach(
@@ -297,6 +299,8 @@ def resume(
 ) -> Result:  # fmt: skip
     """Continues a stopped or failed run: every rank starts from its newest checkpoint, with the current code of the job.
 
+    The functions of a suspended run go on where they were, with the code that they have.
+
     Args:
         run_id: name of the run, an unambiguous beginning of it, or `last`.
         on_event: called with every event of the run.
@@ -313,6 +317,8 @@ def resume(
     """
     folder, run, spec = open_run(run_id)
     run_platform.sweep(run_dir.runs_folder())
+    if blocking.run(lambda _: lifecycle.wake(folder, run)):
+        return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
     with driving_lock(folder):
         result = records.read_result(folder)
         if result is not None and result.status == "finished":
@@ -334,3 +340,17 @@ def stop(run_id: str, *, now: bool = False) -> str:
     folder, run, _ = open_run(run_id)
     blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
     return folder.run_id
+
+
+def suspend(run_id: str) -> tuple[str, int]:
+    """Suspends the functions of a run, which keep their memory. `resume` lets them go on.
+
+    Returns:
+        The run's full name, and the number of functions.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it is not running, or its platform cannot suspend functions.
+    """
+    folder, run, _ = open_run(run_id)
+    return folder.run_id, blocking.run(lambda _: lifecycle.suspend(folder, run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ephemeron.events import (
     PHASES,
@@ -17,7 +17,9 @@ from ephemeron.events import (
     Progress,
     RunStarted,
     Started,
+    Suspended,
     Traffic,
+    Woken,
 )
 from ephemeron.training.driver.records import Bill, ResultSummary
 from ephemeron.training.metrics import Metrics, means
@@ -37,6 +39,9 @@ class CostMeter:
     prices: Prices
     invocations: int = 0
     gb_seconds: float = 0.0
+    burst_vcpu_s: float = 0.0
+    suspended_usd: float = 0.0
+    """Of suspensions that are over, and of the writing of one that is not."""
     phases_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     done: dict[int, int] = field(default_factory=dict)
     """Per rank, iterations finished."""
@@ -76,12 +81,20 @@ class CostMeter:
                 self._spend(event.spans)
             case Evaluated():
                 self.evaluations.setdefault(event.iteration, {})[event.rank] = event
+            case Suspended():
+                self.suspended_usd += self.prices.suspended_usd(event.gb, 0.0, resumed=False)
+            case Woken():
+                whole = self.prices.suspended_usd(event.gb, event.seconds, resumed=True)
+                self.suspended_usd += whole - self.prices.suspended_usd(event.gb, 0.0, resumed=False)
+                for id, invoked in self._invoked.items():
+                    self._invoked[id] = replace(invoked, t=invoked.t + event.seconds)
             case Checkpointed():
                 self.checkpoints.setdefault(event.rank, []).append(event.nbytes)
             case Measured():
                 self.measured[event.iteration] = event.metrics
             case Ended():
                 self.gb_seconds += event.gb_seconds
+                self.burst_vcpu_s += event.burst_vcpu_s
                 self._invoked.pop(event.invocation, None)
                 self._saw(event.invocation, event.traffic)
 
@@ -128,7 +141,8 @@ class CostMeter:
 
     def cost_usd(self, t: float, servers: int = 0) -> float:
         """Everything until `t`."""
-        return self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.storage_usd(t, servers)
+        functions = self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.suspended_usd
+        return functions + self.burst_vcpu_s * self.prices.burst_vcpu_second_usd + self.storage_usd(t, servers)
 
 
 def servers_of(spec: RunSpec) -> int:

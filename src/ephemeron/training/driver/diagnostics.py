@@ -178,11 +178,11 @@ async def _function(
     result = ProbeResult.of(outcome.value)
     assert result.transfer is not None  # it was asked for
     row = result.transfer.rows[-1]
-    bill = load_prices("objects").functions_usd(outcome.gb_seconds, 1)
+    bill = load_prices("objects", platform="" if where is None else where.name).functions_usd(outcome.gb_seconds, 1)
     return (
         f"one of {c.memory_mb} MB began {result.entered_wall - invoked:.1f} s after it was called, "
         f"put an object in {_ms(row.up_s)} and read it in {_ms(row.down_s)}; billed {outcome.billed_s:.1f} s"
-        + (f", ${bill:.6f} at list prices" if where is not None and where.name == "aws" else "")
+        + (f", ${bill:.6f} at list prices" if where is not None and where.name in ("aws", "aws-microvm") else "")
     )
 
 

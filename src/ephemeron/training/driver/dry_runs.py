@@ -171,7 +171,8 @@ def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
     if sync_name(c.sync)[0] not in ("bsp", "hap"):
         return None
     service = "cache" if c.channel.startswith("redis") else "server" if c.channel.startswith(("ps:", "param")) else "s3"
-    platform = priced(builtin_platform(f"aws-lambda-{service}"), spec.prices)
+    kind = "microvm" if c.platform == "aws-microvm" and service != "server" else "lambda"
+    platform = priced(builtin_platform(f"aws-{kind}-{service}"), spec.prices)
     step_s = max(first_steps.step_s, 1e-6)
     workload = Workload(
         model_mb=max(first_steps.vector_mb, 1e-6), a=step_s * c.memory_mb / max(1, first_steps.samples), b=0.0, m=0.0,

@@ -117,7 +117,7 @@ def prepared_run(request: LaunchRequest) -> PreparedRun:
     c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
     prepared = prepare(
         job, c, run_id=run_dir.new_run_id(job.name), limits=limits,
-        prices=load_prices(service_of(c.channel), request.prices_file), faults=request.faults,
+        prices=load_prices(service_of(c.channel), request.prices_file, platform=c.platform), faults=request.faults,
         peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )  # fmt: skip

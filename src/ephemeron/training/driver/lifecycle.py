@@ -17,9 +17,11 @@ from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.retry import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.keys import Keys
-from ephemeron.errors import UserError
+from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, RunEnded, to_json
+from ephemeron.functions.base import Suspendable
 from ephemeron.functions.jsonl import follow
+from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.simulated import SimulatedPool
 from ephemeron.training.driver import parameter_server, records, run_platform
 from ephemeron.training.driver.cost import CostMeter
@@ -181,6 +183,39 @@ async def stop(folder: RunFolder, run: RunRecord, *, now: bool) -> None:
         with environment(_server_secrets(folder)):
             async with RunChannel(open_channel(run.address), owner="stop", retry=BRIEF) as channel:
                 await channel.put(Keys(folder.run_id).control, [b"stop"])
+
+
+async def suspend(folder: RunFolder, run: RunRecord) -> int:
+    """Suspends the functions of a run; returns how many.
+
+    Raises:
+        UserError: it is not running, or functions of its platform cannot be suspended.
+    """
+    if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
+        raise JobError(
+            f"functions of platform {run.platform} cannot be suspended",
+            remedy=f"stop the run at a checkpoint: ephemeron stop {folder.run_id}",
+        )
+    try:
+        platform = await run_platform.attach(folder, run, restart=False)
+    except run_platform.NotRunning:
+        raise UserError(f"run {folder.run_id} is not running") from None
+    async with platform:
+        assert isinstance(platform, Suspendable)
+        return await platform.suspend(folder.run_id)
+
+
+async def wake(folder: RunFolder, run: RunRecord) -> int:
+    """Lets suspended functions of a run go on; returns how many there were."""
+    if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
+        return 0
+    try:
+        platform = await run_platform.attach(folder, run, restart=False)
+    except run_platform.NotRunning:
+        return 0
+    async with platform:
+        assert isinstance(platform, Suspendable)
+        return await platform.wake(folder.run_id)
 
 
 async def _probe(channel: Channel, run_id: str) -> None:

@@ -26,7 +26,7 @@ from ephemeron.training.planner.plan import (
     Predicted,
     SearchReport,
 )
-from ephemeron.training.planner.prices import age_warning, load_prices
+from ephemeron.training.planner.prices import MICROVM, age_warning, load_prices
 from ephemeron.training.planner.reasons import bound_by, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.training.planner.rented import beyond, few, gpus, on_all
 from ephemeron.training.planner.search.branch_and_bound import predictions_of
@@ -110,7 +110,7 @@ def with_prices(platform: PlatformProfile, file: str | Path | None) -> PlatformP
     """
     if file is None:
         return platform
-    return priced(platform, load_prices(platform.channel, file))
+    return priced(platform, load_prices(platform.channel, file, platform=platform.name[: len(MICROVM)]))
 
 
 def make_plan(

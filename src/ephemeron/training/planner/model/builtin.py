@@ -4,6 +4,8 @@
   and what in it is assumed rather than measured).
 - `aws-lambda-cache`: **derived**. The same link, since the function's own network is what binds at the sizes that are
   exchanged; a latency of 1 ms and no polling, since streams wait; prices of ElastiCache Serverless.
+- `aws-microvm-s3`, `aws-microvm-cache`: **derived**. MicroVMs in their five sizes, at their own prices, with the transfers of Lambda
+  functions of the same memory, and a start of 2 s: assumptions, since nothing was published or measured.
 - `aws-lambda-server`: **derived**. λDNN's parameter server on one m5.large; its link is shared by all functions.
 
 Prices are those of `ephemeron.training.planner.prices`, whose file carries their date and sources.
@@ -16,7 +18,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 from ephemeron.errors import JobError
-from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
+from ephemeron.training.planner.model.profile import PlatformProfile, QuotaRange, parse_platform
 from ephemeron.training.planner.model.rates import Rate, Saturating, Transfer
 from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.units import MB
@@ -25,6 +27,10 @@ CACHE_LATENCY_S = 0.001
 """Assumed: within one availability zone."""
 SERVER_MB_S = 94.0
 """Baseline of an m5.large, 0.75 Gbit/s (Amazon EC2 instance types); bursts up to 10 Gbit/s are not counted on."""
+MICROVM_START_S = 2.0
+"""Assumed: reports say "near instant" for a start from a snapshot."""
+MICROVM_SIZES_MB = (512, 1024, 2048, 4096, 8192)
+MICROVM = ("aws-microvm-s3", "aws-microvm-cache")
 BUILTIN = ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server")
 
 
@@ -34,8 +40,12 @@ def builtin_platform(name: str) -> PlatformProfile:
     Raises:
         JobError: no such profile; names those there are.
     """
+    if name in MICROVM:
+        return _microvm(name, builtin_platform(name.replace("microvm", "lambda")))
     if name not in BUILTIN:
-        raise JobError(f"platform profile {name!r} is not built in", remedy=f"use one of {', '.join(BUILTIN)}")
+        raise JobError(
+            f"platform profile {name!r} is not built in", remedy=f"use one of {', '.join((*BUILTIN, *MICROVM))}"
+        )
     text = files(__package__).joinpath("platforms", "aws-lambda-s3.json").read_text()
     objects = priced(parse_platform(json.loads(text), where="aws-lambda-s3"), load_prices("objects"))
     if name == "aws-lambda-s3":
@@ -51,6 +61,18 @@ def builtin_platform(name: str) -> PlatformProfile:
     )
     server = replace(link, channel="server", server_mb_s=SERVER_MB_S, notes=(derived, shared, *objects.notes))
     return priced(server, load_prices("server"))
+
+
+def _microvm(name: str, functions: PlatformProfile) -> PlatformProfile:
+    sizes = QuotaRange(min=MICROVM_SIZES_MB[0], max=MICROVM_SIZES_MB[-1], step=512, sizes=MICROVM_SIZES_MB)
+    platform = replace(
+        functions, name=name, memory_mb=sizes, lifetime_s=28_740.0, cold_start_s=MICROVM_START_S, warm_start_s=MICROVM_START_S,
+        mb_per_vcpu=2048.0, notes=(
+            f"derived from {functions.name}: its transfers, and a start of {MICROVM_START_S:g} s, are assumed for MicroVMs of the same memory",
+            "bursts above a baseline are neither planned nor needed", *functions.notes,
+        ),
+    )  # fmt: skip
+    return priced(platform, load_prices(functions.channel, platform="aws-microvm"))
 
 
 def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:

@@ -9,6 +9,9 @@ from pathlib import Path
 from ephemeron.events import Traffic
 from ephemeron.training.planner.prices.reading import DEFAULT, must, read
 
+MICROVM = "aws-microvm"
+"""Platform whose functions have prices of their own."""
+MONTH_HOURS = 730.0
 AGED_MONTHS = 18
 """Price lists change about once a year; after this long, half as much again, a plan warns."""
 
@@ -35,6 +38,14 @@ class Prices:
     """GB that are billed at least while such a cache exists."""
     server_hour_usd: float = 0.0
     """Per hour and parameter server."""
+    burst_vcpu_second_usd: float = 0.0
+    """Per second and vCPU beyond what comes with the memory, where that is billed."""
+    suspend_gb_usd: float = 0.0
+    """Per GB of memory that is suspended."""
+    resume_gb_usd: float = 0.0
+    """Per GB of memory that is resumed."""
+    suspended_gb_hour_usd: float = 0.0
+    """Per GB and hour suspended."""
     burst: int = 0
     """Functions that may start at once; beyond it as many more every `burst_s`. 0: no such limit."""
     burst_s: float = 0.0
@@ -52,6 +63,11 @@ class Prices:
     def kept_usd(self, gb: float, seconds: float) -> float:
         """So many GB in the channel for so long; a cache bills `least_gb` at least."""
         return max(gb, self.least_gb) * self.gb_hour_usd * seconds / 3600
+
+    def suspended_usd(self, gb: float, seconds: float, *, resumed: bool) -> float:
+        """So many GB of functions suspended, and kept for so long."""
+        moved = self.suspend_gb_usd + (self.resume_gb_usd if resumed else 0.0)
+        return gb * (moved + self.suspended_gb_hour_usd * seconds / 3600)
 
     def functions_usd(self, gb_seconds: float, invocations: int) -> float:
         """FasDL, equation 3-23, plus the price of each invocation."""
@@ -105,18 +121,23 @@ class Beyond:
     """Out of the cloud, beyond what is free."""
 
 
-def load_prices(service: str, file: str | Path | None = None) -> Prices:
-    """Prices with a channel of the given service (`objects`, `cache`, `server`, `memory`).
+def load_prices(service: str, file: str | Path | None = None, *, platform: str = "") -> Prices:
+    """Prices of a platform's functions with a channel of the given service (`objects`, `cache`, `server`, `memory`).
+
+    Args:
+        service: of the channel.
+        file: price file; None: the built-in one.
+        platform: `aws-microvm`, whose functions have prices of their own; others have those of `[functions]`.
 
     Raises:
         JobError: the file is absent, lacks a value, or holds one out of bounds; named.
     """
     raw = read(file)
     where = f"price file {file or DEFAULT}"
-    for table in ("functions", *({service} & {"objects", "cache", "server"})):
+    own = ("microvms",) if platform == MICROVM else ("functions",)
+    for table in (*own, *({service} & {"objects", "cache", "server"})):
         must(getattr(raw, table) is not None, f"{where}: the table [{table}] is missing")
     must(bool(raw.name), f"{where}: name is missing")
-    assert raw.functions is not None
     storage: dict[str, float] = {}
     if service == "objects" and raw.objects is not None:
         o = raw.objects
@@ -127,6 +148,15 @@ def load_prices(service: str, file: str | Path | None = None) -> Prices:
                    "gb_hour_usd": raw.cache.gb_hour_usd, "least_gb": raw.cache.least_gb}  # fmt: skip
     elif service == "server" and raw.server is not None:
         storage = {"server_hour_usd": raw.server.hour_usd}
+    if platform == MICROVM:
+        m = raw.microvms
+        assert m is not None
+        return Prices(
+            name=raw.name, as_of=m.as_of, gb_second_usd=m.baseline_gb_second_usd, invocation_usd=0.0, burst=0, burst_s=0.0,
+            burst_vcpu_second_usd=m.burst_vcpu_second_usd, suspend_gb_usd=m.snapshot_write_gb_usd,
+            resume_gb_usd=m.snapshot_read_gb_usd, suspended_gb_hour_usd=m.snapshot_gb_month_usd / MONTH_HOURS, **storage,
+        )  # fmt: skip
+    assert raw.functions is not None
     limits = raw.limits
     return Prices(
         name=raw.name, as_of=raw.as_of, gb_second_usd=raw.functions.gb_second_usd,

@@ -41,6 +41,24 @@ class FunctionPrices(Dated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MicrovmPrices(Dated):
+    """`[microvms]`: functions that are virtual machines of their own, and their snapshots."""
+
+    gb_second_usd: NonNegative
+    vcpu_second_usd: NonNegative
+    gb_per_vcpu: Positive
+    burst_vcpu_second_usd: NonNegative
+    snapshot_write_gb_usd: NonNegative
+    snapshot_read_gb_usd: NonNegative
+    snapshot_gb_month_usd: NonNegative
+
+    @property
+    def baseline_gb_second_usd(self) -> float:
+        """Per GB and second of a baseline, with the CPU that comes with it."""
+        return self.gb_second_usd + self.vcpu_second_usd / self.gb_per_vcpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartLimits(Dated):
     """`[limits]`: functions that may start at once, and seconds until as many more may."""
 
@@ -145,6 +163,7 @@ class PriceFile:
     """ISO date of the prices; text of other forms is kept, and its age warned of."""
     name: str = ""
     functions: FunctionPrices | None = None
+    microvms: MicrovmPrices | None = None
     limits: StartLimits | None = None
     objects: ObjectPrices | None = None
     express: ExpressPrices | None = None
@@ -194,7 +213,7 @@ def _dated(found: PriceFile) -> PriceFile:
         return table if table is None or table.as_of else replace(table, as_of=found.as_of)
 
     return replace(
-        found, functions=dated(found.functions), limits=dated(found.limits), objects=dated(found.objects),
+        found, functions=dated(found.functions), microvms=dated(found.microvms), limits=dated(found.limits), objects=dated(found.objects),
         express=dated(found.express), cache=dated(found.cache), server=dated(found.server), egress=dated(found.egress),
         spot=dated(found.spot), fargate=dated(found.fargate), machine=tuple(filter(None, map(dated, found.machine))),
         gpu=tuple(filter(None, map(dated, found.gpu))),
