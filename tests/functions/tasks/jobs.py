@@ -65,8 +65,8 @@ def kill() -> None:
 
 
 def slow(n: int, seconds: float, runs: str) -> int:
-    """Notes that it ran."""
+    """Notes that it ran, and in which process."""
     with Path(runs).open("a") as file:
-        file.write(f"{n}\n")
+        file.write(f"{n} {os.getpid()}\n")
     time.sleep(seconds)
     return n * n

@@ -14,7 +14,7 @@ VANISHED = "every executor that began this task ended without a word: killed, or
 
 @dataclass(slots=True)
 class BatchState:
-    """A batch, from the view of one owner. Only `absorb` changes it."""
+    """A batch, from the view of one owner."""
 
     batch: str
     tasks: tuple[TaskSpec, ...]
@@ -24,6 +24,8 @@ class BatchState:
     """Failed tries by task."""
     log: list[tuple[TaskResult, ...]] = field(default_factory=list)
     """Parts of the log that were read or written."""
+    settled: set[int] = field(default_factory=set)
+    """Parts whose results are counted at the edges of their tasks."""
 
     @property
     def pending(self) -> tuple[TaskSpec, ...]:

@@ -3,6 +3,7 @@
 Q.work/BATCH                    its tasks, create-only; absent once all have results
 Q.work/BATCH.lATTEMPT           create-only: the lease of this attempt
 Q.work/BATCH.hATTEMPT.NUMBER    sign of life of the lease's owner: the number has grown
+Q.work/BATCH.xATTEMPT           an observer has seen this lease expire: so executors that live for less than `lease_s` may take it
 Q.work/closed                   no task will be published any more
 Q.log/BATCH.NUMBER              create-only: results of some tasks of the batch, none of which is in an earlier number
 Q.edge/EDGE                     its tasks, and how many inputs they wait for
@@ -24,12 +25,12 @@ from dataclasses import dataclass
 class ListedBatch:
     """What a listing tells of a batch."""
 
-    is_there: bool = False
-    """Its tasks are."""
     attempt: int = 0
     """Highest lease; 0: none."""
     beat: int = 0
     """Highest sign of life of that lease."""
+    expired: int = 0
+    """Highest lease that an observer has seen expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class QueueKeys:
     def beat(self, batch: str, attempt: int, number: int) -> str:
         return f"{self.queue}.work/{batch}.h{attempt}.{number}"
 
+    def expired(self, batch: str, attempt: int) -> str:
+        return f"{self.queue}.work/{batch}.x{attempt}"
+
     def log(self, batch: str, number: int) -> str:
         return f"{self.queue}.log/{batch}.{number:06d}"
 
@@ -84,9 +88,10 @@ class QueueKeys:
         return f"{self.queue}.live/{executor}.{number}"
 
     def listed(self, keys: Iterable[str]) -> tuple[dict[str, ListedBatch], bool]:
-        """Batches in a listing of `work`, and whether the queue is closed."""
+        """Batches in a listing of `work` that are not complete, and whether the queue is closed."""
         there: set[str] = set()
         leases: dict[str, tuple[int, int]] = {}
+        expired: dict[str, int] = {}
         closed = False
         for key in keys:
             batch, _, rest = key[len(self.work) :].partition(".")
@@ -94,10 +99,12 @@ class QueueKeys:
                 closed = True
             elif not rest:
                 there.add(batch)
+            elif rest[0] == "x":
+                expired[batch] = max(expired.get(batch, 0), int(rest[1:]))
             else:
                 attempt, _, number = rest[1:].partition(".")
                 leases[batch] = max(leases.get(batch, (0, 0)), (int(attempt), int(number or 0)))
-        batches = {batch: ListedBatch(batch in there, *leases.get(batch, (0, 0))) for batch in there | leases.keys()}
+        batches = {batch: ListedBatch(*leases.get(batch, (0, 0)), expired=expired.get(batch, 0)) for batch in there}
         return batches, closed
 
 

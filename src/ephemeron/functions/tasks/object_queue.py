@@ -6,7 +6,7 @@ one sequence for all, and a task has one result. Nothing is appended before the 
 no gaps even on a store that loses puts.
 
 Leases end by observation: an owner puts a new sign of life every third of `lease_s`, and an observer that sees the same one for `lease_s`
-takes the batch. This needs no clocks that agree; recovery takes one to two times `lease_s`.
+takes the batch, or marks it (`depth`), so that a provisioner can watch for executors that live less long. This needs no clocks that agree; recovery takes one to two times `lease_s`.
 
 Requests of an executor for one batch: a listing (shared by the batches it takes), the lease, the batch, the end of the log; for results
 one put and one read each time; at the end the removal. About eight for a batch of any size: at 100 tasks a batch and S3's prices
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Iterable, Sequence
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
-from ephemeron.errors import JobError, KeyExists
+from ephemeron.errors import CorruptMessage, JobError, KeyExists, SignatureRefused
 from ephemeron.events import Traffic
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState, edge_news
 from ephemeron.functions.tasks.durable_put import create_durable
@@ -37,6 +38,8 @@ from ephemeron.functions.tasks.model import (
 from ephemeron.functions.tasks.object_keys import ListedBatch, QueueKeys, tasks_of
 from ephemeron.functions.tasks.packing import batch_name, pack, pack_edge, unpack, unpack_edge
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Concurrent requests of one operation."""
@@ -128,8 +131,7 @@ class ObjectQueue(TaskQueue):
         return chosen
 
     async def _list_work(self) -> tuple[dict[str, ListedBatch], bool]:
-        batches, closed = self._keys.listed(await self._channel.list(self._keys.work))
-        there = {name: batch for name, batch in batches.items() if batch.is_there}
+        there, closed = self._keys.listed(await self._channel.list(self._keys.work))
         self._observe({f"b/{name}": (batch.attempt, batch.beat) for name, batch in there.items()}, kind="b/")
         self._candidates = [
             (name, batch.attempt) for name, batch in sorted(there.items()) if not self._is_leased(name, batch)
@@ -149,7 +151,9 @@ class ObjectQueue(TaskQueue):
         return asyncio.get_running_loop().time() - self._seen[name][1] < self.lease_s
 
     def _is_leased(self, name: str, batch: ListedBatch) -> bool:
-        return name in self._held or ((batch.attempt > 0 or batch.beat > 0) and self._is_alive(f"b/{name}"))
+        if name in self._held:
+            return True
+        return batch.attempt > batch.expired and self._is_alive(f"b/{name}")
 
     async def _lease(self, batch: str, attempt_before: int) -> TaskLease | None:
         attempt = attempt_before + 1
@@ -157,14 +161,17 @@ class ObjectQueue(TaskQueue):
             await self._channel.put(self._keys.lease(batch, attempt), [self.owner.encode()], create=True)
         except KeyExists:
             return None
-        state = await self._load(batch)
+        try:
+            state = await self._load(batch)
+        except (SignatureRefused, CorruptMessage) as e:  # and nobody else will take it before this lease has expired
+            _log.warning("batch %s is not taken: %s", batch, e)
+            return None
         if state is None or batch in self._held:  # completed since it was listed
             await self._channel.delete([self._keys.lease(batch, attempt)])
             return None
         held = self._held[batch] = _Held(state, attempt)
         async with held.writing:
-            for part in range(len(state.log)):
-                await self._settle(state, part)
+            await self._settle(state)
             if attempt > 2 and state.pending:
                 first = state.pending[0]
                 await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED)])
@@ -250,13 +257,20 @@ class ObjectQueue(TaskQueue):
             there = await create_durable(self._channel, key, mine)
             if there == mine:
                 state.absorb(news)
-                await self._settle(state, number)
+                await self._settle(state)
                 return news
             state.absorb(unpack(TaskResult, there, key=key)[0])
         return []
 
-    async def _settle(self, state: BatchState, part: int) -> None:
-        """Counts the results of a part of the log at the edges of their tasks. Repeating it changes nothing."""
+    async def _settle(self, state: BatchState) -> None:
+        """Counts results at the edges of their tasks, those of other owners, too: they may have died before they did. Repeating it
+        changes nothing."""
+        for part in range(len(state.log)):
+            if part not in state.settled:
+                await self._settle_part(state, part)
+                state.settled.add(part)
+
+    async def _settle_part(self, state: BatchState, part: int) -> None:
         for news in edge_news(state.tasks, state.log[part]):
             total = 0
             if news.lost:
@@ -286,18 +300,22 @@ class ObjectQueue(TaskQueue):
         state = BatchState(batch_name(edge.tasks, edge.order)[0], edge.tasks)
         await self._read_log(state)
         await self._record(state, [TaskResult(id=task.id, status="dead", error=error) for task in state.pending])
-        for part in range(len(state.log)):
-            await self._settle(state, part)
+        await self._settle(state)
 
     async def _let_go(self, held: _Held) -> None:
         """Removes what this owner has put for a lease, and what earlier attempts have left."""
         batch, attempt = held.state.batch, held.attempt
         if self._held.get(batch) is held:
             del self._held[batch]
-        keys = {self._keys.lease(batch, attempt), self._keys.beat(batch, attempt, held.beat)}
+        keys = self._own(held)
         if attempt > 1:
             keys |= await self._leases(batch, through=attempt)
         await self._channel.delete(sorted(keys))
+
+    def _own(self, held: _Held) -> set[str]:
+        batch, attempt = held.state.batch, held.attempt
+        keys = {self._keys.lease(batch, attempt), self._keys.expired(batch, attempt)}
+        return keys | {self._keys.beat(batch, attempt, held.beat)} if held.beat else keys
 
     async def _leases(self, batch: str, *, through: int | None = None) -> set[str]:
         """Keys of leases of a batch, up to an attempt."""
@@ -308,8 +326,9 @@ class ObjectQueue(TaskQueue):
 
     async def _remove(self, held: _Held) -> None:
         """Removes a batch that is complete. Its log stays until `clear`."""
+        await self._settle(held.state)
         batch = held.state.batch
-        keys = {self._keys.lease(batch, held.attempt), self._keys.beat(batch, held.attempt, held.beat)}
+        keys = self._own(held)
         if self._held.get(batch) is not held or held.attempt != 1:
             keys |= await self._leases(batch)
         await self._channel.delete([self._keys.batch(batch)])  # first: a lease that is left behind is harmless
@@ -320,6 +339,7 @@ class ObjectQueue(TaskQueue):
     async def depth(self) -> QueueDepth:
         batches, closed = await self._list_work()
         leased = sum(tasks_of(name) for name, batch in batches.items() if self._is_leased(name, batch))
+        await self._mark_expired(batches)
         numbers: dict[str, object] = {}
         for key in await self._channel.list(self._keys.live):
             executor, _, number = key[len(self._keys.live) :].rpartition(".")
@@ -329,6 +349,15 @@ class ObjectQueue(TaskQueue):
             ready=sum(map(tasks_of, batches)) - leased, leased=leased, closed=closed,
             executors=frozenset(name[2:] for name in numbers if self._is_alive(name)),
         )  # fmt: skip
+
+    async def _mark_expired(self, batches: dict[str, ListedBatch]) -> None:
+        """Tells executors that have not watched for long enough."""
+        seen = [
+            self._keys.expired(name, batch.attempt)
+            for name, batch in batches.items()
+            if batch.attempt > batch.expired and not self._is_leased(name, batch)
+        ]
+        await asyncio.gather(*(self._channel.put(key, [b""]) for key in seen))
 
     async def announce(self, executor: str, *, gone: bool = False) -> None:
         before = self._announced.pop(executor, 0)

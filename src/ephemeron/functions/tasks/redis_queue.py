@@ -8,6 +8,7 @@ written to disk is lost when it restarts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 from ephemeron.communication.channels.cache import CacheChannel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import ChannelUnreachable, JobError
+from ephemeron.errors import ChannelUnreachable, CorruptMessage, JobError, SignatureRefused
 from ephemeron.functions.tasks import redis_scripts as scripts
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState
 from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec, check_name
 from ephemeron.functions.tasks.packing import batch_name, pack, pack_edge, unpack, unpack_edge
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
+
+_log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 10_000
 """Results in one request of a reader."""
@@ -69,8 +72,19 @@ class RedisQueue(TaskQueue):
     async def take(self, n: int) -> list[TaskLease]:
         taken, abandoned = await self._script(scripts.TAKE, n, self._lease_ms, self.owner)
         await self._abandon([name.decode() for name in abandoned])
-        leases = [await self._leased(*row) for row in taken]
-        return [lease for lease in leases if lease.tasks]
+        leases: list[TaskLease] = []
+        for row in taken:
+            try:
+                lease = await self._leased(*row)
+            except (
+                SignatureRefused,
+                CorruptMessage,
+            ) as e:  # and nobody else will take it before this lease has expired
+                _log.warning("batch %s is not taken: %s", row[0].decode(), e)
+                continue
+            if lease.tasks:
+                leases.append(lease)
+        return leases
 
     async def _leased(self, name: bytes, attempt: int, tasks: bytes, flat: list[bytes]) -> TaskLease:
         batch = name.decode()
