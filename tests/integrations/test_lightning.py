@@ -113,6 +113,14 @@ def test_one_function_is_lightnings_trainer_to_the_last_bit(target, home):
         assert found[name] == pytest.approx(metrics[name], abs=1e-6), name
 
 
+def test_local_steps_are_lightnings_steps(home):
+    run = real(job(CLASSIFIER), **settings(1, local_steps=4, exchange="parameters"))
+    plain = real(job(CLASSIFIER), **settings(1))
+    assert 4 * run.ending.final.iterations == plain.ending.final.iterations
+    assert run.sha == plain.sha
+    assert run.ending.final.metrics == plain.ending.final.metrics
+
+
 def test_clipping_and_accumulation_are_lightnings(home):
     made = job(CLASSIFIER, clip_norm=0.1, accumulate=1, precision="bf16-mixed")
     run = real(made, **settings(1))

@@ -17,6 +17,7 @@ from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import Ended, FaultFired, Progress  # noqa: E402
 from ephemeron.training.job import (  # noqa: E402
+    DataSpec,
     SchedulerSpec,
     Target,
     TrainingOptions,
@@ -203,6 +204,19 @@ def test_weights_are_those_of_plain_pytorch(how, outer):
     expected = reference(job, configuration(**how), outer)
     for name, value in expected.items():
         np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", ["with_batch_norm", "mlp"])
+def test_one_function_does_the_same_steps_however_many_are_local(model):
+    """Random numbers, buffers, clipping and schedulers go on from step to step."""
+    job = make_job(
+        model=Target(target=f"tiny:{model}", options={"dropout": 0.3} if model == "mlp" else {}), clip_norm=0.5, epochs=2,
+        data=DataSpec(last_batch="drop"), optimizer=MOMENTUM, scheduler=DECAY,
+    )  # fmt: skip
+    alone = {"workers": 1, "aggregators": 1, "batch_size": 13, "exchange": "parameters"}
+    runs = [real(job, **alone, local_steps=h) for h in (1, 5)]
+    assert [run.ending.final.iterations for run in runs] == [220, 44]
+    assert runs[0].sha == runs[1].sha
 
 
 def test_an_iteration_is_one_exchange_of_as_many_batches():
