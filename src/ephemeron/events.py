@@ -97,6 +97,39 @@ class Started(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continued(Event):
+    """An invocation goes on as a member of another generation of the run."""
+
+    kind: ClassVar[str] = "continued"
+    rank: int
+    attempt: int
+    """From now on; those of a later generation are larger."""
+    before: int
+    """Attempt that it was until now."""
+    invocation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStarted(Event):
+    """The functions of the run have changed: its next generation can begin."""
+
+    kind: ClassVar[str] = "generation_started"
+    generation: int
+    """Number, from 1 on: a run begins with generation 0."""
+    from_iteration: int
+    from_epoch: int
+    workers: int
+    memory_mb: int
+    aggregators: int
+    batch_size: int
+    nonaggregator_batch_size: int
+    iterations: int
+    """Iterations of the whole run, as far as it is known now."""
+    request: str = ""
+    """Name of the request that led to it; empty: the job's schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Event):
     """One rank finished one iteration."""
 
@@ -249,8 +282,8 @@ class RunEnded(Event):
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
-        RunStarted, Invoked, Started, Loaded, Progress, Evaluated, Measured, Checkpointed, FaultFired, Ended,
-        Suspended, Woken, Note, RunEnded,
+        RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
+        FaultFired, Ended, Suspended, Woken, Note, RunEnded,
     )
 }  # fmt: skip
 

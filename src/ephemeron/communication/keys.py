@@ -15,6 +15,11 @@ RUN/kept/ITERATION                         weights of an evaluation that are kep
 RUN/done/RANK  RUN/result                  the end
 RUN/control                                requests of the user during the run
 
+For a run whose functions change (generations; in those after the first, gGROUP and state/RANK end in .GENERATION):
+RUN/generation/GENERATION                  who its members are, and its first iteration
+RUN/begin/GENERATION                       the state in which it begins
+RUN/left/GENERATION/RANK                   a rank needs nothing of that generation any more
+
 For a model that is partitioned into stages:
 RUN/stage/STAGE  RUN/initial/STAGE         its description, and its initial weights
 RUN/x/ITERATION.WHAT.SOURCE.TARGET.REPLICA.MICRO_BATCH   values from stage to stage; see `worker.pipeline.activation_codec`
@@ -43,6 +48,8 @@ class Keys:
     run: str
     group: int = 0
     """Group of the contributions and merged shards."""
+    generation: int = 0
+    """Generation of contributions, merged shards and checkpoints."""
 
     @property
     def spec(self) -> str:
@@ -76,6 +83,12 @@ class Keys:
     def claims(self, rank: int) -> str:
         return f"{self.run}/claim/{rank}/"
 
+    def starts(self, rank: int) -> str:
+        return f"{self.run}/start/{rank}/"
+
+    def hands(self, rank: int) -> str:
+        return f"{self.run}/hand/{rank}/"
+
     @property
     def replacements(self) -> str:
         return f"{self.run}/replaced/"
@@ -84,27 +97,52 @@ class Keys:
         return f"{self.run}/replaced/{number:06d}"
 
     def start(self, rank: int, attempt: int) -> str:
-        return f"{self.run}/start/{rank}/{attempt}"
+        return f"{self.starts(rank)}{attempt}"
 
     def contribution(self, iteration: int, rank: int, shard: int | str) -> str:
-        return f"{self.run}/g{self.group}/{iteration}.c.{rank}.{shard}"
+        return f"{self.exchanged}{iteration}.c.{rank}.{shard}"
 
     @property
     def exchanged(self) -> str:
         """Prefix of all contributions and merged shards of the group."""
-        return f"{self.run}/g{self.group}/"
+        return f"{self.run}/g{self.group}{self._suffix}/"
+
+    @property
+    def _suffix(self) -> str:
+        return f".{self.generation}" if self.generation else ""
 
     def merged(self, iteration: int, shard: int | str) -> str:
-        return f"{self.run}/g{self.group}/{iteration}.m.{shard}"
+        return f"{self.exchanged}{iteration}.m.{shard}"
 
     def state(self, rank: int, iteration: int) -> str:
-        return f"{self.run}/state/{rank}/{iteration:09d}"
+        return f"{self.states(rank)}{iteration:09d}"
 
     def states(self, rank: int) -> str:
-        return f"{self.run}/state/{rank}/"
+        return f"{self.run}/state/{rank}{self._suffix}/"
+
+    @property
+    def generations(self) -> str:
+        return f"{self.run}/generation/"
+
+    def members(self, generation: int) -> str:
+        return f"{self.generations}{generation:06d}"
+
+    @property
+    def begins(self) -> str:
+        return f"{self.run}/begin/"
+
+    def begin(self, generation: int) -> str:
+        return f"{self.begins}{generation}"
+
+    def all_left(self, generation: int) -> str:
+        """Prefix of the marks of all ranks that have left a generation."""
+        return f"{self.run}/left/{generation}/"
+
+    def left(self, generation: int, rank: int) -> str:
+        return f"{self.all_left(generation)}{rank}"
 
     def hand(self, rank: int, attempt: int) -> str:
-        return f"{self.run}/hand/{rank}/{attempt}"
+        return f"{self.hands(rank)}{attempt}"
 
     def evaluation(self, iteration: int, rank: int) -> str:
         return f"{self.run}/evaluation/{iteration}.{rank}"

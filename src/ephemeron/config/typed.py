@@ -240,6 +240,10 @@ def _any_of(options: Sequence[Any], value: Any, where: str) -> Any:
         if not forms and all(dataclasses.is_dataclass(o) for o in options):
             known = " or ".join("{" + ", ".join(_hints(typing.cast("type[Any]", o))) + "}" for o in options)
             raise JobError(f"{where} has {{{', '.join(map(str, value))}}}", remedy=f"give {known}")
+    if isinstance(value, (list, tuple)):  # of which an entry is wrong rather than the whole
+        sequences = [o for o in options if get_origin(o) in (tuple, list)]
+        if len(sequences) == 1:
+            return convert(sequences[0], value, where)
     problems: list[JobError] = []
     for option in options:
         try:

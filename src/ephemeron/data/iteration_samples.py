@@ -16,6 +16,7 @@ import numpy as np
 
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.data.split import SampleSplit
+from ephemeron.data.timeline import Timeline
 
 
 def epoch_order(count: int, *, seed: int, rank: int, epoch: int) -> Indices:
@@ -49,8 +50,10 @@ def global_batch(
 class Sampler:
     """`batch_indices` by global iteration number; remembers the order of the last epoch it was asked for.
 
+    Every rank shuffles a share of its own, so a global batch is made of one part of each share.
+
     Args:
-        split: of the training set among ranks.
+        split: of the training set among ranks; or the timeline of a generation, which begins with an epoch.
         rank: of the samples.
         seed: of the job.
 
@@ -59,20 +62,19 @@ class Sampler:
         ValueError: the training set is empty.
     """
 
-    def __init__(self, split: SampleSplit, rank: int, seed: int) -> None:
-        if split.iterations == 0:
-            raise ValueError("an empty training set has no batches")
-        if not 0 <= rank < len(split.batches):
-            raise IndexError(f"rank {rank} is not in 0 … {len(split.batches) - 1}")
-        self.split = split
+    def __init__(self, split: SampleSplit | Timeline, rank: int, seed: int) -> None:
+        self.timeline = _timeline(split, rank)
+        if self.timeline.rest is not None:
+            raise ValueError("shares of ranks can only change at the end of an epoch")
+        self.split = self.timeline.split
         self.rank = rank
         self.seed = seed
         self._last: tuple[int, Indices] | None = None
 
     def batch(self, iteration: int) -> Indices:
         """Positions within the rank's own share for a global iteration number, counted from 0 over all epochs."""
-        epoch, iteration_in_epoch = divmod(iteration, self.split.iterations)
-        return _slice(self._order(epoch), self.split, self.rank, iteration_in_epoch)
+        place = self.timeline.place(iteration)
+        return _slice(self._order(place.epoch), self.split, self.rank, place.iteration)
 
     def _order(self, epoch: int) -> Indices:
         last = self._last
@@ -80,6 +82,47 @@ class Sampler:
             count = self.split.counts[self.rank]
             last = self._last = (epoch, epoch_order(count, seed=self.seed, rank=self.rank, epoch=epoch))
         return last[1]
+
+
+class GlobalSampler:
+    """Samples of a rank where all ranks go through one order of the whole training set.
+
+    A global batch is the next part of that order, cut among the ranks: which samples it holds does not depend on
+    their number. With one rank it is the order of `Sampler`.
+
+    Args:
+        split: of the training set among ranks, or the timeline of a generation.
+        rank: of the samples.
+        seed: of the job.
+
+    Raises:
+        IndexError: there is no such rank.
+        ValueError: the training set is empty.
+    """
+
+    def __init__(self, split: SampleSplit | Timeline, rank: int, seed: int) -> None:
+        self.timeline = _timeline(split, rank)
+        self.rank, self.seed = rank, seed
+        self._last: tuple[int, Indices] | None = None
+
+    def batch(self, iteration: int) -> Indices:
+        """Positions within the whole training set for a global iteration number, counted from 0 over all epochs."""
+        place, split = self.timeline.place(iteration), self.timeline.split
+        if self._last is None or self._last[0] != place.epoch:
+            order = epoch_order(split.samples, seed=self.seed, rank=0, epoch=place.epoch)
+            self._last = (place.epoch, order)
+        sizes = [place.split.batch_at(rank, place.iteration) for rank in range(self.rank + 1)]
+        begin = self.timeline.used_before(iteration) + sum(sizes[:-1])
+        return self._last[1][begin : begin + sizes[-1]]
+
+
+def _timeline(split: SampleSplit | Timeline, rank: int) -> Timeline:
+    timeline = Timeline(split=split) if isinstance(split, SampleSplit) else split
+    if timeline.split.iterations == 0:
+        raise ValueError("an empty training set has no batches")
+    if not 0 <= rank < len(timeline.split.batches):
+        raise IndexError(f"rank {rank} is not in 0 … {len(timeline.split.batches) - 1}")
+    return timeline
 
 
 def _slice(order: Indices, split: SampleSplit, rank: int, iteration_in_epoch: int) -> Indices:

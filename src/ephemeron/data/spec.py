@@ -25,6 +25,10 @@ class DataSpec(Typed):
     """Share held out for testing where the source brings no test set of its own."""
     last_batch: Literal["keep", "drop", "merge"] = "keep"
     """Treatment of the smaller last batch of an epoch: trained on, dropped, or merged with the one before."""
+    sampling: Literal["auto", "shares", "global"] = "auto"
+    """`shares`: each function shuffles a share of the samples. `global`: all functions go through one order of all samples, so
+    that batches do not depend on their number; each holds all samples, or their numbers of a flow. `auto`: shares for
+    arrays, global for flows."""
     flow: str | None = None
     """`module:function` that returns a Flow, in place of `source`: functions read and map the samples themselves."""
     test_flow: str | None = None

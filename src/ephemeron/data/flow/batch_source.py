@@ -16,6 +16,7 @@ from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.samples import Buffer
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.timeline import Timeline
 from ephemeron.errors import CorruptMessage
 from ephemeron.units import MB
 
@@ -50,7 +51,7 @@ class FlowBatchSource:
         train_indices, test_indices: samples of the datasets that this function uses.
         seed: of the job: with epoch and index it determines the random numbers of steps, in whichever function they run.
         iterations: of the run; none after them is loaded ahead.
-        epoch_length: iterations of an epoch.
+        timeline: epochs and iterations.
         code: folders of the user's code.
         own_process: True if this process may fork and start threads.
 
@@ -59,13 +60,13 @@ class FlowBatchSource:
     """
 
     def __init__(
-        self, spec: FlowSpec, *, train_indices: Indices, test_indices: Indices, seed: int, iterations: int, epoch_length: int,
+        self, spec: FlowSpec, *, train_indices: Indices, test_indices: Indices, seed: int, iterations: int, timeline: Timeline,
         code: Sequence[Path], own_process: bool,
     ) -> None:  # fmt: skip
         train = open_part(spec.train, spec, code)
         collate = collate_of(spec.collate, code, spec.provider)
         self._train_indices, self._test_indices = train_indices, test_indices
-        self._seed, self._iterations, self._epoch_length = seed, iterations, epoch_length
+        self._seed, self._iterations, self._timeline = seed, iterations, timeline
         self._prefetcher = Prefetcher(
             loading=train, strategy=load_strategy(train, loaders=spec.loaders, own_process=own_process, collate=collate),
             collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB, pairs=spec.pairs,
@@ -89,7 +90,7 @@ class FlowBatchSource:
         if iteration != asked and iteration >= self._iterations:
             return None
         if iteration not in self._known:
-            epoch = iteration // self._epoch_length
+            epoch = self._timeline.epoch_of(iteration)
             chosen = self._train_indices[positions.batch(iteration)]
             self._known[iteration] = [SampleRequest(index=int(i), epoch=epoch, seed=self._seed) for i in chosen]
         return self._known[iteration]

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from ephemeron.events import (
     PHASES,
     Checkpointed,
+    Continued,
     Ended,
     Evaluated,
     Event,
+    GenerationStarted,
     Invoked,
     Loaded,
     Measured,
@@ -21,7 +23,7 @@ from ephemeron.events import (
     Traffic,
     Woken,
 )
-from ephemeron.training.driver.records import Bill, ResultSummary
+from ephemeron.training.driver.records import Bill, GenerationSummary, ResultSummary
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.final import FinalState
@@ -55,6 +57,8 @@ class CostMeter:
     """By iteration, metrics that functions have merged."""
     checkpoints: dict[int, list[int]] = field(default_factory=dict)
     """Per rank, bytes of its checkpoints."""
+    generations: dict[int, GenerationStarted] = field(default_factory=dict)
+    """By number, from 1 on."""
     _own: Traffic = field(default_factory=Traffic)
     _traffic: dict[str, Traffic] = field(default_factory=dict)
     _invoked: dict[str, Invoked] = field(default_factory=dict)
@@ -72,6 +76,11 @@ class CostMeter:
                 self._invoked[event.invocation] = event
             case Started():  # of two deliveries of a call, only the one that is not fenced off says so
                 self._of[event.rank, event.attempt] = event.invocation
+            case Continued():
+                self._of[event.rank, event.attempt] = event.invocation
+            case GenerationStarted():
+                self.memory_mb = event.memory_mb
+                self.generations[event.generation] = event
             case Progress():
                 self._saw(self._of.get((event.rank, event.attempt), ""), event.traffic)
                 self.done[event.rank] = max(self.done.get(event.rank, 0), event.iteration + 1)
@@ -161,13 +170,14 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
     """
     c, t = spec.configuration, meter.ended_at
     servers = servers_of(spec)
-    done = min((meter.done.get(r, 0) for r in range(c.workers)), default=0)
+    latest = meter.generations.get(max(meter.generations, default=0))
+    done = min((meter.done.get(r, 0) for r in range(latest.workers if latest else c.workers)), default=0)
     metrics = latest_metrics(meter)
     return ResultSummary(
         run_id=spec.run_id, status=status, seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),
         workers=c.workers, aggregators=c.aggregators, memory_mb=c.memory_mb, batch_size_aggregator=c.batch_size,
         batch_size_nonaggregator=c.nonaggregator_batch_size, stages=c.stages, replicas=c.group,
-        micro_batches=c.micro_batches, schedule=c.schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
+        micro_batches=c.micro_batches, schedule=c.micro_batch_schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
         exchange=c.exchanged, compression=c.compression, iterations=done if final is None else final.iterations,
         invocations=meter.invocations,
         metrics=metrics if final is None else final.metrics,
@@ -178,8 +188,19 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         ),
         weights_sha256=None if final is None else final.weights_sha256,
         phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()}, platform=c.platform,
+        generations=_generations(meter, spec),
         best_iteration=None if final is None else final.best, budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
     )  # fmt: skip
+
+
+def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ...]:
+    """All generations, the first one included."""
+    c, later = spec.configuration, [event for _, event in sorted(meter.generations.items())]
+    first = GenerationSummary(from_iteration=0, workers=c.workers, memory_mb=c.memory_mb)
+    return (
+        first,
+        *(GenerationSummary(from_iteration=e.from_iteration, workers=e.workers, memory_mb=e.memory_mb) for e in later),
+    )
 
 
 def latest_metrics(ledger: CostMeter) -> Metrics:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ephemeron.config.user_code import where_raised
-from ephemeron.data import decode
+from ephemeron.data import decode, plan_split
 from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
+from ephemeron.data.timeline import Timeline
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.driver.trained import put_weights
 from ephemeron.training.driver.training_data import TrainingData, training_data
@@ -75,5 +76,5 @@ def _all_of(job: Job, data: TrainingData) -> BatchSource:
 
     return FlowBatchSource(
         data.flow, train_indices=decode_indices(train), test_indices=decode_indices(test), seed=job.seed, iterations=0,
-        epoch_length=1, code=job.code, own_process=False,
+        timeline=Timeline(split=plan_split(1, [1])), code=job.code, own_process=False,
     )  # fmt: skip

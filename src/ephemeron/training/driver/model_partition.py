@@ -149,7 +149,7 @@ def divide(
                 "use more --stages, more --micro-batches or a larger --memory-mb",
                 binding="memory",
             )
-    schedule = Schedule(kind=c.schedule or "plain", micro_batches=c.micro_batches, recompute=c.recompute)
+    schedule = Schedule(kind=c.micro_batch_schedule or "plain", micro_batches=c.micro_batches, recompute=c.recompute)
     check_stages(parts, schedule=schedule, original=model)
     stages = Stages(
         replicas=replicas, micro_batches=c.micro_batches, schedule=schedule.kind, recompute=c.recompute, fed=_fed(parts, traced),
@@ -214,7 +214,7 @@ class _Costs:
         """Least memory, MB: runtime, states, gradients, one merged vector, samples, and activations of micro-batches in flight."""
         from ephemeron.partition.runtime.dispatcher import in_flight
 
-        schedule = Schedule(kind=self.c.schedule or "plain", micro_batches=self.c.micro_batches)
+        schedule = Schedule(kind=self.c.micro_batch_schedule or "plain", micro_batches=self.c.micro_batches)
         names = [str(s) for s in range(self.c.stages)]
         kept = list(in_flight(schedule, names).values())[min(stage, self.c.stages - 1)]
         states = p.parameter_bytes * (3 + self.copies)

@@ -23,6 +23,7 @@ from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.memory import estimate, quota_for
 from ephemeron.training.driver.records import CodeSource
 from ephemeron.training.driver.renewal import source_of
+from ephemeron.training.driver.resizing import check_resizes
 from ephemeron.training.driver.script_trial import refuse_with_script, script_trial
 from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
@@ -202,14 +203,12 @@ def prepare(
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
         flow=data.flow, last_batch=job.data.last_batch, script=loop, trainer="torch" if loop is None else "script",
+        test_samples=data.test_samples, samples_globally=_samples_globally(job, configuration, data.flow is not None),
     )  # fmt: skip
-    idle = [r for r, n in enumerate(spec.split.counts) if n == 0]
-    if idle:
-        raise JobError(
-            f"{data.samples} training samples are fewer than {configuration.group} functions to share them: rank {idle[0]} "
-            "would have none",
-            remedy=f"use at most {min(data.samples, configuration.group - 1)} workers",
-        )
+    if spec.samples_globally:
+        spec = dataclasses.replace(spec, parts=(spec.samples,))
+    check_resizes(spec, limits)
+    spec.check_shares()
     call = Call(
         run=run_id,
         rank=0,
@@ -256,7 +255,7 @@ def prepare(
             spec.configuration.memory_mb,
             model_bytes=model_bytes,
             optimizer_copies=copies,
-            data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size * configuration.local_steps),
+            data_bytes=data.held_bytes(_most_samples(spec), configuration.batch_size * configuration.local_steps),
             most_mb=limits.memory_max_mb,
         )
     check_time(
@@ -293,6 +292,19 @@ def _check_outer_optimizer(c: Configuration) -> None:
         OuterOptimizer(c.outer_optimizer, [torch.nn.Parameter(torch.zeros(1))])
 
 
+def _samples_globally(job: Job, c: Configuration, flow: bool) -> bool:
+    """Whether all functions go through one order of all samples.
+
+    Raises:
+        JobError: they are to, and cannot.
+    """
+    divided = c.stages > 1 or job.script is not None
+    if divided and job.data.sampling == "global":
+        what = "a script" if job.script is not None else "a model on several functions"
+        raise JobError(f"data.sampling = 'global' is not for {what}", remedy="leave it out")
+    return not divided and (job.data.sampling == "global" or (job.data.sampling == "auto" and flow))
+
+
 def _outside(job: Job, c: Configuration, tried: Trial) -> str:
     """Warning where the convergence of the protocol was not tested."""
     found = (
@@ -304,6 +316,11 @@ def _outside(job: Job, c: Configuration, tried: Trial) -> str:
     return next(filter(None, found), "")
 
 
+def _most_samples(spec: RunSpec) -> int:
+    """Largest number of training samples that a function holds."""
+    return spec.samples if spec.samples_globally else max(spec.split.counts)
+
+
 def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: int) -> tuple[RunSpec, str]:
     """The specification with a quota that the model fits into, and a remark on it, which may be empty."""
     c = spec.configuration
@@ -312,7 +329,7 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
     tested = -(-data.test_samples // c.workers)
     found = estimate(
         c, activations=tried.activations, state_bytes=tried.state_bytes, vector_bytes=tried.model_bytes,
-        optimizer_copies=tried.optimizer_copies, stale=spec.options.staleness == "auto", data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size * c.local_steps),
+        optimizer_copies=tried.optimizer_copies, stale=spec.options.staleness == "auto", data_bytes=data.held_bytes(_most_samples(spec) + tested, c.batch_size * c.local_steps),
         test_samples=tested,
     )  # fmt: skip
     quota_mb, note = quota_for(found, c, most_mb=most_mb)
@@ -343,8 +360,9 @@ def _objects(job: Job, spec: RunSpec, data: TrainingData, initial: bytes) -> dic
     objects: dict[str, list[Buffer]] = {keys.init: [initial]}
     if spec.script is not None:  # it loads its samples itself
         return objects
-    for rank, indices in enumerate(assign(data.samples, spec.split, job.seed)):
-        objects[keys.data(rank)] = data.share(indices)
+    shares = assign(data.samples, spec.split, job.seed)
+    for part, indices in enumerate([np.concatenate(shares)] if spec.samples_globally else shares):
+        objects[keys.data(part)] = data.share(indices)
     for rank, indices in enumerate(np.array_split(np.arange(data.test_samples), world)):
         objects[keys.test(rank)] = data.test_share(indices)
     return objects

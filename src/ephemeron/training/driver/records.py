@@ -90,6 +90,15 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSummary:
+    """Functions of a run from an iteration on."""
+
+    from_iteration: int
+    workers: int
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSummary:
     """`result.json`, which `--json` prints: how a run ended, what it did and what that costs."""
 
@@ -127,6 +136,8 @@ class ResultSummary:
     """Name and date of the price list."""
     best_iteration: int | None = None
     """Iterations before the best evaluation, where its weights are kept."""
+    generations: tuple[GenerationSummary, ...] = ()
+    """Functions of the run from the first iteration on, and after each change."""
 
 
 def new_record(

@@ -24,7 +24,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, PlatformError
-from ephemeron.events import Event, Note, RunEnded, RunStarted
+from ephemeron.events import Event, GenerationStarted, Note, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Platform, Reason
 from ephemeron.training.collectives.chunking import best_chunk_bytes, measure_requests
 from ephemeron.training.driver.cost import CostMeter
@@ -37,6 +37,7 @@ from ephemeron.training.worker import fencing
 from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.finalize import clear, parts_of
+from ephemeron.training.worker.generations import current_generation, members_of
 from ephemeron.training.worker.request import RECOVER, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import WeightNotes
@@ -102,6 +103,8 @@ class RunDriver:
         self.keys = Keys(spec.run_id)
         self.supervisor = RunSupervisor(spec.configuration.workers)
         self.ledger = CostMeter(spec.prices)
+        self._quotas_mb = {0: spec.configuration.memory_mb}
+        """By generation, memory of its functions."""
         self._clock = clock
         self.origin = clock() if origin is None else origin
         self.session = session
@@ -149,17 +152,34 @@ class RunDriver:
         if renewal is not None:
             await self.channel.put(self.keys.code, [renewal.bundle])
         await fencing.restore(self.channel, self.keys)
-        await self._announce()
+        now = await current_generation(self.channel, self.keys, self.spec)
+        await self._announce(now)
+        self.supervisor.world, self.supervisor.generation = now.configuration.workers, now.current_generation.number
         if renewal is not None:
             await self.platform.emit(self.spec.run_id, Note(t=self.now(), text=str(renewal)))
-        for rank in range(self.spec.configuration.workers):
-            attempt = await fencing.latest_attempt(self.channel, self.keys, rank) + 1
-            if await fencing.claim(self.channel, self.keys, rank, attempt, Claim(at_s=self.now())):
+        keys = dataclasses.replace(self.keys, generation=self.supervisor.generation)
+        following = fencing.first_attempt(self.supervisor.generation + 1)
+        for rank in await self._ranks():  # functions that waited for the next generation are started anew
+            await self.channel.delete([keys.claim(rank, following), keys.start(rank, following)])
+        for rank in range(self.supervisor.world):
+            attempt = await fencing.latest_attempt(self.channel, keys, rank) + 1
+            if await fencing.claim(self.channel, keys, rank, attempt, Claim(at_s=self.now())):
                 await self._invoke(rank, attempt, "resume")
 
-    async def _announce(self) -> None:
+    async def _ranks(self) -> list[int]:
+        """Ranks of the current generation and, if it is agreed on, of the next one."""
+        following = await members_of(self.channel, self.keys, self.supervisor.generation + 1)
+        return list(range(max(self.supervisor.world, 0 if following is None else following.workers)))
+
+    async def _announce(self, spec: RunSpec | None = None) -> None:
+        """Emits that the run starts, or goes on.
+
+        Args:
+            spec: in its current generation; None: in the first one.
+        """
         self.session = time.time()
-        spec, c = self.spec, self.spec.configuration
+        spec = spec or self.spec
+        c = spec.configuration
         await self.platform.emit(
             spec.run_id,
             RunStarted(
@@ -169,7 +189,7 @@ class RunDriver:
                 workers=c.workers,
                 aggregators=c.aggregators,
                 memory_mb=c.memory_mb,
-                iterations=spec.iterations,
+                iterations=spec.planned_iterations,
                 merges_evaluations=spec.shares_evaluations,
                 epochs=spec.epochs,
                 samples=spec.samples,
@@ -182,6 +202,11 @@ class RunDriver:
         )
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason, *, not_after: int | None = None) -> None:
+        generation = fencing.generation_of(attempt)
+        if generation not in self._quotas_mb:  # it has not begun
+            members = await members_of(self.channel, self.keys, generation)
+            if members is not None:
+                self._quotas_mb[generation] = members.memory_mb
         await self.platform.invoke(self.call(rank, attempt, reason, not_after=not_after))
 
     def call(self, rank: int, attempt: int, reason: Reason, *, not_after: int | None = None) -> Call:
@@ -192,7 +217,7 @@ class RunDriver:
             run=self.spec.run_id,
             rank=rank,
             attempt=attempt,
-            memory_mb=c.memory_mb,
+            memory_mb=self._quotas_mb.get(fencing.generation_of(attempt), c.memory_mb),
             lifetime_s=c.function_timeout_s,
             channel=self.address,
             entry="worker" if self.spec.stages is None else "stage",
@@ -281,7 +306,8 @@ class RunDriver:
         lost = [rank for rank in range(self.supervisor.world) if rank not in over]
         text = f"no function runs, and nothing has happened for {QUIET_S:.0f} s: ranks {lost} are replaced"
         await self.platform.emit(self.spec.run_id, Note(t=self.now(), level="warning", text=text))
-        latest = [await fencing.latest_attempt(self.channel, self.keys, rank) for rank in lost]
+        keys = dataclasses.replace(self.keys, generation=self.supervisor.generation)
+        latest = [await fencing.latest_attempt(self.channel, keys, rank) for rank in lost]
         return await self._act([Replace(rank, attempt + 1) for rank, attempt in zip(lost, latest, strict=True)])
 
     def _given_up(self, e: Exception) -> RunOutcome:
@@ -299,7 +325,10 @@ class RunDriver:
         self.on_event(event)
         if isinstance(event, RunStarted):
             self._current = event.wall_time == self.session
-            self.supervisor = RunSupervisor(self.supervisor.world, latest=self.supervisor.latest)
+            s = self.supervisor
+            self.supervisor = RunSupervisor(s.world, generation=s.generation, latest=s.latest)
+        if isinstance(event, GenerationStarted):
+            self._quotas_mb[event.generation] = event.memory_mb
         actions = self.supervisor.feed(event)
         return actions if self._current else []
 
@@ -432,7 +461,7 @@ def describe(spec: RunSpec) -> dict[str, object]:
         "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,
         "function_timeout_s": c.function_timeout_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
         **({} if spec.stages is None else {
-            "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.schedule,
+            "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.micro_batch_schedule,
         }),
         **_program(spec),
         "seed": spec.seed, "dtype": spec.dtype,

@@ -6,11 +6,13 @@ can declare a run failed, because only the platform knows how a function ended.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ephemeron.events import Ended, Event, Invoked, Loaded, Progress
+from ephemeron.events import Continued, Ended, Event, GenerationStarted, Invoked, Loaded, Progress
 from ephemeron.training.driver.failures import in_short
+from ephemeron.training.worker.fencing import attempt_text, generation_of
 
 MOST_LOSSES = 5
 """Times in a row that a rank may be lost without finishing an iteration."""
@@ -49,6 +51,9 @@ class RunSupervisor:
     """State of one run, derived from its events."""
 
     world: int
+    """Functions of the current generation."""
+    generation: int = 0
+    """The current generation. Functions of the next one may be running already, and wait for its beginning."""
     latest: dict[int, int] = field(default_factory=dict)
     """By rank: the newest attempt invoked."""
     running: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -67,6 +72,12 @@ class RunSupervisor:
     def feed(self, event: Event) -> list[Action]:
         """Processes one event; returns the actions that it requires."""
         match event:
+            case GenerationStarted() if event.generation > self.generation:
+                self.generation, self.world = event.generation, event.workers
+                self.stopped = {rank for rank in self.stopped if rank < self.world}
+            case Continued():
+                self.running[event.invocation] = (event.rank, event.attempt)
+                self.latest[event.rank] = max(event.attempt, self.latest.get(event.rank, 0))
             case Invoked():
                 self.running[event.invocation] = (event.rank, event.attempt)
                 if event.attempt > self.latest.get(event.rank, -1):
@@ -87,8 +98,8 @@ class RunSupervisor:
                     self._at[event.rank] = event.iteration
                     self._fruitless.pop(event.rank, None)
             case Ended():
-                self.running.pop(event.invocation, None)
-                return self._ended(event)
+                rank, attempt = self.running.pop(event.invocation, (event.rank, event.attempt))
+                return self._ended(dataclasses.replace(event, rank=rank, attempt=attempt))
         return []
 
     def _ended(self, event: Ended) -> list[Action]:
@@ -99,18 +110,23 @@ class RunSupervisor:
                 return [Finish()] if rank == 0 else []
             if event.outcome == "stopped":
                 self.stopped.add(rank)
-                return [Stopped()] if len(self.stopped | self.finished) == self.world else []
-            return []  # relayed, duplicate or fenced: another invocation carries on
+                over = {r for r in self.stopped | self.finished if r < self.world}
+                return [Stopped()] if len(over) == self.world else []
+            return []  # relayed, duplicate, fenced or left: other invocations carry on
         if event.status == "cancelled":  # this client, another one, or the platform has ended the run
             return [] if self.running else [Stopped()]
-        succeeded = event.attempt < self.latest.get(rank, 0)
+        generation = generation_of(event.attempt)
+        if generation < self.generation or (generation == self.generation and rank >= self.world):
+            return []  # the run needs it no more
+        newest = self.latest.get(rank, 0)
+        succeeded = event.attempt < newest and generation_of(newest) == generation
         if rank in self.finished or (succeeded and self._waiting.get(rank) != event.attempt + 1):
             return []
         if event.status == "error":
             return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
         if event.status == "out_of_memory":
             more = -(-event.memory_mb * 3 // 2 // 64) * 64
-            return [Fail(f"rank {rank}, attempt {event.attempt}: out of memory: {event.error or 'the quota was exceeded'}; "
+            return [Fail(f"rank {rank}, attempt {attempt_text(event.attempt)}: out of memory: {event.error or 'the quota was exceeded'}; "
                          f"it had allocated {event.peak_memory_mb:.0f} MB and needed more, its quota is {event.memory_mb} MB: use a larger "
                          f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
         actions = self._lost(event)
@@ -119,7 +135,11 @@ class RunSupervisor:
 
     def _place(self, event: Ended) -> str:
         """The iteration that a rank had begun; its attempt if none is known."""
-        return f"iteration {self._next[event.rank]}" if event.rank in self._next else f"attempt {event.attempt}"
+        return (
+            f"iteration {self._next[event.rank]}"
+            if event.rank in self._next
+            else f"attempt {attempt_text(event.attempt)}"
+        )
 
     def _lost(self, event: Ended) -> list[Action]:
         rank = event.rank

@@ -16,6 +16,7 @@ from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Partial, P
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.world import Simulation
+from ephemeron.training.job.generation import ScheduledResize
 from ephemeron.training.job.logger_spec import LoggerSpec
 
 PlatformName = Literal["local", "simulated", "aws", "aws-microvm", "openfaas", "ray", "lithops"]
@@ -147,12 +148,23 @@ class Configuration(Typed):
     """R: copies of the model, each with its share of the batch; 0: `workers` / `stages`."""
     micro_batches: Count = 1
     """Parts into which a replica's batch is divided, to be processed by several stages at once."""
-    schedule: ScheduleName | None = None
-    """Order of micro-batches on a stage; None: 1f1b if there are several micro-batches, else plain."""
+    schedule: ScheduleName | tuple[ScheduledResize, ...] | None = None
+    """With stages: order of micro-batches on a stage; None: 1f1b if there are several micro-batches, else plain. Without: changes
+    of the functions during the run, as a list of tables `[[run.schedule]]`."""
     recompute: bool = False
     """Stages keep the inputs of micro-batches instead of all activations, and repeat their forward passes."""
     placement: str = ""
     """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
+
+    @property
+    def resizes(self) -> tuple[ScheduledResize, ...]:
+        """Changes of the functions during the run."""
+        return self.schedule if isinstance(self.schedule, tuple) else ()
+
+    @property
+    def micro_batch_schedule(self) -> ScheduleName | None:
+        """Order of micro-batches on a stage."""
+        return None if isinstance(self.schedule, tuple) else self.schedule
 
     @property
     def group(self) -> int:
@@ -187,11 +199,16 @@ class Configuration(Typed):
         return dataclasses.replace(
             self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
             exchange=self.exchanged,
-            schedule=schedule if self.stages > 1 else None, replicas=members if self.stages > 1 else 0,
+            schedule=schedule if self.stages > 1 else self.resizes or None, replicas=members if self.stages > 1 else 0,
         )  # fmt: skip
 
     def _scheduled(self) -> ScheduleName:
-        schedule = self.schedule or ("1f1b" if self.micro_batches > 1 else "plain")
+        if self.resizes and self.stages > 1:
+            raise JobError(
+                "the functions of a model on several functions cannot change during a run",
+                remedy="leave [[run.schedule]] out, or use stages = 1",
+            )
+        schedule = self.micro_batch_schedule or ("1f1b" if self.micro_batches > 1 else "plain")
         if schedule == "plain" and self.micro_batches > 1:
             raise JobError(
                 f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}",

@@ -57,6 +57,16 @@ class Program:
     options: TrainingOptions = field(default_factory=TrainingOptions)
     epoch_length: int = 0
     """Optimiser steps of an epoch; 0: epochs do not matter."""
+    epoch_start: tuple[int, int] = (0, 0)
+    """An epoch from which on epochs have this length, and the optimiser steps before it."""
+
+    def ends_epoch(self, steps: int, every: int) -> bool:
+        """Whether an epoch ends after so many optimiser steps, and the number of epochs is divisible by `every`."""
+        if self.epoch_length == 0:
+            return False
+        epoch, before = self.epoch_start
+        number, rest = divmod(steps - before, self.epoch_length)
+        return rest == 0 and (epoch + number) % every == 0
 
     @property
     def takes_turns(self) -> bool:

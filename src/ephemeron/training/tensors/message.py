@@ -27,6 +27,8 @@ STOP = 1
 """Flag: the sender wants the run to stop at the next consistent iteration."""
 HAND_OFF = 2
 """Flag: the sender will hand off to a successor soon; every rank past the middle of its time limit does so as well."""
+RESIZE = 4
+"""Flag: the next generation of the run is agreed on, and stored."""
 
 _DTYPES: dict[int, np.dtype[np.generic]] = {
     1: np.dtype("float32"),

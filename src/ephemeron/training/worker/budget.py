@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ephemeron.events import Traffic
 from ephemeron.training.planner.prices import Prices
@@ -25,7 +25,9 @@ class Budget:
     limit_usd: float | None
     """Budget of the whole run; None: unlimited."""
     spent_before_usd: float = 0.0
-    """Cost of the rank's earlier invocations, as its checkpoint says."""
+    """Cost of the rank's earlier invocations, as its checkpoint says; or its share of earlier generations' cost."""
+    traffic_before: Traffic = field(default_factory=Traffic)
+    """Channel operations of this invocation that are in it."""
 
     def time_left_s(self, now_s: float) -> float:
         """Seconds until the platform ends this invocation."""
@@ -39,7 +41,10 @@ class Budget:
             traffic: channel operations of this invocation.
         """
         gb_seconds = self.memory_mb / 1024 * (now_s - self.began_s)
-        return self.spent_before_usd + self.prices.functions_usd(gb_seconds, 1) + self.prices.storage_usd(traffic)
+        return self.spent_before_usd + self.prices.functions_usd(gb_seconds, 1) + self._storage_usd(traffic)
+
+    def _storage_usd(self, traffic: Traffic) -> float:
+        return float(self.prices.storage_usd(traffic) - self.prices.storage_usd(self.traffic_before))
 
     def is_exceeded(self, now_s: float, traffic: Traffic) -> bool:
         """Whether this rank has used up its share of the run's budget."""

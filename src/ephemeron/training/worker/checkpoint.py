@@ -81,17 +81,23 @@ class Checkpoints:
     channel: Channel
     keys: Keys
     rank: int
-    saved: list[Saved] = field(default_factory=lambda: [BEGINNING])
-    """Kept ones, ascending; the beginning of the run is one of them until two later ones suffice."""
+    beginning: Saved = BEGINNING
+    """Where the generation begins."""
+    saved: list[Saved] = field(default_factory=list)
+    """Kept ones, ascending; the beginning is one of them until two later ones suffice."""
     intact: int = 0
     """No version from this one on can have been deleted before the state was read."""
     last_write_s: float = 0.0
     superseded: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.saved = [self.beginning]
+        self.intact = self.beginning.applied
+
     @property
     def durable(self) -> int:
         """Number of versions that no replacement would need again."""
-        return self.saved[0].applied if len(self.saved) > 1 else 0
+        return self.saved[0].applied if len(self.saved) > 1 else self.beginning.applied
 
     async def write(self, state: Checkpoint, *, acknowledged: int) -> int:
         """Stores a checkpoint and returns its bytes. `delete_superseded` deletes those that it replaces.
@@ -106,7 +112,7 @@ class Checkpoints:
         before = [s for s in self.saved if s.iteration < iteration]
         first = max(0, min(len(before) - 1, sum(s.iteration <= acknowledged for s in before) - 1))
         kept = [*before[first:], Saved(iteration=iteration, applied=state.meta.applied)]
-        self.superseded += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != BEGINNING]
+        self.superseded += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != self.beginning]
         meta = dataclasses.asdict(dataclasses.replace(state.meta, saved=tuple(kept)))
         arrays = state.trainer | {_OF_COLLECTIVE + name: array for name, array in state.collective.items()}
         data = encode_state(arrays, meta)
@@ -147,7 +153,7 @@ class Checkpoints:
                 if not_after is None or found.meta.iteration <= not_after:
                     self.intact = self.saved[-1].applied if later else self.durable
                     return found
-        self.saved = [BEGINNING]
+        self.saved = [self.beginning]
         return None
 
     def _decode(self, data: memoryview, key: str) -> Checkpoint:

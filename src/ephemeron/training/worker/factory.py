@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
 import xxhash
 
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.data import Sampler, decode
-from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
+from ephemeron.data import Samples, decode
+from ephemeron.data.batch_source import ArrayBatchSource, BatchSource, Positions
+from ephemeron.data.iteration_samples import GlobalSampler, Sampler
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
@@ -33,13 +35,42 @@ def steps_provisionally(spec: RunSpec, rank: int) -> bool:
     return staleness > 0 and exchanged(spec) in ("gradients", "deltas") and spec.options.staleness == "auto"
 
 
-def rank_seed(seed: int, rank: int) -> int:
+class Piece(NamedTuple):
+    """Part of an object with samples or, with a flow, with their numbers."""
+
+    data: Buffer
+    start: int
+    stop: int
+
+
+Stored: TypeAlias = Buffer | Sequence[Piece]
+"""A function's samples in the channel: a whole object, or pieces of several."""
+
+
+def rank_seed(seed: int, rank: int, generation: int = 0) -> int:
     """Seed of a rank's own random numbers (dropout and the like); the data order does not depend on it."""
-    return int(xxhash.xxh3_64_intdigest(f"{seed}/{rank}".encode())) % 2**63
+    told = f"{seed}/{rank}/{generation}" if generation else f"{seed}/{rank}"
+    return int(xxhash.xxh3_64_intdigest(told.encode())) % 2**63
+
+
+def sampler_of(spec: RunSpec, member: int) -> Positions:
+    """Which samples of a rank, or of a replica of stages, belong to an iteration."""
+    return (GlobalSampler if spec.samples_globally else Sampler)(spec.timeline, member, spec.seed)
+
+
+def _samples(stored: Stored) -> Samples:
+    if isinstance(stored, (bytes, bytearray, memoryview)):
+        return decode(bytearray(stored))
+    parts = [(decode(bytearray(piece.data)), piece) for piece in stored]
+    inputs, targets = (
+        np.concatenate([getattr(samples, name)[p.start : p.stop] for samples, p in parts])
+        for name in ("inputs", "targets")
+    )
+    return Samples(inputs, targets)
 
 
 def open_feed(
-    spec: RunSpec, data: Buffer, test: Buffer, *, folders: Sequence[Path], own_process: bool = False
+    spec: RunSpec, data: Stored, test: Stored, *, folders: Sequence[Path], own_process: bool = False
 ) -> BatchSource:
     """A function's samples: stored for it by the driver, or read from a flow.
 
@@ -52,12 +83,17 @@ def open_feed(
         JobError, DatasetError: the flow has changed since the run was started.
     """
     if spec.flow is None:
-        return ArrayBatchSource(decode(bytearray(data)), decode(bytearray(test)))
+        return ArrayBatchSource(_samples(data), _samples(test))
     from ephemeron.data.flow.batch_source import FlowBatchSource, decode_indices
 
+    def indices(stored: Stored) -> np.ndarray:
+        if isinstance(stored, (bytes, bytearray, memoryview)):
+            return decode_indices(bytes(stored))
+        return np.concatenate([decode_indices(bytes(p.data))[p.start : p.stop] for p in stored])
+
     return FlowBatchSource(
-        spec.flow, train_indices=decode_indices(bytes(data)), test_indices=decode_indices(bytes(test)), seed=spec.seed,
-        iterations=spec.iterations, epoch_length=spec.split.iterations, code=folders, own_process=own_process,
+        spec.flow, train_indices=indices(data), test_indices=indices(test), seed=spec.seed,
+        iterations=spec.iterations, timeline=spec.timeline, code=folders, own_process=own_process,
     )  # fmt: skip
 
 
@@ -71,7 +107,9 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Ba
     if spec.trainer == "synthetic":
         from ephemeron.training.worker.synthetic_trainer import SyntheticTrainer
 
-        return SyntheticTrainer(seed=rank_seed(spec.seed, rank), split=spec.split, rank=rank, **spec.trainer_options)
+        number = spec.current_generation.number
+        seed = rank_seed(spec.seed, rank, number)
+        return SyntheticTrainer(seed=seed, split=spec.timeline, rank=rank, **spec.trainer_options)
     if spec.trainer == "counting":
         from ephemeron.training.worker.synthetic_trainer import CountingTrainer
 
@@ -109,12 +147,14 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
     from ephemeron.training.worker.torch_trainer import TorchTrainer
 
     c = spec.configuration
+    timeline = spec.timeline
     program = program_of(
         spec, folders=folders, epoch_length=spec.split.iterations * c.local_steps, epochs=spec.epochs,
         learning_rate_factor=spec.learning_rate_factor,
     )  # fmt: skip
+    program.epoch_start = (timeline.epoch + 1, timeline.start_of(timeline.epoch + 1) * c.local_steps)
     return TorchTrainer(
-        program, feed=feed, sampler=Sampler(spec.split, rank, spec.seed), exchange=exchanged(spec),
-        seed=rank_seed(spec.seed, rank), alone=c.workers == 1, provisional=steps_provisionally(spec, rank), local_steps=c.local_steps,
-        outer=c.outer_optimizer,
+        program, feed=feed, sampler=sampler_of(spec, rank), exchange=exchanged(spec),
+        seed=rank_seed(spec.seed, rank, spec.current_generation.number), alone=c.workers == 1,
+        provisional=steps_provisionally(spec, rank), local_steps=c.local_steps, outer=c.outer_optimizer,
     )  # fmt: skip

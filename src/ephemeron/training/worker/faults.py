@@ -12,7 +12,7 @@ from ephemeron.functions.context import Compute
 from ephemeron.training.job import Fault
 
 T = TypeVar("T")
-_ITERATION = re.compile(r"/(g\d+|x)/\d+\.")
+_ITERATION = re.compile(r"/(g\d+(\.\d+)?|x)/\d+\.")
 """Keys of the objects of an iteration."""
 
 
@@ -31,7 +31,7 @@ class FaultInjector:
         die: Callable[[], NoReturn],
         fired: Callable[[Fault, int], None],
     ) -> None:
-        self._rank, self._attempt = rank, attempt
+        self._rank, self.attempt = rank, attempt
         self._kills: list[Fault] = []
         self._drops: list[Fault] = []
         self.delay = 1.0
@@ -42,7 +42,7 @@ class FaultInjector:
     def arm(self, faults: Iterable[Fault]) -> None:
         """Injects these faults from now on, as far as they concern this attempt."""
         mine = [f for f in faults if f.rank == self._rank]
-        now = [f for f in mine if f.attempt == self._attempt]
+        now = [f for f in mine if f.attempt == self.attempt]
         self._kills = [f for f in now if f.kind == "kill"]
         self._drops = [f for f in now if f.kind == "drop-put"]
         self.delay = max((f.factor for f in mine if f.kind == "delay"), default=1.0)
@@ -50,7 +50,8 @@ class FaultInjector:
     def ended(self, phase: Phase) -> None:
         """Takes in the end of an operation, and kills the function if a fault says so."""
         for fault in self._kills:
-            if fault.phase == phase and (fault.iteration == self.iteration or phase == "load"):
+            first = phase == "load" and self.iteration < 0  # of a later generation, its first iteration is known
+            if fault.phase == phase and (fault.iteration == self.iteration or first):
                 self._kills.remove(fault)
                 self._fired(fault, self.iteration)
                 self._die()

@@ -5,6 +5,9 @@
 - `start/RANK/N` belongs to the invocation that is attempt N. If a platform delivers a call twice, the second invocation ends.
 - `replaced/N` is the N-th replacement of the run, of any rank. There are at most `max_replacements`.
 
+Attempts of a rank are numbered through the run, those of generation G from G million on: the attempts of a later generation are
+the larger ones, and a rank that stays in its invocation has the first number of the new generation.
+
 An attempt is superseded when another process has claimed the next one. Its later messages do no harm: under BSP and HAP they
 are the same bytes, and under other protocols an object that exists already counts.
 """
@@ -16,6 +19,34 @@ from dataclasses import dataclass
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import KeyExists, ReplacementsFailed
+
+_PER_GENERATION = 1_000_000
+
+
+def first_attempt(generation: int) -> int:
+    """Number of a rank's first attempt in a generation."""
+    return generation * _PER_GENERATION
+
+
+def generation_of(attempt: int) -> int:
+    """Generation to which an attempt belongs."""
+    return attempt // _PER_GENERATION
+
+
+def number_of(attempt: int) -> int:
+    """Number of an attempt within its generation, from 0 on."""
+    return attempt % _PER_GENERATION
+
+
+def attempt_in(key: str) -> int:
+    """Attempt that a key of a claim, a start or a hand-off names."""
+    return int(key.rpartition("/")[2])
+
+
+def attempt_text(attempt: int) -> str:
+    """An attempt for people: `2`, or `2 of generation 1`."""
+    generation, number = divmod(attempt, _PER_GENERATION)
+    return f"{number} of generation {generation}" if generation else f"{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +96,10 @@ async def claimed(channel: Channel, keys: Keys, rank: int, attempt: int) -> Clai
 
 
 async def latest_attempt(channel: Channel, keys: Keys, rank: int) -> int:
-    """Highest attempt claimed for a rank. Lists keys: not for every iteration."""
-    claims = await channel.list(keys.claims(rank))
-    return max((int(key.rpartition("/")[2]) for key in claims), default=0)
+    """Highest attempt claimed for a rank in the generation of `keys`. Lists keys: not for every iteration."""
+    attempts = map(attempt_in, await channel.list(keys.claims(rank)))
+    first = first_attempt(keys.generation)
+    return max((a for a in attempts if generation_of(a) == keys.generation), default=first)
 
 
 async def check_left(channel: Channel, keys: Keys, most: int, *, rank: int, iteration: int | None) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 
 from ephemeron.communication.channels.retry import RetryPolicy
@@ -15,12 +16,15 @@ from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import CorruptMessage
-from ephemeron.events import Event, FaultFired, Note
+from ephemeron.events import Continued, Event, FaultFired, Note
+from ephemeron.functions.base import Reason
 from ephemeron.functions.context import Compute, Context
 from ephemeron.training.job import Fault
+from ephemeron.training.worker import fencing
 from ephemeron.training.worker.faults import Delayed, FaultInjector
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.request import WorkerRequest
+from ephemeron.training.worker.timeouts import IterationTimes
 from ephemeron.training.worker.trace import PhaseTrace
 
 _log = logging.getLogger(__name__)
@@ -32,6 +36,14 @@ class InvocationExit(Exception):
     def __init__(self, outcome: Exit) -> None:
         super().__init__(outcome)
         self.outcome = outcome
+
+
+class NextGeneration(InvocationExit):
+    """This rank's part of a generation is over. Control flow, like its base."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("left")
+        self.number = number
 
 
 def first_leaf(group: BaseException) -> BaseException:
@@ -54,12 +66,18 @@ class InvocationContext:
         self.ctx, self.call = ctx, ctx.call
         self.request = request
         self.rank, self.attempt = ctx.call.rank, ctx.call.attempt
-        self.keys = Keys(ctx.call.run)
+        self.keys = Keys(ctx.call.run, generation=fencing.generation_of(self.attempt))
+        self.reason: Reason = ctx.call.reason
+        """Why this attempt was started."""
+        self.stays = False
+        """Whether this invocation has been a member of an earlier generation."""
         self.began = self.now()
         self.started_after_s = self.run_now()
         """Seconds from the launch of the run to the start of this invocation."""
         self._cpu_began = ctx.cpu_time()
-        self.faults = FaultInjector(rank=self.rank, attempt=self.attempt, die=ctx.die, fired=self._fired)
+        self.faults = FaultInjector(
+            rank=self.rank, attempt=fencing.number_of(self.attempt), die=ctx.die, fired=self._fired
+        )
         self.retry = RetryPolicy(total_s=self.request.channel_retry_s)
         self.channel = RunChannel(
             ctx.channel, owner=ctx.invocation, retry=self.retry, told=self._outage, damaged=self._damaged,
@@ -70,6 +88,26 @@ class InvocationContext:
         self.compute: Compute = ctx.compute
         self.at_end = contextlib.ExitStack()
         """Resources of the invocation, closed at its end."""
+
+    def join(self, generation: int, times: IterationTimes) -> None:
+        """Goes on as the first attempt of this rank in another generation.
+
+        Args:
+            generation: its number.
+            times: iteration times that are known so far.
+        """
+        before, self.attempt = self.attempt, fencing.first_attempt(generation)
+        self.keys = dataclasses.replace(self.keys, generation=generation)
+        self.reason, self.stays = "start", True
+        self.request = WorkerRequest(
+            channel_retry_s=self.request.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s
+        )
+        self.faults.attempt = 0
+        self.emit(
+            Continued(
+                t=self.run_now(), rank=self.rank, attempt=self.attempt, before=before, invocation=self.ctx.invocation,
+            )
+        )  # fmt: skip
 
     @staticmethod
     def now() -> float:

@@ -11,9 +11,9 @@ from typing import Literal
 
 from ephemeron.training.worker.fencing import Claim
 
-Exit = Literal["finished", "relayed", "stopped", "duplicate", "fenced"]
+Exit = Literal["finished", "relayed", "stopped", "duplicate", "fenced", "left"]
 """Outcome of an invocation: the run is over; its successor goes on; the run was stopped at a checkpoint; another invocation
-is the same attempt; a newer attempt has been claimed."""
+is the same attempt; a newer attempt has been claimed; the next generation goes on without this invocation."""
 
 
 @dataclass(slots=True, kw_only=True)

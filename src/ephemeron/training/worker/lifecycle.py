@@ -11,16 +11,19 @@ import asyncio
 import dataclasses
 import logging
 
+from ephemeron.events import Traffic
 from ephemeron.functions.base import Reason
 from ephemeron.training.collectives import StalledPeers, all_of
+from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.job import parse_fault
-from ephemeron.training.tensors import HAND_OFF, STOP
+from ephemeron.training.tensors import HAND_OFF, RESIZE, STOP
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.budget import Budget
+from ephemeron.training.worker.control import ResizeRequest, decode_control
 from ephemeron.training.worker.failure_detector import FailureDetector
 from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.handoff import HandOff
-from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
+from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lease import Lease
 from ephemeron.training.worker.replacement import PeerReplacement
 from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest
@@ -46,16 +49,22 @@ class InvocationLifecycle:
     def __init__(self, invocation: InvocationContext, spec: RunSpec) -> None:
         call, request = invocation.call, invocation.request
         self.invocation, self.spec = invocation, spec
-        self.rank, self.attempt, self.keys, self.channel = call.rank, call.attempt, invocation.keys, invocation.channel
+        self.rank, self.attempt, self.keys, self.channel = (
+            call.rank,
+            invocation.attempt,
+            invocation.keys,
+            invocation.channel,
+        )
         invocation.inject([parse_fault(f) for f in spec.faults])
         self.budget = Budget(
-            began_s=invocation.began, deadline_s=invocation.ctx.deadline, memory_mb=call.memory_mb,
+            began_s=invocation.now() if invocation.stays else invocation.began, deadline_s=invocation.ctx.deadline, memory_mb=call.memory_mb,
             workers=spec.configuration.workers, prices=spec.prices, limit_usd=spec.budget_usd,
+            traffic_before=invocation.channel.traffic if invocation.stays else Traffic(),
         )  # fmt: skip
-        self.lease = Lease(rank=call.rank, attempt=call.attempt, tries=request.tries)
+        self.lease = Lease(rank=call.rank, attempt=self.attempt, tries=request.tries)
         self.handoff = HandOff(
             lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s, start_s=invocation.started_after_s,
-            attempt=call.attempt,
+            attempt=fencing.number_of(self.attempt),
         )  # fmt: skip
         self.timeouts = Timeouts(least_s=spec.peer_timeout_s)
         self.timeouts.load(
@@ -69,11 +78,20 @@ class InvocationLifecycle:
             self.channel, self.keys, self.detector, rank=call.rank, most=spec.most_replacements, now=self.now,
             run_now=self.run_now, invoke=self._invoke_replacement, warn=invocation.warn,
         )  # fmt: skip
+        generation = spec.current_generation
+        if generation.number:  # all that came before has been received
+            self.detector.progress_seen = dict.fromkeys(range(generation.workers), generation.from_iteration - 1)
         self.detector.progress_seen.update(request.seen)
         self.not_after = request.not_after
         """Iteration whose objects peers miss until this rank has sent them again; None: there is none."""
         self.stop_requested = False
         """Whether the user has asked to stop the run."""
+        self.resize_request: ResizeRequest | None = None
+        """The latest request of the user to change the functions of the run."""
+        self.resizes = False
+        """Whether the next generation is agreed on, which this rank's contributions say."""
+        self.staleness = policy_for(spec.configuration.sync).other_staleness if spec.configuration.group > 1 else 0
+        """Versions that a rank's parameters may lack."""
         self._leave_lock = asyncio.Lock()
         self._iteration = -1
         self._iteration_began = invocation.began
@@ -117,14 +135,24 @@ class InvocationLifecycle:
     def flags(self) -> int:
         """Flags of this rank's next contribution."""
         flags = STOP if self.stop_requested or self.over_limits() else 0
+        flags |= RESIZE if self.resizes else 0
         return flags | (HAND_OFF if self.will_hand_off() else 0)
 
     async def watch_control(self) -> None:
-        """Polls every two seconds whether the user wants to stop the run. One rank does it for all."""
+        """Polls every two seconds what the user wants. One rank does it for all."""
         while not self.stop_requested:
             await asyncio.sleep(CONTROL_EVERY_S)
-            self.stop_requested = await self.channel.fetch(self.keys.control) is not None
+            self._take_request(await self.channel.fetch(self.keys.control))
         _log.info("the user has asked to stop the run")
+
+    def _take_request(self, data: memoryview | None) -> None:
+        if data is None:
+            return
+        request = decode_control(data, key=self.keys.control)
+        if isinstance(request, ResizeRequest):
+            self.resize_request = request
+        else:
+            self.stop_requested = True
 
     # -- hand-off -----------------------------------------------------------------------------------------
 
@@ -162,7 +190,7 @@ class InvocationLifecycle:
         _log.info("invokes its successor, attempt %d", self.attempt + 1)
         hand_within_s = round(self._left_s(), 3)  # by then this invocation has handed off, or was killed
         request = WorkerRequest(hand_within_s=hand_within_s, reached=self._reached(), not_after=not_after)
-        await self._invoke(self.rank, self.attempt + 1, "relay", request)
+        await self.invoke(self.rank, self.attempt + 1, "relay", request)
 
     def taken_over(self, iteration: int) -> None:
         """This attempt goes on at `iteration`, where its predecessor has handed off."""
@@ -190,7 +218,19 @@ class InvocationLifecycle:
     async def _tell_successor(self, message: bytes) -> None:
         await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [message])
 
-    async def _invoke(self, rank: int, attempt: int, reason: Reason, request: WorkerRequest) -> None:
+    async def invoke(
+        self, rank: int, attempt: int, reason: Reason, request: WorkerRequest, *, memory_mb: int | None = None
+    ) -> None:
+        """Starts an attempt of a rank.
+
+        Args:
+            rank, attempt, reason: of the call.
+            request: arguments; iteration times are filled in.
+            memory_mb: quota; None: that of this generation.
+
+        Raises:
+            InvocationRefused: the platform refuses.
+        """
         own, times = self.invocation.request, self.timeouts.state()
         request = dataclasses.replace(
             request, channel_retry_s=own.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s
@@ -200,13 +240,14 @@ class InvocationLifecycle:
                 request, tries=request.tries or own.tries, reached=max(request.reached, own.reached), seen=self._seen()
             )
         call = dataclasses.replace(
-            self.invocation.call, rank=rank, attempt=attempt, reason=reason, request=request.to_json()
-        )
+            self.invocation.call, rank=rank, attempt=attempt, reason=reason, request=request.to_json(),
+            memory_mb=memory_mb or self.spec.configuration.memory_mb,
+        )  # fmt: skip
         await self.invocation.ctx.invoke(call)
 
     async def _invoke_replacement(self, rank: int, attempt: int, claim: Claim) -> None:
         request = WorkerRequest(not_after=claim.not_after, tries=claim.tries)
-        await self._invoke(rank, attempt, "replacement", request)
+        await self.invoke(rank, attempt, "replacement", request)
 
     async def _claim_next(self, *, not_after: int | None) -> bool:
         claim = self.lease.claim_for_successor(self.run_now(), not_after=not_after)
@@ -263,10 +304,14 @@ class InvocationLifecycle:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
         self.timeouts.mark_disturbed()
-        marks = await all_of(
-            self.channel.fetch(key) for key in (self._fence(), self.keys.result, self.keys.control)
-        )  # fmt: skip
-        fenced, finished, stopped = (mark is not None for mark in marks)
+        following = self.spec.current_generation.number + 1
+        wanted = (self._fence(), self.keys.result, self.keys.control, self.keys.begin(following))
+        fence, result, control, begun = await all_of(self.channel.fetch(key) for key in wanted)
+        self._take_request(control)
+        fenced, finished, stopped = fence is not None, result is not None, self.stop_requested
+        if begun is not None and not fenced and not finished:
+            async with self.replacement.launching:
+                raise NextGeneration(following)
         outcome = self.lease.exit_after_timeout(fenced=fenced, finished=finished, stopped=stopped)
         if outcome is None and not self.handoff.is_closing(self._left_s()):
             return await self.suspect(stalled)
@@ -295,7 +340,7 @@ class InvocationLifecycle:
             return await self._tell_successor(recovery.to_bytes())
         if await self._claim_next(not_after=not_after):
             more = WorkerRequest(reached=self._reached(iteration), not_after=not_after, waited=waited)
-            await self._invoke(self.rank, self.attempt + 1, "replacement", more)
+            await self.invoke(self.rank, self.attempt + 1, "replacement", more)
 
     async def suspect(self, stalled: StalledPeers) -> None:
         """Replaces stalled peers that the failure detector takes for dead.

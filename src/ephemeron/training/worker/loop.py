@@ -15,26 +15,32 @@ import logging
 from collections.abc import Callable
 
 from ephemeron import logs
-from ephemeron.events import Checkpointed, Evaluated, Measured, Note, Progress
+from ephemeron.events import Checkpointed, Evaluated, GenerationStarted, Measured, Note, Progress
 from ephemeron.functions.context import Context
-from ephemeron.training.collectives import Collective, SingleRank, collective_for
+from ephemeron.training.collectives import Collective, SingleRank, StalledPeers, collective_for, wait_for_object
 from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.job.generation import Generation
 from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.tensors import HAND_OFF, STOP, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
-from ephemeron.training.worker.decisions import DecisionState, decide
+from ephemeron.training.worker.decisions import decide
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
-from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, first_leaf
+from ephemeron.training.worker.generations import Begin, BeginMeta, GenerationChange, delete_generation, members_of
+from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
 from ephemeron.training.worker.step import IterationStep, WholeModelStep
+from ephemeron.training.worker.timeouts import IterationTimes
 from ephemeron.training.worker.trainer import TrainingStep
 
 _log = logging.getLogger(__name__)
+
+LEFT_EVERY_S = 0.5
+"""Interval at which rank 0 looks whether all ranks have left the generation before."""
 
 
 async def run_worker(ctx: Context, request: WorkerRequest) -> WorkerResult:
@@ -63,20 +69,40 @@ async def run_rank(
 async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], IterationStep]) -> WorkerResult:
     summary: RunResult | None = None
     outcome: Exit = "finished"
-    try:
-        with invocation.at_end:
-            async with asyncio.TaskGroup() as tasks:
-                started = await load(invocation)
-                summary = await TrainingLoop(started, step(started), tasks).run()
-    except BaseExceptionGroup as group:
-        cause = first_leaf(group)
-        if not isinstance(cause, InvocationExit):
-            raise cause from None
-        outcome = cause.outcome
-        if outcome in ("finished", "fenced", "duplicate"):
-            await clear_if_over(invocation)
+    while True:
+        known = IterationTimes()
+        try:
+            with invocation.at_end:
+                async with asyncio.TaskGroup() as tasks:
+                    started = await load(invocation)
+                    try:
+                        summary = await TrainingLoop(started, step(started), tasks).run()
+                    finally:
+                        known = started.lifecycle.timeouts.state()
+            break
+        except BaseExceptionGroup as group:
+            cause = first_leaf(group)
+            if isinstance(cause, NextGeneration) and await _joins(invocation, cause.number):
+                invocation.join(cause.number, known)
+                continue
+            if not isinstance(cause, InvocationExit):
+                raise cause from None
+            outcome = cause.outcome
+            if outcome in ("finished", "fenced", "duplicate", "left"):
+                await clear_if_over(invocation)
+            break
     _log.info("ends: %s", outcome)
     return WorkerResult(outcome=outcome, traffic=invocation.channel.traffic, summary=summary)
+
+
+async def _joins(invocation: InvocationContext, number: int) -> bool:
+    """Leaves a generation; whether this invocation is a member of the next one."""
+    channel, keys = invocation.channel, invocation.keys
+    await channel.put(keys.left(keys.generation, invocation.rank), [b""])
+    members = await members_of(channel, keys, number)
+    if members is None or invocation.rank >= members.workers:
+        return False
+    return members.memory_mb == invocation.call.memory_mb
 
 
 class TrainingLoop:
@@ -92,7 +118,11 @@ class TrainingLoop:
         self.started, self.step = started, step
         self.lifecycle, self.invocation = started.lifecycle, started.lifecycle.invocation
         self.spec, self.trainer, self.checkpoints = started.spec, started.trainer, started.checkpoints
-        self.configuration, self.split, self.iterations = self.spec.configuration, self.spec.split, self.spec.iterations
+        self.configuration, self.timeline, self.iterations = (
+            self.spec.configuration,
+            self.spec.timeline,
+            self.spec.iterations,
+        )
         self.status = started.status
         self.t = self.first = started.iteration
         self.replaying = started.replaying
@@ -104,7 +134,9 @@ class TrainingLoop:
             self.policy = policy_for("bsp")
         self.stopping = self.handing_off = False
         self.evaluation = EvaluationSums()
-        self.decisions = DecisionState() if started.state is None else started.state.meta.decisions
+        self.decisions = started.decisions
+        self.change = GenerationChange(self.lifecycle, started.agreed)
+        self.change.announce()
         self.background = BackgroundTasks(tasks)
         self._skipped = 0
         self._unreported: Callable[[], Progress] | None = None
@@ -132,10 +164,12 @@ class TrainingLoop:
         lifecycle.timeouts.listen(lifecycle.now())
         lifecycle.replacement.latest_iteration = self.collective.latest_iteration
         await self.collective.setup(self.trainer.parameters())
-        if self.invocation.call.reason == "relay" and not self.replaying:
+        if self.invocation.reason == "relay" and not self.replaying:
             background.start("predecessor", lifecycle.delete_predecessor_objects())
         if self.invocation.rank == 0 or self.collective.self_paced:
             background.start("control", lifecycle.watch_control())
+        if self.invocation.rank == 0 and lifecycle.keys.generation:
+            background.start("generation", self._delete_generation())
         handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
@@ -148,6 +182,9 @@ class TrainingLoop:
                 break
             if self.stopping or (self.collective.self_paced and lifecycle.stop_requested):
                 await self._stop()
+            if self.change.begins_at(self.t):
+                await self._end_generation()
+            await self.change.prepare(self.t)
             lifecycle.end_iteration()
             await self._checkpoint_or_hand_off()
             await self._iterate()
@@ -155,6 +192,7 @@ class TrainingLoop:
         await background.settle("reduce")
         await background.settle("garbage")
         background.cancel("control")
+        background.cancel("generation")
         await self._check_parameters()
         final = await finish(
             self.started, self.collective, self.evaluation, iterations=self.t, decisions=self.decisions
@@ -196,7 +234,7 @@ class TrainingLoop:
     async def _catch_up(self) -> None:
         """Applies the versions that the policy demands before iteration `t`, and those that it allows."""
         must = self._must_have_applied()
-        barrier = self.t == self.iterations or self.policy.is_barrier(self.t)
+        barrier = self._must_end() or self.policy.is_barrier(self.t)
         while self.status.applied < must:
             await self._apply()
             if barrier and self.status.applied < must:
@@ -210,8 +248,12 @@ class TrainingLoop:
             while self._may_apply() and await self.collective.poll(self.status.applied):
                 await self._apply()
 
+    def _must_end(self) -> bool:
+        """Whether the run, or this generation, ends before iteration `t`."""
+        return self.t == self.iterations or self.change.begins_at(self.t)
+
     def _must_have_applied(self) -> int:
-        if self.t == self.iterations:
+        if self._must_end():
             return self.t
         return self.policy.must_have_applied(self.t, aggregator=self._aggregates)
 
@@ -233,13 +275,14 @@ class TrainingLoop:
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
         self.handing_off = bool(merged.flags & HAND_OFF)
+        await self.change.learn(merged.flags)
 
     async def _evaluate(self) -> None:
         self.evaluation = e = await self.step.evaluate(self.t)
         self.invocation.emit(
             Evaluated(
                 t=self.lifecycle.run_now(), rank=self.invocation.rank, attempt=self.invocation.attempt,
-                iteration=self.t, epoch=self.t // self.split.iterations, samples=e.samples, sums=dict(e.sums),
+                iteration=self.t, epoch=self.timeline.epoch_of(self.t), samples=e.samples, sums=dict(e.sums),
             )
         )  # fmt: skip
         if not self.spec.shares_evaluations:
@@ -251,7 +294,7 @@ class TrainingLoop:
             self.invocation.emit(
                 Measured(
                     t=self.lifecycle.run_now(), rank=0, attempt=self.invocation.attempt, iteration=self.t,
-                    epoch=self.t // self.split.iterations, metrics=dict(metrics), decision=stop,
+                    epoch=self.timeline.epoch_of(self.t), metrics=dict(metrics), decision=stop,
                 )
             )  # fmt: skip
         if stop and self.t < self.iterations:
@@ -280,7 +323,7 @@ class TrainingLoop:
         invocation, iteration, samples, loss, metrics = self.invocation, self.t, step.samples, step.loss, step.metrics
         return lambda: Progress(
             t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=iteration,
-            epoch=iteration // self.split.iterations, samples=samples, loss=loss, version=version,
+            epoch=self.timeline.epoch_of(iteration), samples=samples, loss=loss, version=version,
             spans=invocation.trace.flush(), traffic=invocation.channel.traffic, cpu_s=invocation.cpu_s(),
             metrics=dict(metrics),
         )  # fmt: skip
@@ -296,6 +339,66 @@ class TrainingLoop:
         if self._unreported is not None:
             self.invocation.emit(self._unreported())
             self._unreported = None
+
+    # -- generations --------------------------------------------------------------------------------------
+
+    async def _end_generation(self) -> None:
+        """All versions are applied: rank 0 stores the state in which the next generation begins, all others wait for it.
+
+        Raises:
+            NextGeneration: it is there.
+        """
+        following, lifecycle = self.change.next, self.lifecycle
+        assert following is not None
+        await self.background.settle("upload")
+        await self.background.settle("reduce")
+        await self._check_parameters()
+        if lifecycle.lease.has_successor:  # it goes on from here
+            await self._hand_off()
+        key = lifecycle.keys.begin(following.number)
+        if self.invocation.rank == 0:
+            await self._begin(following)
+        await self.change.start_members()
+
+        async def stalled() -> StalledPeers:
+            return await self.collective.stalled_before(self.t, 0, key)
+
+        await wait_for_object(
+            lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
+            accept=lambda data: data,
+        )  # fmt: skip
+        raise NextGeneration(following.number)
+
+    async def _begin(self, following: Generation) -> None:
+        arrays, trainer = await self.invocation.compute(self.trainer.state, samples=0)
+        meta = BeginMeta(
+            iteration=self.t, spent_usd=self.lifecycle.spent_usd() * self.configuration.workers,
+            times=self.lifecycle.timeouts.state(), decisions=self.decisions, trainer=trainer,
+        )  # fmt: skip
+        await self.change.store_begin(Begin(arrays, meta))
+        self.invocation.emit(
+            GenerationStarted(
+                t=self.lifecycle.run_now(), generation=following.number, from_iteration=self.t,
+                from_epoch=following.from_epoch, workers=following.workers, memory_mb=following.memory_mb,
+                aggregators=following.aggregators, batch_size=following.batch_size,
+                nonaggregator_batch_size=following.nonaggregator_batch_size,
+                iterations=self.spec.in_generation(following).planned_iterations, request=following.request,
+            )
+        )  # fmt: skip
+
+    async def _delete_generation(self) -> None:
+        """Deletes the objects of the generation before, once all its ranks have left it."""
+        lifecycle = self.lifecycle
+        number = lifecycle.keys.generation - 1
+        before = await members_of(lifecycle.channel, lifecycle.keys, number)
+        ranks = self.spec.first_workers if before is None else before.workers
+        latest = lifecycle.now() + lifecycle.wait_timeout_s()
+        while lifecycle.now() < latest:
+            left = await lifecycle.channel.list(lifecycle.keys.all_left(number))
+            if len(left) >= ranks:
+                break
+            await asyncio.sleep(LEFT_EVERY_S)
+        await delete_generation(lifecycle.channel, lifecycle.keys, number, ranks=ranks)
 
     # -- state --------------------------------------------------------------------------------------------
 

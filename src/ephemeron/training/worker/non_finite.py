@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ephemeron.data import assign, batch_indices
+from ephemeron.data import assign
 from ephemeron.errors import NonFiniteValue
+from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import TrainingStep
 
@@ -86,10 +87,12 @@ class FiniteCheck:
     def batch_text(self, iteration: int) -> str:
         """Text such as `epoch 0, batch 7 of 10: 16 training samples 12, 40, …`, numbered as in the data source."""
         spec = self.spec
-        epoch, number = divmod(iteration, spec.split.iterations)
+        place = spec.timeline.place(iteration)
+        where = f"epoch {place.epoch}, batch {place.iteration} of {place.split.iterations}"
         if spec.script is not None:  # which samples its loader has drawn is not known here
-            return f"epoch {epoch}, batch {number} of {spec.split.iterations}"
-        positions = batch_indices(spec.split, self.member, epoch, number, seed=spec.seed)
-        samples = assign(spec.samples, spec.split, spec.seed)[self.member][positions]
+            return where
+        order = assign(spec.samples, spec.split, spec.seed)
+        owned = np.concatenate(order) if spec.samples_globally else order[self.member]
+        samples = owned[sampler_of(spec, self.member).batch(iteration)]
         named = ", ".join(map(str, samples[:_NAMED].tolist())) + (", …" if len(samples) > _NAMED else "")
-        return f"epoch {epoch}, batch {number} of {spec.split.iterations}: {len(samples)} training samples {named}"
+        return f"{where}: {len(samples)} training samples {named}"

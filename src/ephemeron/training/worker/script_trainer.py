@@ -298,7 +298,7 @@ class ScriptTrainer:
         state = ScriptState(iteration=self._next, objects=objects, own=own, pending=pending, random=random)
         return arrays, plain(state)
 
-    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         state = build(ScriptState, meta, where="state of the script")
         self._run.first = self._next = state.iteration
         self._until(state.iteration)

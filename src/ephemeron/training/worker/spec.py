@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from ephemeron.config.typed import build
 from ephemeron.data import SampleSplit, plan_split
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.split import LastBatch
+from ephemeron.data.timeline import Timeline
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
 from ephemeron.training.job import Configuration, Script, Target, TrainingOptions
+from ephemeron.training.job.generation import Generation, Resize, resized_values
 from ephemeron.training.planner.prices import Prices
 
 
@@ -60,6 +64,14 @@ class ScriptLoop:
     """Samples of the largest batch over all ranks."""
 
 
+class Part(NamedTuple):
+    """Part of one of the objects that hold the samples."""
+
+    number: int
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """A run, as its workers read it."""
@@ -97,6 +109,16 @@ class RunSpec:
     """`torch`; `script`; `synthetic` or `counting` for studies in which gradients do not matter."""
     trainer_options: Mapping[str, int] = field(default_factory=dict)
     """Arguments of a trainer for studies."""
+    test_samples: int = 0
+    """Size of the test set."""
+    samples_globally: bool = False
+    """Whether all functions go through one order of all samples; else each shuffles a share of its own."""
+    generation: Generation | None = None
+    """Generation whose configuration this is; None: the first one. `RUN/spec` holds the first one."""
+    first_workers: int = 0
+    """Functions of the first generation, and number of the objects `RUN/test/…`; 0: those of the configuration."""
+    parts: tuple[int, ...] = ()
+    """Samples in each of the objects `RUN/data/…`, by number; empty: as the ranks of the first generation have them."""
     last_batch: LastBatch = "keep"
     """Treatment of the partial iteration of an epoch."""
     flow: FlowSpec | None = None
@@ -117,6 +139,104 @@ class RunSpec:
         least = (loop.epoch_length - 1) * loop.global_batch + 1
         samples = min(max(self.samples, least), loop.epoch_length * loop.global_batch)
         return plan_split(samples, shares)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Epochs and iterations of this generation."""
+        g = self.generation
+        if g is None:
+            return Timeline(split=self.split)
+        left = self.samples - g.used_samples
+        # What is left may be less than a global batch, of which nothing would be left if it were dropped.
+        last = "keep" if left < sum(self.proportions) else self.last_batch
+        rest = plan_split(left, self.proportions, last=last) if g.used_samples else None
+        return Timeline(split=self.split, first=g.from_iteration, epoch=g.from_epoch, rest=rest)
+
+    @property
+    def current_generation(self) -> Generation:
+        """The generation whose configuration this is."""
+        c = self.configuration
+        return self.generation or Generation(
+            number=0, from_iteration=0, from_epoch=0, workers=c.workers, memory_mb=c.memory_mb,
+            aggregators=c.aggregators, batch_size=c.batch_size, nonaggregator_batch_size=c.nonaggregator_batch_size,
+        )  # fmt: skip
+
+    @property
+    def planned_iterations(self) -> int:
+        """Iterations of the whole run with all changes of the job's schedule, unless it ends early."""
+        following = self.scheduled
+        return self.iterations if following is None else self.in_generation(following).planned_iterations
+
+    def in_generation(self, generation: Generation) -> RunSpec:
+        """The specification as members of a generation read it."""
+        configuration = dataclasses.replace(
+            self.configuration, workers=generation.workers, memory_mb=generation.memory_mb,
+            aggregators=generation.aggregators, batch_size=generation.batch_size,
+            nonaggregator_batch_size=generation.nonaggregator_batch_size,
+        )  # fmt: skip
+        parts = self.parts or self.split.counts
+        workers = self.first_workers or self.configuration.workers
+        return dataclasses.replace(
+            self, configuration=configuration, generation=generation, parts=parts, first_workers=workers
+        )
+
+    def resized(self, resize: Resize, from_iteration: int, *, request: str = "") -> Generation:
+        """The next generation.
+
+        Args:
+            resize: what changes.
+            from_iteration: its first iteration.
+            request: name of the request.
+
+        Raises:
+            JobError: the change contradicts the configuration.
+        """
+        now, c, timeline = self.current_generation, self.configuration, self.timeline
+        values = resized_values(resize, workers=c.workers, aggregators=c.aggregators, pattern=c.pattern)
+        return dataclasses.replace(
+            now, number=now.number + 1, from_iteration=from_iteration, from_epoch=timeline.epoch_of(from_iteration),
+            used_samples=timeline.used_before(from_iteration), request=request, **values,
+        )  # fmt: skip
+
+    @property
+    def scheduled(self) -> Generation | None:
+        """The next generation by the job's schedule; None: there is none."""
+        epoch = self.current_generation.from_epoch
+        entry = next((e for e in self.configuration.resizes if epoch < e.from_epoch < self.epochs), None)
+        return None if entry is None else self.resized(entry, self.timeline.start_of(entry.from_epoch))
+
+    def train_parts(self, rank: int) -> list[Part]:
+        """Where a rank's training samples are: pieces of the objects `RUN/data/…`."""
+        sizes = self.parts or self.split.counts
+        if self.samples_globally:
+            return _overlap(sizes, 0, self.samples)
+        if self.generation is None:
+            return [Part(rank, 0, sizes[rank])]
+        begin = sum(self.split.counts[:rank])
+        return _overlap(sizes, begin, begin + self.split.counts[rank])
+
+    def test_parts(self, rank: int) -> list[Part]:
+        """Where a rank's slice of the test set is: pieces of the objects `RUN/test/…`."""
+        now = even_sizes(self.test_samples, self.configuration.workers)
+        if self.generation is None:
+            return [Part(rank, 0, now[rank])]
+        begin = sum(now[:rank])
+        return _overlap(even_sizes(self.test_samples, self.first_workers or len(now)), begin, begin + now[rank])
+
+    def check_shares(self) -> None:
+        """Refuses more functions than there are samples.
+
+        Raises:
+            JobError: a rank would have no training samples.
+        """
+        idle = [rank for rank, n in enumerate(self.split.counts) if n == 0]
+        if idle:
+            group = self.configuration.group
+            raise JobError(
+                f"{self.samples} training samples are fewer than {group} functions to share them: rank {idle[0]} "
+                "would have none",
+                remedy=f"use at most {min(self.samples, group - 1)} workers",
+            )
 
     @property
     def proportions(self) -> tuple[int, ...]:
@@ -143,18 +263,18 @@ class RunSpec:
 
     @property
     def iterations(self) -> int:
-        """Iterations of the whole run, unless it ends early."""
-        return self.split.iterations * self.epochs
-
-    @property
-    def evaluation_interval(self) -> int:
-        """Iterations between two evaluations."""
-        number, unit = self.options.evaluate_every.split(" ")
-        return int(number) * (self.split.iterations if unit.startswith("epoch") else 1)
+        """Iterations of the whole run, unless it ends early or its functions change again."""
+        return self.timeline.start_of(self.epochs)
 
     def evaluates_at(self, iteration: int) -> bool:
         """Whether the model is evaluated before `iteration` is computed, or at the end."""
-        return iteration > 0 and (iteration % self.evaluation_interval == 0 or iteration == self.iterations)
+        number, unit = self.options.evaluate_every.split(" ")
+        if not unit.startswith("epoch"):
+            due = iteration % int(number) == 0
+        else:
+            timeline = self.timeline
+            due = timeline.starts_epoch(iteration) and timeline.epoch_of(iteration) % int(number) == 0
+        return iteration > 0 and (due or iteration == self.iterations)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -176,3 +296,22 @@ class RunSpec:
             return build(cls, json.loads(bytes(data)), where="spec")
         except (ValueError, JobError) as e:
             raise CorruptMessage(f"not a run specification of this release: {e}") from None
+
+
+def even_sizes(total: int, parts: int) -> list[int]:
+    """Sizes of a number of parts, alike but for one: the first ones are larger."""
+    size, more = divmod(total, parts)
+    return [size + (i < more) for i in range(parts)]
+
+
+def _overlap(sizes: Sequence[int], begin: int, end: int) -> list[Part]:
+    """Pieces of consecutive objects of these sizes that hold the samples from `begin` up to `end`; at least one piece."""
+    found = [
+        Part(number, max(begin - (stop - size), 0), min(end, stop) - (stop - size))
+        for number, (size, stop) in enumerate(zip(sizes, accumulate(sizes), strict=True))
+        if stop > begin and stop - size < end
+    ]
+    if found:
+        return found
+    number = next((i for i, stop in enumerate(accumulate(sizes)) if stop >= begin), 0)
+    return [Part(number, 0, 0)]

@@ -16,11 +16,15 @@ from ephemeron.errors import ChannelTimeout
 from ephemeron.events import Loaded as LoadedEvent
 from ephemeron.events import Started
 from ephemeron.training.collectives import ReductionStatus, all_of
+from ephemeron.training.job.generation import Generation
 from ephemeron.training.tensors import decode_state
 from ephemeron.training.worker import fencing
-from ephemeron.training.worker.checkpoint import BEGINNING, Checkpoint, Checkpoints
-from ephemeron.training.worker.factory import build_script_trainer, build_trainer, open_feed
-from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
+from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, Saved
+from ephemeron.training.worker.control import StopRequest, decode_control
+from ephemeron.training.worker.decisions import DecisionState
+from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
+from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
+from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
@@ -48,7 +52,11 @@ class StartedWorker:
     """Peers may be ahead: versions from here on may exist already."""
     test_samples: int
     state: Checkpoint | None
-    """State from which it goes on; None: the run begins here."""
+    """State from which it goes on; None: the run, or the generation, begins here."""
+    decisions: DecisionState
+    """What evaluations have decided so far."""
+    agreed: Generation | None = None
+    """The next generation, if it is agreed on already."""
 
 
 async def load(invocation: InvocationContext) -> StartedWorker:
@@ -56,6 +64,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
 
     Raises:
         InvocationExit: this call is a duplicate, or there is nothing left to do.
+        NextGeneration: the generation of this attempt is over.
         ChannelTimeout: an object that the driver should have prepared is missing.
     """
     channel, keys = invocation.channel, invocation.keys
@@ -67,36 +76,51 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     request_s = min(asked - invocation.began, invocation.now() - asked)  # of two: a single one may have been late
     if over:
         # Nothing is left to do, or a second delivery comes when all marks of the first have been cleared.
-        raise InvocationExit("duplicate" if invocation.call.reason == "start" else "finished")
-    invocation.emit(
-        Started(
-            t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt,
-            invocation=invocation.ctx.invocation, cold=invocation.ctx.cold,
-        )
-    )  # fmt: skip
-    _log.info("started as %s, a %s", invocation.ctx.invocation, invocation.call.reason)
-    spec = RunSpec.from_bytes(await _get(invocation, keys.spec))
+        raise InvocationExit("duplicate" if invocation.reason == "start" else "finished")
+    if not invocation.stays:
+        invocation.emit(
+            Started(
+                t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt,
+                invocation=invocation.ctx.invocation, cold=invocation.ctx.cold,
+            )
+        )  # fmt: skip
+    _log.info("started as %s, a %s", invocation.ctx.invocation, invocation.reason)
+    number = fencing.number_of(invocation.attempt)
+    if number and await channel.fetch(keys.begin(keys.generation + 1)) is not None:
+        raise NextGeneration(keys.generation + 1)
+    spec = await _spec(invocation)
     lifecycle = InvocationLifecycle(invocation, spec)
     lifecycle.handoff.request_s = request_s
-    if invocation.attempt > 0 and invocation.call.reason != "relay" and await _is_over(invocation):
+    if number and invocation.reason != "relay" and await _is_over(invocation):
         raise InvocationExit("finished")
     trainer, test_samples = await _trainer(invocation, spec)
     invocation.at_end.callback(trainer.close)
-    checkpoints = Checkpoints(channel, keys, invocation.rank)
-    lifecycle.handoff.load_s = invocation.now() - invocation.began - channel.outages_s
+    first = spec.current_generation.from_iteration
+    beginning = Saved(iteration=first, applied=first)
+    checkpoints = Checkpoints(channel, keys, invocation.rank, beginning=beginning)
+    if not invocation.stays:
+        lifecycle.handoff.load_s = invocation.now() - invocation.began - channel.outages_s
     state, replaying = await _state(lifecycle, checkpoints)
+    begin = await _begin(invocation) if state is None and keys.generation else None
     invocation.trace.record("load", invocation.began, invocation.now())
-    if spec.trainer in ("torch", "script") and (state is None or trainer.initial_first):
+    if spec.trainer in ("torch", "script") and ((state is None and begin is None) or trainer.initial_first):
         initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
         asked, outages_s = invocation.now(), channel.outages_s
         trainer.load(*decode_state(await _get(invocation, initial), key=initial))
-        if state is None:
+        if state is None and begin is None:
             lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
     if state is not None:
         trainer.load(state.trainer, state.meta.trainer)
         lifecycle.budget.spent_before_usd = state.meta.spent_usd
         lifecycle.timeouts.load(state.meta.times)
-    position = BEGINNING if state is None else state.meta
+    decisions = DecisionState() if state is None else state.meta.decisions
+    if begin is not None:
+        trainer.load(begin.trainer, begin.meta.trainer, shared=True)
+        lifecycle.budget.spent_before_usd = begin.meta.spent_usd / spec.configuration.workers
+        lifecycle.timeouts.load(begin.meta.times)
+        decisions = begin.meta.decisions
+    agreed = await members_of(channel, keys, keys.generation + 1) if number else None
+    position = beginning if state is None else state.meta
     invocation.emit(
         LoadedEvent(
             t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=position.iteration,
@@ -109,8 +133,39 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         status=ReductionStatus(
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=replaying, test_samples=test_samples,
-        state=state,
+        state=state, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip
+
+
+async def _spec(invocation: InvocationContext) -> RunSpec:
+    """The run as the generation of this attempt sees it."""
+    spec = RunSpec.from_bytes(await _get(invocation, invocation.keys.spec))
+    number = invocation.keys.generation
+    if not number:
+        return spec
+    key = invocation.keys.members(number)
+    return spec.in_generation(decode_members(await _get(invocation, key), key=key))
+
+
+async def _begin(invocation: InvocationContext) -> Begin:
+    """The state in which this generation begins. A function that was started ahead waits for it.
+
+    Raises:
+        InvocationExit: the run has ended or was stopped meanwhile, or the time of this invocation is over.
+    """
+    key, control = invocation.keys.begin(invocation.keys.generation), invocation.keys.control
+    latest = invocation.ctx.deadline - 0.1 * invocation.call.lifetime_s
+    while True:
+        try:
+            return decode_begin(
+                await _unless_over(invocation, key, min(latest, invocation.now() + CHECK_EVERY_S)), key=key
+            )
+        except ChannelTimeout:
+            told = await invocation.channel.fetch(control)
+            if told is not None and isinstance(decode_control(told, key=control), StopRequest):
+                raise InvocationExit("stopped") from None
+            if invocation.now() >= latest:
+                raise InvocationExit("left") from None
 
 
 async def _get(invocation: InvocationContext, key: str) -> memoryview:
@@ -159,9 +214,14 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Traine
         from ephemeron.training.worker.pipeline.factory import stage_trainer  # needs torch
 
         return await stage_trainer(invocation, spec, lambda key: _get(invocation, key))
-    keys, ctx = invocation.keys, invocation.ctx
-    wanted = (keys.code, keys.data(invocation.rank), keys.test(invocation.rank))
-    code, data, test = await all_of(_get(invocation, key) for key in wanted)
+    keys, ctx, rank = invocation.keys, invocation.ctx, invocation.rank
+    parts, tests = spec.train_parts(rank), spec.test_parts(rank)
+    wanted = [keys.code, *(keys.data(p.number) for p in parts), *(keys.test(p.number) for p in tests)]
+    code, *found = await all_of(_get(invocation, key) for key in wanted)
+    data: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found, parts, strict=False)]
+    test: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found[len(parts) :], tests, strict=True)]
+    if len(found) == 2 and not keys.generation:  # whole objects, which are not copied
+        data, test = found
     folders = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
     feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
     return build_trainer(spec, invocation.rank, folders=folders, feed=feed), feed.test_samples
@@ -171,9 +231,9 @@ async def _state(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> tu
     """State to go on from (None: the beginning of the run), and whether peers may be ahead of it."""
     invocation = lifecycle.invocation
     channel, request = invocation.channel, invocation.request
-    if invocation.attempt == 0:
+    if fencing.number_of(invocation.attempt) == 0:
         return None, False
-    if invocation.call.reason == "relay":
+    if invocation.reason == "relay":
         key = invocation.keys.hand(invocation.rank, invocation.attempt)
         try:
             message = bytes(await _unless_over(invocation, key, invocation.now() + (request.hand_within_s or 0.0)))

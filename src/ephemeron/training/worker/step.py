@@ -66,14 +66,14 @@ class IterationStep(ABC):
         self.started = started
         self.spec, self.trainer, self.status = started.spec, started.trainer, started.status
         self.lifecycle, self.invocation = started.lifecycle, started.lifecycle.invocation
-        self.split = self.spec.split
+        self.split, self.timeline = self.spec.split, self.spec.timeline
         self.member = self.spec.member(self.invocation.rank)
         self.compute = TimedCompute(self.lifecycle, self.status)
         self.finite = FiniteCheck(spec=self.spec, rank=self.invocation.rank, member=self.member)
 
     def batch(self, iteration: int) -> int:
         """Samples of this rank's batch."""
-        return self.split.batch_at(self.member, iteration % self.split.iterations)
+        return self.timeline.batch(self.member, iteration)
 
     @abstractmethod
     def group(self, policy: Policy) -> Group:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ephemeron.config.typed import build
 from ephemeron.data import SampleSplit
+from ephemeron.data.timeline import Timeline
 from ephemeron.training.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.trainer import TrainingStep
@@ -44,25 +45,26 @@ class SyntheticTrainer(_StudyTrainer):
 
     Args:
         seed: of this rank.
-        split: how many samples each iteration has.
+        split: how many samples each iteration has; or the timeline of a generation.
         rank: this rank.
         elements: size of the vector.
         local_steps: steps of this rank between two exchanges; 0: gradients are exchanged.
     """
 
     def __init__(
-        self, *, seed: int, split: SampleSplit, rank: int, elements: int = 64, local_steps: int = 0
+        self, *, seed: int, split: SampleSplit | Timeline, rank: int, elements: int = 64, local_steps: int = 0
     ) -> None:  # fmt: skip
         self.size = elements
         self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
-        self._seed, self._split, self._rank = seed, split, rank
+        timeline = Timeline(split=split) if isinstance(split, SampleSplit) else split
+        self._seed, self._timeline, self._rank = seed, timeline, rank
         self._theta = np.linspace(-1, 1, elements, dtype=np.float32)
         self._momentum = np.zeros(elements, dtype=np.float32)
         self._local_steps, self._own = local_steps, np.zeros(elements, dtype=np.float32)
         self._draws = 0
 
     def compute(self, iteration: int) -> TrainingStep:
-        n = self._split.batch_at(self._rank, iteration % self._split.iterations)
+        n = self._timeline.batch(self._rank, iteration)
         noise = np.float32(((self._seed ^ (iteration * 2654435761) ^ (self._draws * 40503)) % 1009) / 1009 - 0.5)
         self._draws += 1  # state like a random generator's: it has to survive a replacement
         vector, theta = self._theta * np.float32(0.1) + noise, self._theta
@@ -89,10 +91,11 @@ class SyntheticTrainer(_StudyTrainer):
         arrays = {"theta": self._theta.copy(), "momentum": self._momentum.copy(), "own": self._own.copy()}
         return arrays, {"draws": self._draws}
 
-    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         self._theta = arrays["theta"]
         self._momentum, self._own = arrays["momentum"], arrays["own"]
-        self._draws = build(_Draws, meta, where="state of the trainer").draws
+        if not shared:
+            self._draws = build(_Draws, meta, where="state of the trainer").draws
 
 
 class CountingTrainer(_StudyTrainer):
@@ -140,5 +143,5 @@ class CountingTrainer(_StudyTrainer):
     def state(self) -> tuple[Arrays, dict[str, object]]:
         return {"counts": self._counts.copy()}, {}
 
-    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         self._counts = arrays["counts"]

@@ -222,7 +222,6 @@ class TorchTrainer:
         for _ in range(steps):
             turn = self._turn(self._steps)
             self._steps += 1
-            length = self.program.epoch_length
             for each in self.program.schedulers:
                 if each.monitor is not None:
                     continue
@@ -234,7 +233,7 @@ class TorchTrainer:
                     )
                     due = (turn is None or turn == each.optimizer) and own % each.frequency == 0
                 else:
-                    due = length > 0 and self._steps % (length * each.frequency) == 0
+                    due = self.program.ends_epoch(self._steps, each.frequency)
                 if due:
                     with eager_optimizers():
                         each.scheduler.step()
@@ -391,7 +390,7 @@ class TorchTrainer:
         arrays["random/torch"], random = self._random.save()
         return arrays, plain(TorchTrainerState(bf16=tuple(bf16), program=packed, random=random))
 
-    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         state = build(TorchTrainerState, meta, where="state of the trainer")
         bf16 = frozenset(state.bf16)
         prefix = "" if state.random is None else "w/"
@@ -412,10 +411,12 @@ class TorchTrainer:
             each.scheduler.load_state_dict(own)
         if self._outer is not None:
             self._outer.load(held["outer"])
-        if self._own is not None:
-            self._own.load(held.get("own", ()))
         if isinstance(self.program.task, StatefulTask):
             self.program.task.load_state_dict(held["task"])
+        if shared:
+            return
+        if self._own is not None:
+            self._own.load(held.get("own", ()))
         self._random.restore(arrays["random/torch"], state.random)
 
 

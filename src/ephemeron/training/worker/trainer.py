@@ -77,8 +77,13 @@ class Trainer(Protocol):
     def state(self) -> tuple[Arrays, Mapping[str, object]]:
         """Parameters, buffers, optimiser and random states: arrays, and plain values for JSON."""
 
-    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
-        """Restores what `state` returned; also accepts all initial parameters and buffers, for a fresh start."""
+    def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
+        """Restores what `state` returned; also accepts all initial parameters and buffers, for a fresh start.
+
+        Args:
+            arrays, meta: the state.
+            shared: it is another rank's state: what only that rank has, such as random states, is not taken over.
+        """
 
     def close(self) -> None:
         """Ends the loading of samples. Idempotent."""

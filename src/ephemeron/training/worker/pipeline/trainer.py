@@ -258,7 +258,7 @@ class StageTrainer:
         optimizer = StageOptimizerState(values=values, options=options)
         return arrays, plain(StageTrainerState(bf16=tuple(bf16), optimizer=optimizer))
 
-    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         state = build(StageTrainerState, meta, where="state of the stage")
         bf16 = frozenset(state.bf16)
         prefix = "" if state.optimizer is None else "w/"
