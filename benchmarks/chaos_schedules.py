@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from ephemeron.events import PHASES
 from ephemeron.training.job import Configuration, Simulation
+from ephemeron.training.job.generation import ScheduledResize
 
 MERGING_FROM = 3_000_000
 """First seed of schedules in which functions merge their evaluations."""
 LOCAL_FROM = 5_000_000
 """First seed of schedules whose ranks take local steps with a state of their own between exchanges."""
+RESIZES_FROM = 6_000_000
+"""First seed of schedules in which the functions of the run change."""
 BARRIERS_FROM = 4_000_000
 """First seed of schedules under HSP: several epochs, after which half of them merge their evaluations."""
 
@@ -72,7 +75,10 @@ class Schedule:
 
 def schedule(seed: int) -> Schedule:
     """Schedule of a seed."""
-    s = with_barriers(seed) if BARRIERS_FROM <= seed < LOCAL_FROM else without_store_faults(seed)
+    if seed >= RESIZES_FROM:
+        s = with_resizes(seed)
+    else:
+        s = with_barriers(seed) if BARRIERS_FROM <= seed < LOCAL_FROM else without_store_faults(seed)
     rng = random.Random(f"store/{seed}")
     c = s.configuration
     again = (
@@ -82,6 +88,39 @@ def schedule(seed: int) -> Schedule:
     return dataclasses.replace(
         s, failing=rng.choice([0.0, 0.0, 0.01, 0.03]), torn=rng.choice([0.0, 0.0, 0.02]), damaged=damaged
     )
+
+
+def with_resizes(seed: int) -> Schedule:
+    """Schedule of a seed whose functions change at ends of epochs, with faults of functions and late puts only."""
+    s, rng = without_store_faults(seed), random.Random(f"resizes/{seed}")
+    pattern, sync = rng.choice([("k-reduce", "bsp"), ("k-reduce", "hap"), ("pipelined", "bsp"), ("k-reduce", "hap")])
+    epochs, each = rng.randint(2, 4), rng.randint(1, 4)
+    entries, most = [], s.configuration.workers
+    for epoch in sorted(rng.sample(range(1, epochs), rng.randint(1, epochs - 1))):
+        workers = rng.randint(1, 6)
+        entry: dict[str, int] = {"from_epoch": epoch, "workers": workers}
+        if rng.random() < 0.2:
+            entry["memory_mb"] = rng.choice([1769, 3008])
+        if sync == "hap" and rng.random() < 0.5:
+            entry["aggregators"] = rng.randint(1, workers)
+        if rng.random() < 0.3:
+            entry["batch_size"] = rng.choice([8, 16, 24])
+        entries.append(ScheduledResize(**entry))
+        most = max(most, workers)
+    c = dataclasses.replace(
+        s.configuration, pattern=pattern, sync=sync, channel="memory", schedule=tuple(entries),
+        aggregators=1 if pattern == "k-reduce" and sync == "bsp" else s.configuration.aggregators,
+    )  # fmt: skip
+    faults = [f for f in s.faults if not f.startswith("kill")]
+    for _ in range(rng.choice([0, 1, 1, 2, 2, 3])):
+        at = f"rank={rng.randrange(most)},iteration={rng.randrange(2 * each * epochs)},phase={rng.choice(PHASES)}"
+        faults.append(f"kill:{at},attempt={rng.choice([0, 0, 0, 1])}")
+    least = min(s.configuration.workers, *(e.workers or 1 for e in entries))
+    mortal = {f.split(",")[0] for f in faults if f.startswith("kill")}
+    return dataclasses.replace(
+        s, configuration=c, epochs=epochs, iterations=epochs * each, faults=tuple(faults),
+        watched=s.watched or len(mortal) + 1 >= least,
+    )  # fmt: skip
 
 
 def with_barriers(seed: int) -> Schedule:

@@ -149,11 +149,11 @@ def _blind(trigger: RunDriver) -> None:
 
 
 @lru_cache(maxsize=256)
-def _undisturbed(configuration: Configuration, iterations: int, seed: int) -> str:
+def _undisturbed(configuration: Configuration, iterations: int, epochs: int, seed: int) -> str:
     world = Simulation(compute={"a": 1.0, "b": 4.0, "m": 0.0}, latency_s=0.001, cold_start_s=0.1)
     calm = Schedule(
-        seed=seed, configuration=configuration, iterations=iterations, world=world, faults=(), late_puts=0.0, late_s=0.0,
-        watched=True,
+        seed=seed, configuration=configuration, iterations=iterations, epochs=epochs, world=world, faults=(), late_puts=0.0,
+        late_s=0.0, watched=True,
     )  # fmt: skip
     ending = simulate(calm).ending
     assert ending is not None
@@ -168,7 +168,8 @@ def _calm(s: Schedule) -> str:
     plain = dataclasses.replace(
         c, function_timeout_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory"
     )
-    return _undisturbed(plain, s.iterations, LOCAL_FROM + s.local_steps - 1 if s.local_steps else 0)
+    seed = LOCAL_FROM + s.local_steps - 1 if s.local_steps else 0
+    return _undisturbed(plain, s.iterations, s.epochs, seed)
 
 
 def run(seed: int) -> list[str]:
@@ -188,12 +189,22 @@ def check(s: Schedule) -> list[str]:
         return [f"ends: {outcome.ending.status}: {'; '.join(outcome.ending.causes)}"]
     wrong = _wrong_weights(s, outcome.ending)
     invoked = [e for e in outcome.of(Invoked) if e.reason != "duplicate"]
-    most = s.configuration.workers + _at_their_limit(outcome) + faults_of(s, outcome)
+    most = s.configuration.workers + _newcomers(s.configuration) + _at_their_limit(outcome) + faults_of(s, outcome)
     if len(invoked) > most:
         wrong.append(f"invocations: {len(invoked)} > {most}")
     if outcome.left != {"run/spec", "run/result"}:
         wrong.append(f"left over: {sorted(outcome.left - {'run/spec', 'run/result'})[:5]}")
     return wrong
+
+
+def _newcomers(c: Configuration) -> int:
+    """Number of functions that the changes of a schedule start."""
+    found, workers, memory_mb = 0, c.workers, c.memory_mb
+    for entry in c.resizes:
+        now, quota_mb = entry.workers or workers, entry.memory_mb or memory_mb
+        found += max(0, now - workers) if quota_mb == memory_mb else now
+        workers, memory_mb = now, quota_mb
+    return found
 
 
 def faults_of(s: Schedule, outcome: Outcome) -> int:

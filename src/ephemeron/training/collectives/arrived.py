@@ -39,7 +39,7 @@ class ArrivedStallSearch(StallSearch):
         self._read = read
 
     async def contribution(self, iteration: int, rank: int, key: str) -> StalledPeers:
-        barrier = iteration - iteration % self.g.policy.barrier_every
+        barrier = self.g.policy.barrier_before(iteration)
         lost = await self.first_lost(rank, barrier)  # without it that rank is still before the barrier
         if lost is not None:
             return StalledPeers(lost, [self.g.rank])
@@ -49,7 +49,7 @@ class ArrivedStallSearch(StallSearch):
         barrier = self.g.policy.barrier_after(version, self.g.iterations)
         if version < barrier - 1:
             return await self.owner(version, chunk)
-        read = self._read.get(chunk.label, (0,) * self.g.world)
+        read = self._read.get(chunk.label, (self.g.policy.first,) * self.g.world)
         sent = set(await self.g.channel.list(self.g.keys.exchanged))
         missing = [
             (t, r) for r in range(self.g.world) for t in range(read[r], barrier)
@@ -88,7 +88,7 @@ class ArrivedReduce(KReduce):
         self._next: dict[str, tuple[int, ...]] = {}
         """The same of the next version, as far as it was read."""
         super().__init__(group)
-        self.chain = VersionChain([0] * group.world)
+        self.chain = VersionChain([group.policy.first] * group.world)
         """Chain of the shard that this rank reduces, if it reduces one."""
         self._paces: dict[str, PeerPace] = {}
         self._looked: dict[int, int] = {}
@@ -233,7 +233,7 @@ class ArrivedReduce(KReduce):
     def acknowledged(self, iteration: int) -> int:
         if self.g.world == 1:
             return iteration
-        none = (0,) * self.g.world
+        none = (self.g.policy.first,) * self.g.world
         others = [c for c in self.chunks if c not in self.mine]
         sent = min((self._read.get(c.label, none)[self.g.rank] for c in others), default=iteration)
         return min(iteration, sent, self._applied_elsewhere())

@@ -43,6 +43,8 @@ class Policy:
     """A version holds every rank's contribution of its iteration."""
     barrier_every: int = UNBOUNDED
     """Iterations between barriers, before which all versions have to be applied; the end of the run is one in any case."""
+    first: int = 0
+    """First iteration of the generation, before which all versions are applied."""
 
     def staleness(self, *, aggregator: bool) -> int:
         """Allowed staleness of a role."""
@@ -50,17 +52,19 @@ class Policy:
 
     def must_have_applied(self, iteration: int, *, aggregator: bool) -> int:
         """Number of versions that have to be applied before `iteration` may be computed."""
-        return max(
-            iteration // self.barrier_every * self.barrier_every, iteration - self.staleness(aggregator=aggregator)
-        )
+        return max(self.barrier_before(iteration), iteration - self.staleness(aggregator=aggregator))
 
     def is_barrier(self, iteration: int) -> bool:
         """Whether every rank waits for all versions before `iteration` is computed, which it need not before others."""
-        return iteration > 0 and iteration % self.barrier_every == 0
+        return iteration > self.first and self.barrier_before(iteration) == iteration
+
+    def barrier_before(self, iteration: int) -> int:
+        """Last barrier before an iteration, which may be one itself."""
+        return iteration - (iteration - self.first) % self.barrier_every
 
     def barrier_after(self, version: int, iterations: int) -> int:
         """First barrier after a version: the iteration before which it has to be applied, at most `iterations`."""
-        return min(iterations, (version // self.barrier_every + 1) * self.barrier_every)
+        return min(iterations, self.barrier_before(version) + self.barrier_every)
 
     def may_apply(self, applied: int, iteration: int, *, aggregator: bool) -> bool:
         """Whether version `applied` (the next one) may be applied before computing `iteration`."""
@@ -74,12 +78,13 @@ class Policy:
         return self.exact and self.waits_for_all
 
 
-def policy_for(text: str, *, epoch_length: int = UNBOUNDED) -> Policy:
+def policy_for(text: str, *, epoch_length: int = UNBOUNDED, first: int = 0) -> Policy:
     """The policy named `bsp`, `hap`, `hsp`, `asp` or `ssp:N`.
 
     Args:
         text: the name.
         epoch_length: iterations of an epoch, after which `hsp` has its barriers.
+        first: first iteration of the generation.
 
     Raises:
         JobError: no such protocol.
@@ -93,4 +98,5 @@ def policy_for(text: str, *, epoch_length: int = UNBOUNDED) -> Policy:
         exact=name in ("bsp", "hap"),
         waits_for_all=name not in ("asp", "hsp"),
         barrier_every=epoch_length if name == "hsp" else UNBOUNDED,
+        first=first,
     )

@@ -186,7 +186,8 @@ class GenerationChange:
         timeline, spec = self._timeline, self._spec
         try:
             first = iteration + self._lead(spec.resized(request.resize, iteration)) + 2
-            if not spec.samples_globally and not timeline.starts_epoch(first):
+            anywhere = spec.samples_globally and not self._lifecycle.has_barriers
+            if not anywhere and not timeline.starts_epoch(first):
                 first = timeline.start_of(timeline.epoch_of(first) + 1)
             if first >= self._iterations:
                 raise JobError("the run ends before the change could begin")

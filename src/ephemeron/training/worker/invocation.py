@@ -71,6 +71,8 @@ class InvocationContext:
         """Why this attempt was started."""
         self.stays = False
         """Whether this invocation has been a member of an earlier generation."""
+        self.load_s = 0.0
+        """Time from the start of the invocation until all but the state was loaded."""
         self.began = self.now()
         self.started_after_s = self.run_now()
         """Seconds from the launch of the run to the start of this invocation."""

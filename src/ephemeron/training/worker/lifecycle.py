@@ -90,7 +90,9 @@ class InvocationLifecycle:
         """The latest request of the user to change the functions of the run."""
         self.resizes = False
         """Whether the next generation is agreed on, which this rank's contributions say."""
-        self.staleness = policy_for(spec.configuration.sync).other_staleness if spec.configuration.group > 1 else 0
+        policy = policy_for(spec.configuration.sync)
+        self.has_barriers = policy.name == "hsp"
+        self.staleness = 0 if spec.configuration.group == 1 or self.has_barriers else policy.other_staleness
         """Versions that a rank's parameters may lack."""
         self._leave_lock = asyncio.Lock()
         self._iteration = -1

@@ -128,10 +128,10 @@ class TrainingLoop:
         self.replaying = started.replaying
         # A rank alone waits for no other and runs ahead of no other: every protocol is BSP.
         sync = self.configuration.sync if self.configuration.group > 1 else "bsp"
-        self.policy = policy_for(sync, epoch_length=self.split.iterations)
+        self.policy = policy_for(sync, epoch_length=self.spec.split.iterations, first=started.beginning)
         self.collective = self._make_collective()
         if self.collective.self_paced:
-            self.policy = policy_for("bsp")
+            self.policy = policy_for("bsp", first=started.beginning)
         self.stopping = self.handing_off = False
         self.evaluation = EvaluationSums()
         self.decisions = started.decisions

@@ -162,6 +162,12 @@ class RunSpec:
         )  # fmt: skip
 
     @property
+    def ends_at(self) -> int:
+        """Iteration before which this generation ends by the job's schedule."""
+        following = self.scheduled
+        return self.iterations if following is None else following.from_iteration
+
+    @property
     def planned_iterations(self) -> int:
         """Iterations of the whole run with all changes of the job's schedule, unless it ends early."""
         following = self.scheduled
@@ -265,6 +271,12 @@ class RunSpec:
     def iterations(self) -> int:
         """Iterations of the whole run, unless it ends early or its functions change again."""
         return self.timeline.start_of(self.epochs)
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Iterations between two evaluations, where epochs are whole."""
+        number, unit = self.options.evaluate_every.split(" ")
+        return int(number) * (self.split.iterations if unit.startswith("epoch") else 1)
 
     def evaluates_at(self, iteration: int) -> bool:
         """Whether the model is evaluated before `iteration` is computed, or at the end."""

@@ -53,6 +53,8 @@ class StartedWorker:
     test_samples: int
     state: Checkpoint | None
     """State from which it goes on; None: the run, or the generation, begins here."""
+    beginning: int
+    """First iteration of the generation."""
     decisions: DecisionState
     """What evaluations have decided so far."""
     agreed: Generation | None = None
@@ -67,7 +69,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         NextGeneration: the generation of this attempt is over.
         ChannelTimeout: an object that the driver should have prepared is missing.
     """
-    channel, keys = invocation.channel, invocation.keys
+    channel, keys, began = invocation.channel, invocation.keys, invocation.now()
     mine = keys.start(invocation.rank, invocation.attempt)
     if not await fencing.take(channel, mine, invocation.ctx.invocation):
         raise InvocationExit("duplicate")
@@ -99,10 +101,11 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     beginning = Saved(iteration=first, applied=first)
     checkpoints = Checkpoints(channel, keys, invocation.rank, beginning=beginning)
     if not invocation.stays:
-        lifecycle.handoff.load_s = invocation.now() - invocation.began - channel.outages_s
+        invocation.load_s = invocation.now() - invocation.began - channel.outages_s
+    lifecycle.handoff.load_s = invocation.load_s
     state, replaying = await _state(lifecycle, checkpoints)
     begin = await _begin(invocation) if state is None and keys.generation else None
-    invocation.trace.record("load", invocation.began, invocation.now())
+    invocation.trace.record("load", began if invocation.stays else invocation.began, invocation.now())
     if spec.trainer in ("torch", "script") and ((state is None and begin is None) or trainer.initial_first):
         initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
         asked, outages_s = invocation.now(), channel.outages_s
@@ -133,7 +136,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         status=ReductionStatus(
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=replaying, test_samples=test_samples,
-        state=state, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
+        state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip
 
 
