@@ -32,7 +32,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SIGNED = frozenset(
-    {"spec", "code", "init", "data", "test", "state", "result", "kept", "stage", "initial", "part", "generation", "begin"}
+    {
+        "spec",
+        "code",
+        "init",
+        "data",
+        "test",
+        "state",
+        "result",
+        "kept",
+        "stage",
+        "initial",
+        "part",
+        "generation",
+        "begin",
+    }
 )
 """Kinds of objects that are signed with the run's key: all that is executed or decoded into a program's state."""
 
