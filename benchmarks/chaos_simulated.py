@@ -47,8 +47,9 @@ import numpy as np
 from benchmarks.chaos_schedules import LOCAL_FROM, Schedule, schedule
 from benchmarks.chaos_troubles import Troubles
 from ephemeron.communication.keys import Keys
+from ephemeron.config.typed import build, plain
 from ephemeron.errors import EphemeronError
-from ephemeron.events import Ended, Event, FaultFired, Invoked
+from ephemeron.events import Continued, Ended, Event, FaultFired, Invoked
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.context import Context
@@ -149,7 +150,8 @@ def _blind(trigger: RunDriver) -> None:
 
 
 @lru_cache(maxsize=256)
-def _undisturbed(configuration: Configuration, iterations: int, epochs: int, seed: int) -> str:
+def _undisturbed(told: str, iterations: int, epochs: int, seed: int) -> str:
+    configuration = build(Configuration, json.loads(told), where="configuration")
     world = Simulation(compute={"a": 1.0, "b": 4.0, "m": 0.0}, latency_s=0.001, cold_start_s=0.1)
     calm = Schedule(
         seed=seed, configuration=configuration, iterations=iterations, epochs=epochs, world=world, faults=(), late_puts=0.0,
@@ -165,11 +167,11 @@ def _calm(s: Schedule) -> str:
     """Weights of the undisturbed run: neither K nor pattern, timeouts nor checkpoints change them."""
     c = s.configuration
     k = c.aggregators if c.sync == "hap" else 1
-    plain = dataclasses.replace(
+    calm = dataclasses.replace(
         c, function_timeout_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory"
     )
     seed = LOCAL_FROM + s.local_steps - 1 if s.local_steps else 0
-    return _undisturbed(plain, s.iterations, s.epochs, seed)
+    return _undisturbed(json.dumps(plain(calm)), s.iterations, s.epochs, seed)
 
 
 def run(seed: int) -> list[str]:
@@ -219,8 +221,10 @@ def faults_of(s: Schedule, outcome: Outcome) -> int:
 def _at_their_limit(outcome: Outcome) -> int:
     """Number of invocations that reached their timeout, with or without a successor that they started."""
     reasons = {(e.rank, e.attempt): e.reason for e in outcome.of(Invoked)}
+    latest = {e.invocation: e.attempt for e in outcome.of(Continued)}
     left = sum(
-        e.status == "timed_out" or (e.outcome == "relayed" and reasons.get((e.rank, e.attempt + 1)) == "replacement")
+        e.status == "timed_out"
+        or (e.outcome == "relayed" and reasons.get((e.rank, latest.get(e.invocation, e.attempt) + 1)) == "replacement")
         for e in outcome.of(Ended)
     )
     return left + list(reasons.values()).count("relay")

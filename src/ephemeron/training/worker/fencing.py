@@ -38,8 +38,8 @@ def number_of(attempt: int) -> int:
     return attempt % _PER_GENERATION
 
 
-def attempt_in(key: str) -> int:
-    """Attempt that a key of a claim, a start or a hand-off names."""
+def number_in(key: str) -> int:
+    """Number at the end of a key: the attempt of a claim, a start or a hand-off, or a generation."""
     return int(key.rpartition("/")[2])
 
 
@@ -97,9 +97,14 @@ async def claimed(channel: Channel, keys: Keys, rank: int, attempt: int) -> Clai
 
 async def latest_attempt(channel: Channel, keys: Keys, rank: int) -> int:
     """Highest attempt claimed for a rank in the generation of `keys`. Lists keys: not for every iteration."""
-    attempts = map(attempt_in, await channel.list(keys.claims(rank)))
+    attempts = map(number_in, await channel.list(keys.claims(rank)))
     first = first_attempt(keys.generation)
     return max((a for a in attempts if generation_of(a) == keys.generation), default=first)
+
+
+async def latest_begun(channel: Channel, keys: Keys) -> int:
+    """Number of the latest generation that has begun; 0: the first one. Lists keys: not for every iteration."""
+    return max((number_in(key) for key in await channel.list(keys.begins)), default=0)
 
 
 async def check_left(channel: Channel, keys: Keys, most: int, *, rank: int, iteration: int | None) -> int:

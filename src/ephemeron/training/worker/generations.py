@@ -104,8 +104,7 @@ async def current_generation(channel: Channel, keys: Keys, spec: RunSpec) -> Run
         channel, keys: of the run.
         spec: in the first generation.
     """
-    begun = [int(key.rpartition("/")[2]) for key in await channel.list(keys.begins)]
-    members = await members_of(channel, keys, max(begun, default=0))
+    members = await members_of(channel, keys, await fencing.latest_begun(channel, keys))
     return spec if members is None else spec.in_generation(members)
 
 
@@ -209,7 +208,7 @@ class GenerationChange:
             stored = await self._channel.fetch(key)
             if stored is not None:
                 known = decode_members(stored, key=key)
-                if known.from_iteration >= iteration + self._least_lead():
+                if known == wanted or known.from_iteration >= iteration + self._least_lead():
                     self.agreed = known
                     self.announce()
                     return self._note(f"from iteration {known.from_iteration} on: {_described(known)}")
@@ -301,7 +300,7 @@ async def delete_generation(channel: Channel, keys: Keys, number: int, *, ranks:
     claims = await all_of(
         channel.list(prefix) for r in range(ranks) for prefix in (keys.claims(r), keys.starts(r), keys.hands(r))
     )
-    tokens = [key for listed in claims for key in listed if fencing.generation_of(fencing.attempt_in(key)) == number]
+    tokens = [key for listed in claims for key in listed if fencing.generation_of(fencing.number_in(key)) == number]
     await channel.delete([*found, *tokens, keys.begin(number)])
 
 

@@ -194,6 +194,11 @@ class InvocationLifecycle:
         request = WorkerRequest(hand_within_s=hand_within_s, reached=self._reached(), not_after=not_after)
         await self.invoke(self.rank, self.attempt + 1, "relay", request)
 
+    async def wait_in_successor(self) -> None:
+        """Starts the next attempt of this rank, which waits for the beginning of the generation in its place."""
+        if await self._claim_next(not_after=None):
+            await self.invoke(self.rank, self.attempt + 1, "replacement", WorkerRequest())
+
     def taken_over(self, iteration: int) -> None:
         """This attempt goes on at `iteration`, where its predecessor has handed off."""
         self.not_after = self._still_missed(iteration)
@@ -306,14 +311,14 @@ class InvocationLifecycle:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
         self.timeouts.mark_disturbed()
-        following = self.spec.current_generation.number + 1
-        wanted = (self._fence(), self.keys.result, self.keys.control, self.keys.begin(following))
-        fence, result, control, begun = await all_of(self.channel.fetch(key) for key in wanted)
+        wanted = (self._fence(), self.keys.result, self.keys.control)
+        fence, result, control = await all_of(self.channel.fetch(key) for key in wanted)
+        latest = await fencing.latest_begun(self.channel, self.keys)
         self._take_request(control)
         fenced, finished, stopped = fence is not None, result is not None, self.stop_requested
-        if begun is not None and not fenced and not finished:
+        if latest > self.keys.generation and not fenced and not finished:
             async with self.replacement.launching:
-                raise NextGeneration(following)
+                raise NextGeneration(latest)
         outcome = self.lease.exit_after_timeout(fenced=fenced, finished=finished, stopped=stopped)
         if outcome is None and not self.handoff.is_closing(self._left_s()):
             return await self.suspect(stalled)

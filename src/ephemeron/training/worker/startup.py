@@ -88,8 +88,8 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         )  # fmt: skip
     _log.info("started as %s, a %s", invocation.ctx.invocation, invocation.reason)
     number = fencing.number_of(invocation.attempt)
-    if number and await channel.fetch(keys.begin(keys.generation + 1)) is not None:
-        raise NextGeneration(keys.generation + 1)
+    if number and (latest := await fencing.latest_begun(channel, keys)) > keys.generation:
+        raise NextGeneration(latest)
     spec = await _spec(invocation)
     lifecycle = InvocationLifecycle(invocation, spec)
     lifecycle.handoff.request_s = request_s
@@ -104,7 +104,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         invocation.load_s = invocation.now() - invocation.began - channel.outages_s
     lifecycle.handoff.load_s = invocation.load_s
     state, replaying = await _state(lifecycle, checkpoints)
-    begin = await _begin(invocation) if state is None and keys.generation else None
+    begin = await _begin(lifecycle) if state is None and keys.generation else None
     invocation.trace.record("load", began if invocation.stays else invocation.began, invocation.now())
     if spec.trainer in ("torch", "script") and ((state is None and begin is None) or trainer.initial_first):
         initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
@@ -150,12 +150,13 @@ async def _spec(invocation: InvocationContext) -> RunSpec:
     return spec.in_generation(decode_members(await _get(invocation, key), key=key))
 
 
-async def _begin(invocation: InvocationContext) -> Begin:
+async def _begin(lifecycle: InvocationLifecycle) -> Begin:
     """The state in which this generation begins. A function that was started ahead waits for it.
 
     Raises:
         InvocationExit: the run has ended or was stopped meanwhile, or the time of this invocation is over.
     """
+    invocation = lifecycle.invocation
     key, control = invocation.keys.begin(invocation.keys.generation), invocation.keys.control
     latest = invocation.ctx.deadline - 0.1 * invocation.call.lifetime_s
     while True:
@@ -168,7 +169,8 @@ async def _begin(invocation: InvocationContext) -> Begin:
             if told is not None and isinstance(decode_control(told, key=control), StopRequest):
                 raise InvocationExit("stopped") from None
             if invocation.now() >= latest:
-                raise InvocationExit("left") from None
+                await lifecycle.wait_in_successor()
+                raise InvocationExit("relayed") from None
 
 
 async def _get(invocation: InvocationContext, key: str) -> memoryview:
