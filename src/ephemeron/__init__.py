@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
     from ephemeron.executor import FunctionExecutor
-    from ephemeron.training.driver import Result, Session, attach, configure, resume, stop, train, train_async
+    from ephemeron.training.driver import Result, Session, attach, configure, resize, resume, stop, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
     from ephemeron.training.planner import Plan, load_plan
     from ephemeron.training.planner.model.profile import Profile, load_profile
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "executor": ("FunctionExecutor",),
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
-    "training.driver": ("Result", "Session", "attach", "configure", "resume", "stop", "train", "train_async"),
+    "training.driver": ("Result", "Session", "attach", "configure", "resize", "resume", "stop", "train", "train_async"),
     "training.task.task": ("Task",),
     "training.task.script": ("current",),
     "training.planning_workflow": ("plan_job",),
@@ -69,6 +69,7 @@ __all__ = [
     "load_profile",
     "plan_job",
     "profile_job",
+    "resize",
     "resume",
     "stop",
     "train",

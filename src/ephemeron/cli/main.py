@@ -30,6 +30,7 @@ from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
+from ephemeron.cli.resize import resize as resize_command
 from ephemeron.cli.results import evaluate as evaluate_command
 from ephemeron.cli.results import export as export_command
 from ephemeron.cli.runs import runs as runs_group
@@ -408,6 +409,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 
 main.add_command(runs_group)
+main.add_command(resize_command)
 main.add_command(evaluate_command)
 main.add_command(export_command)
 main.add_command(map_command)

@@ -10,11 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ephemeron.cli.terminal import Part, make_console, text_of
 from ephemeron.config.typed import plain
-from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Measured, Note, RunStarted
+from ephemeron.events import Ended, Evaluated, Event, FaultFired, GenerationStarted, Invoked, Measured, Note, RunStarted
 from ephemeron.events import Progress as Iterated
 from ephemeron.training.driver.cost import CostMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.planner.prices import Prices, load_prices
+from ephemeron.training.worker.fencing import attempt_text
 from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Display:
         self.ledger.feed(event)
         handlers: dict[type[Event], Callable[[Any], None]] = {
             RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Measured: self._measured, Invoked: self._invoked,
-            Ended: self._ended, Note: self._note, FaultFired: self._fault,
+            GenerationStarted: self._generation_started, Ended: self._ended, Note: self._note, FaultFired: self._fault,
         }  # fmt: skip
         show = handlers.get(type(event))
         if show is not None:
@@ -83,10 +84,24 @@ class Display:
                     r: self._bars.add_task(f"rank {r}", total=e.iterations, info="starting") for r in range(e.workers)
                 }
 
+    def _generation_started(self, e: GenerationStarted) -> None:
+        if self.started is None:
+            return
+        self._say((human_seconds(e.t), "cyan"), f" from iteration {e.from_iteration} on: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
+                  f"{human_count(e.aggregators, 'aggregator')}, batches of {e.batch_size}")  # fmt: skip
+        if self._all is None:
+            return
+        self._bars.update(self._all, total=e.iterations)
+        for rank, bar in self._ranks.items():
+            self._bars.update(bar, total=e.iterations, visible=rank < e.workers)
+        if self._ranks and e.workers <= 16:
+            for rank in range(len(self._ranks), e.workers):
+                self._ranks[rank] = self._bars.add_task(f"rank {rank}", total=e.iterations, info="starting")
+
     def _iterated(self, e: Iterated) -> None:
         if self.started is None or self._all is None:
             return
-        slowest = min(self.ledger.done.get(r, 0) for r in range(self.started.workers))
+        slowest = self.ledger.finished
         losses = list(self.ledger.losses.values())
         info = f"loss {sum(losses) / len(losses):.4f}  {human_usd(self.ledger.cost_usd(e.t))}"
         self._bars.update(self._all, completed=slowest, info=info)
@@ -97,7 +112,7 @@ class Display:
         if (
             self.started is None
             or self.started.merges_evaluations
-            or len(self.ledger.evaluations[e.iteration]) < self.started.workers
+            or len(self.ledger.evaluations[e.iteration]) < self.ledger.members.workers_at(e.iteration - 1)
         ):
             return
         self._show_metrics(e, latest_metrics(self.ledger))
@@ -118,12 +133,18 @@ class Display:
 
     def _invoked(self, e: Invoked) -> None:
         if e.reason in ("replacement", "duplicate"):
-            self._say((human_seconds(e.t), "yellow"), f" rank {e.rank}: attempt {e.attempt} started as a {e.reason}")
+            self._say(
+                (human_seconds(e.t), "yellow"),
+                f" rank {e.rank}: attempt {attempt_text(e.attempt)} started as a {e.reason}",
+            )
 
     def _ended(self, e: Ended) -> None:
         if e.status in _BAD:
             status = e.status.replace("_", " ")
-            self._say((human_seconds(e.t), "red"), f" rank {e.rank}, attempt {e.attempt}: {status} {in_short(e.error)}")
+            self._say(
+                (human_seconds(e.t), "red"),
+                f" rank {e.rank}, attempt {attempt_text(e.attempt)}: {status} {in_short(e.error)}",
+            )
 
     def _note(self, e: Note) -> None:
         if e.text in self._said:

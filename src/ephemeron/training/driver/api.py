@@ -34,6 +34,7 @@ from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job
+from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
@@ -354,3 +355,36 @@ def suspend(run_id: str) -> tuple[str, int]:
     """
     folder, run, _ = open_run(run_id)
     return folder.run_id, blocking.run(lambda _: lifecycle.suspend(folder, run))
+
+
+def resize(
+    run_id: str, *, workers: int | None = None, memory_mb: int | None = None, aggregators: int | None = None,
+    batch_size: int | None = None, nonaggregator_batch_size: int | None = None,
+) -> Generation | None:  # fmt: skip
+    """Changes the functions of a running run. They agree on an iteration from which on the new ones train.
+
+    With global sampling that is one of the next iterations, else the first one of an epoch, so that every sample is still used
+    once per epoch.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        workers: number of functions.
+        memory_mb: quota of each function, MB.
+        aggregators: K.
+        batch_size, nonaggregator_batch_size: samples per iteration of an aggregator, and of each other function.
+
+    Returns:
+        The generation that begins, with `from_iteration`; None: the functions have not answered within half a minute.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it is not running, nothing would change, or its functions cannot change so.
+    """
+    wanted = Resize(
+        workers=workers, memory_mb=memory_mb, aggregators=aggregators, batch_size=batch_size,
+        nonaggregator_batch_size=nonaggregator_batch_size,
+    )  # fmt: skip
+    if not wanted.changes:
+        raise JobError("nothing is to change", remedy="give workers, memory_mb, aggregators or batch_size")
+    folder, run, spec = open_run(run_id)
+    return blocking.run(lambda _: lifecycle.resize(folder, run, spec, wanted))

@@ -23,6 +23,7 @@ from ephemeron.events import (
     Traffic,
     Woken,
 )
+from ephemeron.training.driver.membership import Membership
 from ephemeron.training.driver.records import Bill, GenerationSummary, ResultSummary
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
@@ -57,8 +58,7 @@ class CostMeter:
     """By iteration, metrics that functions have merged."""
     checkpoints: dict[int, list[int]] = field(default_factory=dict)
     """Per rank, bytes of its checkpoints."""
-    generations: dict[int, GenerationStarted] = field(default_factory=dict)
-    """By number, from 1 on."""
+    members: Membership = field(default_factory=Membership)
     _own: Traffic = field(default_factory=Traffic)
     _traffic: dict[str, Traffic] = field(default_factory=dict)
     _invoked: dict[str, Invoked] = field(default_factory=dict)
@@ -67,6 +67,7 @@ class CostMeter:
     def feed(self, event: Event) -> None:
         """Takes one event into account. Feeding an event twice is a mistake; repeated iterations are not."""
         self.ended_at = max(self.ended_at, event.t)
+        self.members.feed(event)
         match event:
             case RunStarted():
                 self._own += event.traffic
@@ -80,7 +81,6 @@ class CostMeter:
                 self._of[event.rank, event.attempt] = event.invocation
             case GenerationStarted():
                 self.memory_mb = event.memory_mb
-                self.generations[event.generation] = event
             case Progress():
                 self._saw(self._of.get((event.rank, event.attempt), ""), event.traffic)
                 self.done[event.rank] = max(self.done.get(event.rank, 0), event.iteration + 1)
@@ -115,6 +115,11 @@ class CostMeter:
     def _spend(self, spans: list[tuple[Phase, float, float]]) -> None:
         for phase, start, end in spans:
             self.phases_s[phase] += end - start
+
+    @property
+    def finished(self) -> int:
+        """Iterations that all functions have finished."""
+        return min((self.done.get(rank, 0) for rank in range(self.members.workers)), default=0)
 
     @property
     def traffic(self) -> Traffic:
@@ -170,8 +175,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
     """
     c, t = spec.configuration, meter.ended_at
     servers = servers_of(spec)
-    latest = meter.generations.get(max(meter.generations, default=0))
-    done = min((meter.done.get(r, 0) for r in range(latest.workers if latest else c.workers)), default=0)
+    done = meter.finished
     metrics = latest_metrics(meter)
     return ResultSummary(
         run_id=spec.run_id, status=status, seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),
@@ -195,7 +199,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
 
 def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ...]:
     """All generations, the first one included."""
-    c, later = spec.configuration, [event for _, event in sorted(meter.generations.items())]
+    c, later = spec.configuration, [event for _, event in sorted(meter.members.later.items())]
     first = GenerationSummary(from_iteration=0, workers=c.workers, memory_mb=c.memory_mb)
     return (
         first,

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol
 
 from ephemeron import logs
@@ -29,18 +30,24 @@ from ephemeron.training.driver.driver_lock import is_driven
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.renewal import Renewal, renewed
+from ephemeron.training.driver.resizing import check_request
 from ephemeron.training.driver.result import Result, events_of, last_t, session_of
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, read_result
 from ephemeron.training.driver.run_status import session_end
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
+from ephemeron.training.job.generation import Generation, Resize
+from ephemeron.training.worker.control import ResizeRequest, encode_control
+from ephemeron.training.worker.generations import current_generation, members_of
 from ephemeron.training.worker.spec import RunSpec
 
 _log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
 
+_ANSWER_S, _ANSWER_EVERY_S = 30.0, 0.25
+"""Seconds to wait until functions have agreed on a change, and interval at which it is looked for."""
 _END_S = 120.0
 """Seconds from the end of a run to its result, at most."""
 
@@ -216,6 +223,44 @@ async def wake(folder: RunFolder, run: RunRecord) -> int:
     async with platform:
         assert isinstance(platform, Suspendable)
         return await platform.wake(folder.run_id)
+
+
+async def resize(folder: RunFolder, run: RunRecord, spec: RunSpec, wanted: Resize) -> Generation | None:
+    """Asks the functions of a run to change, and waits until they have agreed on when.
+
+    Returns:
+        The generation that begins; None: there was no answer yet.
+
+    Raises:
+        UserError: it is not running, or it cannot change so.
+    """
+    try:
+        platform = await run_platform.attach(folder, run, restart=False)
+    except run_platform.NotRunning:
+        raise UserError(f"run {folder.run_id} is not running") from None
+    async with platform:
+        with environment(_server_secrets(folder)):
+            signing = folder.signing_key()
+            async with RunChannel(open_channel(run.address), owner="resize", retry=BRIEF, signing=signing) as channel:
+                keys = Keys(folder.run_id)
+                now = await current_generation(channel, keys, spec)
+                check_request(now, wanted, platform.limits)
+                request = ResizeRequest(name=token_hex(4), resize=wanted)
+                await channel.put(keys.control, [encode_control(request)])
+                return await _answered(channel, keys, request, now.current_generation.number)
+
+
+async def _answered(channel: Channel, keys: Keys, request: ResizeRequest, number: int) -> Generation | None:
+    """The generation that a request has led to; None: no answer yet."""
+    loop = asyncio.get_running_loop()
+    latest = loop.time() + _ANSWER_S
+    while loop.time() < latest:
+        members = await members_of(channel, keys, number + 1)
+        if members is not None and members.request == request.name:
+            return members
+        number += members is not None  # a change of the job's schedule came first
+        await asyncio.sleep(_ANSWER_EVERY_S)
+    return None
 
 
 async def _probe(channel: Channel, run_id: str) -> None:

@@ -68,10 +68,10 @@ class CellProgress:
         run, ledger = self._started, self._ledger
         if run is None:
             return _Output("starting", "starting")
-        done = min(ledger.done.get(rank, 0) for rank in range(run.workers))
+        done = ledger.finished
         losses = list(ledger.losses.values())
         values = {
-            "iteration": f"{done} of {run.iterations}", "functions": str(run.workers),
+            "iteration": f"{done} of {ledger.members.iterations}", "functions": str(ledger.members.workers),
             **({"loss": f"{sum(losses) / len(losses):.4f}"} if losses else {}),
             **{f"test {name}": f"{value:.4f}" for name, value in latest_metrics(ledger).items() if value is not None},
             "time": human_seconds(t), "cost": human_usd(ledger.cost_usd(t)),
@@ -80,7 +80,7 @@ class CellProgress:
         text = "\n".join([f"{head}; " + ", ".join(f"{name} {value}" for name, value in values.items()), *self._notes])
         cells = "".join(f"<th>{escape(name)}</th><td>{escape(value)}</td>" for name, value in values.items())
         notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes)
-        bar = f'<progress value="{done}" max="{max(1, run.iterations)}" style="width: 100%"></progress>'
+        bar = f'<progress value="{done}" max="{max(1, ledger.members.iterations)}" style="width: 100%"></progress>'
         return _Output(text, f"<div>{escape(head)}</div>{bar}<table><tr>{cells}</tr></table>{notes}")
 
 

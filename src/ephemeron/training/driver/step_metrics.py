@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ephemeron.events import Evaluated, Event, Measured, Progress, RunStarted
+from ephemeron.training.driver.membership import Membership
 from ephemeron.training.metrics import means
 
 Split = Literal["train", "evaluation"]
@@ -42,7 +43,7 @@ class StepMerger:
     """
 
     merged: bool = False
-    _workers: int = 0
+    _members: Membership = field(default_factory=Membership)
     _epoch_length: float = 1.0
     _last: dict[Split, int] = field(default_factory=dict)
     """The last complete step of this session."""
@@ -54,9 +55,9 @@ class StepMerger:
 
     def feed(self, event: Event) -> StepMetrics | None:
         """The row that an event completes, if it completes one. Rows of one split come in the order of their steps."""
+        self._members.feed(event)
         match event:
             case RunStarted():
-                self._workers = event.workers
                 self._epoch_length = event.iterations / max(1, event.epochs)
                 self._last, self._measured = {}, -1
             case Progress():
@@ -81,7 +82,7 @@ class StepMerger:
         known = ranks.get(event.rank)
         if known is None or event.attempt >= known.attempt:
             ranks[event.rank] = event
-        if len(ranks) < self._workers:
+        if len(ranks) < self._members.workers_at(event.iteration):
             return None
         del self._progress[event.iteration]
         self._last["train"] = step
@@ -95,7 +96,7 @@ class StepMerger:
         known = ranks.get(event.rank)
         if known is None or event.attempt >= known.attempt:
             ranks[event.rank] = event
-        if len(ranks) < self._workers:
+        if len(ranks) < self._members.workers_at(step - 1):
             return None
         del self._evaluated[step]
         self._last["evaluation"] = step

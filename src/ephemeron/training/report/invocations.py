@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ephemeron.events import Ended, Event, Invoked, Started, Traffic
+from ephemeron.events import Continued, Ended, Event, Invoked, Started, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,24 @@ def invocation_rows(events: Iterable[Event], *, now: float, over: bool, memory_m
         for r in rows.values()
     ]
     return tuple(sorted(closed, key=lambda r: (r.rank, r.invoked, r.attempt)))
+
+
+def as_begun(events: Iterable[Event]) -> list[Event]:
+    """Events in which an invocation has one attempt number: the one with which it began, in the first of its generations.
+
+    Args:
+        events: in the order of time.
+    """
+    began: dict[tuple[int, int], int] = {}
+    found: list[Event] = []
+    for e in events:
+        if isinstance(e, Continued):
+            began[e.rank, e.attempt] = began.get((e.rank, e.before), e.before)
+        rank, attempt = getattr(e, "rank", None), getattr(e, "attempt", None)
+        first = None if rank is None or attempt is None else began.get((rank, attempt))
+        changed: Any = e
+        found.append(e if first is None else dataclasses.replace(changed, attempt=first))
+    return found
 
 
 def _new(e: Invoked | Started | Ended, memory_mb: int) -> InvocationRow:

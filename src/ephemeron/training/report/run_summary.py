@@ -25,7 +25,7 @@ from ephemeron.events import (
     Started,
 )
 from ephemeron.training.report.cost_series import CostRates, Spending, spending
-from ephemeron.training.report.invocations import InvocationRow, invocation_rows
+from ephemeron.training.report.invocations import InvocationRow, as_begun, invocation_rows
 from ephemeron.training.report.lanes import Lane, lanes
 from ephemeron.training.report.metrics import Learning, learning
 
@@ -73,7 +73,7 @@ class RunSummary:
             events: in any order; `t` decides, and where it ties, the order given.
             prices: what a GB-second, an invocation and each channel operation cost, in USD.
         """
-        told = sorted(events, key=lambda e: e.t)
+        told = as_begun(sorted(events, key=lambda e: e.t))
         launches = [e for e in told if isinstance(e, RunStarted)]
         run = launches[0] if launches else None
         final = _final(told)

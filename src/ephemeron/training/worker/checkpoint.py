@@ -20,6 +20,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import build
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.state import Arrivals, CollectiveState
+from ephemeron.training.job.generation import Generation
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.timeouts import IterationTimes
@@ -56,6 +57,8 @@ class CheckpointMeta:
     activations: Arrivals = field(default_factory=dict)
     """Arrival times of the messages between stages."""
     decisions: DecisionState = field(default_factory=DecisionState)
+    agreed: Generation | None = None
+    """The next generation, if it is agreed on."""
     trainer: Mapping[str, object] = field(default_factory=dict)
     """The trainer's own: see `Trainer.state`."""
     saved: tuple[Saved, ...] = ()

@@ -422,7 +422,7 @@ class TrainingLoop:
         meta = CheckpointMeta(
             iteration=self.t, applied=self.status.applied, spent_usd=self.lifecycle.spent_usd(),
             times=self.lifecycle.timeouts.state(), collective=collective, activations=self.step.state(),
-            decisions=self.decisions, trainer=trainer,
+            decisions=self.decisions, agreed=self.change.agreed, trainer=trainer,
         )  # fmt: skip
         return Checkpoint(arrays, more, meta)
 

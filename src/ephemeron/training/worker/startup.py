@@ -88,12 +88,13 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         )  # fmt: skip
     _log.info("started as %s, a %s", invocation.ctx.invocation, invocation.reason)
     number = fencing.number_of(invocation.attempt)
-    if number and (latest := await fencing.latest_begun(channel, keys)) > keys.generation:
+    recovers = number > 0 and invocation.reason != "relay"
+    if recovers and (latest := await fencing.latest_begun(channel, keys)) > keys.generation:
         raise NextGeneration(latest)
     spec = await _spec(invocation)
     lifecycle = InvocationLifecycle(invocation, spec)
     lifecycle.handoff.request_s = request_s
-    if number and invocation.reason != "relay" and await _is_over(invocation):
+    if recovers and await _is_over(invocation):
         raise InvocationExit("finished")
     trainer, test_samples = await _trainer(invocation, spec)
     invocation.at_end.callback(trainer.close)
@@ -122,7 +123,9 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         lifecycle.budget.spent_before_usd = begin.meta.spent_usd / spec.configuration.workers
         lifecycle.timeouts.load(begin.meta.times)
         decisions = begin.meta.decisions
-    agreed = await members_of(channel, keys, keys.generation + 1) if number else None
+    agreed = None if state is None else state.meta.agreed
+    if recovers and agreed is None:
+        agreed = await members_of(channel, keys, keys.generation + 1)
     position = beginning if state is None else state.meta
     invocation.emit(
         LoadedEvent(
