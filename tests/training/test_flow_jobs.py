@@ -14,7 +14,6 @@ from test_local_runs import no_function_left
 from training_runs import CODE, WORLD, configuration, make_job, real, simulate
 
 from ephemeron.communication.keys import Keys
-from ephemeron.data import Sampler
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.flow.batch_source import FlowBatchSource, decode_indices
@@ -26,6 +25,7 @@ from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import DataSpec, Target, load_job, parse_fault
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import profile_job
+from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
 
 SAMPLES = 150
@@ -68,7 +68,7 @@ def prepared(job: Any, **how: Any) -> Prepared:
 def test_a_flow_gives_the_weights_that_its_samples_as_arrays_give(store):
     of_flow = real(flow_job(store, "plain"), batch_size=8, nonaggregator_batch_size=13)
     as_arrays = make_job(
-        data=DataSpec(source="tiny_flows:arrays", path=store), epochs=2,
+        data=DataSpec(source="tiny_flows:arrays", path=store, sampling="global"), epochs=2,
         optimizer=Target(target="SGD", options={"lr": 0.3, "momentum": 0.9}),
     )  # fmt: skip
     of_arrays = real(as_arrays, batch_size=8, nonaggregator_batch_size=13)
@@ -78,7 +78,7 @@ def test_a_flow_gives_the_weights_that_its_samples_as_arrays_give(store):
 
 
 def test_no_sample_goes_through_the_channel(store):
-    ready = prepared(flow_job(store), batch_size=8, nonaggregator_batch_size=13)
+    ready = prepared(flow_job(store, sampling="shares"), batch_size=8, nonaggregator_batch_size=13)
     keys, split = Keys("run"), ready.spec.split
     shares = [decode_indices(b"".join(ready.objects[keys.data(rank)])) for rank in range(4)]
     assert [len(share) for share in shares] == list(split.counts)
@@ -94,11 +94,12 @@ def delivered(ready: Prepared, *, own_process: bool = False, first: int = 0) -> 
     """Every sample that the functions of a run train on, by epoch and index."""
     spec, keys, found = ready.spec, Keys("run"), {}
     for rank in range(spec.configuration.workers):
-        indices = decode_indices(b"".join(ready.objects[keys.data(rank)]))
-        sampler = Sampler(spec.split, rank, spec.seed)
+        part = 0 if spec.samples_globally else rank
+        indices = decode_indices(b"".join(ready.objects[keys.data(part)]))
+        sampler = sampler_of(spec, rank)
         feed = FlowBatchSource(
             spec.flow, train_indices=indices, test_indices=indices[:0], seed=spec.seed, iterations=spec.iterations,
-            epoch_length=spec.split.iterations, code=[CODE], own_process=own_process,
+            timeline=spec.timeline, code=[CODE], own_process=own_process,
         )  # fmt: skip
         for iteration in range(first, spec.iterations):
             batch = feed.batch(sampler, iteration)

@@ -19,6 +19,7 @@ For a run whose functions change (generations; in those after the first, gGROUP 
 RUN/generation/GENERATION                  who its members are, and its first iteration
 RUN/begin/GENERATION                       the state in which it begins
 RUN/left/GENERATION/RANK                   a rank needs nothing of that generation any more
+RUN/over/GENERATION                        no rank does; its objects are deleted
 
 For a model that is partitioned into stages:
 RUN/stage/STAGE  RUN/initial/STAGE         its description, and its initial weights
@@ -149,6 +150,9 @@ class Keys:
 
     def begin(self, generation: int) -> str:
         return f"{self.begins}{generation}"
+
+    def over(self, generation: int) -> str:
+        return f"{self.run}/over/{generation}"
 
     def all_left(self, generation: int) -> str:
         """Prefix of the marks of all ranks that have left a generation."""

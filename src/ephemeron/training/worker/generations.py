@@ -294,6 +294,7 @@ async def delete_generation(channel: Channel, keys: Keys, number: int, *, ranks:
         number: of the generation.
         ranks: its members.
     """
+    await channel.put(keys.over(number), [b""])
     old = Keys(keys.run, group=keys.group, generation=number)
     prefixes = [old.exchanged, old.all_left(number), *(old.states(rank) for rank in range(ranks))]
     found = [key for listed in await all_of(channel.list(prefix) for prefix in prefixes) for key in listed]

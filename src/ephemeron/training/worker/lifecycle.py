@@ -311,14 +311,14 @@ class InvocationLifecycle:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
         self.timeouts.mark_disturbed()
-        wanted = (self._fence(), self.keys.result, self.keys.control)
-        fence, result, control = await all_of(self.channel.fetch(key) for key in wanted)
-        latest = await fencing.latest_begun(self.channel, self.keys)
+        now = self.keys.generation
+        wanted = (self._fence(), self.keys.result, self.keys.control, self.keys.begin(now + 1), self.keys.over(now))
+        fence, result, control, begun, over = await all_of(self.channel.fetch(key) for key in wanted)
         self._take_request(control)
         fenced, finished, stopped = fence is not None, result is not None, self.stop_requested
-        if latest > self.keys.generation and not fenced and not finished:
+        if (begun is not None or over is not None) and not fenced and not finished:
             async with self.replacement.launching:
-                raise NextGeneration(latest)
+                raise NextGeneration(await fencing.latest_begun(self.channel, self.keys))
         outcome = self.lease.exit_after_timeout(fenced=fenced, finished=finished, stopped=stopped)
         if outcome is None and not self.handoff.is_closing(self._left_s()):
             return await self.suspect(stalled)
