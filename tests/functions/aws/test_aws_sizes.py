@@ -83,7 +83,9 @@ def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
 def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: AwsSettings, tmp_path: Path) -> None:
     cloud, channel = AwsLambda(), (tmp_path / "objects").as_uri()
     assert cloud.admit(capacity(0, channel), settings, {})[0].memory_mb == 384
-    assert cloud.admit(capacity(512, channel), settings, {})[0].memory_mb == 512
+    admitted, limits = cloud.admit(capacity(512, channel), settings, {})
+    assert admitted.memory_mb == 512
+    assert cloud.recorded(settings, limits).sizes_mb == SIZES
     with pytest.raises(
         JobError,
         match=r"has 384, 256, 512 MB, the run wants 1024 MB.*ephemeron deploy aws --memory-mb 384,256,512,1024",

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("lithops", reason="no Lithops; pip install 'ephemeron[lithops]'")
 
+from cloud_profiles import measured
 from doctoring import left, texts
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.lithops.settings import LithopsSettings
@@ -56,3 +57,8 @@ def test_what_functions_could_not_reach_or_have_no_place_for_is_refused(world: T
     c = configure(JOB, **world.configured())
     with pytest.raises(JobError, match="functions of aws_lambda cannot reach it"):
         train(JOB, c, cloud=LithopsSettings(backend="aws_lambda"))
+
+
+def test_a_profile_is_measured_there(world: TrainingWorld) -> None:
+    profile = measured(world, (768, 1769))
+    assert profile.fit.platform.warm_starts_s == (), "each call is a process"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from openfaas_world import CALLBACK, EVERY_S, PASSWORD, deployed
 
+from cloud_profiles import measured
 from doctoring import left, refusal, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Progress
@@ -172,3 +173,8 @@ def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, mon
     with monkeypatch.context() as patch:
         patch.setattr("ephemeron.functions.openfaas.provider.digest", lambda: "0123456789abcdef")
         assert "this is 0123456789abcdef; build the image again" in asks()
+
+
+def test_a_profile_is_measured_there(world: World) -> None:
+    profile = measured(world, (MEMORY_MB,))
+    assert profile.platform.memory_mb.sizes == (MEMORY_MB,)

@@ -13,6 +13,7 @@ pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
 
 from ray_world import World, two_nodes
 
+from cloud_profiles import measured
 from doctoring import left, refusal, texts
 from ephemeron.errors import ChannelUnreachable, PlanInfeasible
 from ephemeron.events import Ended, Event, Invoked, Progress
@@ -119,3 +120,8 @@ def test_a_node_dies(cluster: World, world: TrainingWorld) -> None:
     world.check_same(rough)
     assert 1 <= [e.status for e in of(events, Ended)].count("lost") <= 2
     assert [e.reason for e in of(events, Invoked)].count("replacement") >= 1
+
+
+def test_a_profile_is_measured_there(world: TrainingWorld) -> None:
+    profile = measured(world, (MEMORY_MB, 1769))
+    assert profile.fit.platform.warm_starts_s == (), "each call is a process"

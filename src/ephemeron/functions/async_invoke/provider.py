@@ -105,6 +105,15 @@ class Provider(ABC, Generic[S]):
         """
         return ()
 
+    def recorded(self, settings: S, limits: Limits) -> S:
+        """The settings as a run's record keeps them.
+
+        Args:
+            settings: located.
+            limits: of the admitted run.
+        """
+        return settings
+
     @abstractmethod
     def logs(self, settings: S) -> str:
         """Command that prints the output of functions."""

@@ -44,6 +44,9 @@ class AwsLambda(Provider[AwsSettings]):
     def sizes(self, settings: AwsSettings) -> tuple[int, ...]:
         return preflight.inspect(settings, tries=1).sizes_mb
 
+    def recorded(self, settings: AwsSettings, limits: Limits) -> AwsSettings:
+        return dataclasses.replace(settings, sizes_mb=limits.sizes_mb)
+
     def logs(self, settings: AwsSettings) -> str:
         return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"
 

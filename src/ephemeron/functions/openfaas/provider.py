@@ -47,6 +47,9 @@ class OpenFaas(Provider[OpenFaasSettings]):
     def sizes(self, settings: OpenFaasSettings) -> tuple[int, ...]:
         return preflight.inspect(settings).sizes_mb
 
+    def recorded(self, settings: OpenFaasSettings, limits: Limits) -> OpenFaasSettings:
+        return dataclasses.replace(settings, sizes_mb=limits.sizes_mb)
+
     def logs(self, settings: OpenFaasSettings) -> str:
         return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
 

@@ -24,6 +24,7 @@ from ephemeron.communication.channels.credentials import environment
 from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, EphemeronError, JobError, KeyExists, MissingExtra
 from ephemeron.functions.async_invoke.provider import Provider, Settings
+from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.training.driver import run_platform
@@ -108,9 +109,13 @@ def diagnose(
 
 
 def _fit(c: Configuration, limits: Limits) -> str:
+    sizes = limits.sizes_mb
+    memory = (
+        f"sizes {sizes_text(sizes)}" if sizes else f"any size from {limits.memory_min_mb} to {limits.memory_max_mb} MB"
+    )
     return (
         f"{human_count(c.workers, 'function')} of {c.memory_mb} MB can run at once, for {c.function_timeout_s:g} s each; "
-        f"{limits.concurrency} at most"
+        f"{limits.concurrency} at most; {memory}"
     )
 
 

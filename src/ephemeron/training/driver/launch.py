@@ -182,7 +182,7 @@ def admitted(
         where = cloud_of(c.platform)
         cloud = _settings(where, cloud)
         c, limits = run_platform.admit(where, c, cloud, secrets)
-        return c, cloud, secrets, limits, where.cold_start_s
+        return c, where.recorded(cloud, limits), secrets, limits, where.cold_start_s
     if cloud is not None:
         raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
     cold_start_s = job.simulation.cold_start_s if c.platform == "simulated" else LOCAL_COLD_START_S

@@ -1,0 +1,33 @@
+"""A profile measured on a platform that `TrainingWorld` has, with what holds on each."""
+
+from __future__ import annotations
+
+from doctoring import left
+from ephemeron.testing import TrainingWorld
+from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.profiling import profile_job
+from tiny_job import JOB
+
+
+def measured(world: TrainingWorld, sizes: tuple[int, ...]) -> Profile:
+    """The profile of the tests' job; nothing is left in the channel."""
+    channel = world.configured()["channel"]
+    told: list[str] = []
+    profile = profile_job(
+        JOB, platform=world.platform, channel=channel, cloud=world.settings, sizes_mb=sizes, budget_usd=0.2,
+        on_budget=told.append,
+    )  # fmt: skip
+    found = profile.fit.platform
+    assert profile.platform.name == world.platform
+    assert found.sizes_mb == sizes
+    assert (
+        {t.memory_mb for t in profile.platform.transfer}
+        == {p.memory_mb for p in profile.fit.steps.probes}
+        == set(sizes)
+    )
+    assert 0 < found.billed_usd <= 0.2
+    assert found.calls >= 1 + 2 * len(sizes)
+    assert len(told) == 1
+    assert f"{1 + 2 * len(sizes)} calls of functions of" in told[0]
+    assert not [key for key in left(channel) if "profile-" in key]
+    return profile
