@@ -118,6 +118,23 @@ def test_a_cancelled_task_has_no_result_and_the_others_have():
         assert not futures[0].cancel()
 
 
+def test_an_executor_that_is_left_by_an_error_ends_at_once():
+    ran = []
+
+    def noted(x):
+        ran.append(x)
+        time.sleep(0.01)
+        return x
+
+    with pytest.raises(KeyError), pool(max_workers=1) as executor:
+        tree = executor.map_reduce(noted, range(3000), max, chunksize=1)
+        single = executor.submit(noted, -1)
+        raise KeyError
+    assert tree.cancelled()
+    assert single.cancelled()
+    assert len(ran) < 3000
+
+
 def test_the_budget_stops_what_is_left():
     def slow(x):
         end = time.thread_time() + 0.01

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +90,40 @@ def test_the_key_is_in_its_file_alone(tmp_path):
             assert secret.encode() not in content, path
             assert bytes.fromhex(secret) not in content, path
     assert (executor.folder / "events.jsonl").exists(), "what has failed can be looked at"
+
+
+def test_tasks_through_a_cache(valkey_server):
+    with FunctionExecutor(max_workers=2, channel=valkey_server.address) as executor:
+        assert list(executor.map(cube, range(50))) == [x**3 for x in range(50)]
+        assert executor.map_reduce(cube, range(20), max, fan_in=3).result() == 19**3
+        assert executor.submit(np.zeros, 50_000).result().nbytes == 400_000
+
+
+PROGRAM = """
+import asyncio
+import ephemeron
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def shifted(p):
+    return Point(p.x + offset)
+
+offset = 10
+
+async def main():  # as in a notebook, whose loop is running
+    with ephemeron.FunctionExecutor(max_workers=1) as pool:
+        print([p.x for p in pool.map(shifted, [Point(1), Point(2)])])
+        global offset
+        offset = 20
+        print(pool.submit(shifted, Point(3)).result().x)
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_without_a_file_and_with_a_running_loop(home):
+    ran = subprocess.run([sys.executable, "-"], input=PROGRAM, capture_output=True, text=True, check=False, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["[11, 12]", "23"]

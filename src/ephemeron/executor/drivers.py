@@ -142,15 +142,14 @@ class VirtualDriver(Driver):
     def __init__(self, session: Session, options: PlaceOptions, *, folder: Path, secrets: dict[str, str]) -> None:
         super().__init__(session, options, folder=folder, secrets=secrets)
         self._new = threading.Condition()
-        self._pending: list[Submission] = []
         self._ends = False
 
     def wake(self) -> None:
         pass  # a round sees cancelled futures by itself
 
     def _hand_over(self, made: list[Submission]) -> None:
+        self._session.add(made)
         with self._new:
-            self._pending += made
             self._new.notify()
 
     def _end(self) -> None:
@@ -159,21 +158,18 @@ class VirtualDriver(Driver):
             self._new.notify()
 
     def _run(self) -> None:
-        while (made := self._next()) is not None:
-            self._session.add(made)
-            self._session.close()
+        self._session.close()  # each round ends with its tasks
+        while self._wait():
             simulation.run(self._live())
 
-    def _next(self) -> list[Submission] | None:
+    def _wait(self) -> bool:
+        """Waits for tasks, and a little for more of them. Returns whether there are any."""
         with self._new:
-            while not self._pending and not self._ends:
+            while not self._session.has_arrived and not self._ends:
                 self._new.wait()
-            before = 0
-            while len(self._pending) > before and not self._ends:
-                before = len(self._pending)
-                self._new.wait(_QUIET_S)
-            made, self._pending = self._pending, []
-            return made or None
+            while not self._ends and self._new.wait(_QUIET_S):
+                pass
+        return self._session.has_arrived
 
 
 def driver_of(platform: str) -> Callable[..., Driver]:

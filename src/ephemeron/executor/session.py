@@ -102,7 +102,7 @@ class Session:
         """Published tasks without a result."""
         self._batch_of: dict[str, str] = {}
         self._cancelled: deque[str] = deque()
-        self._stored: set[str] = set()
+        self._stored: dict[str, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self._traffic = self._before = Traffic()
@@ -118,6 +118,11 @@ class Session:
         self._unresolved.update((one.spec.id, one.future) for one in submissions if one.future is not None)
         self.submitted = self.done + len(self._unresolved)
         self._arrived.extend(submissions)
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether tasks were added that the loop has not seen."""
+        return bool(self._arrived)
 
     def cancel(self, task: str) -> None:
         """A task whose future was cancelled."""
@@ -166,7 +171,7 @@ class Session:
             EphemeronError: functions cannot be started, the store does not answer, an object was forged, or the budget is
                 reached.
         """
-        self._wake, self._stored, self._before = asyncio.Event(), set(), self._traffic
+        self._wake, self._stored, self._before = asyncio.Event(), {}, self._traffic
         origin = place.clock()
         self._now = lambda: place.clock() - origin
         self.meter.memory_mb = self.options.memory_mb
@@ -206,14 +211,14 @@ class Session:
             self._wake.clear()
             self._accept()
             await self._cancel(queue)
+            if self._closing and not self._unresolved:
+                return  # what is left was cancelled, or belongs to trees that were
+            fleet.need(len(self._open) + len(self._waiting))
             await self._publish(channel, queue)
             if not self._open and not self._waiting and not self._arrived:
-                if self._closing:
-                    return
                 await self._wake.wait()
                 pause_s = _FIRST_POLL_S
                 continue
-            fleet.need(len(self._open))
             results = await reader.read()
             await self._settle(channel, results)
             self._traffic = self._before + channel.traffic + queue.traffic
@@ -248,30 +253,30 @@ class Session:
         count = self._batching.to_publish(len(self._waiting))
         if not count:
             return
-        sizes = self._batching.sizes(count, len(self._waiting))
-        for size in sizes:
-            batch: list[TaskSpec] = []
-            while len(batch) < size and self._waiting:
-                one = self._waiting.popleft()
-                if one.future is not None and one.future.done():
-                    continue
-                self._open.add(one.spec.id)
-                await self._store(channel, one.objects)
-                for edge in one.edges:
-                    await queue.connect(edge)
-                if not one.published_by_edge:
-                    batch.append(one.spec)
-            if batch:
-                name = await queue.publish(batch, order=self._order)
-                self._order += 1
-                self._batching.outstanding += len(batch)
-                self._batch_of.update((spec.id, name) for spec in batch)
+        batches: list[list[Submission]] = []
+        for size in self._batching.sizes(count, len(self._waiting)):
+            chosen = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
+            wanted = [one for one in chosen if one.future is None or not one.future.done()]
+            self._open.update(one.spec.id for one in wanted)
+            batches.append(wanted)
+        for at in range(0, len(batches), _AT_ONCE):
+            await asyncio.gather(*(self._put(channel, queue, batch) for batch in batches[at : at + _AT_ONCE]))
 
-    async def _store(self, channel: RunChannel, objects: dict[str, bytes]) -> None:
+    async def _put(self, channel: RunChannel, queue: TaskQueue, batch: list[Submission]) -> None:
+        """Publishes a batch, after what it needs."""
+        objects = {key: data for one in batch for key, data in one.objects.items()}
         for key, data in objects.items():
             if key not in self._stored:
-                await channel.put(key, [data])
-                self._stored.add(key)
+                self._stored[key] = asyncio.ensure_future(channel.put(key, [data]))
+        await asyncio.gather(*(self._stored[key] for key in objects))
+        for edge in (edge for one in batch for edge in one.edges):
+            await queue.connect(edge)
+        specs = [one.spec for one in batch if not one.published_by_edge]
+        if specs:
+            order, self._order = self._order, self._order + 1
+            name = await queue.publish(specs, order=order)
+            self._batching.outstanding += len(specs)
+            self._batch_of.update((spec.id, name) for spec in specs)
 
     async def _settle(self, channel: RunChannel, results: list[TaskResult]) -> None:
         known = [r for r in results if r.id in self._open]
