@@ -126,10 +126,16 @@ def test_an_executor_that_is_left_by_an_error_ends_at_once():
         time.sleep(0.01)
         return x
 
-    with pytest.raises(KeyError), pool(max_workers=1) as executor:
-        tree = executor.map_reduce(noted, range(3000), max, chunksize=1)
-        single = executor.submit(noted, -1)
-        raise KeyError
+    def leave():
+        with pool(max_workers=1) as executor:
+            futures.append(executor.map_reduce(noted, range(3000), max, chunksize=1))
+            futures.append(executor.submit(noted, -1))
+            raise KeyError
+
+    futures = []
+    with pytest.raises(KeyError):
+        leave()
+    tree, single = futures
     assert tree.cancelled()
     assert single.cancelled()
     assert len(ran) < 3000

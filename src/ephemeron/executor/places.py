@@ -57,7 +57,7 @@ class Place:
     """Of the channel, for functions."""
     clock: Callable[[], float]
     """In which `Call.origin` is."""
-    lease_s: float = 30.0
+    lease_s: float = 12.0
     """See `TaskQueue`."""
     poll_s: float = 1.0
     """Longest pause of a function that finds no task."""

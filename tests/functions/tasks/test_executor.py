@@ -285,6 +285,21 @@ def test_executors_share_the_work_and_a_vanished_one_is_made_up_for() -> None:
     virtual(scenario)
 
 
+def test_an_executor_stays_for_tasks_of_one_that_vanished_and_no_longer() -> None:
+    async def scenario(world: World) -> None:
+        await world.client.publish([job("t0", "square", n=3)])
+        assert await ObjectQueue(world.channel, "q", owner="vanished").take(1)
+        totals = await world.executor(idle_s=5.0).run()  # a lease lasts 30 s
+        assert (totals.recorded, totals.ended_by) == (1, "idle")
+        [result] = await world.reader.read()
+        assert result.value == 9
+        began = asyncio.get_running_loop().time()
+        assert (await world.executor(idle_s=5.0).run()).ended_by == "idle"
+        assert asyncio.get_running_loop().time() - began < 10.0
+
+    virtual(scenario)
+
+
 def test_a_lease_that_is_lost_is_no_longer_worked_on() -> None:
     async def scenario(world: World) -> None:
         await world.client.publish([job(f"t{n}", "square", n=n) for n in range(50)])

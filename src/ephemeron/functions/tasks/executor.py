@@ -40,7 +40,7 @@ class ExecutorOptions:
     """Time constants of an executor."""
 
     idle_s: float = 10.0
-    """Seconds without any task after which it ends: scaling in."""
+    """Seconds without any task after which it ends: scaling in. While others have leases, it stays up to twice as long as a lease lasts."""
     poll_s: float = 1.0
     """Longest pause between two looks into an empty queue."""
     flush_s: float = 1.0
@@ -190,7 +190,7 @@ class TaskExecutor:
                     await self._wait(min(pause_s, options.poll_s))
                     pause_s *= _GROWTH
                 continue
-            if now - idle_since >= options.idle_s:
+            if now - idle_since >= options.idle_s and not await self._may_inherit(now - idle_since):
                 self.totals.ended_by = "idle"
                 break
             if pause_s >= options.poll_s or pause_s == _FIRST_PAUSE_S:
@@ -202,6 +202,10 @@ class TaskExecutor:
             pause_s *= _GROWTH
         self._fed = True
         self._changed.set()
+
+    async def _may_inherit(self, idle_s: float) -> bool:
+        """Whether leases may end that this executor has seen for a while: a new one would have to observe them from the beginning."""
+        return idle_s < 2 * self._queue.lease_s and (await self._queue.depth()).leased > 0
 
     def _plan(self, leases: Sequence[TaskLease]) -> None:
         for lease in leases:
