@@ -21,6 +21,7 @@ from ephemeron.partition.serialization.documents import plan_to_json
 from ephemeron.partition.tracing import operators, trace
 from ephemeron.training.driver import attach, configure, train
 from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.driver.supervisor import Replace
 from ephemeron.training.job import Target, parse_fault
 from ephemeron.training.planner.prices import load_prices
@@ -331,3 +332,18 @@ def test_a_model_too_large_for_one_function_trains_on_four(home):
     assert max(e.peak_memory_mb for e in events if isinstance(e, Ended)) < 672
     sizes = [t.nbytes for t in load_file(result.folder.weights).values()]
     assert sum(sizes) > 160e6
+
+
+@pytest.mark.parametrize(
+    ("stages", "entry", "said"),
+    [(2, "worker", "this run divides its model into stages; call the entry 'stage'"),
+     (1, "stage", "this run does not divide its model into stages; call the entry 'worker'")],
+)  # fmt: skip
+def test_a_call_of_the_other_entry_is_refused(monkeypatch, stages, entry, said):
+    right = RunDriver.call
+    monkeypatch.setattr(
+        RunDriver, "call", lambda self, *a, **how: dataclasses.replace(right(self, *a, **how), entry=entry)
+    )
+    run = staged(stages=stages) if stages > 1 else real(**{**SHAPE, "workers": 1, "aggregators": 1})
+    assert run.ending.status == "failed"
+    assert said in "".join(map(str, run.ending.causes))

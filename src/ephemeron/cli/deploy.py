@@ -15,7 +15,7 @@ from ephemeron.errors import JobError
 if TYPE_CHECKING:
     from ephemeron.functions.aws.settings import AwsSettings
 
-_PASSED_ON = ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD")
+_PASSED_ON = ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_ENTRIES")
 _ACCOUNT = "ACCOUNT"
 
 

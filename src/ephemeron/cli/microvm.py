@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
         return
     wanted = images.ImageSpec(
         artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=sizes[0],
-        variables={} if public.startswith("s3:") else for_functions(), digest=digest(),
+        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ} | ({} if public.startswith("s3:") else for_functions()), digest=digest(),
     )  # fmt: skip
     bucket = urlsplit(artifact)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _STORE_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 """Variables that locate an S3 store. None of them is a secret."""
+_ENTRIES = ("EPHEMERON_ENTRIES",)
 
 
 def _where(command: Any) -> Any:
@@ -35,6 +36,11 @@ def _where(command: Any) -> Any:
     ):
         command = option(command)
     return command
+
+
+def given(names: Sequence[str]) -> dict[str, str]:
+    """Those of the variables that this environment has."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 @click.command("openfaas")
@@ -104,9 +110,7 @@ def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str,
     wanted = functions.DeploymentSpec(
         image=image or "not yet built", memory_mb=sizes[0], lifetime_s=function_timeout_s, replicas=replicas, cpus=cpus,
         inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
-        variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ}
-        if public.startswith("s3:")
-        else for_functions(),
+        variables=given(_ENTRIES) | (given(_STORE_VARIABLES) if public.startswith("s3:") else for_functions()),
     )  # fmt: skip
     specs = functions.specs_of(wanted, settings, sizes)
     for path in recipe.write_recipe(out, kit=contract_kit):

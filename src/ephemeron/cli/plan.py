@@ -130,6 +130,7 @@ def plan(
     Nothing is trained. The optimum is proven: every candidate is computed or excluded by a bound.
     """
     from ephemeron.errors import UserError
+    from ephemeron.functions.async_invoke.sizes import not_deployed
     from ephemeron.training import planning_workflow
     from ephemeron.training.job import load_job
     from ephemeron.training.planner import PlanLimits, PlanRequest, make_plan
@@ -167,15 +168,21 @@ def plan(
     where = platform or ("local" if measured else None)
     sizes: tuple[int, ...] = ()
     settings = cloud_settings(where or "local", taken(flags))
-    if where is not None and not any_size:
+    if where is not None:
         sizes, unknown = planning_workflow.deployed_sizes(where, settings)
         if unknown:
             _say(f"any memory size is planned for, since those that are deployed are not known: {unknown}")
     platforms = (
-        (profile.platform,) if where is None else planning_workflow.platforms_for(where, profile.platform, sizes)
+        (profile.platform,)
+        if where is None
+        else planning_workflow.platforms_for(where, profile.platform, () if any_size else sizes)
     )
     made = make_plan(planning_workflow.scaled(profile, platforms), wish, platforms=platforms, prices_file=prices_file)
     show(made)
+    if sizes and made.choice.memory_mb not in sizes:
+        click.echo(
+            f"- {made.choice.memory_mb} MB are not deployed; {not_deployed(sizes, made.choice.memory_mb, f'ephemeron deploy {where}')}"
+        )
     if out is not None:
         for path in write_plan_report(made, out):
             click.echo(f"wrote {path}")
