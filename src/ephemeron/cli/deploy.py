@@ -65,10 +65,10 @@ def _where(command: Any) -> Any:
 )
 @click.option(
     "--function-timeout-s",
-    type=click.IntRange(1, 900),
+    type=click.IntRange(1, 5400),
     default=900,
     show_default=True,
-    help="Time limit of the function; longer runs are handed off.",
+    help="Time limit of the function; longer runs are handed off. Up to 5,400 s on managed instances.",
 )
 @click.option(
     "--role", metavar="ARN", help="Role of the function, which template.json creates. Without it nothing is uploaded."
@@ -91,9 +91,34 @@ def _where(command: Any) -> Any:
     metavar="ID",
     help="Security group of the function in that VPC (repeatable).",
 )
+@click.option(
+    "--managed-instances",
+    "provider",
+    metavar="NAME",
+    help="Run on EC2 instances of your own: name of the capacity provider, which template.json creates.",
+)
+@click.option(
+    "--calls-per-environment",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Calls that share an environment of managed instances, each with --memory-mb.",
+)
+@click.option(
+    "--gib-per-vcpu",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="GiB of memory for each vCPU of managed instances.",
+)
+@click.option("--max-vcpus", type=int, default=32, show_default=True, help="vCPUs of all managed instances, at most.")
+@click.option(
+    "--instance-type", "types", multiple=True, metavar="TYPE", help="EC2 instance type that may be used (repeatable)."
+)
 def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: str, function_timeout_s: int,
                role: str | None, image: str | None, as_zip: bool, no_dependencies: bool, layers: tuple[str, ...],
-               subnets: tuple[str, ...], groups: tuple[str, ...]) -> None:  # fmt: skip
+               subnets: tuple[str, ...], groups: tuple[str, ...], provider: str | None, calls_per_environment: int,
+               gib_per_vcpu: float, max_vcpus: int, types: tuple[str, ...]) -> None:  # fmt: skip
     """Write what AWS Lambda needs into a folder, for review; with --role, also create or update the function.
 
     The function gets no retries, drops calls that have waited for a minute, and may invoke itself without limit: a run
@@ -106,6 +131,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
     from ephemeron.functions.aws.deploy import function as functions
     from ephemeron.functions.aws.deploy import package, policy
+    from ephemeron.functions.aws.managed_instances import ManagedInstances
     from ephemeron.functions.aws.settings import AwsSettings, client
     from ephemeron.functions.source_bundle import digest
 
@@ -115,7 +141,23 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     sizes = parse_sizes(memory_mb, low_mb=128, high_mb=10_240)
     settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()
     account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
-    place = policy.place_of(settings, account=account, channel=public, vpc=bool(subnets), sizes_mb=sizes)
+    managed = None
+    if provider is not None:
+        managed = ManagedInstances(
+            provider=provider,
+            calls=calls_per_environment,
+            gib_per_vcpu=gib_per_vcpu,
+            max_vcpus=max_vcpus,
+            instance_types=types,
+        )
+    elif calls_per_environment > 1 or types:
+        raise JobError(
+            "several calls in an environment, and instance types, are for managed instances",
+            remedy="give --managed-instances NAME",
+        )
+    vpc = bool(subnets) and managed is None  # instances are in the network of their provider
+    place = policy.place_of(settings, account=account, channel=public, vpc=vpc, sizes_mb=sizes)
+    place = dataclasses.replace(place, managed=managed, subnets=subnets, security_groups=groups)
     written = [*policy.write(out, place), *package.write_image_recipe(out / "image")]
     for path in written:
         click.echo(f"wrote {path}")
@@ -129,7 +171,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
     wanted = functions.LambdaSpec(
         role=role, memory_mb=sizes[0], timeout_s=function_timeout_s, image=image or "", zipped=data, layers=layers,
-        subnets=subnets, security_groups=groups, digest=digest(),
+        subnets=subnets, security_groups=groups, digest=digest(), managed=managed,
         variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
     )  # fmt: skip
     for name, done in functions.deploy_sizes(client(settings, "lambda", tries=5), settings, wanted, sizes).items():
@@ -137,6 +179,8 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         what = f": {size} MB, {function_timeout_s} s, no retries" if done != "deleted" else ", whose size is not wanted"
         click.echo(f"{done} function {name} in {settings.region}{what}")
     costs = "they cost nothing while they do not" if len(sizes) > 1 else "it costs nothing while it does not"
+    if managed is not None:
+        costs = "Lambda keeps instances up, which are billed also while nothing runs: the function does not"
     click.echo(f"{costs} run" + (
         "; the image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")  # fmt: skip
     click.echo(f"train with: ephemeron train JOB --platform aws --channel {public} --workers 4")

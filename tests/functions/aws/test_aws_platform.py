@@ -237,5 +237,5 @@ def test_other_memory_than_the_function_s_is_refused(settings: AwsSettings, tmp_
     limits = inspect(settings).limits
     assert (limits.memory_min_mb, limits.memory_max_mb, limits.lifetime_s) == (256, 256, 60.0)
     wrong = Call(run="r", rank=0, attempt=0, memory_mb=512, lifetime_s=1.0, channel="")
-    with pytest.raises(InvocationRefused, match="512 MB is outside 256 to 256 MB"):
+    with pytest.raises(InvocationRefused, match="no function of 512 MB is deployed, only of 256 MB"):
         check_call(wrong, limits)

@@ -84,9 +84,10 @@ def _serve(
     call: Call, envelope: InvokeRequest, reporter: InvocationReporter, context: Any, *, deadline: float, cold: bool
 ) -> tuple[HandlerOutcome, bool]:
     """Runs the entry; returns its outcome, and whether the process is fit for another one."""
+    from ephemeron.functions.aws.managed_instances import VCPUS
     from ephemeron.functions.failure import failure
 
-    vcpus = Limits().vcpus(int(context.memory_limit_in_mb))
+    vcpus = float(os.environ.get(VCPUS, 0.0)) or Limits().vcpus(int(context.memory_limit_in_mb))
     for name in _THREADS:
         os.environ.setdefault(name, str(max(1, int(vcpus))))
     scratch = Path(tempfile.mkdtemp(prefix="eph-")).resolve()
@@ -120,6 +121,7 @@ async def _run(
 ) -> Mapping[str, object]:  # fmt: skip
     from ephemeron.functions.async_invoke.sizes import FUNCTION, sizes_in
     from ephemeron.functions.aws.invoker import Sender
+    from ephemeron.functions.aws.managed_instances import QUALIFIER, VCPUS
     from ephemeron.functions.aws.settings import AwsSettings
     from ephemeron.functions.context import Context, ThreadCompute
     from ephemeron.functions.entries import serve
@@ -127,7 +129,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     settings = AwsSettings(
         function=os.environ.get(FUNCTION) or lambda_context.function_name, sizes_mb=sizes_in(os.environ),
-        region=os.environ.get("AWS_REGION"), every_s=envelope.every_s,
+        region=os.environ.get("AWS_REGION"), every_s=envelope.every_s, qualifier=QUALIFIER if VCPUS in os.environ else "",
     )  # fmt: skip
     delivery = reporter.delivery
 

@@ -42,10 +42,11 @@ class Sender(RecordedSender):
     async def request(self, event: bytes, call: Call) -> str:
         waits, name = pauses(self._rng), self._settings.function_of(call.memory_mb)
         client = await self._known_client()
+        version = {"Qualifier": self._settings.qualifier} if self._settings.qualifier else {}
         while True:
             try:
                 answer = await asyncio.to_thread(
-                    client.invoke, FunctionName=name, InvocationType="Event", Payload=event
+                    client.invoke, FunctionName=name, InvocationType="Event", Payload=event, **version
                 )
                 return str(answer["ResponseMetadata"]["RequestId"])
             except Exception as e:

@@ -8,6 +8,8 @@ and account; this makes one every few seconds, and none while no call is open.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from typing import Any
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
 from ephemeron.functions.aws.settings import THROTTLED, AwsSettings, code_of, explain
 
-PATTERN = '?"REPORT RequestId" ?"Task timed out after" ?"Runtime exited"'
+PATTERN = '?"REPORT RequestId" ?"Task timed out after" ?"Runtime exited" ?"platform.report"'
 _LATE_MS = 60_000
 _REMEMBERED = 20_000
 _TAIL = 200
@@ -57,6 +59,28 @@ def parse(message: str, stream: str) -> LogReport | Death | None:
         text = f"its process ended: {found['how'] or 'without a word'}"
         return Death(request=found["request"], stream=stream, timed_out=False, text=text)
     return None
+
+
+def parse_json(message: str, stream: str) -> list[LogReport | Death]:
+    """One log event in Lambda's JSON form, which functions on managed instances always have; empty if it is no report.
+
+    There is one line for the bill and for the way in which an invocation ended, without sizes of memory.
+    """
+    try:
+        record = json.loads(message)["record"]
+        request, status, metrics = str(record["requestId"]), str(record.get("status", "success")), record["metrics"]
+        billed_s = math.ceil(float(metrics.get("billedDurationMs", metrics["durationMs"])) - 1e-6) / 1000
+        size_mb, used_mb = float(metrics.get("memorySizeMB", 1.0)), float(metrics.get("maxMemoryUsedMB", 0.0))
+    except (ValueError, KeyError, TypeError):
+        return []
+    report = LogReport(
+        request=request, stream=stream, billed_s=billed_s, size_mb=size_mb, used_mb=used_mb, failed=status != "success"
+    )
+    if status == "timeout":
+        return [report, Death(request=request, stream=stream, timed_out=True, text="killed at its time limit")]
+    if record.get("errorType") == "Runtime.ExitError":
+        return [report, Death(request=request, stream=stream, timed_out=False, text="its process ended")]
+    return [report]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +127,9 @@ class LogReader:
                 continue
             self._remember(event.id)
             self._since_ms = max(self._since_ms, event.timestamp_ms - _LATE_MS)
-            said = parse(event.message, event.stream)
-            if said is not None:
+            if event.message.startswith("{"):
+                out += parse_json(event.message, event.stream)
+            elif (said := parse(event.message, event.stream)) is not None:
                 out.append(said)
         return out
 

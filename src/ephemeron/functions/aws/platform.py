@@ -40,6 +40,11 @@ class AwsPlatform(AsyncInvokePlatform):
         self.unenforced = (
             f"A cancelled function ends when it looks, every {settings.every_s:g} s: Lambda cannot end it.",
         )
+        if settings.qualifier:
+            self.unenforced += (
+                "Calls in one environment of managed instances share its memory: no quota of a single one holds.",
+                "The bill is that of Lambda's own capacity; on managed instances, EC2 instances are billed instead.",
+            )
         super().__init__(run_dir, limits, channel, names, every_s=settings.every_s)
 
     def sender(self) -> Sender:

@@ -11,11 +11,14 @@ from urllib.parse import urlsplit
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
 from ephemeron.functions.async_invoke.sizes import function_of, not_deployed, sizes_in, sizes_text, text_of
+from ephemeron.functions.aws.managed_instances import QUALIFIER, ManagedInstances, of_function
 from ephemeron.functions.aws.platform import LIMITS
 from ephemeron.functions.aws.settings import AwsSettings, client, code_of, refused
 from ephemeron.functions.base import Limits
 
 COMMAND = "ephemeron deploy aws"
+USUAL_CONCURRENCY = 1_000
+"""Functions at once in an account whose quota is not reduced."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
@@ -31,7 +34,21 @@ class DeployedLambda:
     digest: str
     """Digest of its code; empty: unknown."""
     sizes_mb: tuple[int, ...]
-    """All memory sizes, the default first."""
+    """All memory sizes, the default first. On managed instances, of a call."""
+    managed: ManagedInstances | None = None
+    """None: they run on Lambda's own capacity."""
+    account_concurrency: int = USUAL_CONCURRENCY
+    """Quota of the account."""
+
+    @property
+    def reduced(self) -> str:
+        """Which quota of the account is below the usual one, and what to do; empty: none is known to be."""
+        if self.account_concurrency >= USUAL_CONCURRENCY:
+            return ""
+        return (
+            f"{self.account_concurrency} functions at once (usually {USUAL_CONCURRENCY:,}), and perhaps 3,008 MB of memory "
+            "(usually 10,240); new accounts begin with reduced quotas: ask for more in Service Quotas"
+        )
 
     @property
     def limits(self) -> Limits:
@@ -39,6 +56,7 @@ class DeployedLambda:
         return dataclasses.replace(
             LIMITS, memory_min_mb=min(self.sizes_mb), memory_max_mb=max(self.sizes_mb), sizes_mb=self.sizes_mb,
             lifetime_s=float(self.timeout_s), concurrency=self.concurrency, deploy=COMMAND,
+            mb_per_vcpu=LIMITS.mb_per_vcpu if self.managed is None else 1024 * self.managed.gib_per_vcpu,
         )  # fmt: skip
 
 
@@ -72,8 +90,9 @@ def inspect(settings: AwsSettings, *, tries: int = 6) -> DeployedLambda:
 
 
 def located_sizes(settings: AwsSettings, deployed: DeployedLambda) -> AwsSettings:
-    """The settings with the sizes that are deployed."""
-    return dataclasses.replace(settings, sizes_mb=deployed.sizes_mb)
+    """The settings with the sizes and the version that are deployed."""
+    qualifier = "" if deployed.managed is None else QUALIFIER
+    return dataclasses.replace(settings, sizes_mb=deployed.sizes_mb, qualifier=qualifier)
 
 
 def _inspect_one(settings: AwsSettings, tries: int) -> tuple[DeployedLambda, tuple[int, ...]]:
@@ -88,18 +107,21 @@ def _inspect_one(settings: AwsSettings, tries: int) -> tuple[DeployedLambda, tup
             raise refused(e, settings, doing=f"lambda:{action}") from e
 
     function = ask("GetFunctionConfiguration", lambda: api.get_function_configuration(FunctionName=name))
-    events = ask("GetFunctionEventInvokeConfig", lambda: _events(api, name))
+    managed = of_function(function)
+    version = {} if managed is None else {"Qualifier": QUALIFIER}
+    events = ask("GetFunctionEventInvokeConfig", lambda: _events(api, name, version))
     recursion = ask("GetFunctionRecursionConfig", lambda: api.get_function_recursion_config(FunctionName=name))
     reserved = ask("GetFunctionConcurrency", lambda: api.get_function_concurrency(FunctionName=name))
     account = ask("GetAccountSettings", api.get_account_settings)["AccountLimit"]
-    ask("InvokeFunction", lambda: api.invoke(FunctionName=name, InvocationType="DryRun", Payload=b"{}"))
+    ask("InvokeFunction", lambda: api.invoke(FunctionName=name, InvocationType="DryRun", Payload=b"{}", **version))
     _check_settings(settings, function, events, recursion)
     variables = function.get("Environment", {}).get("Variables", {})
-    memory_mb = int(function["MemorySize"])
+    memory_mb = int(function["MemorySize"]) // (1 if managed is None else managed.calls)
     deployed = DeployedLambda(
         memory_mb=memory_mb, sizes_mb=(memory_mb,), timeout_s=int(function["Timeout"]),
         concurrency=int(reserved.get("ReservedConcurrentExecutions", account["UnreservedConcurrentExecutions"])),
-        digest=str(variables.get("EPHEMERON_CODE", "")),
+        digest=str(variables.get("EPHEMERON_CODE", "")), managed=managed,
+        account_concurrency=int(account.get("ConcurrentExecutions", USUAL_CONCURRENCY)),
     )  # fmt: skip
     return deployed, sizes_in(variables)
 
@@ -174,9 +196,9 @@ def is_local(settings: AwsSettings) -> bool:
     return endpoint is not None and urlsplit(endpoint).hostname in _LOOPBACK
 
 
-def _events(api: Any, name: str) -> Mapping[str, int]:
+def _events(api: Any, name: str, version: Mapping[str, str]) -> Mapping[str, int]:
     try:
-        found = api.get_function_event_invoke_config(FunctionName=name)
+        found = api.get_function_event_invoke_config(FunctionName=name, **version)
         return {key: int(found[key]) for key in ("MaximumRetryAttempts", "MaximumEventAgeInSeconds") if key in found}
     except Exception as e:
         if code_of(e) != "ResourceNotFoundException":

@@ -39,7 +39,14 @@ class AwsLambda(Provider[AwsSettings]):
         )
         preflight.check_code(found, settings, digest())
         yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
+        if (managed := found.managed) is not None:
+            yield (
+                f"on managed instances of {managed.provider}: {managed.calls} calls in an environment, "
+                f"{managed.gib_per_vcpu:g} GiB per vCPU; instances are billed, not calls"
+            )
         yield f"quota: {found.concurrency} functions at once"
+        if found.reduced:
+            yield f"reduced quota: {found.reduced}"
 
     def sizes(self, settings: AwsSettings) -> tuple[int, ...]:
         return preflight.inspect(settings, tries=1).sizes_mb

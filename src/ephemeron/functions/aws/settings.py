@@ -29,6 +29,8 @@ class AwsSettings:
     """Name of the deployment: of its first function."""
     sizes_mb: tuple[int, ...] = ()
     """Memory sizes that are deployed, the first is that of `function`; empty: not asked, or that one alone."""
+    qualifier: str = ""
+    """Version to invoke; empty: the function itself."""
     region: str | None = None
     """None: AWS_REGION, AWS_DEFAULT_REGION, or that of `~/.aws/config`."""
     endpoint: str | None = None
@@ -143,6 +145,10 @@ def explain(e: Exception, settings: AwsSettings, *, doing: str) -> tuple[str, st
         return "no AWS credentials were found", "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if code in UNANSWERED:
         return f"AWS Lambda in {settings.region} does not answer: {_line(e)}", "check the network, region and endpoint"
+    if code == "InvalidParameterValueException" and "less than or equal to" in str(e) and "emorySize" in str(e):
+        return f"this account may not have functions of that memory: {_line(e)}", (
+            "new accounts begin with 3,008 MB: use less, or ask AWS for more (Service Quotas, Lambda)"
+        )
     if code in THROTTLED:
         return f"AWS throttles {doing} ({code})", "try again, or ask for a higher quota"
     return f"{doing} failed for {where}: {_line(e)}", "see the message"

@@ -276,13 +276,15 @@ class LambdaEnvironment:
             self.kill()
             self._over.set()
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-            self._log(f"{stamp}.000Z {work.request_id} Task timed out after {limit:.2f} seconds")
+            if not self.function.calls:
+                self._log(f"{stamp}.000Z {work.request_id} Task timed out after {limit:.2f} seconds")
             text = f"RequestId: {work.request_id} Error: Task timed out after {limit:.2f} seconds"
             return _failure("Sandbox.Timedout", text)
         code = None if self._process is None else self._process.returncode
         how = "signal: killed" if code == -signal.SIGKILL or code is None else f"exit status {code}"
         text = f"RequestId: {work.request_id} Error: Runtime exited with error: {how}"
-        self._log(f"{text}\nRuntime.ExitError")
+        if not self.function.calls:
+            self._log(f"{text}\nRuntime.ExitError")
         return _failure("Runtime.ExitError", text)
 
     def _report(self, work: Work, took_s: float, done: InvocationDone) -> None:
@@ -291,6 +293,8 @@ class LambdaEnvironment:
         used = size if self._out_of_memory else min(size, math.ceil(self._peak_mb))
         init_ms = self.init_s * 1000 if self._fresh else 0.0
         took_ms = took_s * 1000
+        if self.function.calls:
+            return self._log(_json_report(work, took_ms, done))
         line = f"REPORT RequestId: {work.request_id}\tDuration: {took_ms:.2f} ms\tBilled Duration: {math.ceil(took_ms + init_ms)} ms\tMemory Size: {size} MB\tMax Memory Used: {used} MB\t"
         if init_ms:
             line += f"Init Duration: {init_ms:.2f} ms\t"
@@ -299,6 +303,21 @@ class LambdaEnvironment:
             line += "Status: timeout\t" if kind == "Sandbox.Timedout" else f"Status: error\tError Type: {kind}\t"
         self._log(f"END RequestId: {work.request_id}")
         self._log(line)
+
+
+def _json_report(work: Work, took_ms: float, done: InvocationDone) -> str:
+    """The report of a function on managed instances."""
+    record: dict[str, object] = {
+        "requestId": work.request_id,
+        "metrics": {"durationMs": round(took_ms, 3)},
+        "status": "success",
+    }
+    if done.error:
+        kind = str(json.loads(done.payload or b"{}").get("errorType", ""))
+        record |= {"status": "timeout" if kind == "Sandbox.Timedout" else "error", "errorType": kind}
+    return json.dumps(
+        {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "type": "platform.report", "record": record}
+    )
 
 
 def _failure(kind: str, text: str) -> InvocationDone:

@@ -74,6 +74,16 @@ class LambdaFunction:
     extras: dict[str, object] = field(default_factory=dict)
     """Settings that are stored and returned without effect."""
 
+    published: bool = False
+    """Whether `$LATEST.PUBLISHED` exists."""
+
+    @property
+    def calls(self) -> int:
+        """Calls in one environment of managed instances; 0: it does not run on any."""
+        found = self.extras.get("CapacityProviderConfig")
+        inner = found.get("LambdaManagedInstancesCapacityProviderConfig") if isinstance(found, Mapping) else None
+        return int(inner.get("PerExecutionEnvironmentMaxConcurrency", 1)) if isinstance(inner, Mapping) else 0
+
     @property
     def log_group(self) -> str:
         logging = self.extras.get("LoggingConfig")
@@ -105,6 +115,8 @@ class Functions:
 
     def __init__(self, folder: Path, region: str) -> None:
         self._folder, self._region = folder, region
+        self.memory_quota_mb = 10_240
+        """Of the account; new ones have 3,008."""
         self._all: dict[str, LambdaFunction] = {}
 
     def find(self, name: str) -> LambdaFunction:
@@ -132,6 +144,7 @@ class Functions:
         )
         self._configure(function, wanted)
         self._take_code(function, wanted.get("Code", {}))
+        function.published = wanted.get("PublishTo") == "LATEST_PUBLISHED"
         self._all[name] = function
         return function
 
@@ -145,6 +158,7 @@ class Functions:
         """UpdateFunctionCode."""
         function = dataclasses.replace(self.find(name))
         self._take_code(function, wanted)
+        function.published = function.published or wanted.get("PublishTo") == "LATEST_PUBLISHED"
         return self._replace(function)
 
     def delete(self, name: str) -> LambdaFunction:
@@ -163,25 +177,38 @@ class Functions:
     def _arn(self, name: str) -> str:
         return f"arn:aws:lambda:{self._region}:{ACCOUNT}:function:{name}"
 
-    @staticmethod
-    def _configure(function: LambdaFunction, wanted: Mapping[str, Any]) -> None:
+    def _configure(self, function: LambdaFunction, wanted: Mapping[str, Any]) -> None:
         memory, timeout = (
             int(wanted.get("MemorySize", function.memory_mb)),
             int(wanted.get("Timeout", function.timeout_s)),
         )
-        if not 128 <= memory <= 10_240:
+        managed = bool(wanted.get("CapacityProviderConfig") or function.calls)
+        most_mb, most_s = (32_768, 5_400) if managed else (10_240, 900)
+        if not 128 <= memory <= most_mb:
             raise _invalid(f"1 validation error detected: Value '{memory}' at 'memorySize' failed to satisfy constraint: "
-                           "Member must have value between 128 and 10240")  # fmt: skip
-        if not 1 <= timeout <= 900:
+                           f"Member must have value between 128 and {most_mb}")  # fmt: skip
+        if memory > self.memory_quota_mb and not managed:
+            raise _invalid(
+                f"'MemorySize' value failed to satisfy constraint: Member must have value less than or equal to {self.memory_quota_mb}"
+            )
+        if not 1 <= timeout <= most_s:
             raise _invalid(f"1 validation error detected: Value '{timeout}' at 'timeout' failed to satisfy constraint: "
-                           "Member must have value between 1 and 900")  # fmt: skip
+                           f"Member must have value between 1 and {most_s}")  # fmt: skip
         function.memory_mb, function.timeout_s = memory, timeout
         function.handler = str(wanted.get("Handler", function.handler))
         function.runtime = str(wanted.get("Runtime", function.runtime))
         function.role = str(wanted.get("Role", function.role))
         if "Environment" in wanted:
             function.environment = dict(wanted["Environment"].get("Variables", {}))
-        kept = ("Description", "VpcConfig", "Layers", "LoggingConfig", "ImageConfig", "Architectures")
+        kept = (
+            "Description",
+            "VpcConfig",
+            "Layers",
+            "LoggingConfig",
+            "ImageConfig",
+            "Architectures",
+            "CapacityProviderConfig",
+        )
         function.extras = function.extras | {name: wanted[name] for name in kept if name in wanted}
 
     def _take_code(self, function: LambdaFunction, code: Mapping[str, Any]) -> None:

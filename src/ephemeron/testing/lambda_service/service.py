@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
@@ -74,12 +76,13 @@ class LambdaService(EmulatedService):
         port: 0: a free one.
         enforce: False leaves CPU alone and watches memory, as where control groups are missing.
         retry_after_s, queue_pause_s, idle_s: pauses, see `Invoker`.
+        memory_quota_mb: of the account; new ones have 3,008.
     """
 
     def __init__(
         self, *, region: str = "us-east-1", concurrency: int = 1_000, environment: Mapping[str, str] | None = None,
         port: int = 0, enforce: bool = True, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
-        idle_s: float = 300.0,
+        idle_s: float = 300.0, memory_quota_mb: int = 10_240,
     ) -> None:  # fmt: skip
         super().__init__("lambda", port)
         self.region = region
@@ -89,6 +92,7 @@ class LambdaService(EmulatedService):
             self._make, concurrency=concurrency, retry_after_s=retry_after_s, queue_pause_s=queue_pause_s, idle_s=idle_s
         )
         self.functions = Functions(self._folder / "code", region)
+        self.functions.memory_quota_mb = memory_quota_mb
         self._variables = dict(environment or {})
         self._enforcement = detect() if enforce else Enforcement(kind="none", unenforced=UNENFORCED)
 
@@ -184,7 +188,19 @@ class LambdaService(EmulatedService):
         return Response(status=204)
 
     async def _invoke(self, request: HttpRequest, name: str) -> Response:
-        return await self.invoker.invoke(self.functions.find(name), request, find=self.functions.find)
+        function = self._version(request, name)
+        return await self.invoker.invoke(function, request, find=self.functions.find)
+
+    def _version(self, request: HttpRequest, name: str) -> LambdaFunction:
+        """The function, if it has the version that is asked for. On managed instances only published versions run."""
+        function, wanted = self.functions.find(name), dict(parse_qsl(request.query)).get("Qualifier", "")
+        if wanted not in ("", "$LATEST.PUBLISHED") or (wanted and not (function.calls and function.published)):
+            raise LambdaApiError(404, "ResourceNotFoundException", f"Function not found: {function.arn}:{wanted}")
+        if function.calls and not wanted:
+            raise LambdaApiError(
+                400, "InvalidParameterValueException", "$LATEST of a function on managed instances is not invoked"
+            )
+        return function
 
     async def _put_events(self, request: HttpRequest, name: str) -> Response:
         function, wanted = self.functions.find(name), request.json()
@@ -238,12 +254,17 @@ class LambdaService(EmulatedService):
     # -- environments---------------------------------------------------------------------------------------
 
     def _make(self, function: LambdaFunction) -> LambdaEnvironment:
-        stream = f"2026/01/01/[$LATEST]{uuid.uuid4().hex}"
+        stream = self._shared_stream(function) or f"2026/01/01/[$LATEST]{uuid.uuid4().hex}"
         variables = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **self._variables}
         return LambdaEnvironment(
             function, self._enforcement, variables=variables, region=self.region, folder=self._folder, stream=stream,
             log=lambda message: self.logs.write(function.log_group, stream, message),
         )  # fmt: skip
+
+    def _shared_stream(self, function: LambdaFunction) -> str:
+        """Log stream of an environment of managed instances that has room for one more process; empty: there is none."""
+        live = Counter(e.stream for e in self.invoker.environments if e.function.name == function.name and e.alive)
+        return next((stream for stream, processes in live.items() if processes < function.calls), "")
 
     async def _work(self) -> None:
         while True:

@@ -10,6 +10,14 @@ from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
 from ephemeron.functions.async_invoke.sizes import FUNCTION, SIZES, function_of, sizes_in, text_of
 from ephemeron.functions.aws.deploy.package import HANDLER, PYTHON
+from ephemeron.functions.aws.managed_instances import (
+    PUBLISH_TO,
+    QUALIFIER,
+    TIMEOUT_S,
+    VCPUS,
+    ManagedInstances,
+    of_function,
+)
 from ephemeron.functions.aws.settings import AwsSettings, code_of, refused
 
 DIGEST = "EPHEMERON_CODE"
@@ -38,14 +46,22 @@ class LambdaSpec:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, encrypted at rest by AWS. The only place for a cache's password."""
     digest: str = ""
+    managed: ManagedInstances | None = None
+    """Instances of one's own; then `memory_mb` is that of a call."""
 
     def __post_init__(self) -> None:
         if bool(self.image) == bool(self.zipped):
             raise JobError("a function is an image or a ZIP", remedy="give --image URI, or --zip")
         if not 128 <= self.memory_mb <= 10_240:
             raise JobError(f"memory of {self.memory_mb} MB is outside Lambda's 128 to 10,240 MB")
-        if not 1 <= self.timeout_s <= 900:
-            raise JobError(f"a time limit of {self.timeout_s} s is outside Lambda's 1 to 900 s")
+        longest = 900 if self.managed is None else TIMEOUT_S
+        if not 1 <= self.timeout_s <= longest:
+            raise JobError(
+                f"a time limit of {self.timeout_s} s is outside Lambda's 1 to {longest} s",
+                remedy="" if self.managed is not None else f"managed instances have {TIMEOUT_S} s: --managed-instances",
+            )
+        if self.managed is not None:
+            self.managed.environment_mb(self.memory_mb)
         taken = sum(len(name.encode()) + len(value.encode()) for name, value in self.variables.items())
         if taken > VARIABLES_BYTES:
             raise JobError(
@@ -62,28 +78,38 @@ def deploy(client: Any, settings: AwsSettings, wanted: LambdaSpec) -> str:
     """
     doing = "lambda:GetFunctionConfiguration"
     try:
-        exists = _exists(client, settings.function)
+        found = _found(client, settings.function)
+        exists = found is not None
+        if found is not None and (of_function(found) is None) != (wanted.managed is None):
+            raise JobError(
+                f"function {settings.function!r} exists, and cannot be moved to managed instances or away from them",
+                remedy=f"run: ephemeron clean aws --function {settings.function}; or give another name with --function",
+            )
+        publish = {} if wanted.managed is None else {"PublishTo": PUBLISH_TO}
+        version = {} if wanted.managed is None else {"Qualifier": QUALIFIER}
         if exists:
             doing = "lambda:UpdateFunctionConfiguration"
-            client.update_function_configuration(FunctionName=settings.function, **_configuration(wanted))
+            client.update_function_configuration(FunctionName=settings.function, **_configuration(wanted, settings))
             _settled(client, settings.function, "function_updated_v2")
             doing = "lambda:UpdateFunctionCode"
-            client.update_function_code(FunctionName=settings.function, **_code(wanted))
+            client.update_function_code(FunctionName=settings.function, **_code(wanted), **publish)
             _settled(client, settings.function, "function_updated_v2")
         else:
             doing = "lambda:CreateFunction"
             client.create_function(
                 FunctionName=settings.function, PackageType="Image" if wanted.image else "Zip", Code=_code(wanted),
                 Description="Trains models for ephemeron; invoked by `ephemeron train --platform aws`.",
-                **_configuration(wanted),
+                **_configuration(wanted, settings), **publish,
             )  # fmt: skip
             _settled(client, settings.function, "function_active_v2")
         doing = "lambda:PutFunctionEventInvokeConfig"
         client.put_function_event_invoke_config(
-            FunctionName=settings.function, MaximumRetryAttempts=0, MaximumEventAgeInSeconds=int(EVENT_AGE_S)
+            FunctionName=settings.function, MaximumRetryAttempts=0, MaximumEventAgeInSeconds=int(EVENT_AGE_S), **version
         )
         doing = "lambda:PutFunctionRecursionConfig"
         client.put_function_recursion_config(FunctionName=settings.function, RecursiveLoop="Allow")
+    except JobError:
+        raise
     except Exception as e:
         raise refused(e, settings, doing=doing) from e
     return "updated" if exists else "created"
@@ -153,14 +179,15 @@ def delete(client: Any, settings: AwsSettings) -> bool:
     return True
 
 
-def _exists(client: Any, name: str) -> bool:
+def _found(client: Any, name: str) -> Mapping[str, Any] | None:
+    """Configuration of a function; None: there is none."""
     try:
-        client.get_function_configuration(FunctionName=name)
+        found: Mapping[str, Any] = client.get_function_configuration(FunctionName=name)
+        return found
     except Exception as e:
         if code_of(e) == "ResourceNotFoundException":
-            return False
+            return None
         raise
-    return True
 
 
 def _settled(client: Any, name: str, waiter: str) -> None:
@@ -171,12 +198,19 @@ def _code(wanted: LambdaSpec) -> dict[str, object]:
     return {"ImageUri": wanted.image} if wanted.image else {"ZipFile": wanted.zipped}
 
 
-def _configuration(wanted: LambdaSpec) -> dict[str, object]:
+def _configuration(wanted: LambdaSpec, settings: AwsSettings) -> dict[str, object]:
     out: dict[str, object] = {
         "Role": wanted.role, "MemorySize": wanted.memory_mb, "Timeout": wanted.timeout_s,
         "Environment": {"Variables": {**wanted.variables, DIGEST: wanted.digest}},
         "VpcConfig": {"SubnetIds": list(wanted.subnets), "SecurityGroupIds": list(wanted.security_groups)},
     }  # fmt: skip
+    if (managed := wanted.managed) is not None:
+        assert settings.region is not None
+        account = wanted.role.split(":")[4]
+        variables = {**wanted.variables, DIGEST: wanted.digest, VCPUS: f"{managed.vcpus(wanted.memory_mb):g}"}
+        out |= {"MemorySize": managed.environment_mb(wanted.memory_mb), "Environment": {"Variables": variables},
+                "CapacityProviderConfig": managed.config(settings.region, account)}  # fmt: skip
+        del out["VpcConfig"]  # the instances are in the provider's network
     if wanted.log_group:
         out["LoggingConfig"] = {"LogGroup": wanted.log_group}
     if wanted.zipped:

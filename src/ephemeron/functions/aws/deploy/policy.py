@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ephemeron.errors import JobError
+from ephemeron.functions.aws.managed_instances import QUALIFIER, ManagedInstances
 from ephemeron.functions.aws.settings import AwsSettings
 
 LOG_DAYS = 14
@@ -68,6 +69,10 @@ class Place:
     vpc: bool = False
     sizes_mb: tuple[int, ...] = ()
     """Of the deployment; one size or none: `function` alone."""
+    managed: ManagedInstances | None = None
+    subnets: tuple[str, ...] = ()
+    """Of managed instances."""
+    security_groups: tuple[str, ...] = ()
 
     def arn(self, service: str, resource: str) -> str:
         return f"arn:aws:{service}:{self.region}:{self.account}:{resource}"
@@ -76,10 +81,9 @@ class Place:
     def functions(self) -> str | tuple[str, ...]:
         """ARNs of the functions of all sizes."""
         sizes = self.sizes_mb
-        found = [
-            self.arn("lambda", f"function:{name}")
-            for name in (self.function, *(f"{self.function}-{mb}" for mb in sizes[1:]))
-        ]
+        names = (self.function, *(f"{self.function}-{mb}" for mb in sizes[1:]))
+        versions = ("",) if self.managed is None else ("", f":{QUALIFIER}")
+        found = [self.arn("lambda", f"function:{name}{version}") for name in names for version in versions]
         return tuple(found) if len(found) > 1 else found[0]
 
     @property
@@ -135,7 +139,11 @@ def deployer_policy(place: Place) -> dict[str, object]:
         "GiveItsRole", ["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}}
     )
     removing = _allow("RemoveItsLog", ["logs:DeleteLogGroup"], f"{place.log_arn}:*")
-    return _document([_allow("MakeTheFunction", _MAKE, place.functions), passing, removing])
+    statements = [_allow("MakeTheFunction", _MAKE, place.functions), passing, removing]
+    if place.managed is not None:
+        provider = place.arn("lambda", f"capacity-provider:{place.managed.provider}")
+        statements.append(_allow("UseTheInstances", ["lambda:PassCapacityProvider"], provider))
+    return _document(statements)
 
 
 def trust() -> dict[str, object]:
@@ -148,7 +156,7 @@ def template(place: Place) -> dict[str, object]:
     """A CloudFormation template of role, client's policy and log group; costs nothing by itself."""
     inside = Place(
         function=place.function, region="${AWS::Region}", account="${AWS::AccountId}", bucket=place.bucket,
-        prefix=place.prefix, vpc=place.vpc, sizes_mb=place.sizes_mb,
+        prefix=place.prefix, vpc=place.vpc, sizes_mb=place.sizes_mb, managed=place.managed,
     )  # fmt: skip
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -175,6 +183,7 @@ def template(place: Place) -> dict[str, object]:
                 "UpdateReplacePolicy": "Delete",
                 "Properties": {"LogGroupName": f"/aws/lambda/{place.function}", "RetentionInDays": LOG_DAYS},
             },
+            **({} if place.managed is None else place.managed.resources(place.subnets, place.security_groups)),
         },
         "Outputs": {"Role": {"Description": "For --role.", "Value": {"Fn::GetAtt": ["FunctionRole", "Arn"]}}},
     }
