@@ -315,7 +315,7 @@ def _planned(
     c = build(Configuration, {**job.run, **flagged}, where="configuration")
     platform = c.platform
     if platform in CLOUDS:
-        measured = planning_workflow.measured_on(job, platform, c.channel)
+        measured = planning_workflow.measured_on(job, platform, None if c.channel == "folder" else c.channel)
         if measured is None:
             raise planning_workflow.not_measured(job, platform)
         profile = measured
