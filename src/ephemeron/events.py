@@ -49,6 +49,26 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStarted:
+    """A group of functions of a run; see `RunStarted.groups`."""
+
+    name: str
+    platform: str
+    first_rank: int
+    """Of its ranks in the run."""
+    workers: int
+    memory_mb: int
+    iterations: int
+    samples: int
+    servers: int
+    """Parameter servers."""
+    prices: dict[str, Any]
+    """Its price list."""
+    traffic: Traffic
+    """Traffic of the client while it prepared the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(Event):
     """First line of every run, and again after each resume."""
 
@@ -72,6 +92,8 @@ class RunStarted(Event):
     """Limits that the platform cannot enforce here, and other notes for the reader."""
     traffic: Traffic = field(default_factory=Traffic)
     """Traffic of the client while it prepared the run."""
+    groups: list[GroupStarted] = field(default_factory=list)
+    """Groups of functions with prices of their own; empty: all functions are one group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +321,8 @@ def to_json(event: Event) -> str:
             value = {name: v if v is None or math.isfinite(v) else None for name, v in value.items()}
         elif f.name == "sums":
             value = {name: v if v is None or all(map(math.isfinite, v)) else None for name, v in value.items()}
+        elif f.name == "groups":
+            value = [dataclasses.asdict(group) for group in value]
         out[f.name] = dataclasses.asdict(value) if isinstance(value, Traffic) else value
     return json.dumps(out, separators=(",", ":"), allow_nan=False)
 
@@ -315,6 +339,8 @@ def from_json(line: str) -> Event:
         raise ValueError(f"not an event: {line[:80]!r}")
     if "traffic" in raw:
         raw["traffic"] = Traffic(**raw["traffic"])
+    if "groups" in raw:
+        raw["groups"] = [GroupStarted(**{**group, "traffic": Traffic(**group["traffic"])}) for group in raw["groups"]]
     if "spans" in raw:
         raw["spans"] = [tuple(s) for s in raw["spans"]]
     if "sums" in raw:

@@ -303,7 +303,7 @@ def _planned(
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
         return plan, None, overrides(plan.choice)
-    if given or any(name in job.run for name in EXPLICIT):
+    if given or any(name in job.run for name in (*EXPLICIT, "groups")):
         return None, None, {}
     from ephemeron.cli.plan import show
     from ephemeron.config.typed import build

@@ -68,6 +68,8 @@ class Context:
     """Injected death: does not return, and nothing of this invocation runs after it."""
     cpu_time: Callable[[], float] = lambda: 0.0
     """CPU seconds of this process since some moment; 0 where time is virtual."""
+    shared: Channel | None = None
+    """Store that all groups of the run reach, in the simulator; elsewhere it is opened by its address."""
     scratch: Path | None = None
     """Empty folder of this invocation; None where there is no file system to use."""
     cold: bool = True

@@ -90,6 +90,7 @@ class SimulatedPlatform(Platform):
         limits: of the cloud.
         seed: of stragglers.
         log: file to which events are appended as JSON lines.
+        shared: store that the groups of a run share.
         pool: of the cloud, which further runs may share; None: one of its own.
     """
 
@@ -108,12 +109,14 @@ class SimulatedPlatform(Platform):
         seed: int = 0,
         log: Path | None = None,
         pool: SimulatedPool | None = None,
+        shared: Channel | None = None,
     ) -> None:
         self.world, self.entries, self.seed = world, entries or {}, seed
         self.limits = limits or simulated_limits(world)
         if world.compute is None:
             self.unenforced = (*self.unenforced, MEASURED)
         self.store: Channel = MemoryParameterServer()
+        self.shared = shared
         self._log = log.open("a") if log is not None else None
         self._events: list[Event] = []
         self._new = asyncio.Event()
@@ -247,6 +250,9 @@ class SimulatedInvocation(Invocation):
         context = Context(
             call=call, invocation=self.id,
             channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
+            shared=None if platform.shared is None else Throttled(
+                platform.shared, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s
+            ),
             emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
             origin=call.origin, deadline=self._deadline,

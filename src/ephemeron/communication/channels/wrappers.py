@@ -37,6 +37,11 @@ class Metered(Wrapper):
             bytes_up=self.bytes_up, bytes_down=self.bytes_down,
         )  # fmt: skip
 
+    def add(self, before: Traffic, after: Traffic) -> None:
+        """Counts operations that another meter has counted between two moments."""
+        for name in ("puts", "gets", "polls", "deletes", "lists", "bytes_up", "bytes_down"):
+            setattr(self, name, getattr(self, name) + getattr(after, name) - getattr(before, name))
+
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
         self.puts += 1
         self.bytes_up += size_of(buffers)

@@ -127,6 +127,10 @@ class Collective(ABC):
     self_paced = False
     """Version t is this worker's own: no rank waits for another one."""
 
+    def durable(self) -> int:
+        """Number of versions that no rank would need again, as far as this one knows."""
+        return 0
+
     @abstractmethod
     def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
         """Registers this rank's contribution to an iteration. Sends nothing.

@@ -378,6 +378,10 @@ class KReduce(Collective):
         self.garbage.load(state.garbage)
         self._receiver.load(state.arrivals)
 
+    def durable(self) -> int:
+        known = {**self.garbage.durable, self.g.rank: self.g.status.durable}
+        return min(known.values()) if len(known) == self.g.world else 0
+
     async def collect_garbage(self) -> None:
         self.garbage.update(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)
         keys = self.garbage.expired()

@@ -32,6 +32,7 @@ from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
+from ephemeron.training.driver.run_dir import GROUPS
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
@@ -77,16 +78,20 @@ def configure(
         if name not in options:
             raise JobError(f"unknown option {name!r}", remedy=near(name, options, what="options", quoted=True))
     build(Configuration, explicit, where="configuration")
-    values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(_configured(values)))
+    values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(configured(values)))
     if left_out:
         gone = ", ".join(f"{name} = {job.run[name]}" for name in left_out)
         on_note(f"left out of the job's [run], because what was given now contradicts it: {gone}")
-    return _configured(values)
+    return configured(values)
 
 
-def _configured(values: Mapping[str, object]) -> Configuration:
+def configured(values: Mapping[str, object]) -> Configuration:
+    """A configuration from its options, with the defaults of its platform."""
     values = dict(values)
     _count_stages(values)
+    if values.get("groups"):
+        c = build(Configuration, values, where="configuration")
+        return dataclasses.replace(c, workers=sum(group.workers for group in c.groups))
     c = build(Configuration, values, where="configuration")
     if c.pattern == "standalone" and "workers" not in values:
         c = dataclasses.replace(c, workers=1)
@@ -165,6 +170,10 @@ def train(
         job, configuration, faults=faults, prices_file=prices_file, peer_timeout_s=peer_timeout_s, plan=plan,
         profile=profile, cloud=cloud, loggers=loggers, **options,
     )  # fmt: skip
+    if request.configuration.groups:
+        from ephemeron.training.driver.group_runs import train_groups
+
+        return _checked(train_groups(request, on_event=on_event, out=out), check)
     ready = prepared_run(request)
     prepared = ready.prepared
     shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
@@ -227,6 +236,8 @@ def dry_run(
 
     job = job_of(job, options)
     c = configure(job) if configuration is None else _checked_configuration(configuration)
+    if c.groups:
+        raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")
     c, _, _, limits, _ = admitted(job, c, cloud)
     return dry_runs.dry_run(
         job, c, limits=limits, prices=load_prices(service_of(c.channel), prices_file, platform=c.platform)
@@ -259,6 +270,12 @@ def attach(
     while True:
         try:
             with driving_lock(folder):
+                if run.platform == GROUPS:
+                    from ephemeron.training.driver.group_runs import attach_groups
+
+                    whole = attach_groups(folder, run, spec, on_event=once.again(), loggers=loggers)
+                    copy(folder, out)
+                    return _checked(whole, check)
                 chosen = run_logging.continued(folder, loggers)
                 with run_logging.logged(folder, spec, chosen, once.again()) as log:
                     ending, ledger = blocking.run(
@@ -324,6 +341,12 @@ def resume(
         result = records.read_result(folder)
         if result is not None and result.status == "finished":
             raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        if run.platform == GROUPS:
+            from ephemeron.training.driver.group_runs import resume_groups
+
+            whole = resume_groups(folder, run, spec, on_event=on_event, loggers=loggers, keep_code=keep_code)
+            copy(folder, out)
+            return _checked(whole, check)
         with run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log:
             ending, ledger = blocking.run(
                 lambda interrupts: lifecycle.drive(folder, run, spec, log.on_event, {}, interrupts, keep_code=keep_code)
@@ -339,6 +362,11 @@ def stop(run_id: str, *, now: bool = False) -> str:
         The run's full name.
     """
     folder, run, _ = open_run(run_id)
+    if run.platform == GROUPS:
+        from ephemeron.training.driver.group_runs import stop_groups
+
+        stop_groups(folder, now=now)
+        return folder.run_id
     blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
     return folder.run_id
 

@@ -58,6 +58,7 @@ def left_by(folders: Sequence[RunFolder], *, force: bool = False) -> list[Remain
     Raises:
         UserError: one of them may be running.
     """
+    folders = [each for folder in folders for each in (folder, *folder.groups)]
     for folder in folders:
         status = status_of(folder)
         if may_be_running(status) and not force:

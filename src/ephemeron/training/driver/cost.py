@@ -12,6 +12,7 @@ from ephemeron.events import (
     Evaluated,
     Event,
     GenerationStarted,
+    GroupStarted,
     Invoked,
     Loaded,
     Measured,
@@ -24,7 +25,7 @@ from ephemeron.events import (
     Woken,
 )
 from ephemeron.training.driver.membership import Membership
-from ephemeron.training.driver.records import Bill, GenerationSummary, ResultSummary
+from ephemeron.training.driver.records import Bill, GenerationSummary, GroupSummary, ResultSummary
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.final import FinalState
@@ -59,6 +60,8 @@ class CostMeter:
     checkpoints: dict[int, list[int]] = field(default_factory=dict)
     """Per rank, bytes of its checkpoints."""
     members: Membership = field(default_factory=Membership)
+    groups: list[GroupMeter] = field(default_factory=list)
+    """Of the groups of functions, each with its own prices; empty: there is one group."""
     _own: Traffic = field(default_factory=Traffic)
     _traffic: dict[str, Traffic] = field(default_factory=dict)
     _invoked: dict[str, Invoked] = field(default_factory=dict)
@@ -68,10 +71,15 @@ class CostMeter:
         """Takes one event into account. Feeding an event twice is a mistake; repeated iterations are not."""
         self.ended_at = max(self.ended_at, event.t)
         self.members.feed(event)
+        for group in self.groups:
+            group.feed(event)
         match event:
             case RunStarted():
                 self._own += event.traffic
                 self.memory_mb = event.memory_mb
+                if event.groups and not self.groups:
+                    self.groups = [GroupMeter(group) for group in event.groups]
+                    self._own = sum((group.traffic for group in event.groups), self._own)
             case Invoked():
                 self.invocations += 1
                 self._invoked[event.invocation] = event
@@ -142,11 +150,15 @@ class CostMeter:
 
     def gb_seconds_at(self, t: float) -> float:
         """Billed so far, with running functions as if they ended at `t`."""
+        if self.groups:
+            return sum(group.meter.gb_seconds_at(t) for group in self.groups)
         running = sum(max(0.0, t - i.t) for i in self._invoked.values())
         return self.gb_seconds + running * self.memory_mb / 1024
 
     def storage_usd(self, t: float, servers: int = 0) -> float:
         """Requests, bytes moved, bytes kept and servers until `t`."""
+        if self.groups:
+            return sum(group.meter.storage_usd(t, group.started.servers) for group in self.groups)
         return (
             self.prices.storage_usd(self.traffic)
             + self.prices.kept_usd(self.kept_bytes / MB / 1000, t)
@@ -155,8 +167,42 @@ class CostMeter:
 
     def cost_usd(self, t: float, servers: int = 0) -> float:
         """Everything until `t`."""
+        if self.groups:
+            return sum(group.cost_usd(t) for group in self.groups)
         functions = self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.suspended_usd
         return functions + self.burst_vcpu_s * self.prices.burst_vcpu_second_usd + self.storage_usd(t, servers)
+
+
+class GroupMeter:
+    """Totals of one group of functions.
+
+    Args:
+        started: the group, as the run's first event describes it.
+    """
+
+    def __init__(self, started: GroupStarted) -> None:
+        self.started = started
+        self.meter = CostMeter(Prices(**started.prices), memory_mb=started.memory_mb, _own=started.traffic)
+        self._ranks = range(started.first_rank, started.first_rank + started.workers)
+
+    def feed(self, event: Event) -> None:
+        """Takes an event into account if it is of one of the group's ranks."""
+        if getattr(event, "rank", None) in self._ranks:
+            self.meter.feed(event)
+
+    def cost_usd(self, t: float) -> float:
+        """Everything until `t`."""
+        return self.meter.cost_usd(t, self.started.servers)
+
+    def summary(self, t: float) -> GroupSummary:
+        """Work and cost until `t`."""
+        g, done = self.started, self.meter.done
+        return GroupSummary(
+            name=g.name, platform=g.platform, workers=g.workers, memory_mb=g.memory_mb, samples=g.samples,
+            iterations=min((done.get(rank, 0) for rank in self._ranks), default=0),
+            invocations=self.meter.invocations, gb_seconds=round(self.meter.gb_seconds_at(t), 6),
+            cost_usd=round(self.cost_usd(t), 9), prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
+        )  # fmt: skip
 
 
 def servers_of(spec: RunSpec) -> int:
@@ -191,8 +237,10 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
             storage_usd=round(meter.storage_usd(t, servers), 9),
         ),
         weights_sha256=None if final is None else final.weights_sha256,
-        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()}, platform=c.platform,
         generations=_generations(meter, spec),
+        groups=tuple(group.summary(t) for group in meter.groups),
+        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
+        platform="+".join(dict.fromkeys(g.started.platform for g in meter.groups)) or c.platform,
         best_iteration=None if final is None else final.best, budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
     )  # fmt: skip
 

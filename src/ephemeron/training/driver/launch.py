@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.credentials import environment
+from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
@@ -37,6 +39,7 @@ from ephemeron.training.job import Configuration, Fault, Job, Simulation
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.spec import GroupMembership
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Provider, Settings
@@ -75,6 +78,12 @@ class PreparedRun:
     def simulated(self) -> bool:
         return self.prepared.spec.configuration.platform == "simulated"
 
+    def in_group(self, membership: GroupMembership) -> PreparedRun:
+        """The same as a group of a larger run."""
+        spec = dataclasses.replace(self.prepared.spec, group=membership)
+        objects: dict[str, list[Buffer]] = {**self.prepared.objects, Keys(spec.run_id).spec: [spec.to_bytes()]}
+        return dataclasses.replace(self, prepared=dataclasses.replace(self.prepared, spec=spec, objects=objects))
+
     def with_note(self, text: str) -> PreparedRun:
         """The same with a remark for the reader of the run's output."""
         notes = (*self.prepared.notes, text)
@@ -106,8 +115,15 @@ def platform_limits(name: str, world: Simulation | None = None) -> Limits:
     return default_limits()
 
 
-def prepared_run(request: LaunchRequest) -> PreparedRun:
+def prepared_run(
+    request: LaunchRequest, *, run_id: str | None = None, part: Sequence[int] | None = None
+) -> PreparedRun:
     """Checks a run and makes its objects. Nothing is stored or started.
+
+    Args:
+        request: the run.
+        run_id: its name; None: a new one.
+        part: positions of the training samples to train on; None: all.
 
     Raises:
         UserError: the run is refused.
@@ -116,7 +132,7 @@ def prepared_run(request: LaunchRequest) -> PreparedRun:
     chosen = run_logging.chosen(job.loggers if request.loggers is None else request.loggers)
     c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
     prepared = prepare(
-        job, c, run_id=run_dir.new_run_id(job.name), limits=limits,
+        job, c, run_id=run_id or run_dir.new_run_id(job.name), limits=limits, part=part,
         prices=load_prices(service_of(c.channel), request.prices_file, platform=c.platform), faults=request.faults,
         peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
@@ -125,17 +141,23 @@ def prepared_run(request: LaunchRequest) -> PreparedRun:
 
 
 @contextmanager
-def begun(ready: PreparedRun, on_event: OnEvent) -> Iterator[BegunRun]:
+def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = None) -> Iterator[BegunRun]:
     """Makes the folder of a run and starts its loggers. Inside, this process drives the run.
 
     Args:
         ready: the run.
         on_event: called with every event of the run.
+        parent: of the run of which this is a group: its folder holds this one, and its key is this one's. `lifecycle` alone then
+            gives the variables of the channel, as other groups have their own.
     """
     prepared, request = ready.prepared, ready.request
     run_platform.sweep(run_dir.runs_folder())
-    with _new_run(prepared.spec.run_id) as folder:
-        folder.create_key()
+    with new_run(prepared.spec.run_id, parent) as folder:
+        if parent is None:
+            folder.create_key()
+        else:
+            shutil.copy2(parent.path / run_dir.KEY_FILE, folder.path / run_dir.KEY_FILE)
+        variables = ready.secrets if parent is None else {}
         settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
         record = records.new_record(prepared.spec, folder, source=prepared.source, settings=settings)
         records.write(folder, record)
@@ -145,14 +167,19 @@ def begun(ready: PreparedRun, on_event: OnEvent) -> Iterator[BegunRun]:
             request.plan.save(folder.path / PLAN_FILE)
         if request.profile is not None:
             request.profile.save(folder.path / PROFILE_FILE)
-        with environment(ready.secrets), run_logging.logged(folder, prepared.spec, ready.loggers, on_event) as log:
+        with environment(variables), run_logging.logged(folder, prepared.spec, ready.loggers, on_event) as log:
             yield BegunRun(ready=ready, folder=folder, record=record, log=log)
 
 
 @contextmanager
-def _new_run(run_id: str) -> Iterator[RunFolder]:
-    """Folder of a new run that this process drives. It is deleted if the run does not begin."""
-    folder = run_dir.create(run_id)
+def new_run(run_id: str, parent: RunFolder | None = None) -> Iterator[RunFolder]:
+    """Folder of a new run that this process drives. It is deleted if the run does not begin.
+
+    Args:
+        run_id: of the run.
+        parent: of the run of which this is a group.
+    """
+    folder = run_dir.create(run_id, None if parent is None else parent.path / run_dir.GROUPS)
     try:
         with driving_lock(folder):
             yield folder

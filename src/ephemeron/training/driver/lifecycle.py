@@ -61,7 +61,7 @@ class StopRequests(Protocol):
 
 async def simulate(
     prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent, *,
-    stop: StopRequests | None = None, pool: SimulatedPool | None = None,
+    stop: StopRequests | None = None, pool: SimulatedPool | None = None, shared: Channel | None = None,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
     """Runs everything in virtual time.
 
@@ -70,10 +70,11 @@ async def simulate(
         on_event: called with every event.
         stop: stops the run.
         pool: functions of a session; None: of this run alone.
+        shared: store that the groups of a run share.
     """
     from ephemeron.functions.simulated import SimulatedPlatform
 
-    platform = SimulatedPlatform(world, seed=prepared.spec.seed, log=folder.events, pool=pool)
+    platform = SimulatedPlatform(world, seed=prepared.spec.seed, log=folder.events, pool=pool, shared=shared)
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
     driver = RunDriver(
@@ -90,12 +91,12 @@ async def simulate(
 async def drive(
     folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
     interrupts: StopRequests, *, prepared: Prepared | None = None, attach: bool = False,
-    keep_code: bool = False, session: Path | None = None,
+    keep_code: bool = False, session: Path | None = None, origin: float | None = None,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
     """Launches (with `prepared`), attaches to, or resumes a run, and supervises it to its end. The caller holds its lock.
 
     A run that is resumed while its functions are running is attached to instead. Functions on this machine are hosted by the
-    daemon of `session`, where that is given.
+    daemon of `session`, where that is given. `origin` is the Unix time at the t = 0 of a new run; None: now.
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logs.context(run=folder.run_id))
@@ -127,7 +128,7 @@ async def drive(
         stack.push_async_callback(platform.shutdown)
         driver = RunDriver(
             platform, channel, spec, channel_address=run.address, clock=time.time, on_event=on_event,
-            origin=run.wall_time if attach else None, session=session_of(folder) if attach else 0.0,
+            origin=run.wall_time if attach else origin, session=session_of(folder) if attach else 0.0,
             signing=signing,
         )  # fmt: skip
         with interrupts.handled(driver.interrupt):

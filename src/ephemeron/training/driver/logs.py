@@ -78,7 +78,10 @@ def _files(folder: RunFolder, rank: int | None) -> Iterator[tuple[Path, str]]:
         for event in events_of(folder):
             if isinstance(event, Invoked) and rank in (None, event.rank):
                 attempt = f", attempt {event.attempt}" if event.attempt else ""
-                yield logs / f"{event.invocation}.txt", f"rank {event.rank}{attempt}"
+                name = f"{event.invocation}.txt"
+                places = [logs, *(group.path / LOGS_FOLDER for group in folder.groups)]
+                found = next((place / name for place in places if (place / name).exists()), logs / name)
+                yield found, f"rank {event.rank}{attempt}"
 
 
 def _from(path: Path, offset: int, *, whole: bool) -> bytes:

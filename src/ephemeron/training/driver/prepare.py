@@ -64,6 +64,8 @@ def refuse_contradictions(c: Configuration) -> None:
     Raises:
         JobError: names both options.
     """
+    if c.groups:  # `group_launch` refuses what does not work with them, and each group is checked by itself
+        return
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"
     if server and sync in ("hap", "hsp"):
@@ -169,7 +171,7 @@ def _refuse_decisions(spec: RunSpec) -> None:
 def prepare(
     job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, faults: Sequence[Fault] = (),
     peer_timeout_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
-    only_first: int | None = None,
+    only_first: int | None = None, part: Sequence[int] | None = None,
 ) -> Prepared:  # fmt: skip
     """Checks a job and a configuration, and makes the objects of the run.
 
@@ -177,6 +179,7 @@ def prepare(
         job, configuration: what and how; the configuration is resolved.
         network: latency in seconds and MB/s of one function, where known.
         only_first: train on so many samples and test on none, for a calibration run.
+        part: positions of the training samples to train on; None: all.
 
     Raises:
         JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
@@ -192,7 +195,7 @@ def prepare(
             )
     data: TrainingData
     if job.script is None:
-        data, loop, tried = training_data(job, only_first=only_first), None, None
+        data, loop, tried = training_data(job, only_first=only_first, part=part), None, None
     else:
         refuse_with_script(job, configuration, calibrates=only_first is not None)
         data, loop, tried = script_trial(job, bundled(job), configuration)

@@ -99,6 +99,24 @@ class GenerationSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """A group of functions in the result of its run."""
+
+    name: str
+    platform: str
+    workers: int
+    memory_mb: int
+    samples: int
+    """Of the training set."""
+    iterations: int
+    invocations: int
+    gb_seconds: float
+    cost_usd: float
+    prices: str
+    """Name and date of its price list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSummary:
     """`result.json`, which `--json` prints: how a run ended, what it did and what that costs."""
 
@@ -138,6 +156,8 @@ class ResultSummary:
     """Iterations before the best evaluation, where its weights are kept."""
     generations: tuple[GenerationSummary, ...] = ()
     """Functions of the run from the first iteration on, and after each change."""
+    groups: tuple[GroupSummary, ...] = ()
+    """Groups of functions; empty: all are one group."""
 
 
 def new_record(

@@ -10,6 +10,7 @@ job.json, code.zip    the job, and the code that its functions have: enough to b
 loggers.json    under which ids loggers know the run, and how far it is logged
 plan.json, profile.json   what it was planned with, if it was planned
 objects/        the channel, where it is a folder
+groups/         folders like this one of the groups of functions, where there are several
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ephemeron.errors import JobError, RunNotFound, UserError
 
 KEY_FILE = "signing.key"
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
+GROUPS = "groups"
+"""Platform of the record of a run of several groups, and folder of the groups."""
 JOB_FILE, CODE_FILE = "job.json", "code.zip"
 
 
@@ -66,6 +69,11 @@ class RunFolder:
         """Files with weights that evaluations have kept, oldest first."""
         return sorted(self.path.glob("weights-*.safetensors"))
 
+    @property
+    def groups(self) -> list[RunFolder]:
+        """Folders of the run's groups of functions, by name; empty: it is one group."""
+        return [RunFolder(path) for path in sorted((self.path / GROUPS).glob("*/")) if (path / "run.json").exists()]
+
     def create_key(self) -> SigningKey:
         """A new key for a new run."""
         return create_key(self.path / KEY_FILE)
@@ -104,13 +112,13 @@ def runs_folder() -> Path:
     return home() / "runs"
 
 
-def create(run_id: str) -> RunFolder:
-    """A new run's folder.
+def create(run_id: str, place: Path | None = None) -> RunFolder:
+    """A new run's folder, in that of all runs, or in `place`.
 
     Raises:
         JobError: the home folder cannot be written.
     """
-    path = runs_folder() / run_id
+    path = (place or runs_folder()) / run_id
     try:
         path.mkdir(parents=True, exist_ok=False)
     except OSError as e:

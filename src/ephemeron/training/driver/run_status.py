@@ -14,7 +14,7 @@ from ephemeron.events import RunEnded, RunStarted, from_json
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver.driver_lock import is_driven
 from ephemeron.training.driver.records import RESULT_FILE, RUN_FILE
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.run_dir import GROUPS, RunFolder
 
 _TAIL_BYTES = 1 << 16
 _MARK = b'"kind":"run_'
@@ -28,6 +28,9 @@ def status_of(folder: RunFolder) -> str:
     """
     platform = str((folder.read(RUN_FILE) or {}).get("platform", ""))
     status = str((folder.read(RESULT_FILE) or {}).get("status", ""))
+    if platform == GROUPS:
+        of_groups = sorted({status_of(group) for group in folder.groups}, key=lambda s: (s != "running", s))
+        return "running" if is_driven(folder) else next(filter(may_be_running, of_groups), status or "interrupted")
     if platform in CLOUDS and folder.events.exists():  # its first line is written before anything is invoked
         ended = session_end(folder.events)
         if ended is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron import logs
-from ephemeron.errors import PlanInfeasible, UserError
+from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.simulated import SimulatedPool
@@ -111,6 +111,8 @@ class Runs:
         self, request: LaunchRequest, stop: RunStop, on_event: OnEvent | None, out: Path | None,
         relay: Callable[[OnEvent], OnEvent], show: bool,
     ) -> Result:  # fmt: skip
+        if request.configuration.groups:
+            raise JobError("a run of several groups is not for a session", remedy="train it with ephemeron.train")
         self._check_budget()
         given = _ignore if on_event is None else relay(on_event)
         places = self._places_for(request)

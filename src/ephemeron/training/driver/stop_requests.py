@@ -29,6 +29,8 @@ class RunStop:
     def handled(self, callback: Callable[..., None]) -> Iterator[None]:
         """Inside, requests call `callback`, with their reason."""
         self._phase, self._callback = "driven", callback
+        if self._requested:
+            callback(self.reason)
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,12 +51,13 @@ class TrainingData(Protocol):
         """Description of the trial batch, for messages."""
 
 
-def training_data(job: Job, *, only_first: int | None = None) -> TrainingData:
+def training_data(job: Job, *, only_first: int | None = None, part: Sequence[int] | None = None) -> TrainingData:
     """Loads the samples, or finds the flow.
 
     Args:
         job: whose data.
         only_first: train on so many samples and test on none.
+        part: positions of the training samples to train on; None: all.
 
     Raises:
         JobError, MissingExtra, DatasetNotFound, DatasetError: the data cannot be read.
@@ -64,15 +65,19 @@ def training_data(job: Job, *, only_first: int | None = None) -> TrainingData:
     check_data(job.data)
     given = None if job.task is None else _of_task(job)
     if isinstance(given, DataProvider):
-        return FlowData(find_flow(job.data, seed=job.seed, code=job.code, provider=given), only_first=only_first)
+        return FlowData(
+            find_flow(job.data, seed=job.seed, code=job.code, provider=given), only_first=only_first, part=part
+        )
     if given is None and job.data.flow is not None:
-        return FlowData(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first)
+        return FlowData(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first, part=part)
     data = given or load(job.data, seed=job.seed, code=job.code)
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")
     if only_first is not None:
         first = np.arange(min(only_first, len(data.train)))
         data = DataSets(train=data.train.take(first), test=data.test.take(np.arange(0)))
+    if part is not None:
+        data = DataSets(train=data.train.take(np.asarray(part)), test=data.test)
     return ArrayData(data)
 
 
@@ -149,7 +154,9 @@ class ArrayData:
 class FlowData:
     """Samples that functions read from a flow."""
 
-    def __init__(self, named: NamedFlow, *, only_first: int | None = None) -> None:
+    def __init__(self, named: NamedFlow, *, only_first: int | None = None, part: Sequence[int] | None = None) -> None:
+        if part is not None:
+            named = dataclasses.replace(named, train_indices=named.train_indices[np.asarray(part)])
         if only_first is not None:
             named = dataclasses.replace(
                 named, train_indices=named.train_indices[:only_first], test_indices=named.test_indices[:0]

@@ -101,6 +101,34 @@ class JobLimits(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunGroup(Typed):
+    """A group of functions of a run: it trains on its share of the data, on a platform and over a channel of its own."""
+
+    name: Annotated[str, Form(r"[a-z][a-z0-9-]{0,23}", "up to 24 small letters, digits and hyphens, a letter first")]
+    """Name, unlike that of every other group."""
+    workers: Count
+    """Number of its functions."""
+    platform: PlatformName | None = None
+    """Platform; None: that of the run."""
+    channel: str | None = None
+    """Address of its channel; None: that of the run."""
+    memory_mb: Annotated[int, Within(0, 10_000_000)] = 0
+    """Quota of each of its functions, MB; 0: the platform's default."""
+    aggregators: _OrDefault = 0
+    """K; 0: what the pattern implies."""
+    batch_size: _OrDefault = 0
+    """Samples per optimiser step of an aggregator; 0: that of the run."""
+    nonaggregator_batch_size: _OrDefault = 0
+    """Samples per optimiser step of a non-aggregator; 0: as `batch_size`."""
+    function_timeout_s: NonNegative = 0.0
+    """Time limit of an invocation, seconds; 0: the platform's limit."""
+    share: Positive | None = None
+    """Its part of the training samples, relative to those of the other groups; None: its samples per iteration."""
+    prices: Path | None = None
+    """Price file; None: the built-in prices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration(Typed):
     """Options of a run, chosen by a plan or given as flags."""
 
@@ -155,6 +183,12 @@ class Configuration(Typed):
     """Stages keep the inputs of micro-batches instead of all activations, and repeat their forward passes."""
     placement: str = ""
     """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
+    groups: tuple[RunGroup, ...] = ()
+    """Groups of functions, at least two; empty: all functions are one group."""
+    average_every: Count = 10
+    """Iterations between two exchanges of the groups, which then go on with the average of their parameters."""
+    group_store: str = ""
+    """Address of the store through which groups exchange parameters; "": a folder, where all groups run on this machine."""
 
     @property
     def resizes(self) -> tuple[ScheduledResize, ...]:

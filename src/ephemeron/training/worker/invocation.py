@@ -82,7 +82,7 @@ class InvocationContext:
         )
         self.retry = RetryPolicy(total_s=self.request.channel_retry_s)
         self.channel = RunChannel(
-            ctx.channel, owner=ctx.invocation, retry=self.retry, told=self._outage, damaged=self._damaged,
+            ctx.channel, owner=ctx.invocation, retry=self.retry, told=self.outage, damaged=self._damaged,
             latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=self.faults.drops,
             signing=SigningKey.from_text(ctx.call.key),
         )  # fmt: skip
@@ -139,7 +139,8 @@ class InvocationContext:
         _log.warning("%s", text)
         self.emit(Note(t=self.run_now(), level="warning", text=text))
 
-    def _outage(self, outage: Outage) -> None:
+    def outage(self, outage: Outage) -> None:
+        """Tells of an outage of a store."""
         text = outage_text(outage, who=f"rank {self.rank}", policy=self.retry)
         _log.log(logging.INFO if outage.over else logging.WARNING, "%s", text)
         self.emit(Note(t=self.run_now(), level="info" if outage.over else "warning", text=text))

@@ -28,6 +28,7 @@ from ephemeron.training.worker.decisions import decide
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.generations import Begin, BeginMeta, GenerationChange, delete_generation, members_of
+from ephemeron.training.worker.group_exchange import GroupExchange, group_exchange
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.request import WorkerRequest
@@ -138,6 +139,7 @@ class TrainingLoop:
         self.change = GenerationChange(self.lifecycle, started.agreed)
         self.change.announce()
         self.background = BackgroundTasks(tasks)
+        self.groups: GroupExchange | None = None
         self._skipped = 0
         self._unreported: Callable[[], Progress] | None = None
 
@@ -160,6 +162,10 @@ class TrainingLoop:
         Raises:
             InvocationExit: the invocation ends before the run does.
         """
+        async with group_exchange(self.lifecycle, self.collective) as self.groups:
+            return await self._run()
+
+    async def _run(self) -> RunResult | None:
         lifecycle, background = self.lifecycle, self.background
         lifecycle.timeouts.listen(lifecycle.now())
         lifecycle.replacement.latest_iteration = self.collective.latest_iteration
@@ -173,6 +179,8 @@ class TrainingLoop:
         handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
+            if self.groups is not None and self.t > self.first and self.groups.is_due(self.t):
+                await self._exchange_with_groups(self.groups)
             self._emit_progress()
             if self.spec.evaluates_at(self.t) and (
                 self.t > self.first or self.t == self.iterations or handed_off_waiting
@@ -276,6 +284,11 @@ class TrainingLoop:
         self.stopping |= bool(merged.flags & STOP)
         self.handing_off = bool(merged.flags & HAND_OFF)
         await self.change.learn(merged.flags)
+
+    async def _exchange_with_groups(self, groups: GroupExchange) -> None:
+        own = await self.invocation.compute(self.trainer.parameters, samples=0)
+        merged = await groups.exchange(self.t, own, durable=self.collective.durable())
+        await self.step.compute(lambda: self.trainer.set_parameters(merged), samples=0)
 
     async def _evaluate(self) -> None:
         self.evaluation = e = await self.step.evaluate(self.t)

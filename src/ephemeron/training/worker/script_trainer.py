@@ -265,6 +265,9 @@ class ScriptTrainer:
     def parameters(self) -> np.ndarray:
         return self._flat.values()
 
+    def set_parameters(self, vector: np.ndarray) -> None:
+        raise NotImplementedError("groups of functions refuse scripts before the launch")
+
     # -- evaluation ---------------------------------------------------------------------------------------
 
     def evaluate(self) -> EvaluationSums:

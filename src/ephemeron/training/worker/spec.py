@@ -73,6 +73,28 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembership:
+    """A group of functions that trains one model together with other groups; see `worker.group_exchange`."""
+
+    run: str
+    """The run of all groups: prefix of their common keys."""
+    store: str
+    """Address of the store that all groups reach; empty in the simulator."""
+    index: int
+    """Place of this group in the order of groups."""
+    names: tuple[str, ...]
+    """Of all groups, in their order."""
+    every: int
+    """H: iterations between two exchanges."""
+    rounds: int
+    """Exchanges before the one at the end of the run."""
+
+    def key(self, number: int, group: int) -> str:
+        """Key of a group's parameters in an exchange."""
+        return f"{self.run}/groups/{number:07d}.{group}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """A run, as its workers read it."""
 
@@ -123,6 +145,8 @@ class RunSpec:
     """Treatment of the partial iteration of an epoch."""
     flow: FlowSpec | None = None
     """Flow from which functions read their samples; None: the driver stores their samples in the channel."""
+    group: GroupMembership | None = None
+    """None: the run is one group."""
     stages: Stages | None = None
     """None: every function holds the whole model."""
     chunk_bytes: int = CHUNK_BYTES

@@ -84,6 +84,9 @@ class SyntheticTrainer(_StudyTrainer):
     def parameters(self) -> np.ndarray:
         return self._theta.copy()
 
+    def set_parameters(self, vector: np.ndarray) -> None:
+        self._theta = vector.copy()
+
     def weights(self) -> tuple[Arrays, dict[str, object]]:
         return {"theta": self._theta.copy()}, {}
 
@@ -136,6 +139,9 @@ class CountingTrainer(_StudyTrainer):
 
     def parameters(self) -> np.ndarray:
         return self._counts.copy()
+
+    def set_parameters(self, vector: np.ndarray) -> None:
+        self._counts = vector.copy()
 
     def weights(self) -> tuple[Arrays, dict[str, object]]:
         return {"counts": self._counts.copy()}, {}

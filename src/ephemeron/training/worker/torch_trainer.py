@@ -316,6 +316,9 @@ class TorchTrainer:
         flat = torch.cat([p.detach().reshape(-1).to(self.flat.dtype) for _, p in self.named])
         return flat.cpu().numpy().copy()
 
+    def set_parameters(self, vector: np.ndarray) -> None:
+        self._write(torch.from_numpy(np.array(vector)).to(self.device))
+
     def _autocast(self) -> AbstractContextManager[object]:
         if self.program.options.precision == "bf16-mixed":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)

@@ -71,6 +71,9 @@ class Trainer(Protocol):
     def parameters(self) -> np.ndarray:
         """The parameters as one vector (a copy)."""
 
+    def set_parameters(self, vector: np.ndarray) -> None:
+        """Replaces the parameters by those of a vector as `parameters` returns it; the optimiser's state stays."""
+
     def weights(self) -> tuple[Arrays, Mapping[str, object]]:
         """The result: the model's `state_dict()` by its names, and `bf16`, the names of tensors of that dtype, if any."""
 

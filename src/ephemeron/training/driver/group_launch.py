@@ -1,0 +1,232 @@
+"""Preparation of a run with several groups of functions: each group is prepared as a run of its own, on its share of the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.errors import JobError
+from ephemeron.events import GroupStarted, Traffic
+from ephemeron.functions.registry import CLOUDS
+from ephemeron.functions.registry import cloud as cloud_of
+from ephemeron.training.driver import run_dir
+from ephemeron.training.driver.cost import servers_of
+from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
+from ephemeron.training.driver.training_data import training_data
+from ephemeron.training.job import Configuration, Fault, Job, RunGroup, sync_name
+from ephemeron.training.worker.spec import GroupMembership, RunSpec
+
+if TYPE_CHECKING:
+    from ephemeron.functions.async_invoke.provider import Settings
+
+_OF_GROUPS = (
+    "groups", "average_every", "group_store", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
+    "function_timeout_s",
+)  # fmt: skip
+"""Options that a group has itself, or that are of all groups together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedGroups:
+    """Groups that were checked, and have no folders yet."""
+
+    run_id: str
+    request: LaunchRequest
+    members: tuple[PreparedRun, ...]
+    spec: RunSpec
+    """Of the run as a whole, for records and reports."""
+    store: str
+    """Address of the common store; empty: a folder of the run."""
+
+    @property
+    def simulated(self) -> bool:
+        return self.members[0].simulated
+
+    def described(self) -> list[GroupStarted]:
+        """The groups for the first event of the run."""
+        found, first = [], 0
+        for group, member in zip(self.spec.configuration.groups, self.members, strict=True):
+            spec, objects = member.prepared.spec, member.prepared.objects
+            c = spec.configuration
+            traffic = Traffic(puts=len(objects), bytes_up=sum(map(size_of, objects.values())))
+            found.append(
+                GroupStarted(
+                    name=group.name, platform=c.platform, first_rank=first, workers=c.workers, memory_mb=c.memory_mb,
+                    iterations=spec.iterations, samples=spec.samples, servers=servers_of(spec), prices=dataclasses.asdict(spec.prices),
+                    traffic=traffic,
+                )
+            )  # fmt: skip
+            first += c.workers
+        return found
+
+
+def refuse_unfit(job: Job, c: Configuration) -> None:
+    """Refuses what does not work with several groups.
+
+    Raises:
+        JobError: names the option.
+    """
+    groups = c.groups
+    names = [group.name for group in groups]
+    if len(groups) < 2:
+        raise JobError("run.groups has one group", remedy="name two groups, or leave groups out")
+    for name in names:
+        if names.count(name) > 1:
+            raise JobError(f"run.groups has two groups of the name {name!r}", remedy="give each a name of its own")
+    sync, _ = sync_name(c.sync)
+    refused = {
+        f"sync '{c.sync}'": sync != "bsp",
+        "pattern 'parameter-server'": c.pattern == "parameter-server",
+        "stages": c.stages > 1 or bool(c.placement),
+        "schedule of functions": bool(c.resizes),
+        "a script": job.script is not None,
+        "ema_decay": bool(job.options.ema_decay),
+        "early_stopping": job.options.early_stopping is not None,
+        "keep_best": job.options.keep_best is not None,
+        "[limits] deadline_s": job.limits.deadline_s is not None,
+    }
+    for what, given in refused.items():
+        if given:
+            raise JobError(f"{what} is not for a run of several groups", remedy="leave it out, or use one group")
+    for group in groups:
+        channel = group.channel or c.channel
+        if channel.startswith(("ps://", "parameter_server")):
+            raise JobError(
+                f"group {group.name}: channel '{channel}' is not for groups", remedy="use an object store or a cache"
+            )
+    platforms: set[str] = {group.platform or c.platform for group in groups}
+    if "simulated" in platforms and len(platforms) > 1:
+        raise JobError("simulated groups and real ones cannot train together", remedy="simulate all groups or none")
+    _check_store(c, platforms)
+
+
+def _check_store(c: Configuration, platforms: set[str]) -> None:
+    if platforms == {"simulated"}:
+        if c.group_store:
+            raise JobError("group_store is not for simulated groups", remedy="leave it out: the simulator has its own")
+    elif platforms == {"local"} and not c.group_store:
+        return
+    elif not c.group_store:
+        raise JobError(
+            "groups on several platforms need a store that all of them reach",
+            remedy="give group_store, such as s3://bucket/prefix",
+        )
+    elif "://" not in c.group_store or c.group_store.startswith("ps://"):
+        raise JobError(f"group_store '{c.group_store}' is no store for groups", remedy="use an object store or a cache")
+    elif public_address(c.group_store)[1]:
+        raise JobError(
+            "credentials do not belong in group_store", remedy="set the environment variables of its service"
+        )
+
+
+def prepared_groups(request: LaunchRequest) -> PreparedGroups:
+    """Checks all groups and makes their objects. Nothing is stored or started.
+
+    Raises:
+        UserError: the run is refused.
+    """
+    from ephemeron.training.driver.api import configured
+
+    job, c = request.job, request.configuration
+    refuse_unfit(job, c)
+    if request.plan is not None:
+        raise JobError("a plan is for one group of functions", remedy="leave it out")
+    run_id = run_dir.new_run_id(job.name)
+    configurations = [configured(member_values(c, group)) for group in c.groups]
+    first_ranks = np.cumsum([0, *(each.workers for each in configurations)])
+    for fault in request.faults:
+        if fault.rank >= first_ranks[-1]:
+            raise JobError(
+                f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {first_ranks[-1] - 1}"
+            )
+    shares = [g.share or each.global_batch for g, each in zip(c.groups, configurations, strict=True)]
+    positions = divide(training_data(job).samples, shares, seed=job.seed)
+    members = []
+    for i, (group, own, part) in enumerate(zip(c.groups, configurations, positions, strict=True)):
+        if not part:
+            raise JobError(
+                f"group {group.name} has no training samples", remedy="give it a larger share, or leave it out"
+            )
+        members.append(
+            prepared_run(
+                dataclasses.replace(
+                    request, job=_job_of(job, own.workers / first_ranks[-1]), configuration=own, loggers=(),
+                    prices_file=group.prices or request.prices_file, cloud=_cloud_of(request, own),
+                    faults=_faults_of(request.faults, int(first_ranks[i]), own.workers),
+                ),
+                run_id=f"{run_id}-{group.name}", part=part,
+            )
+        )  # fmt: skip
+    for group, member in zip(c.groups, members, strict=True):
+        if member.prepared.spec.shares_evaluations:
+            raise JobError(f"group {group.name}: metrics that decide or are no means are not for several groups",
+                           remedy="use metrics that are means over samples")  # fmt: skip
+    names = tuple(group.name for group in c.groups)
+    store = c.group_store
+    if not store and not members[0].simulated:
+        store = (run_dir.runs_folder() / run_id / "objects").resolve().as_uri()
+    rounds = min((m.prepared.spec.iterations - 1) // c.average_every for m in members)
+    memberships = [
+        GroupMembership(run=run_id, store=store, index=i, names=names, every=c.average_every, rounds=rounds)
+        for i in range(len(members))
+    ]
+    members = [member.in_group(m) for member, m in zip(members, memberships, strict=True)]
+    first = members[0].prepared.spec
+    whole = dataclasses.replace(
+        first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
+        configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), groups=c.groups,
+                                          average_every=c.average_every, group_store=c.group_store),
+        budget_usd=job.limits.budget_usd, faults=tuple(map(str, request.faults)),
+    )  # fmt: skip
+    return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store)
+
+
+def member_values(c: Configuration, group: RunGroup) -> dict[str, object]:
+    """Options of a group's own configuration."""
+    values = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in _OF_GROUPS}
+    values["nonaggregator_batch_size"] = group.nonaggregator_batch_size
+    values["replicas"] = 0
+    values |= {
+        "platform": group.platform or c.platform, "channel": group.channel or c.channel, "workers": group.workers,
+        "aggregators": group.aggregators, "memory_mb": group.memory_mb, "function_timeout_s": group.function_timeout_s,
+        "batch_size": group.batch_size or c.batch_size,
+    }  # fmt: skip
+    return values
+
+
+def divide(samples: int, shares: Sequence[float], *, seed: int) -> list[list[int]]:
+    """Positions of the training samples of each group: a random order, cut in proportion to the shares.
+
+    Args:
+        samples: number of training samples.
+        shares: of the groups, positive.
+        seed: of the order.
+    """
+    order = np.random.default_rng([seed % 2**64, 0x67726F75]).permutation(samples)
+    cuts = np.rint(np.cumsum(shares) / np.sum(shares) * samples).astype(int)
+    return [sorted(part.tolist()) for part in np.split(order, cuts[:-1])]
+
+
+def _job_of(job: Job, part: float) -> Job:
+    """The job of a group: its part of the budget."""
+    budget = job.limits.budget_usd
+    if budget is None:
+        return job
+    return dataclasses.replace(job, limits=dataclasses.replace(job.limits, budget_usd=budget * part))
+
+
+def _cloud_of(request: LaunchRequest, c: Configuration) -> Settings | None:
+    given = request.cloud
+    if given is None or c.platform not in CLOUDS:
+        return None
+    return given if isinstance(given, cloud_of(c.platform).settings) else None
+
+
+def _faults_of(faults: Sequence[Fault], first: int, workers: int) -> list[Fault]:
+    return [dataclasses.replace(f, rank=f.rank - first) for f in faults if first <= f.rank < first + workers]

@@ -1,0 +1,299 @@
+"""Runs of several groups of functions: one folder, one event stream, one bill and one driver, which drives each group as a run.
+
+The folder of a group is `RUN/groups/RUN-NAME`. A group that fails or stops has all others stopped at a checkpoint. Functions need no
+client: groups meet in the common store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from ephemeron import blocking
+from ephemeron.communication.channels import open_channel
+from ephemeron.errors import ChannelError, JobError, UserError
+from ephemeron.events import GroupStarted, Note, RunEnded, RunStarted
+from ephemeron.functions.simulated import SimulatedPool
+from ephemeron.training.driver import lifecycle, notebook, records, run_logging
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.training.driver.group_events import GroupEvents
+from ephemeron.training.driver.group_launch import PreparedGroups, prepared_groups
+from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
+from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
+from ephemeron.training.driver.records import RunRecord
+from ephemeron.training.driver.result import Result, conclude, events_of
+from ephemeron.training.driver.run_dir import GROUPS, RunFolder
+from ephemeron.training.driver.run_driver import RunOutcome, describe
+from ephemeron.training.driver.run_logging import LoggerChoice, RunLogging
+from ephemeron.training.driver.stop_requests import RunStop
+from ephemeron.training.driver.trained import store_program
+from ephemeron.training.worker.spec import RunSpec
+
+Ended: TypeAlias = tuple[RunOutcome, CostMeter]
+Drive: TypeAlias = Callable[[RunStop], Awaitable[Ended]]
+
+_CLEAR_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A group that is driven."""
+
+    name: str
+    drive: Drive
+    conclude: Callable[[RunOutcome, CostMeter], Result]
+
+
+def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path | None) -> Result:
+    """Trains a job on several groups of functions, and waits for the end of the run."""
+    chosen = run_logging.chosen(request.job.loggers if request.loggers is None else request.loggers)
+    ready = prepared_groups(request)
+    shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
+    with blocking.terminable(), new_run(ready.run_id) as folder:
+        folder.create_key()
+        record = records.new_record(ready.spec, folder, source=None, settings={})
+        platform = "simulated" if ready.simulated else GROUPS
+        records.write(folder, dataclasses.replace(record, platform=platform, address=ready.store))
+        if ready.members[0].prepared.code is not None:
+            store_program(folder, request.job, ready.members[0].prepared.code)
+        with run_logging.logged(folder, ready.spec, chosen, shown) as log, contextlib.ExitStack() as stack:
+            events = GroupEvents(folder, ready.described(), log.on_event, simulated=ready.simulated)
+            wall_time = time.time()
+            events.emit(_started(ready, wall_time))
+            members = list(_launched(ready, folder, events, stack, wall_time))
+            if ready.simulated:
+                from ephemeron.functions import simulation
+
+                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts), runner=simulation.run)
+            else:
+                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts))
+            return _concluded(folder, ready.spec, ready.store, members, outcomes, events, log, out)
+
+
+def attach_groups(
+    folder: RunFolder, run: RunRecord, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice]
+) -> Result:
+    """Supervises a run whose functions are running, or collects its result. The caller has the run's lock."""
+    return _continued(folder, run, spec, on_event, loggers, attach=True, keep_code=True)
+
+
+def resume_groups(
+    folder: RunFolder,
+    run: RunRecord,
+    spec: RunSpec,
+    *,
+    on_event: OnEvent,
+    loggers: Sequence[LoggerChoice],
+    keep_code: bool,
+) -> Result:
+    """Continues the groups that have not finished. The caller has the run's lock."""
+    return _continued(folder, run, spec, on_event, loggers, attach=False, keep_code=keep_code)
+
+
+def stop_groups(folder: RunFolder, *, now: bool) -> None:
+    """Asks all groups to stop at a checkpoint, or cancels their functions.
+
+    Raises:
+        UserError: none is running.
+    """
+    stopped = 0
+    for member in members_of(folder):
+        record = _record(member)
+        with contextlib.suppress(UserError):
+            blocking.run(lambda _, member=member, record=record: lifecycle.stop(member, record, now=now))  # type: ignore[misc]
+            stopped += 1
+    if not stopped:
+        raise UserError(f"run {folder.run_id} is not running")
+
+
+def members_of(folder: RunFolder) -> list[RunFolder]:
+    """Folders of the groups of a run, in their order; empty: it has none."""
+    return [RunFolder(folder.path / GROUPS / f"{folder.run_id}-{group.name}") for group in _groups(folder)]
+
+
+def _groups(folder: RunFolder) -> list[GroupStarted]:
+    if not (folder.path / GROUPS).is_dir():
+        return []
+    return next((e.groups for e in events_of(folder) if isinstance(e, RunStarted)), [])
+
+
+def _record(member: RunFolder) -> RunRecord:
+    record = records.read_record(member)
+    if record is None:
+        raise JobError(f"{member.path} has no readable {records.RUN_FILE}")
+    return record
+
+
+def _started(ready: PreparedGroups, wall_time: float) -> RunStarted:
+    spec, described = ready.spec, ready.described()
+    c = spec.configuration
+    return RunStarted(
+        t=0.0, run_id=spec.run_id, job=spec.name or spec.program, workers=c.workers, aggregators=c.aggregators,
+        memory_mb=max(group.memory_mb for group in described), iterations=max(group.iterations for group in described),
+        epochs=spec.epochs, samples=spec.samples, configuration=describe(spec),
+        platform="+".join(dict.fromkeys(group.platform for group in described)), wall_time=wall_time, groups=described,
+        notes=[_note(ready)],
+    )  # fmt: skip
+
+
+def _note(ready: PreparedGroups) -> str:
+    rounds = {member.prepared.spec.iterations for member in ready.members}
+    every, membership = ready.spec.configuration.average_every, ready.members[0].prepared.spec.group
+    assert membership is not None
+    text = f"{len(ready.members)} groups average their parameters every {every} iterations, and at the end"
+    if len(rounds) == 1:
+        return text
+    return f"{text}; their numbers of iterations differ ({min(rounds)} to {max(rounds)}), so they do it {membership.rounds + 1} times"
+
+
+def _launched(
+    ready: PreparedGroups, folder: RunFolder, events: GroupEvents, stack: contextlib.ExitStack, wall_time: float
+) -> Iterator[_Member]:
+    from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+
+    pool, shared = SimulatedPool(), MemoryParameterServer()
+    for number, (member, name) in enumerate(zip(ready.members, ready.spec.configuration.groups, strict=True)):
+        run = stack.enter_context(begun(member, events.relay(number), parent=folder))
+        prepared = member.prepared
+
+        def simulated(stop: RunStop, run=run, prepared=prepared) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
+            return lifecycle.simulate(
+                prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared
+            )
+
+        def live(stop: RunStop, run=run, prepared=prepared, secrets=member.secrets) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
+            return lifecycle.drive(
+                run.folder,
+                run.record,
+                prepared.spec,
+                run.log.on_event,
+                secrets,
+                stop,
+                prepared=prepared,
+                origin=wall_time,
+            )
+
+        yield _Member(name=name.name, drive=simulated if ready.simulated else live, conclude=run.conclude)
+
+
+def _continued(
+    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, loggers: Sequence[LoggerChoice], *,
+    attach: bool, keep_code: bool,
+) -> Result:  # fmt: skip
+    with (
+        run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log,
+        contextlib.ExitStack() as stack,
+    ):
+        groups = _groups(folder)
+        events = GroupEvents(folder, groups, log.on_event, simulated=False)
+        if not attach:
+            first = next(e for e in events_of(folder) if isinstance(e, RunStarted))
+            latest = max(e.t for e in events_of(folder))
+            events.emit(dataclasses.replace(first, t=latest, wall_time=time.time(), notes=[]))
+        members = []
+        for number, (group, place) in enumerate(zip(groups, members_of(folder), strict=True)):
+            record = _record(place)
+            known = records.read_result(place)
+            over = known is not None and known.status == "finished"
+            stack.enter_context(driving_lock(place))
+            members.append(
+                _Member(
+                    name=group.name,
+                    drive=_continuing(place, record, events.relay(number), attach=attach or over, keep_code=keep_code),
+                    conclude=lambda ending, meter, place=place, record=record: conclude(  # type: ignore[misc]
+                        place, record.run_spec(), meter, ending, None
+                    ),
+                )
+            )
+        outcomes = blocking.run(lambda interrupts: _drive(members, interrupts))
+        return _concluded(folder, spec, run.address, members, outcomes, events, log, None)
+
+
+def _continuing(place: RunFolder, record: RunRecord, on_event: OnEvent, *, attach: bool, keep_code: bool) -> Drive:
+    async def drive(stop: RunStop) -> Ended:
+        spec = record.run_spec()
+        try:
+            return await lifecycle.drive(place, record, spec, on_event, {}, stop, attach=attach, keep_code=keep_code)
+        except UserError as e:
+            if not attach:
+                raise
+            _log.info("%s", e)
+            meter = CostMeter(spec.prices)
+            for event in events_of(place):
+                meter.feed(event)
+            return RunOutcome("stopped", []), meter
+
+    return drive
+
+
+async def _drive(members: Sequence[_Member], interrupts: StopRequests) -> list[Ended]:
+    """Drives all groups to their ends. Where one fails or stops, the others are stopped at a checkpoint."""
+    stops = [RunStop() for _ in members]
+    tasks = [asyncio.ensure_future(member.drive(stop)) for member, stop in zip(members, stops, strict=True)]
+
+    def stop_all(reason: str = "") -> None:
+        for stop in stops:
+            stop.request(reason)
+
+    with interrupts.handled(stop_all):
+        waiting: set[asyncio.Future[Ended]] = set(tasks)
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                name = members[tasks.index(task)].name  # type: ignore[arg-type]
+                if task.exception() is not None:
+                    stop_all(f"group {name} failed")
+                elif (status := task.result()[0].status) != "finished":
+                    stop_all(f"group {name} has {'stopped' if status == 'stopped' else 'failed'}")
+    errors = [error for task in tasks if (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [task.result() for task in tasks]
+
+
+def _concluded(
+    folder: RunFolder, spec: RunSpec, store: str, members: Sequence[_Member], outcomes: Sequence[Ended],
+    events: GroupEvents, log: RunLogging, out: Path | None,
+) -> Result:  # fmt: skip
+    """Writes the results of the groups, and that of the run: the weights are those of the first group, as all are alike."""
+    causes: list[str] = []
+    for member, (ending, meter) in zip(members, outcomes, strict=True):
+        member.conclude(ending, meter)
+        causes += [f"group {member.name}: {cause}" for cause in ending.causes]
+    statuses = {ending.status for ending, _ in outcomes}
+    first = outcomes[0][0]
+    ending = RunOutcome(
+        "failed" if "failed" in statuses else "stopped" if "stopped" in statuses else "finished", causes
+    )
+    if ending.status == "finished":
+        ending = dataclasses.replace(first, causes=causes)
+        hashes = {each.final.weights_sha256 for each, _ in outcomes if each.final is not None}
+        if len(hashes) > 1:
+            events.emit(
+                Note(t=0.0, level="info", text="buffers of the groups differ; the weights are those of the first group")
+            )
+        if store:
+            blocking.run(lambda _: _clear(store, folder.run_id))
+    t = max(meter.ended_at for _, meter in outcomes)
+    events.emit(RunEnded(t=t, status=ending.status, causes=causes))
+    meter = CostMeter(spec.prices)
+    for event in events_of(folder):
+        meter.feed(event)
+    return log.conclude(conclude(folder, spec, meter, ending, out))
+
+
+async def _clear(store: str, run: str) -> None:
+    """Deletes what the groups have left in their common store."""
+    with contextlib.suppress(ChannelError, TimeoutError):
+        async with asyncio.timeout(_CLEAR_S), open_channel(store) as channel:
+            await channel.delete(await channel.list(f"{run}/groups/"))

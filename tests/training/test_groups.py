@@ -1,0 +1,211 @@
+"""Runs of several groups of functions: one average every H iterations, one bill, one event stream, one of each command."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import make_job
+
+from ephemeron.config.typed import plain
+from ephemeron.errors import JobError
+from ephemeron.events import FaultFired, Invoked, Note, Progress, RunEnded, RunStarted
+from ephemeron.training.driver import attach, configure, resume, train
+from ephemeron.training.driver.group_launch import divide
+from ephemeron.training.driver.group_runs import members_of
+from ephemeron.training.driver.logs import lines
+from ephemeron.training.driver.records import read_result
+from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.run_dir import all_runs
+from ephemeron.training.driver.run_status import status_of
+from ephemeron.training.job import Fault, RunGroup
+
+pytestmark = pytest.mark.usefixtures("home")
+
+PAIR = (
+    RunGroup(name="near", workers=2, batch_size=24, share=2),
+    RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1),
+)
+
+
+def _plain(group: RunGroup) -> dict[str, Any]:
+    return {name: value for name, value in plain(group).items() if value is not None}
+
+
+def grouped(*, faults: Any = (), groups: Any = PAIR, **overrides: Any) -> Result:
+    job = make_job(epochs=3)
+    values = {"platform": "simulated", "average_every": 5, "checkpoint_every": 4, **overrides}
+    return train(job, configure(job, groups=groups, **values), faults=faults)
+
+
+def test_two_simulated_groups_train_one_model() -> None:
+    result = grouped()
+    assert result.finished
+    assert result.summary.workers == 3
+    assert [group.name for group in result.summary.groups] == ["near", "far"]
+    assert sum(group.cost_usd for group in result.summary.groups) == pytest.approx(result.summary.cost_usd, abs=1e-8)
+    summaries = [read_result(place) for place in members_of(result.folder)]
+    assert {each.weights_sha256 for each in summaries} == {result.summary.weights_sha256}
+    events = list(events_of(result.folder))
+    assert {event.rank for event in events if isinstance(event, Progress)} == {0, 1, 2}
+    assert [type(e) for e in (events[0], events[-1])] == [RunStarted, RunEnded]
+    assert sum(isinstance(e, RunStarted) for e in events) == 1
+    assert result.summary.metrics["accuracy"] > 0.3
+
+
+PHASES = ("load", "compute", "upload", "aggregate", "download", "wait")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_are_the_same_whichever_functions_are_killed(seed: int) -> None:
+    rng = random.Random(seed)
+    faults = [
+        Fault(kind="kill", rank=rng.randrange(3), iteration=rng.randrange(1, 40), phase=rng.choice(PHASES[1:]))
+        for _ in range(4)
+    ]  # fmt: skip
+    disturbed = grouped(faults=faults)
+    assert any(isinstance(event, FaultFired) for event in events_of(disturbed.folder))
+    assert disturbed.summary.weights_sha256 == grouped().summary.weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_functions_killed_in_the_exchange_of_groups_repeat_it(rank: int) -> None:
+    faults = [Fault(kind="kill", rank=rank, iteration=i, phase="wait", attempt=a) for a, i in enumerate((4, 9))]
+    disturbed = grouped(faults=faults)
+    assert disturbed.summary.weights_sha256 == grouped().summary.weights_sha256
+
+
+@pytest.mark.slow
+def test_hand_offs_change_nothing() -> None:
+    groups = [RunGroup(**{**_plain(group), "function_timeout_s": 12.0}) for group in PAIR]
+    relayed = grouped(groups=groups)
+    assert [e for e in events_of(relayed.folder) if isinstance(e, Invoked) and e.reason == "relay"]
+    assert relayed.summary.weights_sha256 == grouped().summary.weights_sha256
+
+
+def test_rounds_that_no_function_repeats_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ephemeron.communication.channels import parameter_server
+
+    stores = []
+
+    class Counted(parameter_server.MemoryParameterServer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.most = 0
+            stores.append(self)
+
+        def publish(self, key: str, data: bytes) -> None:
+            super().publish(key, data)
+            self.most = max(self.most, len(self.objects))
+
+    monkeypatch.setattr(parameter_server, "MemoryParameterServer", Counted)
+    assert grouped(average_every=1, checkpoint_every=2).finished
+    (shared,) = (store for store in stores if any("/groups/" in key for key in store.objects))
+    assert 4 < shared.most < 20
+
+
+def test_the_average_is_taken_when_the_options_say() -> None:
+    shas = {grouped(average_every=every).summary.weights_sha256 for every in (5, 7, 1000)}
+    assert len(shas) == 3
+    assert grouped(groups=PAIR[::-1]).summary.workers == 3
+
+
+def test_samples_are_divided_once_and_in_proportion() -> None:
+    parts = divide(100, [2, 1, 1], seed=3)
+    assert [len(part) for part in parts] == [50, 25, 25]
+    assert sorted(position for part in parts for position in part) == list(range(100))
+    assert parts == divide(100, [2, 1, 1], seed=3) != divide(100, [2, 1, 1], seed=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sync": "hap"}, "sync 'hap' is not for a run of several groups"),
+        ({"pattern": "parameter-server"}, "pattern 'parameter-server' is not for a run of several groups"),
+        ({"stages": 2}, "stages is not for a run of several groups"),
+        ({"groups": PAIR[:1]}, "run.groups has one group"),
+        ({"groups": (PAIR[0], PAIR[0])}, "two groups of the name 'near'"),
+        ({"groups": (PAIR[0], RunGroup(name="real", workers=1, platform="local"))}, "cannot train together"),
+        ({"groups": (PAIR[0], RunGroup(name="b", workers=1, channel="ps://h:1"))}, "group b: channel 'ps://h:1'"),
+        ({"group_store": "s3://bucket/x"}, "group_store is not for simulated groups"),
+        ({"platform": "local", "groups": (PAIR[0], RunGroup(name="b", workers=1, platform="ray"))}, "give group_store"),
+        ({"platform": "local", "group_store": "redis://u:p@h:1"}, "credentials do not belong in group_store"),
+    ],
+)
+def test_what_does_not_work_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=re.escape(said)):
+        grouped(**changes)
+    assert not all_runs()
+
+
+SLOW = [Fault(kind="delay", rank=0, factor=40.0)]
+LOCAL = {"platform": "local", "groups": tuple(RunGroup(**{**_plain(group), "memory_mb": 512}) for group in PAIR)}
+
+
+@pytest.mark.slow
+def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_together() -> None:
+    def interrupt(event: Any) -> None:
+        if isinstance(event, Progress) and event.rank == 0 and event.iteration == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    job = make_job(epochs=3)
+    how = configure(job, average_every=5, checkpoint_every=4, **LOCAL)
+    stopped = train(job, how, faults=SLOW, on_event=interrupt)
+    assert stopped.summary.status == "stopped"
+    assert {read_result(place).status for place in members_of(stopped.folder)} == {"stopped"}
+    result = resume(stopped.summary.run_id)
+    assert result.summary.weights_sha256 == grouped().summary.weights_sha256
+    events = list(events_of(result.folder))
+    assert [type(e) for e in events if isinstance(e, (RunStarted, RunEnded))] == [RunStarted, RunEnded] * 2
+    invocations = [e.invocation for e in events if isinstance(e, Invoked)]
+    assert (
+        len(set(invocations))
+        == len(invocations)
+        == sum(isinstance(e, Invoked) for place in members_of(result.folder) for e in events_of(place))
+    )
+    list(lines(result.folder))
+    assert not list((result.folder.path / "objects").rglob("*.0"))
+
+
+CLIENT = """
+from ephemeron.events import Progress
+from ephemeron.training.driver import configure, train
+from test_groups import LOCAL, SLOW, make_job
+
+def on_event(event):
+    if isinstance(event, Progress) and event.rank == 0 and event.iteration == 3:
+        print("begun", flush=True)
+
+job = make_job(epochs=3)
+train(job, configure(job, average_every=5, checkpoint_every=4, **LOCAL), faults=SLOW, on_event=on_event)
+"""
+
+
+@pytest.mark.slow
+def test_groups_outlive_their_client_and_another_one_attaches() -> None:
+    here = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(here), str(here.parent)))}
+    with subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, env=env, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "begun\n"
+        client.kill()
+    (folder,) = all_runs()
+    assert status_of(folder) == "running"
+    result = attach(folder.run_id)
+    assert result.summary.weights_sha256 == grouped().summary.weights_sha256
+    progress = [(e.rank, e.iteration) for e in events_of(folder) if isinstance(e, Progress)]
+    assert (
+        len(set(progress))
+        == len(progress)
+        == sum(isinstance(e, Progress) for place in members_of(folder) for e in events_of(place))
+    )
+    assert [e.text for e in events_of(folder) if isinstance(e, Note) and e.text == "[far] finished"]
