@@ -86,7 +86,7 @@ def test_what_is_executed_or_decoded_is_signed_and_what_is_exchanged_is_not():
     keys = Keys("run")
     signed = (
         keys.spec, keys.code, keys.init, keys.data(0), keys.test(1), keys.state(0, 3), keys.result, keys.kept(1), keys.stage(0),
-        keys.initial(0), keys.part(0),
+        keys.initial(0), keys.part(0), keys.members(1),
     )  # fmt: skip
     assert all(map(is_signed, signed))
     others = (

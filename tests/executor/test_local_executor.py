@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ephemeron.communication.channels import open_channel
 from ephemeron.errors import TaskFailed
 from ephemeron.executor import FunctionExecutor
+from ephemeron.functions.local import is_hosted
 
 pytestmark = pytest.mark.slow
 
@@ -127,3 +131,40 @@ def test_a_program_without_a_file_and_with_a_running_loop(home):
     ran = subprocess.run([sys.executable, "-"], input=PROGRAM, capture_output=True, text=True, check=False, timeout=200)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == ["[11, 12]", "23"]
+
+
+KILLED = """
+import os, signal, sys
+import ephemeron
+
+pool = ephemeron.FunctionExecutor(max_workers=1, channel=sys.argv[1])
+assert pool.submit(abs, -1).result() == 1
+print(pool.folder, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_executor_removes_what_a_killed_client_has_left(home, valkey_server):
+    ran = subprocess.run(
+        [sys.executable, "-", valkey_server.address],
+        input=KILLED,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    folder = Path(ran.stdout.strip())
+    assert folder.is_dir()
+
+    async def objects():
+        async with open_channel(valkey_server.address) as channel:
+            return await channel.list(f"{folder.name}.")
+
+    assert asyncio.run(objects())
+    while is_hosted(folder):  # its functions end when they find no task for a while
+        time.sleep(0.2)
+    with FunctionExecutor(max_workers=1) as executor:
+        assert executor.submit(abs, -2).result() == 2
+    assert not folder.exists()
+    assert asyncio.run(objects()) == []

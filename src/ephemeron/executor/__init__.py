@@ -1,13 +1,15 @@
 """Python functions on serverless functions, with the interface of `concurrent.futures`: see `FunctionExecutor`.
 
-shipping             from a function to objects that other processes can load
-trees                tasks that combine results
-batching             how many tasks go together. Pure
-places               opening a platform
-fleet                keeping functions running
-session, drivers     the client's loop, and the thread that it lives in
-executor, futures    the public interface
-predict              a trained model on many inputs
+    shipping             from a function to objects that other processes can load
+    trees                tasks that combine results
+    batching             how many tasks go together. Pure
+    places, fleet        opening a platform, keeping functions running
+    remains              what killed clients have left
+    session, drivers     the client's loop, and the thread that it lives in
+    executor, futures    the public interface
+    predict              a trained model on many inputs
+
+Names are imported when they are first used.
 """
 
 from __future__ import annotations

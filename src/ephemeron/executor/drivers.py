@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ephemeron import logs
 from ephemeron.errors import EphemeronError, PlatformError
+from ephemeron.executor import remains
 from ephemeron.executor.places import PlaceOptions, opened
 from ephemeron.executor.session import Session, Submission
 from ephemeron.functions import simulation
@@ -101,7 +102,9 @@ class Driver(ABC):
 
     async def _live(self) -> None:
         async with opened(self._options, run=self._session.run, folder=self._folder, secrets=self._secrets) as place:
-            await self._session.live(place)
+            with remains.claimed(self._folder, place.address):
+                await self._session.live(place)
+            await remains.remove_remains(self._folder.parent)
 
 
 class LiveDriver(Driver):
