@@ -91,12 +91,16 @@ class SyntheticTrainer(_StudyTrainer):
         return {"theta": self._theta.copy()}, {}
 
     def state(self) -> tuple[Arrays, dict[str, object]]:
-        arrays = {"theta": self._theta.copy(), "momentum": self._momentum.copy(), "own": self._own.copy()}
+        arrays = {"theta": self._theta.copy(), "momentum": self._momentum.copy()}
+        if self._local_steps:
+            arrays["own"] = self._own.copy()
         return arrays, {"draws": self._draws}
 
     def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         self._theta = arrays["theta"]
-        self._momentum, self._own = arrays["momentum"], arrays["own"]
+        self._momentum = arrays["momentum"]
+        if self._local_steps:
+            self._own = arrays["own"]
         if not shared:
             self._draws = build(_Draws, meta, where="state of the trainer").draws
 
