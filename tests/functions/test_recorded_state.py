@@ -331,3 +331,21 @@ def test_a_record_is_read_back(record: dict[str, Any]) -> None:
 )
 def test_a_line_that_is_no_record_is_skipped(line: str, why: str) -> None:
     assert record_of(line) is None, why
+
+
+def test_a_bill_is_rounded_up_to_the_step_of_its_platform() -> None:
+    begun = {**BEGUN, "billed_by": "supervisor", "billing_step_s": 1.0}
+    calls = fed(SENDING, SENT, begun, {**OUTCOME, "burst_vcpu_s": 0.5})
+    (final,) = calls.due(now=1.0)
+    assert (final.outcome.billed_s, final.outcome.gb_seconds, final.outcome.burst_vcpu_s) == (2.0, 1.0, 0.5)
+
+
+def test_time_in_which_a_function_is_suspended_is_no_silence() -> None:
+    calls = fed(SENDING, SENT, BEGUN)
+    calls.feed({"record": "suspended", "id": "2.1.x"}, now=100.0)
+    assert calls.due(now=100_000.0) == [], "it may be suspended for as long as it likes"
+    calls.feed({"record": "woken", "id": "2.1.x"}, now=100_000.0)
+    late = 100_000.0 + (CALL.lifetime_s - 100.0) + LATE_S
+    assert calls.due(now=late - 1.0) == []
+    (final,) = calls.due(now=late)
+    assert final.outcome.status == "lost"

@@ -20,12 +20,15 @@ from ephemeron.events import (
     Progress,
     RunStarted,
     Started,
+    Suspended,
     Traffic,
+    Woken,
 )
 from ephemeron.training.driver.cost import CostMeter, latest_metrics, summarize
 from ephemeron.training.driver.records import Bill, ResultSummary
 from ephemeron.training.job import Configuration, Target
 from ephemeron.training.planner.prices import Prices
+from ephemeron.training.report.cost_series import Spending, with_further
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
 
@@ -273,3 +276,24 @@ def test_a_parameter_server_is_paid_for_as_long_as_the_run_lasts(channel, server
     spec = dataclasses.replace(SPEC, configuration=dataclasses.replace(SPEC.configuration, channel=channel))
     got = summarize(made, spec, status="finished", final=None)
     assert got.billed.storage_usd == pytest.approx(servers * 36.0 * 100 / 3600)
+
+
+def test_bursts_and_suspensions_are_on_the_bill_and_suspended_time_is_not():
+    prices = dataclasses.replace(
+        PRICES, burst_vcpu_second_usd=0.25, suspend_gb_usd=1.0, resume_gb_usd=0.5, suspended_gb_hour_usd=3.6
+    )
+    meter = CostMeter(prices)
+    for event in (run_started(), invoked("a"), started("a")):
+        meter.feed(event)
+    assert meter.gb_seconds_at(10.0) == 20.0
+    meter.feed(Suspended(t=10.0, functions=1, gb=2.0))
+    assert meter.suspended_usd == 2.0, "2 GB are written"
+    meter.feed(Woken(t=110.0, functions=1, gb=2.0, seconds=100.0))
+    assert meter.suspended_usd == pytest.approx(2.0 + 1.0 + 2.0 * 3.6 * 100 / 3600), "written, read, kept"
+    assert meter.gb_seconds_at(115.0) == 30.0, "15 s of 2 GB"
+    meter.feed(dataclasses.replace(ended("a", t=115.0, gb_seconds=30.0), burst_vcpu_s=4.0))
+    assert meter.cost_usd(115.0) == pytest.approx(30.0 * 2.0 + 0.5 + meter.suspended_usd + 4.0 * 0.25)
+    told = [run_started(), ended("a", gb_seconds=30.0), Suspended(t=10.0, functions=1, gb=2.0)]
+    told += [Woken(t=110.0, functions=1, gb=2.0, seconds=100.0)]
+    shown = with_further(Spending(), told, prices)
+    assert shown.suspended_usd == pytest.approx(meter.suspended_usd)

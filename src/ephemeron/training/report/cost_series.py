@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ephemeron.events import Progress, Traffic
+from ephemeron.events import Ended, Event, Progress, Suspended, Traffic, Woken
+from ephemeron.training.planner.prices import Prices
 from ephemeron.training.report.invocations import InvocationRow, owner
 from ephemeron.training.report.metrics import DRAWN_POINTS, Points
 
@@ -52,6 +53,11 @@ class Spending:
     requests_usd: float = 0.0
     calls_usd: float = 0.0
     """Price of the invocations themselves."""
+    burst_vcpu_s: float = 0.0
+    burst_usd: float = 0.0
+    """CPU time beyond what comes with the memory, where it is billed."""
+    suspended_usd: float = 0.0
+    """Memory of suspended functions, where they can be suspended."""
     gb_seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
     estimated: bool = False
@@ -60,7 +66,7 @@ class Spending:
     @property
     def total_usd(self) -> float:
         """Without storage, which no event states."""
-        return self.compute_usd + self.requests_usd + self.calls_usd
+        return self.compute_usd + self.requests_usd + self.calls_usd + self.burst_usd + self.suspended_usd
 
     def points(self, name: str) -> Points:
         """One series as (seconds, value)."""
@@ -95,6 +101,23 @@ def spending(
         traffic=traffic,
         estimated=any(not r.ended for r in rows),
     ), rows
+
+
+def with_further(spent: Spending, events: Iterable[Event], prices: CostRates) -> Spending:
+    """The spending with bursts and suspensions, which have no series: they are billed when they are over."""
+    if not isinstance(prices, Prices):
+        return spent
+    burst_vcpu_s = suspended = 0.0
+    for event in events:
+        if isinstance(event, Ended):
+            burst_vcpu_s += event.burst_vcpu_s
+        elif isinstance(event, Suspended):
+            suspended += prices.suspended_usd(event.gb, 0.0, resumed=False)
+        elif isinstance(event, Woken):
+            suspended += prices.suspended_usd(event.gb, event.seconds, resumed=True)
+            suspended -= prices.suspended_usd(event.gb, 0.0, resumed=False)
+    burst_usd = burst_vcpu_s * prices.burst_vcpu_second_usd
+    return dataclasses.replace(spent, burst_vcpu_s=burst_vcpu_s, burst_usd=burst_usd, suspended_usd=suspended)
 
 
 def requests_usd(traffic: Traffic, prices: CostRates) -> float:

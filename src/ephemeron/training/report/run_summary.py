@@ -24,7 +24,7 @@ from ephemeron.events import (
     RunStarted,
     Started,
 )
-from ephemeron.training.report.cost_series import CostRates, Spending, spending
+from ephemeron.training.report.cost_series import CostRates, Spending, spending, with_further
 from ephemeron.training.report.invocations import InvocationRow, as_begun, invocation_rows
 from ephemeron.training.report.lanes import Lane, lanes
 from ephemeron.training.report.metrics import Learning, learning
@@ -82,6 +82,7 @@ class RunSummary:
         now = max([0.0, *(e.t for e in told), *(end for e in work for _, _, end in e.spans)])
         rows = invocation_rows(told, now=now, over=final is not None, memory_mb=run.memory_mb if run else 0)
         spent, rows = spending(rows, progress, prices, now=now)
+        spent = with_further(spent, told, prices)
         ranks = {e.rank for e in told if isinstance(e, Invoked | Started | Progress | Loaded | Ended)}
         return cls(
             run=run,

@@ -117,6 +117,10 @@ def bill_table(story: RunSummary, figures: Headline) -> Markup:
         ["requests", requests, usd(spent.requests_usd)],
         ["calls", f"{len(story.invocations):,} invocations", usd(spent.calls_usd)],
     ]
+    if spent.burst_usd:
+        rows.append(["bursts", f"{spent.burst_vcpu_s:,.1f} vCPU-seconds beyond the baseline", usd(spent.burst_usd)])
+    if spent.suspended_usd:
+        rows.append(["suspended", "memory written, kept and read", usd(spent.suspended_usd)])
     beyond = max(0.0, figures.storage_usd - spent.requests_usd)
     if beyond > 0.001 * figures.storage_usd:
         rows.append(["channel", "preparation, bytes moved and kept, parameter servers", usd(beyond)])
