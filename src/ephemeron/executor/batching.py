@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 BATCH_S = 0.5
 """Seconds of computing in a batch."""
+LEAST_S = 0.05
+"""The same in the last batches, which are spread over all functions: less would cost more in requests than it saves."""
 MOST_IN_BATCH = 200
 AHEAD = 4
 """Batches per function that are published and have no result yet."""
@@ -36,10 +38,14 @@ class Batching:
     @property
     def per_batch(self) -> int:
         """Number of tasks in the next batches."""
+        return self._of(BATCH_S)
+
+    def _of(self, seconds: float) -> int:
+        """Number of tasks that take so long."""
         if not self._recent:
             return 1
         typical_s = max(statistics.median(self._recent), 1e-6)
-        return max(1, min(MOST_IN_BATCH, round(BATCH_S / typical_s)))
+        return max(1, min(MOST_IN_BATCH, round(seconds / typical_s)))
 
     def to_publish(self, waiting: int) -> int:
         """How many of the waiting tasks are to be published now."""
@@ -52,10 +58,10 @@ class Batching:
 
     def sizes(self, count: int, waiting: int) -> list[int]:
         """Sizes of the batches for so many tasks, of which `waiting` are left in all: smaller ones towards the end."""
-        left, sizes = count, []
+        left, sizes, most, least = count, [], self.per_batch, self._of(LEAST_S)
         while left:
-            fair = max(1, -(-waiting // (2 * self.workers)))
-            size = min(left, self.per_batch, fair)
+            fair = max(least, -(-waiting // (2 * self.workers)))
+            size = min(left, most, fair)
             sizes.append(size)
             left -= size
             waiting -= size
