@@ -139,7 +139,7 @@ def _count_stages(values: dict[str, object]) -> None:
 def train(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent | None = None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
+    profile: Profile | None = None, cloud: Settings | Sequence[Settings] | None = None, check: bool = True,
     loggers: Sequence[LoggerChoice] | None = None, **options: object,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
@@ -154,7 +154,8 @@ def train(
         peer_timeout_s: seconds of silence after which a peer is suspected, at least; slow iterations make it longer.
         plan: the plan of the configuration. It is stored with the run and compared with it in the report.
         profile: the profile of the plan. It is stored with the run, so that the run's measurements can refine it.
-        cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's defaults.
+        cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; for groups, of each of their clouds.
+            None: the platform's defaults.
         check: raise an error if the run fails; False: return its result.
         loggers: names of loggers, `LoggerSpec`s with their options, or `Logger` objects; None: those of the job.
         options: fields of `Job` and `Configuration` that override the job's, such as `epochs=3, clip_norm=1.0, workers=4`.
@@ -197,8 +198,8 @@ def train(
 
 def launch_request(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    peer_timeout_s: float = 20.0, plan: Plan | None = None, profile: Profile | None = None, cloud: Settings | None = None,
-    loggers: Sequence[LoggerChoice] | None = None, **options: object,
+    peer_timeout_s: float = 20.0, plan: Plan | None = None, profile: Profile | None = None,
+    cloud: Settings | Sequence[Settings] | None = None, loggers: Sequence[LoggerChoice] | None = None, **options: object,
 ) -> LaunchRequest:  # fmt: skip
     """The arguments of `train`, with job and configuration as they hold.
 

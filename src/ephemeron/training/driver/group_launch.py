@@ -225,7 +225,8 @@ def _cloud_of(request: LaunchRequest, c: Configuration) -> Settings | None:
     given = request.cloud
     if given is None or c.platform not in CLOUDS:
         return None
-    return given if isinstance(given, cloud_of(c.platform).settings) else None
+    each = given if isinstance(given, Sequence) else (given,)
+    return next((settings for settings in each if isinstance(settings, cloud_of(c.platform).settings)), None)
 
 
 def _faults_of(faults: Sequence[Fault], first: int, workers: int) -> list[Fault]:

@@ -59,7 +59,7 @@ class LaunchRequest:
     peer_timeout_s: float = 20.0
     plan: Plan | None = None
     profile: Profile | None = None
-    cloud: Settings | None = None
+    cloud: Settings | Sequence[Settings] | None = None
     loggers: Sequence[LoggerChoice] | None = None
 
 
@@ -189,7 +189,7 @@ def new_run(run_id: str, parent: RunFolder | None = None) -> Iterator[RunFolder]
         raise
 
 
-def _settings(where: Provider[Any], given: Settings | None) -> Settings:
+def _settings(where: Provider[Any], given: Settings | Sequence[Settings] | None) -> Settings:
     if given is None:
         given = where.settings()
     if not isinstance(given, where.settings):
@@ -200,7 +200,7 @@ def _settings(where: Provider[Any], given: Settings | None) -> Settings:
 
 
 def admitted(
-    job: Job, c: Configuration, cloud: Settings | None
+    job: Job, c: Configuration, cloud: Settings | Sequence[Settings] | None
 ) -> tuple[Configuration, Settings | None, dict[str, str], Limits, float]:
     """Configuration as the platform admits it, the cloud's settings, secrets of the channel, limits, and seconds of a cold start."""
     public, secrets = public_address(c.channel)
