@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import sys
 import time
 
 import numpy as np
@@ -39,6 +40,23 @@ def test_results_come_in_order_with_a_bill():
     assert bill.tasks == 306
     assert 0 < bill.functions_usd < bill.cost_usd
     assert bill.invocations >= 4
+
+
+def test_a_folder_of_code_is_sent_along(tmp_path):
+    (tmp_path / "sent_along.py").write_text("K = 4\n")
+
+    def uses_it(x):
+        import sent_along
+
+        return x * sent_along.K
+
+    with pool(code=[tmp_path], progress=True) as executor:
+        sys.path.insert(0, str(tmp_path))  # a simulated function is in this process, and unpacks nothing
+        try:
+            assert executor.submit(uses_it, 2).result() == 8
+            assert any("bundle" in key for key in executor._shipper.ship(uses_it).objects)
+        finally:
+            sys.path.remove(str(tmp_path))
 
 
 def test_chunks_are_one_task_each():

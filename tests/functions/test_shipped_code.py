@@ -170,6 +170,14 @@ def test_what_cannot_be_sent_is_refused_by_name(tmp_path):
         Shipper(KEYS).ship("nowhere_at_all:f")
 
 
+def test_a_folder_that_is_too_large_is_named(tmp_path, monkeypatch):
+    (tmp_path / "in_a_large_folder.py").write_text("def f():\n    pass\n")
+    (tmp_path / "data.bin").write_bytes(bytes(21_000_000))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobError, match=r"in_a_large_folder\.f needs modules of .*: code has 21\.0 MB.*; put them into"):
+        Shipper(KEYS).ship("in_a_large_folder:f")
+
+
 def test_another_version_of_python_is_named(tmp_path):
     async def go():
         channel = signed(MemoryChannel())

@@ -67,6 +67,8 @@ def _pool_options(command: F) -> F:
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.jsonl",
               help="Results, one JSON value per line, in the order of the items.")  # fmt: skip
 @click.option("--chunksize", type=int, default=1, show_default=True, callback=bounded(Count), help="Items of one task.")
+@click.option("--code", multiple=True, type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Folder to send along, beside that of the module (repeatable).")  # fmt: skip
 @_pool_options
 def map_command(function: str, items_file: Path, out: Path, chunksize: int, as_json: bool, **flags: Any) -> None:
     """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.

@@ -75,7 +75,7 @@ class Shipper:
         objects, digests = {}, []
         for folder in dict.fromkeys([*folders, *self._code]):
             if folder not in self._bundles:
-                self._bundles[folder] = bundle([folder])
+                self._bundles[folder] = _bundled(folder, header.name)
             data = self._bundles[folder]
             digests.append(digest_of(data))
             objects[self._keys.bundle(digests[-1])] = data
@@ -84,6 +84,16 @@ class Shipper:
         return Shipment(
             reference=reference, name=header.name, objects={**objects, self._keys.function(reference): shipped}
         )
+
+
+def _bundled(folder: Path, name: str) -> bytes:
+    try:
+        return bundle([folder])
+    except JobError as e:
+        raise JobError(
+            f"{name} needs modules of {folder}, which cannot be sent: {e.problem}",
+            remedy="put them into a folder of their own",
+        ) from None
 
 
 def name_of(function: object) -> str:
