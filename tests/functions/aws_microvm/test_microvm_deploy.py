@@ -187,6 +187,7 @@ def test_what_would_not_fit_is_refused_in_one_line(service: MicrovmService) -> N
         check_channel("folder", elsewhere)
 
 
+@pytest.mark.slow
 def test_reduced_quotas_of_new_accounts_are_named() -> None:
     with MicrovmService(fetch=artifact, memory_gb=8.0, launches_s=1.0) as service:
         settings = deployed(service, entries="").located()

@@ -15,6 +15,7 @@ pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; 
 
 from microvm_world import KEYS, artifact, deployed
 
+from doctoring import left, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, Woken
 from ephemeron.testing import TrainingMatrix, TrainingWorld
@@ -156,3 +157,18 @@ def test_a_run_is_suspended_and_goes_on_where_it_was(world: World) -> None:
     assert result.summary.cost_usd > prices.suspended_usd(3.0, woken.seconds, resumed=True)
     computed = sum(e.billed_s for e in of(events, Ended))
     assert computed < 3 * (result.summary.seconds - SUSPENDED_S) + 3 * 3, "what is suspended is not billed"
+
+
+def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
+    channel = str(world.channels["cache"])
+    asked = ("--platform", "aws-microvm", "--aws-microvm-endpoint", world.service.url, "--aws-microvm-region", "us-east-1",
+             "--channel", channel)  # fmt: skip
+    said = texts(*asked, "--no-call")
+    assert "function" not in said
+    assert "400 GB of MicroVMs, 400 of 1024 MB at once" in said["platform"]
+    assert "1 function of 1024 MB can run at once, for 28740 s each" in said["platform"]
+    said = texts(*asked)
+    assert "one of 1024 MB began" in said["function"]
+    assert "at list prices" in said["function"]
+    assert not [key for key in left(channel) if key.startswith("doctor")]
+    assert world.service.microvms() == []

@@ -71,6 +71,11 @@ class LaunchSpec:
         return arn, self.versions[self.sizes_mb.index(memory_mb) if memory_mb in self.sizes_mb else 0]
 
     @property
+    def region(self) -> str:
+        """Region of the images."""
+        return self.image_arn.split(":")[3]
+
+    @property
     def image_arns(self) -> tuple[str, ...]:
         """ARNs of all images."""
         return tuple(self.image_of(memory_mb)[0] for memory_mb in self.sizes_mb)

@@ -89,8 +89,10 @@ class MicrovmSupervisor(ProcessSupervisor):
     def accept(self, microvm_id: str, payload: RunPayload) -> None:
         """Takes the run hook: from here on this is one MicroVM of many."""
         renew_randomness()
-        os.environ.update(payload.variables)
-        self.variables = payload.variables
+        # A snapshot has no region of its own, which clients of AWS need.
+        region = os.environ.get("AWS_REGION") or payload.launch.region
+        self.variables = {**payload.variables, "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+        os.environ.update(self.variables)
         self._payload, self._id = payload, microvm_id
 
     async def run(self) -> None:
@@ -145,7 +147,7 @@ class MicrovmSupervisor(ProcessSupervisor):
 
     @property
     def _settings(self) -> AwsMicrovmSettings:
-        return AwsMicrovmSettings(image=self._told.image, region=os.environ.get("AWS_REGION"))
+        return AwsMicrovmSettings(image=self._told.image, region=os.environ["AWS_REGION"])
 
     async def _own_api(self) -> MicrovmApi:
         return MicrovmApi(await asyncio.to_thread(client, self._settings))

@@ -90,8 +90,12 @@ class MicrovmService(EmulatedService):
         """All MicroVMs; touched on the loop only."""
         if self._fleet is None:
             # Also for what MicroVMs ask for: their own end, and their successors.
-            here = {"AWS_ENDPOINT_URL_LAMBDA_MICROVMS": self.url, "AWS_REGION": self.region, "AWS_DEFAULT_REGION": self.region,
-                    "AWS_ACCESS_KEY_ID": "ASIALOCALMICROVM", "AWS_SECRET_ACCESS_KEY": "local", "AWS_SESSION_TOKEN": "local"}  # fmt: skip
+            here = {
+                "AWS_ENDPOINT_URL_LAMBDA_MICROVMS": self.url,
+                "AWS_ACCESS_KEY_ID": "ASIALOCALMICROVM",
+                "AWS_SECRET_ACCESS_KEY": "local",
+                "AWS_SESSION_TOKEN": "local",
+            }
             self._fleet = Fleet(
                 self._folder / "microvms", self._enforcement, memory_gb=self._memory_gb, variables={**here, **self._variables},
                 ahead=self._ahead, free_port=_free_port, on_line=lambda id, line: self.output.append(f"{id} {line.rstrip()}"),
@@ -142,7 +146,10 @@ class MicrovmService(EmulatedService):
                 self.guard.check(request, f"lambda:{operation.name}", self.region)
                 if operation.name == "RunMicrovm" and self.faults.take("throttle"):
                     raise ServiceError("ThrottlingException", "Rate exceeded", retry_after_s=1)
-                value = await self._operations()[operation.name](operation.parameters)
+                work = self._operations().get(operation.name)
+                if work is None:
+                    raise ServiceError("InternalServerException", f"{operation.name} is not emulated")
+                value = await work(operation.parameters)
                 return self._model.answer(operation.name, value)
             except ServiceError as e:
                 return self._model.refusal(e)
