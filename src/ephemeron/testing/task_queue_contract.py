@@ -95,7 +95,11 @@ class TaskQueueContract:
             done = [TaskResult(id="t0", data=b"\0raw"), TaskResult(id="t1", value={"a": [1, None]}), *ok("t2", "t3")]
             assert [r.id for r in await worker.complete(lease, done)] == ["t0", "t1", "t2", "t3"]
             assert (await client.depth()).tasks == 5, "an unfinished batch stays"
+            await client.finish()
+            drained = [worker.is_drained]
             await worker.complete(lease, ok("t4"))
+            assert await worker.take(1) == []
+            assert [*drained, worker.is_drained] == [False, True]
             results = {r.id: r for r in await reader.read()}
             assert (results["t0"].data, results["t1"].value, results["t4"].status) == (b"\0raw", {"a": [1, None]}, "ok")
             assert len(results) == 5
@@ -315,6 +319,9 @@ class TaskQueueContract:
             assert depth.leased in (3, 4)
             await worker.announce("e-1", gone=True)
             await client.finish()
+            await worker.take(10)
+            assert not worker.is_drained, "leased tasks are in the queue"
+            await worker.announce("e-2")
             assert (await client.depth()).executors == {"e-2"}
             while True:  # it is silent from now on
                 depth = await client.depth()

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _SLICE_S = 0.05
 """Tasks that take less share a turn of the compute thread."""
 _SLICE_TASKS = 64
-_FIRST_PAUSE_S, _GROWTH = 0.01, 1.5
+_FIRST_PAUSE_S, _GROWTH = 0.01, 2.0
 """Between two looks into an empty queue."""
 _GRACE_S = 1.0
 """In which an interrupted task has to end."""
@@ -183,7 +183,7 @@ class TaskExecutor:
             self._take_s = max(0.5 * self._take_s, now - began)
             if leases:
                 self._plan(leases)
-                pause_s = _FIRST_PAUSE_S
+                pause_s = max(_FIRST_PAUSE_S, self._take_s)
             if leases or self._leases:
                 idle_since = now
                 if not leases:
@@ -193,11 +193,9 @@ class TaskExecutor:
             if now - idle_since >= options.idle_s and not await self._may_inherit(now - idle_since):
                 self.totals.ended_by = "idle"
                 break
-            if pause_s >= options.poll_s or pause_s == _FIRST_PAUSE_S:
-                depth = await self._queue.depth()
-                if depth.closed and not depth.tasks:
-                    self.totals.ended_by = "closed"
-                    break
+            if self._queue.is_drained:
+                self.totals.ended_by = "closed"
+                break
             await asyncio.sleep(min(pause_s, options.poll_s, max(0.0, self._stop_at - now)))
             pause_s *= _GROWTH
         self._fed = True

@@ -33,6 +33,9 @@ class ListedBatch:
     """Highest lease that an observer has seen expire."""
 
 
+_FREE, _NO_LEASE = ListedBatch(), (0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
     """Keys of one queue."""
@@ -89,22 +92,30 @@ class QueueKeys:
 
     def listed(self, keys: Iterable[str]) -> tuple[dict[str, ListedBatch], bool]:
         """Batches in a listing of `work` that are not complete, and whether the queue is closed."""
-        there: set[str] = set()
+        there: list[str] = []
         leases: dict[str, tuple[int, int]] = {}
         expired: dict[str, int] = {}
-        closed = False
-        for key in keys:
-            batch, _, rest = key[len(self.work) :].partition(".")
-            if batch == "closed":
-                closed = True
-            elif not rest:
-                there.add(batch)
-            elif rest[0] == "x":
-                expired[batch] = max(expired.get(batch, 0), int(rest[1:]))
-            else:
-                attempt, _, number = rest[1:].partition(".")
-                leases[batch] = max(leases.get(batch, (0, 0)), (int(attempt), int(number or 0)))
-        batches = {batch: ListedBatch(*leases.get(batch, (0, 0)), expired=expired.get(batch, 0)) for batch in there}
+        closed, at = False, len(self.work)
+        for key in keys:  # executors do little else while they wait
+            batch, dot, rest = key[at:].partition(".")
+            if not dot:
+                there.append(batch)
+                continue
+            kind, numbers = rest[0], rest[1:].split(".")
+            attempt = int(numbers[0])
+            if kind == "x":
+                expired[batch] = max(expired.get(batch, 0), attempt)
+                continue
+            sign = (attempt, int(numbers[1]) if kind == "h" else 0)
+            if batch not in leases or leases[batch] < sign:
+                leases[batch] = sign
+        if "closed" in there:
+            closed = True
+            there.remove("closed")
+        batches = {}
+        for batch in there:
+            sign = leases.get(batch, _NO_LEASE)
+            batches[batch] = ListedBatch(sign[0], sign[1], expired.get(batch, 0)) if sign is not _NO_LEASE else _FREE
         return batches, closed
 
 

@@ -133,16 +133,17 @@ class ObjectQueue(TaskQueue):
     async def _list_work(self) -> tuple[dict[str, ListedBatch], bool]:
         there, closed = self._keys.listed(await self._channel.list(self._keys.work))
         self._observe({f"b/{name}": (batch.attempt, batch.beat) for name, batch in there.items()}, kind="b/")
-        self._candidates = [
-            (name, batch.attempt) for name, batch in sorted(there.items()) if not self._is_leased(name, batch)
-        ]
+        free = [(name, batch.attempt) for name, batch in there.items() if not self._is_leased(name, batch)]
+        self._candidates = sorted(free)
         self._listed_at = asyncio.get_running_loop().time()
+        self.is_drained = closed and not there
         return there, closed
 
     def _observe(self, signs: dict[str, object], *, kind: str) -> None:
         now = asyncio.get_running_loop().time()
-        for name in [name for name in self._seen if name.startswith(kind) and name not in signs]:
-            del self._seen[name]
+        if len(self._seen) > 2 * len(signs) + 100:
+            for name in [name for name in self._seen if name.startswith(kind) and name not in signs]:
+                del self._seen[name]
         for name, sign in signs.items():
             if self._seen.get(name, (None, 0.0))[0] != sign:
                 self._seen[name] = (sign, now)

@@ -40,6 +40,8 @@ class TaskQueue(ABC):
     """Name of this process, unlike every other's at this queue."""
     lease_s: float
     """Seconds without renewal after which a lease ends. The same for all users of a queue."""
+    is_drained: bool = False
+    """The latest `take` found the queue closed and empty."""
 
     @abstractmethod
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:

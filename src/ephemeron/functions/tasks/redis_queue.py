@@ -70,7 +70,8 @@ class RedisQueue(TaskQueue):
         await self._abandon([edge.name])
 
     async def take(self, n: int) -> list[TaskLease]:
-        taken, abandoned = await self._script(scripts.TAKE, n, self._lease_ms, self.owner)
+        taken, abandoned, drained = await self._script(scripts.TAKE, n, self._lease_ms, self.owner)
+        self.is_drained = bool(drained)
         await self._abandon([name.decode() for name in abandoned])
         leases: list[TaskLease] = []
         for row in taken:

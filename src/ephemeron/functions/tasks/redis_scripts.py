@@ -85,10 +85,14 @@ while missing > 0 do
   taken[#taken + 1] = {batch, attempt, redis.call('HGET', key, 'tasks'), redis.call('HGETALL', p .. 'state/' .. batch)}
   missing = missing - tonumber(redis.call('HGET', key, 'left'))
 end
-return {taken, redis.call('SMEMBERS', p .. 'abandoned')}
+local drained = redis.call('EXISTS', p .. 'closed', p .. 'ready', p .. 'leases')
+if redis.call('EXISTS', p .. 'closed') == 0 then
+  drained = 0
+end
+return {taken, redis.call('SMEMBERS', p .. 'abandoned'), drained == 1 and 1 or 0}
 """
 )
-"""N LEASE_MS OWNER -> leases, edges to abandon."""
+"""N LEASE_MS OWNER -> leases, edges to abandon, whether the queue is closed and empty."""
 
 RENEW = (
     _COMMON
