@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
     from ephemeron.training.driver import Result, Session, attach, configure, resize, resume, stop, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
+    from ephemeron.training.job.generation import Resize
     from ephemeron.training.planner import Plan, load_plan
     from ephemeron.training.planner.model.profile import Profile, load_profile
     from ephemeron.training.planning_workflow import plan_job
     from ephemeron.training.profiling import profile_job
+    from ephemeron.training.task.schedule import EpochMeasurements, Schedule
     from ephemeron.training.task.script import current
     from ephemeron.training.task.task import Task
 
@@ -34,6 +36,8 @@ _LAZY = {
     "training.driver": ("Result", "Session", "attach", "configure", "resize", "resume", "stop", "train", "train_async"),
     "training.task.task": ("Task",),
     "training.task.script": ("current",),
+    "training.task.schedule": ("EpochMeasurements", "Schedule"),
+    "training.job.generation": ("Resize",),
     "training.planning_workflow": ("plan_job",),
     "training.planner": ("Plan", "load_plan"),
     "training.profiling": ("profile_job",),
@@ -46,6 +50,7 @@ __all__ = [
     "Configuration",
     "DataSpec",
     "EphemeronError",
+    "EpochMeasurements",
     "Fault",
     "FunctionExecutor",
     "Job",
@@ -54,8 +59,10 @@ __all__ = [
     "Plan",
     "PlanInfeasible",
     "Profile",
+    "Resize",
     "Result",
     "RunFailed",
+    "Schedule",
     "Session",
     "Simulation",
     "Target",

@@ -16,7 +16,7 @@ from ephemeron.events import PHASES, Continued, Ended, FaultFired, GenerationSta
 from ephemeron.functions.base import Limits
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
-from ephemeron.training.job import DataSpec, Target, parse_job
+from ephemeron.training.job import DataSpec, JobLimits, Target, parse_job
 from ephemeron.training.job.generation import Resize, ScheduledResize
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.control import ResizeRequest, encode_control
@@ -307,3 +307,62 @@ def test_a_schedule_that_cannot_be_carried_out_is_refused(told, problem):
 def test_what_cannot_change_is_refused(how, problem):
     with pytest.raises(JobError, match=problem):
         real(make_job(epochs=3), schedule=(ScheduledResize(from_epoch=1, workers=2),), **how)
+
+
+def test_code_decides_after_each_epoch():
+    job = make_job(epochs=6)
+    policy = Target(target="tiny_policies:Growing", options={"most": 4})
+    run = real(job, workers=2, batch_size=16, resize_policy=policy)
+    check_over(run)
+    begun = run.of(GenerationStarted)
+    assert [e.workers for e in begun] == [3, 4]
+    assert [e.request for e in begun] == ["epoch 1", f"epoch {begun[0].from_epoch + 1}"]
+    once = Target(target="tiny_policies:once", options={"workers": 1})
+    assert [e.workers for e in real(job, workers=2, batch_size=16, resize_policy=once).of(GenerationStarted)] == [1]
+
+
+def test_a_wrong_decision_is_named():
+    run = real(make_job(epochs=3), workers=2, batch_size=16, resize_policy=Target(target="tiny_policies:wrong"))
+    assert run.ending.status == "failed"
+    assert "tiny_policies:wrong returned a int" in run.ending.causes[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ({"resize_policy": Target(target="tiny_policies:once"), "adapt": True}, "both resize_policy and adapt"),
+        ({"adapt": True}, "deadline_s or limits.budget_usd"),
+    ],
+)
+def test_what_decides_is_checked(how, problem):
+    with pytest.raises(JobError, match=problem):
+        real(make_job(epochs=3), **how)
+
+
+def adapting(**limits: Any) -> Run:
+    job = make_job(epochs=12, limits=JobLimits(**limits))
+    return real(job, workers=2, batch_size=16, adapt=True)
+
+
+def test_a_run_that_would_miss_its_deadline_gets_more_functions():
+    fixed = real(make_job(epochs=12), workers=2, batch_size=16)
+    took_s = fixed.trigger.ledger.ended_at
+    run = adapting(deadline_s=0.85 * took_s)
+    check_over(run)
+    assert next(e.workers > 2 for e in run.of(GenerationStarted))
+    assert run.trigger.ledger.ended_at < 0.87 * took_s
+    assert any("about to be missed" in e.text for e in run.of(Note))
+    assert not adapting(deadline_s=1.5 * took_s).of(GenerationStarted)
+
+
+def test_a_run_that_would_exceed_its_budget_gets_cheaper_functions():
+    job = make_job(epochs=12)
+    prices = load_prices("objects")
+    fixed = real(job, workers=6, batch_size=16)
+    cost_usd = fixed.trigger.ledger.cost_usd(fixed.trigger.ledger.ended_at)
+    assert cost_usd > prices.functions_usd(0, 1)
+    limited = make_job(epochs=12, limits=JobLimits(budget_usd=0.85 * cost_usd))
+    run = real(limited, workers=6, batch_size=16, adapt=True)
+    changed = run.of(GenerationStarted)
+    assert changed
+    assert changed[0].workers < 6

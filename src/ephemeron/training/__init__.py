@@ -9,13 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver import Result, attach, configure, resume, stop, train
+    from ephemeron.training.driver import Result, attach, configure, resize, resume, stop, train
+    from ephemeron.training.job.generation import Resize
     from ephemeron.training.planning_workflow import plan_job
+    from ephemeron.training.task.schedule import EpochMeasurements, Schedule
 
-__all__ = ["Result", "attach", "configure", "plan_job", "resume", "stop", "train"]
+_ELSEWHERE = {
+    "plan_job": "planning_workflow", "Resize": "job.generation", "Schedule": "task.schedule", "EpochMeasurements": "task.schedule",
+}  # fmt: skip
+__all__ = [
+    "EpochMeasurements",
+    "Resize",
+    "Result",
+    "Schedule",
+    "attach",
+    "configure",
+    "plan_job",
+    "resize",
+    "resume",
+    "stop",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'planning_workflow' if name == 'plan_job' else 'driver'}"), name)
+    return getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'driver')}"), name)

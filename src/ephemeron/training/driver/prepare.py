@@ -202,7 +202,7 @@ def prepare(
         job = dataclasses.replace(job, epochs=data.epochs)
     spec = RunSpec(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, task=job.task,
-        options=job.options, time_limit_s=job.limits.time_limit_s, configuration=configuration,
+        options=job.options, time_limit_s=job.limits.time_limit_s, deadline_s=job.limits.deadline_s, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
         flow=data.flow, last_batch=job.data.last_batch, script=loop, trainer="torch" if loop is None else "script",

@@ -17,6 +17,7 @@ def refuse_resizes(spec: RunSpec) -> None:
         JobError: names what excludes them.
     """
     c = spec.configuration
+    asks = c.resize_policy is not None or c.adapt
     reason = ""
     if spec.stages is not None or c.stages > 1:
         reason = "a model on several functions"
@@ -24,7 +25,7 @@ def refuse_resizes(spec: RunSpec) -> None:
         reason = "a script with a loop of its own"
     elif c.pattern in ("parameter-server", "standalone"):
         reason = f"pattern '{c.pattern}'"
-    elif sync_name(c.sync)[0] == "asp":
+    elif asks and sync_name(c.sync)[0] == "asp":
         reason = "sync 'asp', whose functions agree on no iteration"
     if reason:
         raise JobError(
@@ -38,10 +39,15 @@ def check_resizes(spec: RunSpec, limits: Limits) -> None:
     Raises:
         JobError, PlanInfeasible: names the change.
     """
-    entries = spec.configuration.resizes
+    entries, c = spec.configuration.resizes, spec.configuration
+    if entries or c.resize_policy is not None or c.adapt:
+        refuse_resizes(spec)
+    if c.resize_policy is not None and c.adapt:
+        raise JobError("both resize_policy and adapt decide on the functions", remedy="use one of them")
+    if c.adapt and spec.deadline_s is None and spec.budget_usd is None:
+        raise JobError("adapt = true needs something to keep", remedy="give limits.deadline_s or limits.budget_usd")
     if not entries:
         return
-    refuse_resizes(spec)
     check_schedule(entries, epochs=spec.epochs)
     while (following := spec.scheduled) is not None:
         check_generation(spec, following, limits)
@@ -77,6 +83,10 @@ def check_request(spec: RunSpec, resize: Resize, limits: Limits) -> None:
         JobError, PlanInfeasible: names what binds.
     """
     refuse_resizes(spec)
+    if sync_name(spec.configuration.sync)[0] == "asp":
+        raise JobError(
+            "the functions of a run with sync 'asp' agree on no iteration", remedy="use a schedule, or sync hsp"
+        )
     changes = spec.resized(resize, spec.current_generation.from_iteration)
     now = spec.current_generation
     names = ("workers", "memory_mb", "aggregators", "batch_size", "nonaggregator_batch_size")

@@ -27,13 +27,16 @@ from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, Platfor
 from ephemeron.events import Event, GenerationStarted, Note, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Platform, Reason
 from ephemeron.training.collectives.chunking import best_chunk_bytes, measure_requests
+from ephemeron.training.driver.adaptation import Adaptation
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.renewal import Renewal
 from ephemeron.training.driver.supervisor import Action, Fail, Finish, Replace, RunSupervisor, Stopped
 from ephemeron.training.job import parse_fault
+from ephemeron.training.job.generation import Resize
 from ephemeron.training.tensors import Arrays, decode_state, digest
 from ephemeron.training.worker import fencing
+from ephemeron.training.worker.control import ResizeRequest, encode_control
 from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.finalize import clear, parts_of
@@ -105,6 +108,9 @@ class RunDriver:
         self.ledger = CostMeter(spec.prices)
         self._quotas_mb = {0: spec.configuration.memory_mb}
         """By generation, memory of its functions."""
+        self._adaptation = Adaptation(spec, platform.limits) if spec.configuration.adapt else None
+        self._wanted: Resize | None = None
+        """Change that is to be asked for."""
         self._clock = clock
         self.origin = clock() if origin is None else origin
         self.session = session
@@ -277,6 +283,7 @@ class RunDriver:
                     upcoming = asyncio.ensure_future(anext(events))
                     actions = self._read(event)
                     ending = ending or await self._attempted(self._act(actions))
+                    ending = ending or await self._attempted(self._adapt())
                 if ending is not None and deadline is None:
                     deadline = loop.time() + END_GRACE_S
         finally:
@@ -329,8 +336,22 @@ class RunDriver:
             self.supervisor = RunSupervisor(s.world, generation=s.generation, latest=s.latest)
         if isinstance(event, GenerationStarted):
             self._quotas_mb[event.generation] = event.memory_mb
+        if self._adaptation is not None:
+            wanted = self._adaptation.feed(event, self.ledger)
+            self._wanted = wanted if self._current else None
         actions = self.supervisor.feed(event)
         return actions if self._current else []
+
+    async def _adapt(self) -> RunOutcome | None:
+        """Asks for the change that keeps the limits of the job."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is None:
+            return None
+        request = ResizeRequest(name=f"adapt {self.now():.3f}", resize=wanted)
+        text = f"the deadline or the budget is about to be missed: asks for {wanted.workers} functions"
+        await self.platform.emit(self.spec.run_id, Note(t=self.now(), level="warning", text=text))
+        await self.channel.put(self.keys.control, [encode_control(request)])
+        return None
 
     async def _act(self, actions: list[Action]) -> RunOutcome | None:
         for action in actions:

@@ -154,6 +154,10 @@ class Configuration(Typed):
     """Samples per optimiser step of a non-aggregator (B^n); 0: as `batch_size`."""
     local_steps: Count = 1
     """H: batches that a function trains on, with an optimiser step each, in every iteration, which ends with one exchange."""
+    resize_policy: Target | None = None
+    """`module:Class` of an `ephemeron.Schedule`, or `module:function`, that decides after each epoch how the functions change."""
+    adapt: bool = False
+    """The client changes the number of functions when the deadline or the budget is about to be missed."""
     exchange: Exchange | None = None
     """Quantity that workers exchange in each iteration; None: gradients, or with several local steps deltas."""
     outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE), hash=False)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+from pathlib import Path
 
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage
@@ -71,6 +72,8 @@ class InvocationContext:
         """Why this attempt was started."""
         self.stays = False
         """Whether this invocation has been a member of an earlier generation."""
+        self.code: list[Path] = []
+        """Folders of the user's code, once they are unpacked."""
         self.load_s = 0.0
         """Time from the start of the invocation until all but the state was loaded."""
         self.began = self.now()

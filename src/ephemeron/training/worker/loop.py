@@ -21,10 +21,12 @@ from ephemeron.training.collectives import Collective, SingleRank, StalledPeers,
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.metrics import EvaluationSums, Metrics
+from ephemeron.training.task.schedule import decision_of
 from ephemeron.training.tensors import HAND_OFF, STOP, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.decisions import decide
+from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.generations import Begin, BeginMeta, GenerationChange, delete_generation, members_of
@@ -137,10 +139,16 @@ class TrainingLoop:
         self.evaluation = EvaluationSums()
         self.decisions = started.decisions
         self.change = GenerationChange(self.lifecycle, started.agreed)
+        policy = self.configuration.resize_policy
+        decides = self.invocation.rank == 0 and policy is not None
+        self.deciding = (
+            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code)) if decides and policy else None
+        )
         self.change.announce()
         self.background = BackgroundTasks(tasks)
         self.groups: GroupExchange | None = None
         self._skipped = 0
+        self._merged: Metrics = {}
         self._unreported: Callable[[], Progress] | None = None
 
     def _make_collective(self) -> Collective:
@@ -192,6 +200,8 @@ class TrainingLoop:
                 await self._stop()
             if self.change.begins_at(self.t):
                 await self._end_generation()
+            if self.deciding is not None and self.t > self.first:
+                await self.deciding.after(self.t, self._metrics())
             await self.change.prepare(self.t)
             lifecycle.end_iteration()
             await self._checkpoint_or_hand_off()
@@ -232,6 +242,8 @@ class TrainingLoop:
                 background.start_after("reduce", lambda: self.collective.reduce(t))
         if background.is_free("garbage"):
             background.start("garbage", self._collect_garbage())
+        if self.deciding is not None:
+            self.deciding.record(step.loss, step.samples)
         self._unreported = self._progress_of(step, version)
         self._warn_of_skipped(step)
 
@@ -301,6 +313,7 @@ class TrainingLoop:
         if not self.spec.shares_evaluations:
             return
         metrics = await EvaluationExchange(self.lifecycle, self.trainer, self.collective).merged(self.t, e)
+        self._merged = metrics
         await self.step.compute(lambda: self.trainer.take_metrics(metrics), samples=0)
         stop = await self._decide(metrics)
         if self.invocation.rank == 0:
@@ -312,6 +325,10 @@ class TrainingLoop:
             )  # fmt: skip
         if stop and self.t < self.iterations:
             await self._end_here()
+
+    def _metrics(self) -> Metrics:
+        """Metrics of the last evaluation, of this rank's slice where functions do not merge them."""
+        return self._merged or (self.trainer.metrics([self.evaluation]) if self.evaluation.samples else {})
 
     async def _decide(self, metrics: Metrics) -> str:
         """Takes an evaluation into account; rank 0 keeps weights. Returns why the run ends, if it does."""

@@ -112,6 +112,8 @@ class RunSpec:
     """How the program is trained."""
     shares_evaluations: bool = False
     """Whether functions merge their evaluations: metrics that are no sums, or decisions that depend on them."""
+    deadline_s: float | None = None
+    """Longest duration that the user wants."""
     time_limit_s: float | None = None
     """Run time after which the run stops with a checkpoint."""
     configuration: Configuration

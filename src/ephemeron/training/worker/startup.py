@@ -230,7 +230,7 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Traine
     test: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found[len(parts) :], tests, strict=True)]
     if len(found) == 2 and not keys.generation:  # whole objects, which are not copied
         data, test = found
-    folders = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
+    invocation.code = folders = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
     feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
     return build_trainer(spec, invocation.rank, folders=folders, feed=feed), feed.test_samples
 
