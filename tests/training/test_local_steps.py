@@ -23,6 +23,7 @@ from ephemeron.training.job import (  # noqa: E402
     TrainingOptions,
     parse_fault,
 )
+from ephemeron.training.job.generation import ScheduledResize  # noqa: E402
 from ephemeron.training.task.program import with_optimizers  # noqa: E402
 from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
 
@@ -280,6 +281,19 @@ def test_asynchronous_runs_survive_a_kill_and_learn(sync):
     run = real(job, local_steps=4, sync=sync, checkpoint_every=5, faults=[kill])
     assert run.of(FaultFired)
     assert run.ending.final.metrics["accuracy"] > 0.92
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+def test_functions_that_change_during_the_run_may_be_killed(sync):
+    """Each generation begins with rank 0's optimiser state on all ranks."""
+    changes = (ScheduledResize(from_epoch=1, workers=2), ScheduledResize(from_epoch=2, workers=3, aggregators=1))
+    runs = [
+        real(DROPOUT, **HOW, sync=sync, schedule=changes, faults=[*map(parse_fault, faults)])
+        for faults in ([], ["kill:rank=1,iteration=7,phase=download", "kill:rank=2,iteration=30,phase=upload"])
+    ]
+    assert len(runs[1].of(FaultFired)) == 2
+    assert runs[0].sha == runs[1].sha
 
 
 # -- programs ---------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def _output_options(command: F) -> F:
     "--outer-optimizer",
     metavar="NAME[:OPTION=VALUE,…]",
     callback=target,
-    help="Optimiser of merged deltas: average, or one of torch.optim, such as SGD:lr=0.7,momentum=0.9,nesterov=true.  [default: average]",
+    help="Optimiser of merged deltas: average, or one of torch.optim, such as SGD:lr=1.0,momentum=0.3,nesterov=true.  [default: average]",
 )
 @click.option(
     "--compression",

@@ -228,7 +228,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         workers=c.workers, aggregators=c.aggregators, memory_mb=c.memory_mb, batch_size_aggregator=c.batch_size,
         batch_size_nonaggregator=c.nonaggregator_batch_size, stages=c.stages, replicas=c.group,
         micro_batches=c.micro_batches, schedule=c.micro_batch_schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
-        exchange=c.exchanged, compression=c.compression, iterations=done if final is None else final.iterations,
+        exchange=c.exchanged, local_steps=c.local_steps, compression=c.compression, iterations=done if final is None else final.iterations,
         invocations=meter.invocations,
         metrics=metrics if final is None else final.metrics,
         traffic=meter.traffic,

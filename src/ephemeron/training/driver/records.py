@@ -152,6 +152,8 @@ class ResultSummary:
     budget_usd: float | None
     prices: str
     """Name and date of the price list."""
+    local_steps: int = 1
+    """Batches of a function between two exchanges."""
     best_iteration: int | None = None
     """Iterations before the best evaluation, where its weights are kept."""
     generations: tuple[GenerationSummary, ...] = ()
