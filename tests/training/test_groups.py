@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -12,20 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import make_job
+from training_runs import WORLD, configuration, make_job
 
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+from ephemeron.communication.keys import Keys
+from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
-from ephemeron.events import FaultFired, Invoked, Note, Progress, RunEnded, RunStarted
+from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress, RunEnded, RunStarted
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Limits
+from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.training.driver import attach, configure, resume, train
 from ephemeron.training.driver.group_launch import divide
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.logs import lines
+from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of
 from ephemeron.training.driver.run_dir import all_runs
+from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.driver.run_status import status_of
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, RunGroup, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.spec import GroupMembership, RunSpec
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -209,3 +220,63 @@ def test_groups_outlive_their_client_and_another_one_attaches() -> None:
         == sum(isinstance(e, Progress) for place in members_of(folder) for e in events_of(place))
     )
     assert [e.text for e in events_of(folder) if isinstance(e, Note) and e.text == "[far] finished"]
+
+
+def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0) -> tuple[list[str], int]:
+    """Two groups without a model, of three and two functions; with `rng`, faults at random.
+
+    Returns:
+        The weights of the groups, and the number of functions that were killed.
+    """
+
+    async def go() -> tuple[list[str], int]:
+        shared, loop, key = MemoryParameterServer(), asyncio.get_running_loop(), SigningKey.new()
+        drivers, lost = [], 0
+        for index, workers in enumerate((3, 2)):
+            faults = [] if rng is None else [str(_fault(rng, workers)) for _ in range(rng.randrange(4))]
+            spec = RunSpec(
+                run_id=f"run-{index}", model=Target(target="none"), loss=Target(target="none"),
+                optimizer=Target(target="none"), epochs=2, seed=index, dtype="float32", samples=360 + 120 * index,
+                configuration=configuration(workers=workers, batch_size=8, checkpoint_every=3, function_timeout_s=lifetime_s),
+                prices=load_prices("objects"), faults=tuple(faults), trainer="synthetic", cold_start_s=WORLD.cold_start_s,
+                group=GroupMembership(run="run", store="", index=index, names=("a", "b"), every=4, rounds=7),
+            )  # fmt: skip
+            platform = SimulatedPlatform(WORLD, seed=index, limits=Limits(), shared=shared)
+            driver = RunDriver(platform, platform.store, spec, channel_address="memory", clock=loop.time, signing=key)
+            objects = {Keys(spec.run_id).spec: [spec.to_bytes()]}
+            await driver.launch(Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0))
+            drivers.append(driver)
+        endings = await asyncio.gather(*(driver.watch() for driver in drivers))
+        for driver, ending in zip(drivers, endings, strict=True):
+            assert ending.status == "finished", ending.causes
+            lost += sum(isinstance(e, Ended) and e.status == "lost" for e in driver.platform._events)  # type: ignore[attr-defined]
+            assert set(driver.platform.store.objects) == {driver.keys.spec, driver.keys.result}  # type: ignore[attr-defined]
+        assert len([key for key in shared.objects if key.startswith("run/groups/")]) <= 8
+        return [ending.final.weights_sha256 for ending in endings if ending.final is not None], lost
+
+    return simulation.run(go())
+
+
+def _fault(rng: random.Random, workers: int) -> Fault:
+    rank, iteration = rng.randrange(workers), rng.randrange(30)
+    if rng.random() < 0.2:
+        return Fault(kind="drop-put", rank=rank, iteration=iteration)
+    return Fault(kind="kill", rank=rank, iteration=iteration, phase=rng.choice(PHASES[1:]), attempt=rng.randrange(2))
+
+
+def test_groups_without_a_model_agree_at_the_end() -> None:
+    (a, b), lost = synthetic(None)
+    assert (a, lost) == (b, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_random_faults_change_no_weights(part: int) -> None:
+    wanted, _ = synthetic(None)
+    killed = 0
+    for seed in range(40 * part, 40 * part + 40):
+        rng = random.Random(seed)
+        found, lost = synthetic(rng, lifetime_s=rng.choice([900.0, 40.0, 20.0]))
+        killed += lost
+        assert found == wanted, f"seed {seed}"
+    assert killed > 20

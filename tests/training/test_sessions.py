@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -263,6 +264,24 @@ def test_three_local_runs_share_warm_processes_and_train_as_if_alone() -> None:
         assert result.summary.weights_sha256 == train(**simulated(seed)).summary.weights_sha256
         assert not (result.folder.path / "host.json").exists()
     assert not list((home_folder() / "sessions").iterdir())
+
+
+@pytest.mark.slow
+def test_tokens_of_runs_that_run_at_once_do_not_mix() -> None:
+    def through_a_server(seed: int) -> dict[str, Any]:
+        job = small(seed)
+        return {"job": job, "configuration": configure(job, **LOCAL, channel="parameter_server")}
+
+    async def main() -> list[Result]:
+        async with Session() as session:
+            return await asyncio.gather(*(session.train(**through_a_server(seed)) for seed in range(2)))
+
+    results = asyncio.run(main())
+    tokens = {json.loads((result.folder.path / "server.json").read_text())["token"] for result in results}
+    assert len(tokens) == 2
+    for seed, result in enumerate(results):
+        assert result.summary.weights_sha256 == train(**simulated(seed)).summary.weights_sha256
+    assert "EPHEMERON_CHANNEL_TOKEN" not in os.environ
 
 
 @pytest.mark.slow

@@ -104,11 +104,11 @@ async def drive(
         attach = attach or (prepared is None and await run_platform.at_work(folder, run))
         server = parameter_server.known(folder.path)
         if spec.configuration.channel == "parameter_server" and not attach:
-            server = parameter_server.start(folder.path)
+            server = await asyncio.to_thread(parameter_server.start, folder.path)
             run = dataclasses.replace(run, address=server.address)
             records.write(folder, run)
         if server is not None:
-            stack.callback(server.stop)
+            stack.push_async_callback(asyncio.to_thread, server.stop)
             secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
         stack.enter_context(environment(secrets))
         channel = await stack.enter_async_context(open_channel(run.address))
