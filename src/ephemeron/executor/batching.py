@@ -30,10 +30,11 @@ class Batching:
     """Tasks that are published and have no result."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=101))
 
-    def done(self, compute_s: float) -> None:
-        """A task has a result, after so many seconds of computing."""
+    def done(self, compute_s: float | None) -> None:
+        """A task has ended, after so many seconds of computing; None: it has no result."""
         self.outstanding -= 1
-        self._recent.append(compute_s)
+        if compute_s is not None:
+            self._recent.append(compute_s)
 
     @property
     def per_batch(self) -> int:

@@ -271,7 +271,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         self._driver.wake()
 
     def _show(self) -> None:
-        self._progress.show(self._session.done, self._session.submitted, self._session.bill().cost_usd)
+        self._progress.show(self._session.settled, self._session.total, self._session.bill().cost_usd)
 
 
 def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:

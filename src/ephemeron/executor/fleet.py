@@ -66,7 +66,7 @@ class Fleet:
         """Raises the error for which no function can do anything.
 
         Args:
-            progress: number of tasks that are done.
+            progress: number of tasks that have ended.
         """
         if progress > self._progress:
             self._progress, self._losses = progress, 0

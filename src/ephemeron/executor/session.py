@@ -92,6 +92,8 @@ class Session:
         self.meter = CostMeter(prices)
         self.done = 0
         self.submitted = 0
+        self.settled = self.total = 0
+        """Tasks that have ended, and all of them, inner nodes of trees included."""
         self.failed = 0
         self._on_change = on_change
         self._batching = Batching(workers=options.max_workers)
@@ -192,8 +194,9 @@ class Session:
         watching = asyncio.ensure_future(self._watch(place))
         try:
             await self._work(channel, queue, fleet)
-            await queue.finish()
-            await fleet.ended(_END_S)
+            if not self._open:  # else functions are busy with what nobody wants
+                await queue.finish()
+                await fleet.ended(_END_S)
         finally:
             await fleet.cancel()
             with contextlib.suppress(EphemeronError):
@@ -235,9 +238,11 @@ class Session:
     def _accept(self) -> None:
         while self._arrived:
             one = self._arrived.popleft()
-            if one.future is not None and one.future.done():
-                continue
-            self._waiting.append(one)
+            self.total += 1
+            if one.published_by_edge:
+                self._open.add(one.spec.id)  # its result may come as soon as its inputs are published
+            elif one.future is None or not one.future.done():
+                self._waiting.append(one)
 
     async def _cancel(self, queue: TaskQueue) -> None:
         by_batch: dict[str, list[str]] = {}
@@ -271,7 +276,7 @@ class Session:
         await asyncio.gather(*(self._stored[key] for key in objects))
         for edge in (edge for one in batch for edge in one.edges):
             await queue.connect(edge)
-        specs = [one.spec for one in batch if not one.published_by_edge]
+        specs = [one.spec for one in batch]
         if specs:
             order, self._order = self._order, self._order + 1
             name = await queue.publish(specs, order=order)
@@ -296,8 +301,9 @@ class Session:
 
     def _resolve(self, result: TaskResult, data: memoryview | bytes | None) -> None:
         self._open.remove(result.id)
+        self.settled += 1
         if self._batch_of.pop(result.id, None) is not None:
-            self._batching.done(result.compute_s)
+            self._batching.done(result.compute_s if result.status == "ok" else None)
         future = self._unresolved.pop(result.id, None)
         if future is None:
             return
@@ -320,7 +326,7 @@ class Session:
                     future.set_result(value)
 
     def _check(self, fleet: Fleet) -> None:
-        fleet.check(progress=self.done)
+        fleet.check(progress=self.settled)
         if self.budget_usd is not None and (self._open or self._waiting):
             cost = self.bill().cost_usd
             if cost >= self.budget_usd:
