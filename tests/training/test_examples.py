@@ -3,11 +3,12 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from training_runs import WORLD, real
 
 import ephemeron
-from ephemeron.events import Measured
+from ephemeron.events import GenerationStarted, Measured
 from ephemeron.training.driver.programs import job_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,6 +30,19 @@ def test_superresolution_learns_and_reports_no_accuracy(job, home):
     losses = [e.sums["loss"][0] / e.samples for e in seen if e.kind == "evaluated"]
     assert result.summary.metrics.get("accuracy") is None
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_the_elastic_run_changes_its_functions_and_learns_as_a_fixed_one(home):
+    pytest.importorskip("sklearn", reason="no sklearn, which the example needs")
+    job = dataclasses.replace(ephemeron.load_job(EXAMPLES / "elastic" / "job.toml"), dtype="float64", simulation=WORLD)
+    elastic = real(job, **job.run)
+    fixed = real(job, **{**job.run, "schedule": None})
+    assert [e.workers for e in elastic.of(GenerationStarted)] == [3, 1]
+    assert elastic.ending.final.iterations == fixed.ending.final.iterations
+    assert elastic.ending.final.metrics["accuracy"] > 0.9
+    for name, array in fixed.ending.arrays.items():
+        np.testing.assert_allclose(elastic.ending.arrays[name], array, rtol=1e-6, atol=1e-8)
 
 
 PROGRAMS = [
