@@ -31,7 +31,6 @@ from benchmarks import chaos_function
 from benchmarks.common import ROOT
 from benchmarks.servers import Server, restarted_valkey, started_valkey
 from ephemeron.communication.channels import open_channel
-from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
 from ephemeron.communication.keys import Keys
@@ -285,7 +284,7 @@ class _World:
                 session, origin, resuming = 0.0, trigger.origin, True
             second = RunDriver(
                 self.platform, channel, self.spec, channel_address=self.address, clock=clock, on_event=self.on_event,
-                origin=origin, session=session,
+                origin=origin, session=session, signing=trigger.signing,
             )  # fmt: skip
             if resuming:
                 await second.resume(max((e.t for e in self.events), default=30.0))
@@ -318,8 +317,10 @@ async def _stores(
                 yield f"redis://127.0.0.1:{proxy.port}/0", proxy, servers
             else:
                 keys = {"AWS_ACCESS_KEY_ID": "chaos", "AWS_SECRET_ACCESS_KEY": "chaos", "AWS_REGION": "us-east-1"}
-                with environment({**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}):
-                    yield f"s3://{BUCKET}/{s.seed}", proxy, servers
+                os.environ.update(
+                    keys, AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}"
+                )  # functions have them from here
+                yield f"s3://{BUCKET}/{s.seed}", proxy, servers
     finally:
         for server in servers:
             server.stop()
