@@ -58,7 +58,7 @@ class Rank:
     y: float
     samples: int
 
-    def trainer(self, exchange, local_steps, outer):
+    def trainer(self, exchange, local_steps, outer, provisional=False):
         task = Quadratic()
         inputs, targets = np.full((self.samples, 1), self.h), np.full((self.samples, 1), self.y)
         nothing = Samples(inputs[:0], targets[:0])
@@ -70,7 +70,7 @@ class Rank:
         return TorchTrainer(
             with_optimizers(task, task.model(), TrainingOptions(), find=None, epoch_length=0, epochs=1),
             feed=ArrayBatchSource(Samples(inputs, targets), nothing), sampler=All(), exchange=exchange, seed=0,
-            local_steps=local_steps, outer=outer,
+            local_steps=local_steps, outer=outer, provisional=provisional,
         )  # fmt: skip
 
 
@@ -119,6 +119,26 @@ def test_outer_momentum_has_a_closed_form(local_steps, nesterov):
     expected = [fixed + (np.linalg.matrix_power(matrix, t) @ [3.0 - fixed, 0.0])[0] for t in range(1, 13)]
     outer = Target(target="SGD", options={"lr": rate, "momentum": mu, "nesterov": nesterov})
     np.testing.assert_allclose(trained(12, local_steps, outer), expected, rtol=0, atol=1e-12)
+
+
+def test_a_rank_that_lacks_a_version_goes_on_from_its_own_delta_and_takes_it_back():
+    """The outer optimiser steps provisionally, here with twice the rank's own delta."""
+    rank, local_steps = RANKS[1], 3
+    outer = Target(target="SGD", options={"lr": 2.0})
+    trainer = rank.trainer("deltas", local_steps, outer, provisional=True)
+    power = (1 - RATE * rank.h) ** local_steps
+
+    def delta(w):
+        return (1 - power) * (w - rank.y)
+
+    for iteration, start in enumerate([3.0, 3.0 - 2 * delta(3.0)]):
+        step = trainer.compute(iteration)
+        np.testing.assert_allclose(step.vector / step.weight, [delta(start)], rtol=0, atol=1e-12)
+        assert trainer.parameters() == [3.0]
+    trainer.apply(np.array([0.5]))
+    np.testing.assert_allclose(trainer.parameters(), [2.0])
+    step = trainer.compute(2)  # own delta of iteration 1 is still missing, that of iteration 0 is not
+    np.testing.assert_allclose(step.vector / step.weight, [delta(2.0 - 2 * delta(3.0 - 2 * delta(3.0)))], atol=1e-12)
 
 
 def test_the_fixed_point_is_that_of_one_step_only_where_curvatures_are_equal():
