@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from ephemeron.communication.channels.parameter_server import MemoryParameterSer
 from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import plain
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, UserError
 from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress, RunEnded, RunStarted
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
-from ephemeron.training.driver import attach, configure, resume, train
+from ephemeron.training.driver import attach, configure, resize, resume, stop, train
 from ephemeron.training.driver.group_launch import divide
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.logs import lines
@@ -39,6 +40,13 @@ from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
 
 pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take a second each."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
 
 PAIR = (
     RunGroup(name="near", workers=2, batch_size=24, share=2),
@@ -187,6 +195,24 @@ def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_togeth
     assert not list((result.folder.path / "objects").rglob("*.0"))
 
 
+@pytest.mark.slow
+def test_another_client_stops_all_groups() -> None:
+    asked: list[threading.Thread] = []
+
+    def on_event(event: Any) -> None:
+        if isinstance(event, Progress) and event.rank == 0 and event.iteration == 6 and not asked:
+            asked.append(threading.Thread(target=stop, args=("last",), daemon=True))
+            asked[0].start()
+
+    job = make_job(epochs=3)
+    how = configure(job, average_every=5, checkpoint_every=4, **LOCAL)
+    stopped = train(job, how, faults=SLOW, on_event=on_event)
+    asked[0].join()
+    assert stopped.summary.status == "stopped"
+    with pytest.raises(UserError, match="has several groups of functions and cannot be resized"):
+        resize(stopped.summary.run_id, workers=4)
+
+
 CLIENT = """
 from ephemeron.events import Progress
 from ephemeron.training.driver import configure, train
@@ -222,7 +248,7 @@ def test_groups_outlive_their_client_and_another_one_attaches() -> None:
     assert [e.text for e in events_of(folder) if isinstance(e, Note) and e.text == "[far] finished"]
 
 
-def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0) -> tuple[list[str], int]:
+def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0, one_key: bool = True) -> tuple[list[str], int]:
     """Two groups without a model, of three and two functions; with `rng`, faults at random.
 
     Returns:
@@ -242,7 +268,14 @@ def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0) -> tuple[
                 group=GroupMembership(run="run", store="", index=index, names=("a", "b"), every=4, rounds=7),
             )  # fmt: skip
             platform = SimulatedPlatform(WORLD, seed=index, limits=Limits(), shared=shared)
-            driver = RunDriver(platform, platform.store, spec, channel_address="memory", clock=loop.time, signing=key)
+            driver = RunDriver(
+                platform,
+                platform.store,
+                spec,
+                channel_address="memory",
+                clock=loop.time,
+                signing=key if one_key else SigningKey.new(),
+            )
             objects = {Keys(spec.run_id).spec: [spec.to_bytes()]}
             await driver.launch(Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0))
             drivers.append(driver)
@@ -267,6 +300,11 @@ def _fault(rng: random.Random, workers: int) -> Fault:
 def test_groups_without_a_model_agree_at_the_end() -> None:
     (a, b), lost = synthetic(None)
     assert (a, lost) == (b, 0)
+
+
+def test_parameters_that_are_not_signed_with_the_key_of_the_run_are_refused() -> None:
+    with pytest.raises(AssertionError, match=r"SignatureRefused: .*run/groups/0000001"):
+        synthetic(None, one_key=False)
 
 
 @pytest.mark.slow

@@ -24,6 +24,14 @@ from ephemeron.training.job import Fault, Target
 from ephemeron.training.loggers import LoggedRun, Logger
 
 pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take a second each."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
 SIMULATED = {"platform": "simulated", "workers": 2, "aggregators": 1, "batch_size": 24}
 
 

@@ -31,6 +31,7 @@ from ephemeron.training.driver.launch import (
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
+from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
 from ephemeron.training.driver.run_dir import GROUPS
 from ephemeron.training.driver.run_logging import LoggerChoice
@@ -383,6 +384,7 @@ def suspend(run_id: str) -> tuple[str, int]:
         UserError: it is not running, or its platform cannot suspend functions.
     """
     folder, run, _ = open_run(run_id)
+    _refuse_groups(run, "suspended")
     return folder.run_id, blocking.run(lambda _: lifecycle.suspend(folder, run))
 
 
@@ -416,4 +418,12 @@ def resize(
     if not wanted.changes:
         raise JobError("nothing is to change", remedy="give workers, memory_mb, aggregators or batch_size")
     folder, run, spec = open_run(run_id)
+    _refuse_groups(run, "resized")
     return blocking.run(lambda _: lifecycle.resize(folder, run, spec, wanted))
+
+
+def _refuse_groups(run: RunRecord, what: str) -> None:
+    if run.platform == GROUPS:
+        raise UserError(
+            f"run {run.run_id} has several groups of functions and cannot be {what}; stop and resume work on it"
+        )
