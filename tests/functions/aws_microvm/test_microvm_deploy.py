@@ -152,17 +152,12 @@ def test_deploy_creates_then_updates_and_clean_removes(
         for version in (*image.versions, *small.versions):
             assert not any("PASSWORD" in name for name in version.request["environmentVariables"])
         api.run_microvm(imageIdentifier=image.arn, executionRoleArn=ROLE)
-        # The service of logs is another one; here there is none.
-        monkeypatch.setattr("ephemeron.cli.microvm._delete", _only_images)
         done = cli("clean", "aws-microvm", *here, "--yes")
         assert "terminated 1 MicroVMs" in done.output, done.output
+        assert "deleted image ephemeron-512" in done.output
+        assert "there is no log /aws/lambda-microvms/ephemeron" in done.output
         assert not service.images.by_arn
         assert "there is no image ephemeron" in cli("clean", "aws-microvm", *here, "--yes").output
-
-
-def _only_images(what: str, settings: Any, action: str, request: Any) -> None:
-    if what.startswith("image"):
-        request()
 
 
 def test_what_would_not_fit_is_refused_in_one_line(service: MicrovmService) -> None:

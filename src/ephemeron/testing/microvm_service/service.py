@@ -168,7 +168,10 @@ class MicrovmService(EmulatedService):
         }  # fmt: skip
 
     def _quota(self, request: HttpRequest, target: str) -> Response:
-        """Service Quotas, as far as it is asked here."""
+        """Service Quotas, as far as it is asked here; CloudWatch Logs, which has no groups."""
+        if target.startswith("Logs_"):
+            text = "The specified log group does not exist."
+            return json_response({"__type": "ResourceNotFoundException", "message": text}, status=400)
         name = _QUOTAS.get(str(request.json().get("QuotaCode")))
         if not target.endswith(".GetServiceQuota") or name is None:
             return json_response({"__type": "NoSuchResourceException"}, status=400)
