@@ -180,7 +180,7 @@ class Lithops(Side):
     """Lithops' localhost backend, one call for each task."""
 
     name = "Lithops localhost"
-    at_most = 200
+    at_most = 8
 
     @contextlib.contextmanager
     def up(self, workers: int) -> Iterator[Side]:
