@@ -177,7 +177,7 @@ async def group_exchange(lifecycle: InvocationLifecycle, collective: Collective)
         yield StoreAverage(
             membership,
             RunChannel(
-                store, owner=f"{ctx.invocation}-groups", retry=invocation.retry, told=invocation.outage,
+                store, owner=f"{ctx.invocation}-groups", retry=invocation.retry, told=invocation.outage, damaged=invocation.damaged,
                 latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, signing=key, signs=lambda key: True,
             ),
             lifecycle, collective,

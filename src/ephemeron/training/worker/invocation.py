@@ -85,7 +85,7 @@ class InvocationContext:
         )
         self.retry = RetryPolicy(total_s=self.request.channel_retry_s)
         self.channel = RunChannel(
-            ctx.channel, owner=ctx.invocation, retry=self.retry, told=self.outage, damaged=self._damaged,
+            ctx.channel, owner=ctx.invocation, retry=self.retry, told=self.outage, damaged=self.damaged,
             latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=self.faults.drops,
             signing=SigningKey.from_text(ctx.call.key),
         )  # fmt: skip
@@ -148,7 +148,8 @@ class InvocationContext:
         _log.log(logging.INFO if outage.over else logging.WARNING, "%s", text)
         self.emit(Note(t=self.run_now(), level="info" if outage.over else "warning", text=text))
 
-    def _damaged(self, error: CorruptMessage) -> None:
+    def damaged(self, error: CorruptMessage) -> None:
+        """Tells of an object that is read again."""
         self.warn(f"rank {self.rank}: {error}; it is read again")
 
     def _fired(self, fault: Fault, iteration: int) -> None:
