@@ -101,7 +101,7 @@ class Display:
     def _iterated(self, e: Iterated) -> None:
         if self.started is None or self._all is None:
             return
-        slowest = self.ledger.finished
+        slowest = self.ledger.finished()
         losses = list(self.ledger.losses.values())
         info = f"loss {sum(losses) / len(losses):.4f}  {human_usd(self.ledger.cost_usd(e.t))}"
         self._bars.update(self._all, completed=slowest, info=info)

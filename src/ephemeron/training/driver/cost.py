@@ -124,10 +124,13 @@ class CostMeter:
         for phase, start, end in spans:
             self.phases_s[phase] += end - start
 
-    @property
-    def finished(self) -> int:
-        """Iterations that all functions have finished."""
-        return min((self.done.get(rank, 0) for rank in range(self.members.workers)), default=0)
+    def finished(self, workers: int = 0) -> int:
+        """Iterations that all functions have finished.
+
+        Args:
+            workers: number of functions where no event tells it.
+        """
+        return min((self.done.get(rank, 0) for rank in range(self.members.workers or workers)), default=0)
 
     @property
     def traffic(self) -> Traffic:
@@ -221,7 +224,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
     """
     c, t = spec.configuration, meter.ended_at
     servers = servers_of(spec)
-    done = meter.finished
+    done = meter.finished(c.workers)
     metrics = latest_metrics(meter)
     return ResultSummary(
         run_id=spec.run_id, status=status, seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),

@@ -68,7 +68,7 @@ class CellProgress:
         run, ledger = self._started, self._ledger
         if run is None:
             return _Output("starting", "starting")
-        done = ledger.finished
+        done = ledger.finished()
         losses = list(ledger.losses.values())
         values = {
             "iteration": f"{done} of {ledger.members.iterations}", "functions": str(ledger.members.workers),

@@ -188,11 +188,10 @@ def prepare(
     if configuration.stages > 1:
         _refuse_program_with_stages(job)
     check_limits(job, configuration)
+    most = max([configuration.workers, *(entry.workers or 1 for entry in configuration.resizes)])
     for fault in faults:
-        if fault.rank >= configuration.workers:
-            raise JobError(
-                f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}"
-            )
+        if fault.rank >= most:
+            raise JobError(f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {most - 1}")
     data: TrainingData
     if job.script is None:
         data, loop, tried = training_data(job, only_first=only_first, part=part), None, None
