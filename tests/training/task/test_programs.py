@@ -20,7 +20,7 @@ from ephemeron.events import Evaluated, FaultFired, Invoked, Measured, Progress 
 from ephemeron.training.driver.programs import job_of  # noqa: E402
 from ephemeron.training.job import EarlyStopping, KeepBest, SchedulerSpec, parse_fault  # noqa: E402
 from ephemeron.training.task.program import program_of  # noqa: E402
-from ephemeron.training.worker.factory import rank_seed  # noqa: E402
+from ephemeron.training.worker.factory import rank_seed, sampler_of  # noqa: E402
 
 CODE = Path(__file__).parent / "code"
 PROGRAMS = ["Gpt", "PlateauResidual", "Gan", "Adapter", "Tabular"]
@@ -38,6 +38,15 @@ def job(name, **options):
 
 def settings(workers, **more):
     return {"workers": workers, "aggregators": min(2, workers), "batch_size": 16 // workers, **more}
+
+
+def batch_indices(spec, assignment, t):
+    """The global batch of an iteration, in rank order, as indices into the training set."""
+    epoch, number = divmod(t, spec.split.iterations)
+    if not spec.samples_globally:
+        return global_batch(spec.split, assignment, epoch, number, seed=spec.seed)
+    ranks = range(spec.configuration.workers)
+    return np.concatenate(assignment)[np.concatenate([sampler_of(spec, rank).batch(t) for rank in ranks])]
 
 
 def reference(made, workers):
@@ -67,8 +76,7 @@ def reference(made, workers):
     parameters = [p for p in model.parameters() if p.requires_grad]
     for t in range(spec.iterations):
         model.train()
-        epoch, number = divmod(t, spec.split.iterations)
-        indices = global_batch(spec.split, assignment, epoch, number, seed=made.seed)
+        number, indices = t % spec.split.iterations, batch_indices(spec, assignment, t)
         parts = min(made.accumulate, len(indices))
         turn = {"optimizer_index": t % 2} if task_program.takes_turns else {}
         model.zero_grad()

@@ -128,9 +128,10 @@ class CostMeter:
         """Iterations that all functions have finished.
 
         Args:
-            workers: number of functions where no event tells it.
+            workers: number of functions at first; 0: as the run's start has told.
         """
-        return min((self.done.get(rank, 0) for rank in range(self.members.workers or workers)), default=0)
+        now = self.members.workers if self.members.later else workers or self.members.workers
+        return min((self.done.get(rank, 0) for rank in range(now)), default=0)
 
     @property
     def traffic(self) -> Traffic:
