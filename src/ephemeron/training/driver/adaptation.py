@@ -68,7 +68,7 @@ class Adaptation:
                 self.spec, self._asked = self.spec.in_generation(_members(self.spec, event)), False
                 self._begin(event.t, meter)
             case Progress():
-                self._compute_s += [end - start for phase, start, end in event.spans if phase == "compute"]
+                self._compute_s.append(sum(end - start for phase, start, end in event.spans if phase == "compute"))
                 if event.rank == 0:
                     self._ends.append(event.t)
                     if event.iteration + 1 < self.spec.iterations and self.spec.timeline.starts_epoch(

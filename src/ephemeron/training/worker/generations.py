@@ -264,20 +264,33 @@ class GenerationChange:
             Note(t=lifecycle.run_now(), level="warning" if level == "warning" else "info", text=text)
         )
 
-    async def store_begin(self, begin: Begin) -> None:
-        """Stores the state in which the next generation begins, and makes sure that it is there."""
+    async def store_begin(self, begin: Begin) -> bytes | None:
+        """Stores the state in which the next generation begins, and makes sure that it is there.
+
+        Returns:
+            What is stored: another attempt of this rank may have been first. None: it may be lost.
+        """
         assert self.next is not None
         await self._lifecycle.check_fence()
         members, key = self._keys.members(self.next.number), self._keys.begin(self.next.number)
-        data, said = encode_begin(begin), json.dumps(plain(self.next)).encode()
-        for wanted, content in ((members, said), (key, data)):
-            for _ in range(_STORES):
-                if await self._channel.fetch(wanted) is not None:
-                    break
-                try:
-                    await self._channel.put(wanted, [content], create=True)
-                except KeyExists:
-                    break
+        _, stored = await all_of(
+            (
+                self._stored(members, json.dumps(plain(self.next)).encode()),
+                self._stored(key, encode_begin(begin)),
+            )
+        )
+        return stored
+
+    async def _stored(self, key: str, content: bytes) -> bytes | None:
+        for _ in range(_STORES):
+            try:
+                await self._channel.put(key, [content], create=True)
+            except KeyExists:
+                pass
+            found = await self._channel.fetch(key)
+            if found is not None:
+                return bytes(found)
+        return None
 
 
 def _described(change: Resize | Generation) -> str:

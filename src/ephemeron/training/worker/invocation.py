@@ -21,6 +21,7 @@ from ephemeron.events import Continued, Event, FaultFired, Note
 from ephemeron.functions.base import Reason
 from ephemeron.functions.context import Compute, Context
 from ephemeron.training.job import Fault
+from ephemeron.training.job.generation import Generation
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.faults import Delayed, FaultInjector
 from ephemeron.training.worker.lease import Exit
@@ -42,9 +43,11 @@ class InvocationExit(Exception):
 class NextGeneration(InvocationExit):
     """This rank's part of a generation is over. Control flow, like its base."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, begin: bytes | None = None) -> None:
         super().__init__("left")
         self.number = number
+        self.begin = begin
+        """The state in which it begins; None: not known."""
 
 
 def first_leaf(group: BaseException) -> BaseException:
@@ -72,8 +75,14 @@ class InvocationContext:
         """Why this attempt was started."""
         self.stays = False
         """Whether this invocation has been a member of an earlier generation."""
-        self.code: list[Path] = []
-        """Folders of the user's code, once they are unpacked."""
+        self.spec: bytes | None = None
+        """Specification of the run, once it was read."""
+        self.members: Generation | None = None
+        """Generation that this invocation has joined, if it was told."""
+        self.begin: bytes | None = None
+        """State in which that generation begins, if it was told."""
+        self.code: list[Path] | None = None
+        """Folders of the user's code; None: it is not unpacked yet."""
         self.load_s = 0.0
         """Time from the start of the invocation until all but the state was loaded."""
         self.began = self.now()
@@ -94,15 +103,17 @@ class InvocationContext:
         self.at_end = contextlib.ExitStack()
         """Resources of the invocation, closed at its end."""
 
-    def join(self, generation: int, times: IterationTimes) -> None:
+    def join(self, members: Generation, times: IterationTimes, begin: bytes | None) -> None:
         """Goes on as the first attempt of this rank in another generation.
 
         Args:
-            generation: its number.
+            members: the generation.
             times: iteration times that are known so far.
+            begin: state in which it begins, if known.
         """
-        before, self.attempt = self.attempt, fencing.first_attempt(generation)
-        self.keys = dataclasses.replace(self.keys, generation=generation)
+        before, self.attempt = self.attempt, fencing.first_attempt(members.number)
+        self.keys = dataclasses.replace(self.keys, generation=members.number)
+        self.members, self.begin = members, begin
         self.reason, self.stays = "start", True
         self.request = WorkerRequest(
             channel_retry_s=self.request.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s

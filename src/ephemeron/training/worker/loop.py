@@ -85,8 +85,8 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
             break
         except BaseExceptionGroup as group:
             cause = first_leaf(group)
-            if isinstance(cause, NextGeneration) and await _joins(invocation, cause.number):
-                invocation.join(cause.number, known)
+            if isinstance(cause, NextGeneration) and (members := await _joined(invocation, cause.number)) is not None:
+                invocation.join(members, known, cause.begin)
                 continue
             if not isinstance(cause, InvocationExit):
                 raise cause from None
@@ -98,14 +98,15 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
     return WorkerResult(outcome=outcome, traffic=invocation.channel.traffic, summary=summary)
 
 
-async def _joins(invocation: InvocationContext, number: int) -> bool:
-    """Leaves a generation; whether this invocation is a member of the next one."""
+async def _joined(invocation: InvocationContext, number: int) -> Generation | None:
+    """Leaves a generation; the next one, if this invocation is a member of it."""
     channel, keys = invocation.channel, invocation.keys
-    await channel.put(keys.left(keys.generation, invocation.rank), [b""])
-    members = await members_of(channel, keys, number)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(channel.put(keys.left(keys.generation, invocation.rank), [b""]))
+        members = await members_of(channel, keys, number)
     if members is None or invocation.rank >= members.workers:
-        return False
-    return members.memory_mb == invocation.call.memory_mb
+        return None
+    return members if members.memory_mb == invocation.call.memory_mb else None
 
 
 class TrainingLoop:
@@ -142,7 +143,9 @@ class TrainingLoop:
         policy = self.configuration.resize_policy
         decides = self.invocation.rank == 0 and policy is not None
         self.deciding = (
-            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code)) if decides and policy else None
+            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code or []))
+            if decides and policy
+            else None
         )
         self.change.announce()
         self.background = BackgroundTasks(tasks)
@@ -386,26 +389,28 @@ class TrainingLoop:
         if lifecycle.lease.has_successor:  # it goes on from here
             await self._hand_off()
         key = lifecycle.keys.begin(following.number)
-        if self.invocation.rank == 0:
-            await self._begin(following)
+        begun = await self._begin(following) if self.invocation.rank == 0 else None
         await self.change.start_members()
+        if begun is not None:
+            raise NextGeneration(following.number, begun)
 
         async def stalled() -> StalledPeers:
             return await self.collective.stalled_before(self.t, 0, key)
 
-        await wait_for_object(
+        arrived = await wait_for_object(
             lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
             accept=lambda data: data,
         )  # fmt: skip
-        raise NextGeneration(following.number)
+        raise NextGeneration(following.number, bytes(arrived.value))
 
-    async def _begin(self, following: Generation) -> None:
+    async def _begin(self, following: Generation) -> bytes | None:
+        """Stores the state in which the next generation begins, and returns what is stored; None: it may be lost."""
         arrays, trainer = await self.invocation.compute(self.trainer.state, samples=0)
         meta = BeginMeta(
             iteration=self.t, spent_usd=self.lifecycle.spent_usd() * self.configuration.workers,
             times=self.lifecycle.timeouts.state(), decisions=self.decisions, trainer=trainer,
         )  # fmt: skip
-        await self.change.store_begin(Begin(arrays, meta))
+        stored = await self.change.store_begin(Begin(arrays, meta))
         self.invocation.emit(
             GenerationStarted(
                 t=self.lifecycle.run_now(), generation=following.number, from_iteration=self.t,
@@ -415,6 +420,7 @@ class TrainingLoop:
                 iterations=self.spec.in_generation(following).planned_iterations, request=following.request,
             )
         )  # fmt: skip
+        return stored
 
     async def _delete_generation(self) -> None:
         """Deletes the objects of the generation before, once all its ranks have left it."""

@@ -145,12 +145,15 @@ async def load(invocation: InvocationContext) -> StartedWorker:
 
 async def _spec(invocation: InvocationContext) -> RunSpec:
     """The run as the generation of this attempt sees it."""
-    spec = RunSpec.from_bytes(await _get(invocation, invocation.keys.spec))
-    number = invocation.keys.generation
+    if invocation.spec is None:
+        invocation.spec = bytes(await _get(invocation, invocation.keys.spec))
+    spec, number = RunSpec.from_bytes(invocation.spec), invocation.keys.generation
     if not number:
         return spec
     key = invocation.keys.members(number)
-    return spec.in_generation(decode_members(await _get(invocation, key), key=key))
+    if invocation.members is None:
+        invocation.members = decode_members(await _get(invocation, key), key=key)
+    return spec.in_generation(invocation.members)
 
 
 async def _begin(lifecycle: InvocationLifecycle) -> Begin:
@@ -162,14 +165,17 @@ async def _begin(lifecycle: InvocationLifecycle) -> Begin:
     invocation = lifecycle.invocation
     key, control = invocation.keys.begin(invocation.keys.generation), invocation.keys.control
     latest = invocation.ctx.deadline - 0.1 * invocation.call.lifetime_s
+    if invocation.begin is not None:
+        told, invocation.begin = invocation.begin, None
+        return decode_begin(told, key=key)
     while True:
         try:
             return decode_begin(
                 await _unless_over(invocation, key, min(latest, invocation.now() + CHECK_EVERY_S)), key=key
             )
         except ChannelTimeout:
-            told = await invocation.channel.fetch(control)
-            if told is not None and isinstance(decode_control(told, key=control), StopRequest):
+            asked = await invocation.channel.fetch(control)
+            if asked is not None and isinstance(decode_control(asked, key=control), StopRequest):
                 raise InvocationExit("stopped") from None
             if invocation.now() >= latest:
                 await lifecycle.wait_in_successor()
@@ -224,13 +230,18 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Traine
         return await stage_trainer(invocation, spec, lambda key: _get(invocation, key))
     keys, ctx, rank = invocation.keys, invocation.ctx, invocation.rank
     parts, tests = spec.train_parts(rank), spec.test_parts(rank)
-    wanted = [keys.code, *(keys.data(p.number) for p in parts), *(keys.test(p.number) for p in tests)]
-    code, *found = await all_of(_get(invocation, key) for key in wanted)
+    wanted = [*(keys.data(p.number) for p in parts), *(keys.test(p.number) for p in tests)]
+    if invocation.code is None:
+        wanted.append(keys.code)
+    found = await all_of(_get(invocation, key) for key in wanted)
+    if invocation.code is None:
+        bundle = bytes(found.pop())
+        invocation.code = [] if ctx.scratch is None else unbundle(bundle, ctx.scratch / "code")
+    folders = invocation.code
     data: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found, parts, strict=False)]
     test: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found[len(parts) :], tests, strict=True)]
     if len(found) == 2 and not keys.generation:  # whole objects, which are not copied
         data, test = found
-    invocation.code = folders = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
     feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
     return build_trainer(spec, invocation.rank, folders=folders, feed=feed), feed.test_samples
 
