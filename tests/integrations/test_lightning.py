@@ -12,9 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 lightning = pytest.importorskip("lightning", reason="no Lightning; pip install 'ephemeron[lightning]'")
 
-from training_runs import WORLD, real  # noqa: E402
+from training_runs import WORLD, batch_indices, real  # noqa: E402
 
-from ephemeron.data import assign, global_batch  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
 from ephemeron.training.driver.programs import job_of  # noqa: E402
@@ -68,9 +67,8 @@ def reference(run, made, **options):
     module = type(program.model)()
     module.load_state_dict(program.model.state_dict())
     module.epochs_begun.zero_()
-    assignment = assign(spec.samples, spec.split, made.seed)
     epochs = [
-        [global_batch(spec.split, assignment, e, i, seed=made.seed).tolist() for i in range(spec.split.iterations)]
+        [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)]
         for e in range(spec.epochs)
     ]
     data, evaluation = program.task.train_data(), program.task._loaders()[1]

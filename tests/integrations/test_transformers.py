@@ -15,9 +15,8 @@ datasets = pytest.importorskip("datasets", reason="no datasets; pip install 'eph
 cloudpickle = pytest.importorskip("cloudpickle", reason="no cloudpickle; pip install 'ephemeron[notebook]'")
 
 from test_lightning import FAULTS, EpochBatches, loss_curve, settings  # noqa: E402
-from training_runs import WORLD, real  # noqa: E402
+from training_runs import WORLD, batch_indices, real  # noqa: E402
 
-from ephemeron.data import assign, global_batch  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
 from ephemeron.training.driver.programs import job_of  # noqa: E402
@@ -48,9 +47,9 @@ def reference(run, made, **options):
 
     spec = run.trigger.spec
     program = program_of(spec, folders=made.code, epoch_length=spec.split.iterations, epochs=spec.epochs)
-    task, assignment = program.task, assign(spec.samples, spec.split, made.seed)
+    task = program.task
     epochs = [
-        [global_batch(spec.split, assignment, e, i, seed=made.seed).tolist() for i in range(spec.split.iterations)]
+        [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)]
         for e in range(spec.epochs)
     ]
     rows = task.train_data()

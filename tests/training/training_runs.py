@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ephemeron.communication.keys import Keys
+from ephemeron.data import assign, global_batch
 from ephemeron.events import Event
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
@@ -20,6 +22,7 @@ from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
 from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
 
 CODE = Path(__file__).parent / "code"
@@ -141,6 +144,16 @@ def real(job: Job | None = None, *, faults: Sequence[Any] = (), **overrides: Any
     return simulate(prepared, world=job.simulation)
 
 
+def batch_indices(spec: RunSpec, iteration: int) -> np.ndarray:
+    """The global batch of an iteration, in rank order, as indices into the training set."""
+    order = assign(spec.samples, spec.split, spec.seed)
+    if not spec.samples_globally:
+        epoch, number = divmod(iteration, spec.split.iterations)
+        return global_batch(spec.split, order, epoch, number, seed=spec.seed)
+    parts = [sampler_of(spec, rank).batch(iteration) for rank in range(spec.configuration.workers)]
+    return np.concatenate(order)[np.concatenate(parts)]
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder."""
@@ -148,4 +161,4 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-__all__ = ["JobLimits", "configuration", "make_job", "real", "simulate", "synthetic"]
+__all__ = ["JobLimits", "batch_indices", "configuration", "make_job", "real", "simulate", "synthetic"]

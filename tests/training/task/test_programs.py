@@ -11,16 +11,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
 from torch.utils.data import default_collate  # noqa: E402
-from training_runs import WORLD, real  # noqa: E402
+from training_runs import WORLD, batch_indices, real  # noqa: E402
 
-from ephemeron.data import assign, global_batch  # noqa: E402
 from ephemeron.data.split import held_out  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import Evaluated, FaultFired, Invoked, Measured, Progress  # noqa: E402
 from ephemeron.training.driver.programs import job_of  # noqa: E402
 from ephemeron.training.job import EarlyStopping, KeepBest, SchedulerSpec, parse_fault  # noqa: E402
 from ephemeron.training.task.program import program_of  # noqa: E402
-from ephemeron.training.worker.factory import rank_seed, sampler_of  # noqa: E402
+from ephemeron.training.worker.factory import rank_seed  # noqa: E402
 
 CODE = Path(__file__).parent / "code"
 PROGRAMS = ["Gpt", "PlateauResidual", "Gan", "Adapter", "Tabular"]
@@ -38,15 +37,6 @@ def job(name, **options):
 
 def settings(workers, **more):
     return {"workers": workers, "aggregators": min(2, workers), "batch_size": 16 // workers, **more}
-
-
-def batch_indices(spec, assignment, t):
-    """The global batch of an iteration, in rank order, as indices into the training set."""
-    epoch, number = divmod(t, spec.split.iterations)
-    if not spec.samples_globally:
-        return global_batch(spec.split, assignment, epoch, number, seed=spec.seed)
-    ranks = range(spec.configuration.workers)
-    return np.concatenate(assignment)[np.concatenate([sampler_of(spec, rank).batch(t) for rank in ranks])]
 
 
 def reference(made, workers):
@@ -71,12 +61,12 @@ def reference(made, workers):
             return default_collate([data[int(everything[i])] for i in indices])
 
         evaluation = default_collate([tests[i] for i in range(len(tests))])
-    losses, assignment = [], assign(spec.samples, spec.split, made.seed)
+    losses = []
     torch.manual_seed(rank_seed(made.seed, 0))
     parameters = [p for p in model.parameters() if p.requires_grad]
     for t in range(spec.iterations):
         model.train()
-        number, indices = t % spec.split.iterations, batch_indices(spec, assignment, t)
+        number, indices = t % spec.split.iterations, batch_indices(spec, t)
         parts = min(made.accumulate, len(indices))
         turn = {"optimizer_index": t % 2} if task_program.takes_turns else {}
         model.zero_grad()
