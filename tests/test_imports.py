@@ -21,8 +21,8 @@ MODULES = sorted(
 )
 
 NAMES = [
-    "Configuration", "DataSpec", "EphemeronError", "Fault", "FunctionExecutor", "Job", "JobError", "JobLimits", "Plan", "PlanInfeasible",
-    "Profile", "Result", "RunFailed", "Session", "Simulation", "Target", "Task", "UserError", "attach", "configure", "current", "load_job",
+    "Configuration", "DataSpec", "EphemeronError", "EpochMeasurements", "Fault", "FunctionExecutor", "Job", "JobError", "JobLimits", "Plan", "PlanInfeasible",
+    "Profile", "Resize", "Result", "RunFailed", "Schedule", "Session", "Simulation", "Target", "Task", "UserError", "attach", "configure", "current", "load_job",
     "load_plan", "load_profile", "plan_job", "profile_job", "resize", "resume", "stop", "train", "train_async",
 ]  # fmt: skip
 

@@ -119,14 +119,14 @@ def test_whoever_waits_to_its_end_has_time_for_a_successor():
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_attempt_that_was_claimed_and_never_started_is_replaced(workers, monkeypatch):
     """Every first function dies between the claim of its successor and its start: no function is left to miss it."""
-    invoke = InvocationLifecycle._invoke
+    invoke = InvocationLifecycle.invoke
 
-    async def dies(self, rank, attempt, reason, request):
+    async def dies(self, rank, attempt, reason, request, **more):
         if self.attempt == 0:
             self.invocation.ctx.die()
-        await invoke(self, rank, attempt, reason, request)
+        await invoke(self, rank, attempt, reason, request, **more)
 
-    monkeypatch.setattr(InvocationLifecycle, "_invoke", dies)
+    monkeypatch.setattr(InvocationLifecycle, "invoke", dies)
     short = {"function_timeout_s": 15.0, "aggregators": 1, "samples": 64 * 20, "epochs": 1}
     run = synthetic(workers=workers, **short)
     assert run.ending.status == "finished", run.ending.causes

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("home")
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without pictures, which take a second each."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
 SIMULATED = {"platform": "simulated", "workers": 2, "aggregators": 1, "batch_size": 24}

@@ -29,6 +29,7 @@ class Full:
 def replace(platform: Full) -> None:
     watching = run_driver.RunDriver.__new__(run_driver.RunDriver)
     watching.platform = platform
+    watching._quotas_mb = {0: 512}
     watching.call = lambda *told, **more: SimpleNamespace()
     asyncio.run(watching._replace(0, 1))
 

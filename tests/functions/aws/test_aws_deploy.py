@@ -179,6 +179,7 @@ def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
     service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", "hush")
+    monkeypatch.delenv("EPHEMERON_ENTRIES", raising=False)
     done = deployed(service, tmp_path / "aws", "--memory-mb", "512")
     assert done.exit_code == 0, done.output
     assert "created function ephemeron in us-east-1: 512 MB, 900 s, no retries" in done.output

@@ -56,7 +56,7 @@ def test_gpus_are_whole_or_a_part_of_one(gpus: float) -> None:
 @given(memory_mb=QUOTA, mb_per_vcpu=st.floats(100, 20_000))
 def test_reserved_is_the_share_at_least_and_what_ray_can_count(memory_mb: int, mb_per_vcpu: float) -> None:
     cpus, share = cpus_of(memory_mb, mb_per_vcpu), memory_mb / mb_per_vcpu
-    assert share - 1e-9 <= cpus < share + (1.0 if share > 1 else 1.1e-4)
+    assert share - 1e-9 <= cpus <= share + (1.0 if share > 1 else 1.1e-4)
     assert cpus * 10_000 == pytest.approx(round(cpus * 10_000))
     assert cpus == int(cpus) or cpus < 1
 

@@ -18,7 +18,7 @@ from ephemeron.functions.tasks.resolver import ModuleResolver, Resolver, Resolve
 from ephemeron.functions.tasks.result_store import load_result
 
 T = TypeVar("T")
-JOBS = "jobs"
+JOBS = "task_jobs"
 
 
 class ModelledCompute:

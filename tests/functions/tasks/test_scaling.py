@@ -124,10 +124,10 @@ def provisioned(
         for n in range(0, tasks, per_batch):
             some = range(n, min(n + per_batch, tasks))
             await client.publish(
-                [TaskSpec(id=f"t{i}", function="jobs:square", arguments={"n": i}) for i in some], order=n
+                [TaskSpec(id=f"t{i}", function="task_jobs:square", arguments={"n": i}) for i in some], order=n
             )
         request = ProvisionerRequest(
-            executor=ExecutorRequest(queue="q", functions=("jobs",), idle_s=5.0),
+            executor=ExecutorRequest(queue="q", functions=("task_jobs",), idle_s=5.0),
             limits=ScalingLimits(most=world.concurrency - 2, **limits), memory_mb=1024, lifetime_s=lifetime_s, margin_s=5.0,
         )  # fmt: skip
         call = Call(

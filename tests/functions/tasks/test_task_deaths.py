@@ -41,7 +41,7 @@ class Deployment:
         self.request = ExecutorRequest(
             queue="a-run",
             adapter=adapter,
-            functions=("jobs",),
+            functions=("task_jobs",),
             lease_s=lease_s,
             idle_s=1.0,
             flush_s=0.1,
@@ -105,13 +105,13 @@ def test_killed_executors_lose_and_repeat_nothing_visible(tmp_path: Path, adapte
     runs = tmp_path / "runs"
     tasks = [
         TaskSpec(
-            id=f"t{n}", function="jobs:slow", arguments={"n": n, "seconds": 0.05, "runs": str(runs)}, output=f"a-run/out/{n}",
+            id=f"t{n}", function="task_jobs:slow", arguments={"n": n, "seconds": 0.05, "runs": str(runs)}, output=f"a-run/out/{n}",
             then=("sum",), max_tries=50,
         )
         for n in range(120)
     ]  # fmt: skip
     outputs = tuple(task.output for task in tasks)
-    add = TaskSpec(id="sum", function="jobs:join", inputs=outputs, arguments={"sep": "+"}, max_tries=50)
+    add = TaskSpec(id="sum", function="task_jobs:join", inputs=outputs, arguments={"sep": "+"}, max_tries=50)
 
     async def scenario(one: Deployment) -> None:
         await one.queue.connect(TaskEdge(name="sum", inputs=len(tasks), tasks=(add,)))
@@ -139,11 +139,11 @@ def test_a_task_that_kills_its_executor_is_dead_and_its_batch_is_done(tmp_path: 
     async def scenario(one: Deployment) -> None:
         await one.queue.publish(
             [
-                TaskSpec(id="a", function="jobs:square", arguments={"n": 2}),
-                TaskSpec(id="once", function="jobs:die_once", arguments={"marker": str(marker)}),
-                TaskSpec(id="killer", function="jobs:kill", max_tries=1),
-                TaskSpec(id="z", function="jobs:square", arguments={"n": 3}),
-                TaskSpec(id="bad", function="jobs:fail", max_tries=2),
+                TaskSpec(id="a", function="task_jobs:square", arguments={"n": 2}),
+                TaskSpec(id="once", function="task_jobs:die_once", arguments={"marker": str(marker)}),
+                TaskSpec(id="killer", function="task_jobs:kill", max_tries=1),
+                TaskSpec(id="z", function="task_jobs:square", arguments={"n": 3}),
+                TaskSpec(id="bad", function="task_jobs:fail", max_tries=2),
             ]
         )
         results = {result.id: result for result in await one.results(5)}
@@ -163,9 +163,13 @@ def test_tasks_that_the_run_has_not_signed_are_not_executed(tmp_path: Path) -> N
         async with open_channel("folder", base=tmp_path / "run" / "channel") as channel:
             forger = open_queue(channel, "a-run", owner="forger", key=SigningKey.new().text)
             forged = await forger.publish(
-                [TaskSpec(id="evil", function="jobs:slow", arguments={"n": 1, "seconds": 0.0, "runs": str(marker)})]
+                [
+                    TaskSpec(
+                        id="evil", function="task_jobs:slow", arguments={"n": 1, "seconds": 0.0, "runs": str(marker)}
+                    )
+                ]
             )
-            await one.queue.publish([TaskSpec(id="good", function="jobs:square", arguments={"n": 3})], order=1)
+            await one.queue.publish([TaskSpec(id="good", function="task_jobs:square", arguments={"n": 3})], order=1)
             (result,) = await one.results(1)
             assert (result.id, result.value) == ("good", 9)
             assert not marker.exists()

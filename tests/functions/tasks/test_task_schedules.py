@@ -73,7 +73,7 @@ def program(rng: random.Random) -> tuple[list[list[TaskSpec]], list[TaskEdge], d
             is_bad = rng.random() < 0.02
             members.append(
                 TaskSpec(
-                    id=f"t{n}", function=f"jobs:{'fail' if is_bad else 'square'}", arguments={} if is_bad else {"n": n},
+                    id=f"t{n}", function=f"task_jobs:{'fail' if is_bad else 'square'}", arguments={} if is_bad else {"n": n},
                     output=f"out/t{n}", then=(f"g{group}",), max_tries=20,
                 )
             )  # fmt: skip
@@ -84,7 +84,7 @@ def program(rng: random.Random) -> tuple[list[list[TaskSpec]], list[TaskEdge], d
         batches += [members[at : at + size] for at in range(0, len(members), size)]
         keys = tuple(member.output for member in members)
         add = TaskSpec(
-            id=f"sum{group}", function="jobs:join", inputs=keys, arguments={"sep": "+"}, output=f"out/sum{group}",
+            id=f"sum{group}", function="task_jobs:join", inputs=keys, arguments={"sep": "+"}, output=f"out/sum{group}",
             then=("all",), max_tries=20,
         )  # fmt: skip
         edges.append(TaskEdge(name=f"g{group}", inputs=len(members), tasks=(add,), order=1))
@@ -94,7 +94,7 @@ def program(rng: random.Random) -> tuple[list[list[TaskSpec]], list[TaskEdge], d
     last = [
         TaskSpec(
             id=f"last{i}",
-            function="jobs:join",
+            function="task_jobs:join",
             inputs=tuple(f"out/{s}" for s in sums),
             arguments={"sep": str(i)},
             max_tries=20,
@@ -144,7 +144,11 @@ def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batches, edges, right = program(rng)
     lease_s = rng.choice([3.0, 10.0, 30.0])
     request = ExecutorRequest(
-        queue="q", functions=("jobs",), lease_s=lease_s, idle_s=rng.choice([1, 20]), flush_s=rng.choice([0.0, 1.0, 5.0])
+        queue="q",
+        functions=("task_jobs",),
+        lease_s=lease_s,
+        idle_s=rng.choice([1, 20]),
+        flush_s=rng.choice([0.0, 1.0, 5.0]),
     )
     lost, slow, deaths = rng.choice([0, 0.02, 0.1]), rng.choice([0, 0.1]), rng.choice([0, 8, 25])
 
@@ -244,7 +248,7 @@ def test_a_cache_with_dying_executors_gives_each_task_one_result(seed: int, valk
                 return RedisQueue(channel, name, owner=owner, lease_s=0.3)
 
             def executor(number: int) -> asyncio.Task[Any]:
-                resolver = ModuleResolver(ResolverContext(channel=channel, run="r", key="", functions=("jobs",)))
+                resolver = ModuleResolver(ResolverContext(channel=channel, run="r", key="", functions=("task_jobs",)))
                 one = TaskExecutor(
                     queue(f"e{number}"), channel, resolver, Paused(rng), name=f"{number}-e", data_prefix=f"{name}.data/",
                     deadline=asyncio.get_running_loop().time() + 1000, options=ExecutorOptions(idle_s=1000, flush_s=0.02),
