@@ -67,9 +67,9 @@ def parquet(folder: Path) -> Path:
 
 
 def swap(path: Path, *, keep_time: bool = False) -> None:
-    """Other bytes, as many: a byte in the data is another one."""
+    """Other bytes, as many: a byte in the data is another one. A tar file's header, which comes first, has times in digits."""
     data, before = bytearray(path.read_bytes()), path.stat()
-    place = data.find(b"007") if b"007" in data else len(data) // 3 if path.suffix in (".gz", ".npz") else 24
+    place = data.rfind(b"007") if b"007" in data else len(data) // 3 if path.suffix in (".gz", ".npz") else 24
     if path.suffix == ".npz":
         place = data.find(np.arange(12, 15, dtype=np.int32).tobytes())
     if path.suffix == ".parquet":
