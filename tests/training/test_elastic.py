@@ -99,7 +99,7 @@ def test_a_function_is_killed_before_during_or_after_a_change(sync, change, phas
             check_over(run)
             assert run.sha == undisturbed(change, sync=sync)
             fired += len(run.of(FaultFired))
-    assert fired or phase == "wait"  # nobody has to wait in a balanced run
+    assert fired or phase == "wait"  # no rank has to wait in a balanced run
 
 
 @pytest.mark.parametrize("sync", ["bsp", "hap"])

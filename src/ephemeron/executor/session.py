@@ -194,7 +194,7 @@ class Session:
         watching = asyncio.ensure_future(self._watch(place))
         try:
             await self._work(channel, queue, fleet)
-            if not self._open:  # else functions are busy with what nobody wants
+            if not self._open:  # else functions are busy with tasks whose results are not wanted any more
                 await queue.finish()
                 await fleet.ended(_END_S)
         finally:

@@ -165,7 +165,7 @@ class CodeLoader:
 
         Raises:
             JobError: it is not to be had here: another version of Python, a package that is not installed, no such name.
-            SignatureRefused: somebody else has put an object in its place. Nothing of it was executed.
+            SignatureRefused: another party has put an object in its place. Nothing of it was executed.
             ChannelError: it cannot be read.
         """
         if reference not in self._found:

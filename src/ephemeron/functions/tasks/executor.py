@@ -334,7 +334,7 @@ class TaskExecutor:
         return _SliceEnd(ran, interrupted=True, stack=stack, is_stuck=bool(work.stack()))
 
     def _why_interrupted(self, task: TaskSpec, took_s: float) -> str:
-        """Error of an interrupted task; empty if this executor's end is to blame, so that another one begins it anew."""
+        """Error of an interrupted task; empty if this executor's end is the cause, so that another one begins it anew."""
         if task.timeout_s is not None and took_s >= task.timeout_s:
             return f"TimeoutError: not done after its timeout of {task.timeout_s:g} s"
         if 2 * took_s >= self._stop_at - self._began:

@@ -1,6 +1,6 @@
 """A task queue in any channel, by create-only objects alone: no server, nothing compared and swapped, no common clock.
 
-A batch is one object, its lease another, its results a log of objects that are each created once. Whoever creates number N of
+A batch is one object, its lease another, its results a log of objects that are each created once. The party that creates number N of
 the log has decided the results in it; a late executor finds number N taken, reads it, and drops what is there. So the log is
 one sequence for all, and a task has one result. Nothing is appended before the object ahead of it was read back, so that the log has
 no gaps even on a store that loses puts.
@@ -164,7 +164,7 @@ class ObjectQueue(TaskQueue):
             return None
         try:
             state = await self._load(batch)
-        except (SignatureRefused, CorruptMessage) as e:  # and nobody else will take it before this lease has expired
+        except (SignatureRefused, CorruptMessage) as e:  # and no other executor takes it before this lease has expired
             _log.warning("batch %s is not taken: %s", batch, e)
             return None
         if state is None or batch in self._held:  # completed since it was listed
@@ -419,7 +419,7 @@ class ObjectResultReader(ResultReader):
         for some in (new[at : at + _AT_ONCE] for at in range(0, len(new), _AT_ONCE)):
             parts = await asyncio.gather(*(self._channel.fetch(key) for key in some))
             for key, data in zip(some, parts, strict=True):
-                if data is None:  # lost, or damaged: whoever put it will put it again
+                if data is None:  # lost, or damaged: the party that put it puts it again
                     continue
                 self._read.add(key)
                 for result in unpack(TaskResult, data, key=key)[0]:

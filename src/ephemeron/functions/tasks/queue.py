@@ -30,7 +30,7 @@ class TaskQueue(ABC):
       owner that is late can still record results that are not there yet.
     - a task that failed `max_tries` times is dead, with the error and traceback of the last try. So is one that was the
       first without a result each time when executors vanished.
-    - the tasks of an edge are released when all its inputs are recorded as `ok`, and are run again by nobody once they
+    - the tasks of an edge are released when all its inputs are recorded as `ok`, and are not run again once they
       have a result; if an input dies or is cancelled, they are dead.
 
     One object serves one owner and one event loop. All methods raise `ChannelUnreachable` when the store does not answer.

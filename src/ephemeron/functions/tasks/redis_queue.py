@@ -80,7 +80,7 @@ class RedisQueue(TaskQueue):
             except (
                 SignatureRefused,
                 CorruptMessage,
-            ) as e:  # and nobody else will take it before this lease has expired
+            ) as e:  # and no other executor takes it before this lease has expired
                 _log.warning("batch %s is not taken: %s", row[0].decode(), e)
                 continue
             if lease.tasks:

@@ -186,7 +186,7 @@ redis.call('ZREM', p .. 'ready', ARGV[2])
 return redis.call('EXISTS', p .. 'batch/' .. ARGV[2])
 """
 )
-"""EDGE BATCH TASKS ORDER: publishes tasks so that nobody takes them -> whether they are without results."""
+"""EDGE BATCH TASKS ORDER: publishes tasks that are not taken yet -> whether they are without results."""
 
 DEPTH = (
     _COMMON
