@@ -1,4 +1,4 @@
-"""Changes of a run's functions while it trains: how all ranks agree on the next generation, and how it begins.
+"""Changes of a run's functions while it trains: how all ranks agree on the next generation, and its objects.
 
 Rank 0 writes who the members of the next generation are and at which iteration it begins (`RUN/generation/N`), before its
 contribution to an earlier iteration carries the flag `RESIZE`. Merged versions pass the flag on, so every rank knows of the change

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NoReturn
 
 from ephemeron import logs
-from ephemeron.events import Checkpointed, Evaluated, GenerationStarted, Measured, Note, Progress
+from ephemeron.events import Checkpointed, Evaluated, Measured, Note, Progress
 from ephemeron.functions.context import Context
-from ephemeron.training.collectives import Collective, SingleRank, StalledPeers, collective_for, wait_for_object
+from ephemeron.training.collectives import Collective, SingleRank, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.job.generation import Generation
 from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.schedule import decision_of
 from ephemeron.training.tensors import HAND_OFF, STOP, encode_state
@@ -29,10 +29,11 @@ from ephemeron.training.worker.decisions import decide
 from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
-from ephemeron.training.worker.generations import Begin, BeginMeta, GenerationChange, delete_generation, members_of
+from ephemeron.training.worker.generations import GenerationChange
 from ephemeron.training.worker.group_exchange import GroupExchange, group_exchange
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
 from ephemeron.training.worker.lease import Exit
+from ephemeron.training.worker.next_generation import begin_next_generation, delete_left_generation, join_generation
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
@@ -41,9 +42,6 @@ from ephemeron.training.worker.timeouts import IterationTimes
 from ephemeron.training.worker.trainer import TrainingStep
 
 _log = logging.getLogger(__name__)
-
-LEFT_EVERY_S = 0.5
-"""Interval at which rank 0 looks whether all ranks have left the generation before."""
 
 
 async def run_worker(ctx: Context, request: WorkerRequest) -> WorkerResult:
@@ -85,7 +83,10 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
             break
         except BaseExceptionGroup as group:
             cause = first_leaf(group)
-            if isinstance(cause, NextGeneration) and (members := await _joined(invocation, cause.number)) is not None:
+            if (
+                isinstance(cause, NextGeneration)
+                and (members := await join_generation(invocation, cause.number)) is not None
+            ):
                 invocation.join(members, known, cause.begin)
                 continue
             if not isinstance(cause, InvocationExit):
@@ -96,17 +97,6 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
             break
     _log.info("ends: %s", outcome)
     return WorkerResult(outcome=outcome, traffic=invocation.channel.traffic, summary=summary)
-
-
-async def _joined(invocation: InvocationContext, number: int) -> Generation | None:
-    """Leaves a generation; the next one, if this invocation is a member of it."""
-    channel, keys = invocation.channel, invocation.keys
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(channel.put(keys.left(keys.generation, invocation.rank), [b""]))
-        members = await members_of(channel, keys, number)
-    if members is None or invocation.rank >= members.workers:
-        return None
-    return members if members.memory_mb == invocation.call.memory_mb else None
 
 
 class TrainingLoop:
@@ -186,7 +176,7 @@ class TrainingLoop:
         if self.invocation.rank == 0 or self.collective.self_paced:
             background.start("control", lifecycle.watch_control())
         if self.invocation.rank == 0 and lifecycle.keys.generation:
-            background.start("generation", self._delete_generation())
+            background.start("generation", delete_left_generation(lifecycle))
         handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
@@ -373,68 +363,20 @@ class TrainingLoop:
             self.invocation.emit(self._unreported())
             self._unreported = None
 
-    # -- generations --------------------------------------------------------------------------------------
-
-    async def _end_generation(self) -> None:
-        """All versions are applied: rank 0 stores the state in which the next generation begins, all others wait for it.
+    async def _end_generation(self) -> NoReturn:
+        """All versions are applied: the next generation begins, of which this rank is a member or not.
 
         Raises:
-            NextGeneration: it is there.
+            NextGeneration: the state in which it begins is there.
         """
-        following, lifecycle = self.change.next, self.lifecycle
-        assert following is not None
         await self.background.settle("upload")
         await self.background.settle("reduce")
         await self._check_parameters()
-        if lifecycle.lease.has_successor:  # it goes on from here
+        if self.lifecycle.lease.has_successor:  # it goes on from here
             await self._hand_off()
-        key = lifecycle.keys.begin(following.number)
-        begun = await self._begin(following) if self.invocation.rank == 0 else None
-        await self.change.start_members()
-        if begun is not None:
-            raise NextGeneration(following.number, begun)
-
-        async def stalled() -> StalledPeers:
-            return await self.collective.stalled_before(self.t, 0, key)
-
-        arrived = await wait_for_object(
-            lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
-            accept=lambda data: data,
-        )  # fmt: skip
-        raise NextGeneration(following.number, bytes(arrived.value))
-
-    async def _begin(self, following: Generation) -> bytes | None:
-        """Stores the state in which the next generation begins, and returns what is stored; None: it may be lost."""
-        arrays, trainer = await self.invocation.compute(self.trainer.state, samples=0)
-        meta = BeginMeta(
-            iteration=self.t, spent_usd=self.lifecycle.spent_usd() * self.configuration.workers,
-            times=self.lifecycle.timeouts.state(), decisions=self.decisions, trainer=trainer,
-        )  # fmt: skip
-        stored = await self.change.store_begin(Begin(arrays, meta))
-        self.invocation.emit(
-            GenerationStarted(
-                t=self.lifecycle.run_now(), generation=following.number, from_iteration=self.t,
-                from_epoch=following.from_epoch, workers=following.workers, memory_mb=following.memory_mb,
-                aggregators=following.aggregators, batch_size=following.batch_size,
-                nonaggregator_batch_size=following.nonaggregator_batch_size,
-                iterations=self.spec.in_generation(following).planned_iterations, request=following.request,
-            )
-        )  # fmt: skip
-        return stored
-
-    async def _delete_generation(self) -> None:
-        """Deletes the objects of the generation before, once all its ranks have left it."""
-        lifecycle = self.lifecycle
-        number = lifecycle.keys.generation - 1
-        before = await members_of(lifecycle.channel, lifecycle.keys, number)
-        ranks = self.spec.first_workers if before is None else before.workers
-        latest = lifecycle.now() + lifecycle.wait_timeout_s()
-        while lifecycle.now() < latest:
-            left = await lifecycle.channel.list(lifecycle.keys.all_left(number))
-            if len(left) >= ranks:
-                break
-            await asyncio.sleep(LEFT_EVERY_S)
-        await delete_generation(lifecycle.channel, lifecycle.keys, number, ranks=ranks)
+        await begin_next_generation(
+            self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions
+        )
 
     # -- state --------------------------------------------------------------------------------------------
 
