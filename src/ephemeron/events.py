@@ -23,7 +23,7 @@ Status = Literal["ok", "error", "timed_out", "out_of_memory", "lost", "cancelled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Channel operations so far in one invocation, training and bookkeeping together."""
+    """Operations on the store and bytes over direct links so far in one invocation, training and bookkeeping together."""
 
     puts: int = 0
     gets: int = 0
@@ -34,6 +34,19 @@ class Traffic:
     lists: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    direct_bytes_sent: int = 0
+    """Bytes sent to other functions over direct links: no request, and not in `bytes_up`."""
+    direct_bytes_received: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests of every kind to the store."""
+        return self.puts + self.gets + self.polls + self.deletes + self.lists
+
+    @property
+    def direct_bytes(self) -> int:
+        """Bytes sent and received over direct links."""
+        return self.direct_bytes_sent + self.direct_bytes_received
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})

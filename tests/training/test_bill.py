@@ -25,7 +25,7 @@ from ephemeron.events import (
     Woken,
 )
 from ephemeron.training.driver.cost import CostMeter, latest_metrics, summarize
-from ephemeron.training.driver.records import Bill, ResultSummary
+from ephemeron.training.driver.records import Bill, ResultSummary, RunTraffic
 from ephemeron.training.job import Configuration, Target
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.report.cost_series import Spending, with_further
@@ -101,6 +101,28 @@ def test_a_killed_function_keeps_what_it_last_reported():
         invoked("b", attempt=1), started("b", attempt=1), ended("b", attempt=1, traffic=Traffic(puts=4)),
     )  # fmt: skip
     assert got.traffic == Traffic(puts=10, gets=2)
+
+
+def test_of_readings_with_equal_requests_the_one_with_more_bytes_over_direct_links_counts():
+    sent = Traffic(puts=2, direct_bytes_sent=800, direct_bytes_received=700)
+    got = ledger(invoked("a"), started("a"), progress(traffic=sent), ended("a", status="lost", traffic=Traffic(puts=2)))
+    assert got.traffic == sent
+
+
+def test_bytes_over_direct_links_cost_what_the_price_list_says_and_are_no_requests():
+    moved = Traffic(puts=3, direct_bytes_sent=5_000_000, direct_bytes_received=5_000_000)
+    made = CostMeter(dataclasses.replace(PRICES, direct_byte_usd=2e-11))
+    for event in (invoked("a"), started("a"), ended("a", gb_seconds=0.0, traffic=moved)):
+        made.feed(event)
+    assert made.storage_usd(1.0) == pytest.approx(3 * PRICES.put_usd + 5_000_000 * 2e-11)
+
+
+def test_the_traffic_of_a_result_states_its_requests_and_reads_results_without_them():
+    counted = RunTraffic.of(Traffic(puts=1, gets=2, polls=4, deletes=8, lists=16, direct_bytes_sent=32))
+    assert plain(counted)["store_requests"] == 31
+    assert plain(counted)["direct_bytes_sent"] == 32
+    earlier = {"puts": 1, "gets": 2, "polls": 4, "deletes": 8, "lists": 16, "bytes_up": 9, "bytes_down": 9}
+    assert build(RunTraffic, earlier, where="traffic") == RunTraffic(**earlier)
 
 
 def test_a_duplicate_pays_for_what_it_did_itself():

@@ -164,8 +164,9 @@ class Display:
         self._say((s.status, f"bold {colour}"), f" after {simulated}{human_seconds(s.seconds)}, {human_count(s.iterations, 'iteration')}, "
                   f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices"
                   + tested(s.metrics))  # fmt: skip
+        direct = f"; {human_bytes(traffic.direct_bytes_sent)} sent over direct links" if traffic.direct_bytes else ""
         self._say(f"  {traffic.puts} puts, {traffic.gets} gets, {traffic.polls} polls; "
-                  f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down")  # fmt: skip
+                  f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down{direct}")  # fmt: skip
         self._compared(result)
         for cause in result.causes:
             if cause not in self._said:

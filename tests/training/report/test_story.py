@@ -21,10 +21,13 @@ from ephemeron.events import (
     from_json,
     to_json,
 )
+from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.report import RunSummary
-from ephemeron.training.report.charts import learning_chart
+from ephemeron.training.report.charts import bytes_chart, learning_chart
+from ephemeron.training.report.headline import Headline
 from ephemeron.training.report.lanes import MAX_RECTS, Column, cells, lanes
 from ephemeron.training.report.metrics import DRAWN_POINTS, thin
+from ephemeron.training.report.tables import bill_table, invocation_table
 
 
 def tell(events: list[Event]) -> RunSummary:
@@ -131,6 +134,19 @@ def test_killed_function_keeps_the_traffic_it_last_reported() -> None:
     assert killed.traffic == last
     assert killed.status == "lost"
     assert story.spending.total_usd > runs.bills(events)
+
+
+def test_bytes_over_direct_links_are_drawn_listed_and_billed() -> None:
+    sent = Traffic(puts=10_000, direct_bytes_sent=3_000_000, direct_bytes_received=2_000_000)
+    prices = dataclasses.replace(load_prices("objects"), direct_byte_usd=1e-9)
+    told = RunSummary.from_events([*runs.replaced(), progress(1, 99, 1.0, t=3.0, traffic=sent)], prices)
+    assert told.spending.points("direct_bytes_sent")[-1][1] == 3_000_000
+    assert told.spending.direct_usd == pytest.approx(3e-3)
+    assert "sent over direct links" in bytes_chart(told)
+    assert "3.0 MB sent, 2.0 MB received" in bill_table(told, Headline.of(told, None))
+    assert "direct bytes" in invocation_table(told)
+    other = tell(runs.replaced())
+    assert "direct" not in invocation_table(other) + bill_table(other, Headline.of(other, None)) + bytes_chart(other)
 
 
 def test_compute_accrues_evenly_to_the_bill() -> None:

@@ -25,7 +25,7 @@ from ephemeron.events import (
     Woken,
 )
 from ephemeron.training.driver.membership import Membership
-from ephemeron.training.driver.records import Bill, GenerationSummary, GroupSummary, ResultSummary
+from ephemeron.training.driver.records import Bill, GenerationSummary, GroupSummary, ResultSummary, RunTraffic
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.final import FinalState
@@ -117,7 +117,7 @@ class CostMeter:
 
     def _saw(self, invocation: str, traffic: Traffic) -> None:
         known = self._traffic.get(invocation)
-        if known is None or traffic.puts + traffic.gets + traffic.polls >= known.puts + known.gets + known.polls:
+        if known is None or _amount(traffic) >= _amount(known):
             self._traffic[invocation] = traffic
 
     def _spend(self, spans: list[tuple[Phase, float, float]]) -> None:
@@ -160,7 +160,7 @@ class CostMeter:
         return self.gb_seconds + running * self.memory_mb / 1024
 
     def storage_usd(self, t: float, servers: int = 0) -> float:
-        """Requests, bytes moved, bytes kept and servers until `t`."""
+        """Requests, bytes moved through the store and over direct links, bytes kept and servers until `t`."""
         if self.groups:
             return sum(group.meter.storage_usd(t, group.started.servers) for group in self.groups)
         return (
@@ -209,6 +209,11 @@ class GroupMeter:
         )  # fmt: skip
 
 
+def _amount(traffic: Traffic) -> tuple[int, int]:
+    """Order of two readings of the same counters."""
+    return traffic.puts + traffic.gets + traffic.polls, traffic.direct_bytes
+
+
 def servers_of(spec: RunSpec) -> int:
     """Number of parameter servers of a run."""
     return 1 if spec.configuration.channel.startswith(("ps://", "parameter_server")) else 0
@@ -235,7 +240,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         exchange=c.exchanged, local_steps=c.local_steps, compression=c.compression, iterations=done if final is None else final.iterations,
         invocations=meter.invocations,
         metrics=metrics if final is None else final.metrics,
-        traffic=meter.traffic,
+        traffic=RunTraffic.of(meter.traffic),
         billed=Bill(
             gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations,
             storage_usd=round(meter.storage_usd(t, servers), 9),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,6 +117,20 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunTraffic(Traffic):
+    """Traffic of a whole run, with the number of its requests."""
+
+    store_requests: int = 0
+    """Puts, gets, polls, deletes and lists together; 0 in results of earlier releases."""
+
+    @classmethod
+    def of(cls, traffic: Traffic) -> RunTraffic:
+        """The same traffic, counted."""
+        counters = {f.name: getattr(traffic, f.name) for f in fields(Traffic)}
+        return cls(**counters, store_requests=traffic.requests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSummary:
     """`result.json`, which `--json` prints: how a run ended, what it did and what that costs."""
 
@@ -143,7 +157,7 @@ class ResultSummary:
     invocations: int
     metrics: Mapping[str, float | None]
     """Metrics of the evaluation data by name: `loss`, and what the program reports. None where there is no such number."""
-    traffic: Traffic
+    traffic: RunTraffic
     billed: Bill
     weights_sha256: str | None
     phases_s: Mapping[Phase, float]

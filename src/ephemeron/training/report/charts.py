@@ -121,11 +121,13 @@ def cost_chart(story: RunSummary, figures: Headline) -> Markup:
 
 
 def bytes_chart(story: RunSummary) -> Markup:
-    """Bytes through the channel."""
-    up, down = story.spending.points("bytes_up"), story.spending.points("bytes_down")
+    """Bytes through the channel: the store, and direct links where functions have them."""
+    of = story.spending.points
     lines = [
-        ChartLine(label="downloaded", points=down, colour="blue"),
-        ChartLine(label="uploaded", points=up, colour="amber"),
+        ChartLine(label="downloaded", points=of("bytes_down"), colour="blue"),
+        ChartLine(label="uploaded", points=of("bytes_up"), colour="amber"),
+        ChartLine(label="sent over direct links", points=of("direct_bytes_sent"), colour="green"),
+        ChartLine(label="received over direct links", points=of("direct_bytes_received"), colour="grey", dashed=True),
     ]
     return _over_time(story, lines, "bytes", _top(lines), human_bytes)
 

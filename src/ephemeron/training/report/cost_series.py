@@ -51,6 +51,8 @@ class Spending:
     """compute_usd, requests_usd, calls_usd, total_usd and the counters of `Traffic`."""
     compute_usd: float = 0.0
     requests_usd: float = 0.0
+    direct_usd: float = 0.0
+    """Price of bytes over direct links."""
     calls_usd: float = 0.0
     """Price of the invocations themselves."""
     burst_vcpu_s: float = 0.0
@@ -66,7 +68,14 @@ class Spending:
     @property
     def total_usd(self) -> float:
         """Without storage, which no event states."""
-        return self.compute_usd + self.requests_usd + self.calls_usd + self.burst_usd + self.suspended_usd
+        return (
+            self.compute_usd
+            + self.requests_usd
+            + self.direct_usd
+            + self.calls_usd
+            + self.burst_usd
+            + self.suspended_usd
+        )
 
     def points(self, name: str) -> Points:
         """One series as (seconds, value)."""
@@ -104,7 +113,7 @@ def spending(
 
 
 def with_further(spent: Spending, events: Iterable[Event], prices: CostRates) -> Spending:
-    """The spending with bursts and suspensions, which have no series: they are billed when they are over."""
+    """The spending with what has no series: bytes over direct links, bursts and suspensions, which are billed when they are over."""
     if not isinstance(prices, Prices):
         return spent
     burst_vcpu_s = suspended = 0.0
@@ -117,7 +126,10 @@ def with_further(spent: Spending, events: Iterable[Event], prices: CostRates) ->
             suspended += prices.suspended_usd(event.gb, event.seconds, resumed=True)
             suspended -= prices.suspended_usd(event.gb, 0.0, resumed=False)
     burst_usd = burst_vcpu_s * prices.burst_vcpu_second_usd
-    return dataclasses.replace(spent, burst_vcpu_s=burst_vcpu_s, burst_usd=burst_usd, suspended_usd=suspended)
+    direct_usd = spent.traffic.direct_bytes_sent * prices.direct_byte_usd
+    return dataclasses.replace(
+        spent, burst_vcpu_s=burst_vcpu_s, burst_usd=burst_usd, suspended_usd=suspended, direct_usd=direct_usd
+    )
 
 
 def requests_usd(traffic: Traffic, prices: CostRates) -> float:

@@ -151,7 +151,8 @@ def cost_mix(story: RunSummary) -> str:
 def moved(story: RunSummary) -> str:
     """Bytes through the channel."""
     t = story.spending.traffic
-    return f"{human_bytes(t.bytes_up)} up, {human_bytes(t.bytes_down)} down"
+    direct = f"; {human_bytes(t.direct_bytes_sent)} sent directly" if t.direct_bytes else ""
+    return f"{human_bytes(t.bytes_up)} up, {human_bytes(t.bytes_down)} down{direct}"
 
 
 def _first(a: float | None, b: float | None) -> float | None:

@@ -92,7 +92,7 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
         ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
         ("Functions", f"{figures.workers} × {figures.memory_mb} MB", calls),
         ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
-        ("Moved", human_bytes(t.bytes_up + t.bytes_down), moved(story)),
+        ("Moved", human_bytes(t.bytes_up + t.bytes_down + t.direct_bytes_sent), moved(story)),
     ]
     return tiled(tiles)
 

@@ -72,7 +72,9 @@ def invocation_table(story: RunSummary) -> Markup:
         return nothing("No function has been called yet.")
     shown = _worth_showing(story.invocations)
     head = ["rank", "attempt", "reason", "start", "outcome", "called at", "billed", "GB-s", "peak memory", "requests"]
-    out = table(head, [_invocation(r) for r in shown], words=5)
+    direct = story.spending.traffic.direct_bytes > 0
+    rows = [_invocation(r) + ([human_bytes(r.traffic.direct_bytes)] if direct else []) for r in shown]
+    out = table([*head, *(["direct bytes"] if direct else [])], rows, words=5)
     left = len(story.invocations) - len(shown)
     return out + (_remark(f"{left} more, all of which ended well, are left out.") if left else "")
 
@@ -97,13 +99,12 @@ def _invocation(r: InvocationRow) -> list[str]:
     end = el("span", r.status.replace("_", " "), class_=good)
     end += joined([" ", el("small", r.outcome)]) if r.outcome else ""
     end += el("details", el("summary", "show"), el("pre", r.error)) if r.error else ""
-    t = r.traffic
     peak = f"{r.peak_memory_mb:.0f} of {r.memory_mb} MB" if r.peak_memory_mb else "–"
     name = el("span", str(r.attempt), title=r.invocation)
     about = "" if r.ended else "≈ "
     return [
         str(r.rank), name, r.reason, start, end, human_seconds(r.invoked), about + human_seconds(r.billed_s),
-        about + f"{r.gb_seconds:.3f}", peak, f"{t.puts + t.gets + t.polls + t.deletes + t.lists:,}",
+        about + f"{r.gb_seconds:.3f}", peak, f"{r.traffic.requests:,}",
     ]  # fmt: skip
 
 
@@ -121,7 +122,10 @@ def bill_table(story: RunSummary, figures: Headline) -> Markup:
         rows.append(["bursts", f"{spent.burst_vcpu_s:,.1f} vCPU-seconds beyond the baseline", usd(spent.burst_usd)])
     if spent.suspended_usd:
         rows.append(["suspended", "memory written, kept and read", usd(spent.suspended_usd)])
-    beyond = max(0.0, figures.storage_usd - spent.requests_usd)
+    if t.direct_bytes:
+        between = f"{human_bytes(t.direct_bytes_sent)} sent, {human_bytes(t.direct_bytes_received)} received"
+        rows.append(["direct links", between, usd(spent.direct_usd)])
+    beyond = max(0.0, figures.storage_usd - spent.requests_usd - spent.direct_usd)
     if beyond > 0.001 * figures.storage_usd:
         rows.append(["channel", "preparation, bytes moved and kept, parameter servers", usd(beyond)])
     metered = spent.total_usd + beyond

@@ -46,18 +46,21 @@ class Prices:
     """Per GB of memory that is resumed."""
     suspended_gb_hour_usd: float = 0.0
     """Per GB and hour suspended."""
+    direct_byte_usd: float = 0.0
+    """Per byte that is sent over a direct link: the prices of leaving one function and of entering the other together."""
     burst: int = 0
     """Functions that may start at once; beyond it as many more every `burst_s`. 0: no such limit."""
     burst_s: float = 0.0
 
     def storage_usd(self, traffic: Traffic) -> float:
-        """FasDL, equations 3-26 and 3-28, with the polls, lists and deletes that those leave out."""
+        """FasDL, equations 3-26 and 3-28, with the polls, lists, deletes and bytes over direct links that those leave out."""
         return (
             traffic.puts * self.put_usd
             + (traffic.gets + traffic.polls) * self.get_usd
             + traffic.lists * self.list_usd
             + traffic.deletes * self.delete_usd
             + (traffic.bytes_up + traffic.bytes_down) * self.byte_usd
+            + traffic.direct_bytes_sent * self.direct_byte_usd
         )
 
     def kept_usd(self, gb: float, seconds: float) -> float:
