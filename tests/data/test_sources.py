@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import ephemeron.data
 from ephemeron.data import Samples, load
+from ephemeron.data.sources import digits
 from ephemeron.data.sources.registry import hold_out
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, MissingExtra
@@ -27,7 +29,29 @@ def test_digits() -> None:
     assert set(data.train.targets) == set(range(10))
 
 
+def test_digits_are_those_of_scikit_learn_and_do_not_import_it() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    code = (
+        "import hashlib, sys; from ephemeron.data import DataSpec, load; d = load(DataSpec(test_fraction=0.0), seed=0).train;"
+        "print(hashlib.sha256(d.inputs.tobytes() + d.targets.tobytes()).hexdigest(), 'sklearn' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    images, labels = datasets.load_digits(return_X_y=True)
+    expected = (images / 16).astype(np.float32).tobytes() + labels.astype(np.int64).tobytes()
+    assert out == [hashlib.sha256(expected).hexdigest(), "False"]
+
+
+def test_digits_of_a_scikit_learn_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    from_file = load(DataSpec(), seed=0)
+    monkeypatch.setattr(digits, "_FILE", "absent.csv.gz")
+    loaded = load(DataSpec(), seed=0)
+    assert np.array_equal(loaded.train.inputs, from_file.train.inputs)
+    assert np.array_equal(loaded.test.targets, from_file.test.targets)
+
+
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingExtra, match=r"scikit-learn is not installed; run: pip install 'ephemeron\[digits\]'"):
         load(DataSpec(), seed=0)

@@ -10,14 +10,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ephemeron.config.typed import near
 from ephemeron.data.samples import DataSets, Samples
-from ephemeron.data.sources.options import NoOptions, read_options
 from ephemeron.data.spec import DataSpec
 from ephemeron.data.split import held_out
-from ephemeron.errors import JobError, MissingExtra
+from ephemeron.errors import JobError
 
 _log = logging.getLogger(__name__)
 SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz")
@@ -63,7 +60,9 @@ def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None
 
         return datasets.read(spec, code)
     if spec.source == "digits":
-        return _digits(spec), None
+        from ephemeron.data.sources import digits
+
+        return digits.read(spec)
     if spec.source == "idx":
         from ephemeron.data.sources import idx
 
@@ -78,22 +77,6 @@ def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None
         return npz.read(spec)
     remedy = near(spec.source, SOURCES, what="known sources")
     raise JobError(f"data.source = {spec.source!r} is not known", remedy=f"{remedy} (or write module:function)")
-
-
-def _digits(spec: DataSpec) -> Samples:
-    """scikit-learn's 1797 digits: inputs float32 (N, 1, 8, 8) in [0, 1], targets int64."""
-    read_options(spec, NoOptions)
-    if spec.path is not None:
-        raise JobError(
-            f"source 'digits' reads no file, but data.path = {str(spec.path)!r}", remedy="leave data.path out"
-        )
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra("scikit-learn", "digits") from None
-    images, labels = load_digits(return_X_y=True)
-    inputs = (np.asarray(images).reshape(-1, 1, 8, 8) / 16).astype(np.float32)
-    return Samples(inputs, np.asarray(labels).astype(np.int64))
 
 
 def _check_same_shapes(source: str, train: Samples, test: Samples) -> None:
