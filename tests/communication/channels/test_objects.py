@@ -206,6 +206,30 @@ def test_permission_is_explained(s3: str, monkeypatch: pytest.MonkeyPatch) -> No
         run(lambda: ObjectsChannel.open(s3).fetch("a"))
 
 
+def test_reads_of_objects_that_are_replaced_or_deleted_are_answered(s3: str) -> None:
+    async def scenario() -> None:
+        channel, done = ObjectsChannel.open(s3 + "/busy"), asyncio.Event()
+        await channel.put("run/kept", [bytes(300_000)])
+
+        async def write() -> None:
+            for i in range(20):
+                await channel.put("run/kept", [bytes([i]) * 300_000])
+                await channel.put("run/gone", [bytes([i]) * 300_000])
+                await channel.delete(["run/gone"])
+            done.set()
+
+        async def read(key: str, *, absent: bool) -> None:
+            while not done.is_set():
+                data = await channel.fetch(key)
+                assert absent or data is not None
+                assert data is None or bytes(data) == bytes([data[0]]) * 300_000
+
+        readers = [read(key, absent=key == "run/gone") for key in ("run/kept", "run/gone") * 3]
+        await asyncio.gather(write(), *readers)
+
+    run(scenario)
+
+
 def test_two_prefixes_of_a_bucket_do_not_meet(s3: str) -> None:
     async def scenario() -> None:
         one, two = ObjectsChannel.open(s3 + "/one"), ObjectsChannel.open(s3 + "/two")
