@@ -14,6 +14,7 @@ RUN/measured/ITERATION                     metrics of the whole evaluation data
 RUN/kept/ITERATION                         weights of an evaluation that are kept
 RUN/done/RANK  RUN/result                  the end
 RUN/control                                requests of the user during the run
+RUN/peer/GENERATION/RANK.ATTEMPT           where a function can be reached by the others, on direct channels
 
 For a run whose functions change (generations; in those after the first, gGROUP and state/RANK end in .GENERATION):
 RUN/generation/GENERATION                  who its members are, and its first iteration
@@ -112,6 +113,14 @@ class Keys:
 
     def replacement(self, number: int) -> str:
         return f"{self.run}/replaced/{number:06d}"
+
+    @property
+    def peers(self) -> str:
+        """Prefix of the announcements of a generation's functions."""
+        return f"{self.run}/peer/{self.generation}/"
+
+    def peer(self, rank: int, attempt: int) -> str:
+        return f"{self.peers}{rank}.{attempt}"
 
     def start(self, rank: int, attempt: int) -> str:
         return f"{self.starts(rank)}{attempt}"

@@ -1,0 +1,297 @@
+"""The port of connections between two members, and connections over sockets.
+
+A connection is ordered and reliable and carries whole messages. Bodies are sent from the caller's memory and received
+into the memory that the receiver chooses once it has read the head, without a copy in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.communication.direct.message import HEAD_BYTES, Head, Incoming, pack_head, unpack_head
+from ephemeron.communication.rpc.sockets import not_in_children
+from ephemeron.errors import EphemeronError, ProtocolError
+
+_BUFFER_BYTES = 256 << 10
+_DIRECT_BYTES = 32 << 10
+"""From this size on, a body is received directly into its place."""
+_TURN_BYTES = 8 << 20
+"""Bytes read before other tasks have a turn."""
+_VECTOR = 64
+_SOCKET_BYTES = 4 << 20
+_UNANSWERED_MS = 10_000
+
+
+class LinkFailed(EphemeronError, ConnectionError):
+    """No connection to a member, or it was lost."""
+
+
+class ConnectionHandler(Protocol):
+    """Receiver of a connection's events. All methods run on the event loop and must be quick."""
+
+    def allocate(self, connection: Connection, head: Head, nbytes: int) -> memoryview | None:
+        """Memory of `nbytes` for the body of a message; None: fresh memory."""
+
+    def on_message(self, connection: Connection, head: Head, body: memoryview) -> None:
+        """A message has arrived."""
+
+    def on_closed(self, connection: Connection, why: str) -> None:
+        """The connection is over. Called once; not after `close`."""
+
+
+class Connection(ABC):
+    """One end of a connection whose other end has proved that it knows the run's token."""
+
+    transport: str
+    """`unix`, `tcp`, `punched`, `relay`, `websocket`, `simulated`."""
+    dialled: bool
+    """Whether this end has opened it."""
+    sent_bytes = 0
+    received_bytes = 0
+    last_received = 0.0
+    """Loop time at which bytes have arrived."""
+
+    @abstractmethod
+    def start(self, handler: ConnectionHandler) -> None:
+        """Begins to deliver messages."""
+
+    @abstractmethod
+    def send(self, head: Head, buffers: Sequence[Buffer] = ()) -> None:
+        """Sends a message, or queues it. Never blocks; after the connection is lost, it does nothing.
+
+        Args:
+            head: see `message`.
+            buffers: the body; must stay unchanged until `drained` has returned.
+        """
+
+    @abstractmethod
+    async def drained(self) -> None:
+        """Waits until all bytes have been passed to the transport, or the connection is lost."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes this end. Idempotent."""
+
+
+class SocketConnection(Connection):
+    """A connection over a stream socket.
+
+    Args:
+        sock: connected, non-blocking, proved; owned from now on.
+        transport: see `Connection`.
+        dialled: see `Connection`.
+        checksums: whether bodies carry checksums: across machines.
+    """
+
+    def __init__(self, sock: socket.socket, *, transport: str, dialled: bool, checksums: bool) -> None:
+        self.transport, self.dialled = transport, dialled
+        self._sock, self._checksums = not_in_children(sock), checksums
+        self._loop = asyncio.get_running_loop()
+        self._handler: ConnectionHandler | None = None
+        self._closed = False
+        self._out: deque[memoryview] = deque()
+        self._drained: asyncio.Future[None] | None = None
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0
+        self._incoming: Incoming | None = None
+        self._body = memoryview(b"")
+        self._filled = 0
+        self.last_received = self._loop.time()
+        tune(sock)
+
+    def start(self, handler: ConnectionHandler) -> None:
+        self._handler = handler
+        if not self._closed:
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    def send(self, head: Head, buffers: Sequence[Buffer] = ()) -> None:
+        if self._closed:
+            return
+        views = [v for v in map(_bytes_of, buffers) if v.nbytes]
+        nbytes = sum(v.nbytes for v in views)
+        checksum = _checksum(views) if self._checksums and views else 0
+        packed = pack_head(head, nbytes=nbytes, checksum=checksum)
+        self.sent_bytes += len(packed) + nbytes
+        if self._out:
+            self._out.append(memoryview(packed))
+            self._out.extend(views)
+            return
+        self._out.append(memoryview(packed))
+        self._out.extend(views)
+        self._write()
+        if self._out and not self._closed:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _write(self) -> None:
+        """Writes until the socket takes no more."""
+        out = self._out
+        while out:
+            try:
+                sent = self._sock.sendmsg([out[i] for i in range(min(len(out), _VECTOR))])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as e:
+                self._fail(str(e))
+                return
+            while sent:
+                first = out[0]
+                if sent < first.nbytes:
+                    out[0] = first[sent:]
+                    break
+                sent -= first.nbytes
+                out.popleft()
+
+    def _writable(self) -> None:
+        self._write()
+        if not self._out and not self._closed:
+            self._loop.remove_writer(self._sock.fileno())
+            self._release()
+
+    def _release(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    async def drained(self) -> None:
+        if self._out and not self._closed:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        turn = 0
+        try:
+            while turn < _TURN_BYTES and not self._closed:
+                waits = self._body.nbytes - self._filled if self._incoming is not None else 0
+                direct = waits >= _DIRECT_BYTES and self._begin == self._end
+                got = self._sock.recv_into(self._body[self._filled :] if direct else self._room())
+                if not got:
+                    return self._fail("the other end closed the connection")
+                turn += got
+                self.received_bytes += got
+                if direct:
+                    self._filled += got
+                    if self._filled == self._body.nbytes:
+                        self._deliver()
+                else:
+                    self._end += got
+                    self._parse()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, ProtocolError) as e:
+            return self._fail(str(e))
+        if turn:
+            self.last_received = self._loop.time()
+
+    def _room(self) -> memoryview:
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._end == len(self._buffer):
+            rest = bytes(self._buffer[self._begin : self._end])
+            self._buffer[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
+        return self._buffer[self._end :]
+
+    def _parse(self) -> None:
+        """Takes all whole messages out of the buffer, and the beginning of the next one."""
+        while not self._closed:
+            left = self._end - self._begin
+            if self._incoming is None:
+                if left < HEAD_BYTES:
+                    return
+                incoming = unpack_head(self._buffer[self._begin : self._begin + HEAD_BYTES])
+                whole = HEAD_BYTES + incoming.extra_bytes
+                if left < whole:
+                    return
+                extra = bytes(self._buffer[self._begin + HEAD_BYTES : self._begin + whole])
+                self._begin += whole
+                left -= whole
+                self._incoming = incoming = incoming._replace(head=incoming.head._replace(extra=extra))
+                self._body, self._filled = self._memory(incoming), 0
+            taken = min(left, self._body.nbytes - self._filled)
+            if taken:
+                self._body[self._filled : self._filled + taken] = self._buffer[self._begin : self._begin + taken]
+                self._begin += taken
+                self._filled += taken
+            if self._filled < self._body.nbytes:
+                return
+            self._deliver()
+
+    def _memory(self, incoming: Incoming) -> memoryview:
+        if not incoming.nbytes:
+            return memoryview(b"")
+        handler = self._handler
+        place = handler.allocate(self, incoming.head, incoming.nbytes) if handler is not None else None
+        if place is None or place.nbytes != incoming.nbytes:
+            place = memoryview(np.empty(incoming.nbytes, dtype=np.uint8).data)
+        return place.cast("B")
+
+    def _deliver(self) -> None:
+        incoming, body = self._incoming, self._body
+        assert incoming is not None
+        self._incoming, self._body = None, memoryview(b"")
+        if incoming.checksum and _checksum([body]) != incoming.checksum:
+            raise ProtocolError("a message has arrived damaged")
+        if self._handler is not None:
+            self._handler.on_message(self, incoming.head, body)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _fail(self, why: str) -> None:
+        if not self._closed:
+            self.close()
+            if self._handler is not None:
+                self._handler.on_closed(self, why)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(ValueError, OSError):
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._out.clear()
+        self._release()
+
+
+def tune(sock: socket.socket) -> None:
+    """Sets what a link needs: no delay, large buffers, and an end to silence."""
+    sock.setblocking(False)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        with contextlib.suppress(OSError):
+            if sock.family == getattr(socket, "AF_UNIX", None):
+                sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+
+
+def _bytes_of(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _checksum(parts: Sequence[Buffer]) -> int:
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return digest.intdigest() or 1

@@ -1,0 +1,518 @@
+"""The mesh: one member's connections to all other members of a generation.
+
+A member listens, announces where (`RUN/peer/GENERATION/RANK.ATTEMPT` in the run's store), lists those who were there before it,
+and dials them; members that come later dial it. So nothing is ever polled: a start costs each function one put and one
+listing, and a replacement dials everybody.
+
+Fencing: of each rank a member accepts the highest attempt that it has seen. When a newer attempt proves itself the older
+one's connection is closed; what a frozen function sends after its replacement has come never arrives.
+
+Routes: a connection of the pair's own; where the two cannot connect, through a third member that is connected to both
+(members tell each other whom they are connected to); else none, and the caller uses the store. Failed pairs are tried
+again in the background, and a connection that is silent although it was asked for an answer is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ephemeron.communication.channels.base import Buffer, Channel
+from ephemeron.communication.direct.connection import Connection, LinkFailed
+from ephemeron.communication.direct.message import FORWARDED, Head, Kind
+from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Endpoint, Transport, machine
+from ephemeron.communication.keys import Keys
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError
+
+_log = logging.getLogger(__name__)
+
+DIAL_TIMEOUT_S = 2.0
+FIRST_AGAIN_S, MOST_AGAIN_S = 0.2, 5.0
+"""Pauses between attempts to connect a pair."""
+SILENCE_S = 10.0
+"""Seconds without an answer after which a connection is given up."""
+_SETTLED_S = 1.0
+"""Age from which on a second connection of a pair replaces the first one, which its other end must have lost."""
+_LINK = struct.Struct("<HI")
+
+OnMessage = Callable[[int, Head, memoryview], None]
+"""Handler of a kind: rank of the sender, head, body."""
+Allocate = Callable[[int, Head, int], "memoryview | None"]
+"""Chooses memory for a body: rank of the sender, head, bytes."""
+Answer = Callable[[int, Head, memoryview], Awaitable[Sequence[Buffer]]]
+"""Answers requests of a kind."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Peer:
+    """What is known of another rank."""
+
+    attempt: int = -1
+    endpoint: Endpoint | None = None
+    connection: Connection | None = None
+    since: float = 0.0
+    """Loop time at which the connection was made."""
+    links: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Ranks that it is connected to, and their attempts."""
+    told: int | None = None
+    """Attempt for which `on_connect` was called last; None: there was no route since."""
+    dialling: asyncio.Task[None] | None = None
+
+
+class Mesh:
+    """Connections of one member. Made with `join`.
+
+    Args:
+        rank, attempt: of this member.
+        ranks: members of the generation.
+        keys: of the run and generation.
+        token: of the run; never stored or logged.
+        transports: the preferred first.
+        silence_s: see `SILENCE_S`.
+    """
+
+    def __init__(
+        self, *, rank: int, attempt: int, ranks: int, keys: Keys, token: str, transports: Sequence[Transport],
+        silence_s: float = SILENCE_S,
+    ) -> None:  # fmt: skip
+        self.rank, self.attempt, self.ranks = rank, attempt, ranks
+        self.on_connect: list[Callable[[int, int], None]] = []
+        """Called with rank and attempt when a route to a member appears, or a new one, on which nothing may have arrived yet."""
+        self.on_lost: list[Callable[[int], None]] = []
+        """Called when no route to a rank is left."""
+        self.superseded = False
+        """Whether a member has refused this one because it knows a newer attempt of its rank."""
+        self._keys, self._token, self._silence_s = keys, token, silence_s
+        self._transports = {t.name: t for t in transports}
+        self._endpoint = Endpoint(rank=rank, attempt=attempt, machine=machine())
+        self._peers = {r: _Peer() for r in range(ranks) if r != rank}
+        self._pending: dict[Connection, asyncio.TimerHandle] = {}
+        self._handlers: dict[int, tuple[OnMessage, Allocate | None]] = {}
+        self._early: dict[int, list[tuple[int, Head, memoryview]]] = {}
+        self._answers: dict[int, Answer] = {}
+        self._waiting: dict[int, tuple[int, asyncio.Future[memoryview]]] = {}
+        self._requests = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._ended_sent = self._ended_received = 0
+
+    @classmethod
+    async def join(
+        cls, *, store: Channel, rank: int, attempt: int, ranks: int, keys: Keys, token: str,
+        transports: Sequence[Transport], silence_s: float = SILENCE_S,
+    ) -> Mesh:  # fmt: skip
+        """Announces this member and begins to connect to those that were announced before. Does not wait for connections.
+
+        Args:
+            store: of the run.
+            rank, attempt, ranks, keys, token, transports, silence_s: see `Mesh`.
+
+        Raises:
+            ChannelUnreachable: the store does not answer.
+        """
+        mesh = cls(
+            rank=rank, attempt=attempt, ranks=ranks, keys=keys, token=token, transports=transports, silence_s=silence_s
+        )
+        try:
+            await mesh._announce(store)
+        except BaseException:
+            await mesh.close()
+            raise
+        mesh._start(mesh._watch())
+        return mesh
+
+    async def _announce(self, store: Channel) -> None:
+        for transport in self._transports.values():
+            try:
+                address = await transport.listen(self._token, self._accepted)
+            except OSError as e:
+                _log.warning("rank %d cannot listen for %s: %s", self.rank, transport.name, e)
+                continue
+            if address is not None:
+                self._endpoint.addresses[transport.name] = address
+        text = json.dumps(plain(self._endpoint)).encode()
+        await store.put(self._keys.peer(self.rank, self.attempt), [text])
+        for key in await store.list(self._keys.peers):
+            name, _, attempt = key.rpartition("/")[2].partition(".")
+            peer = self._peers.get(int(name))
+            if peer is None or int(attempt) < (peer.endpoint.attempt if peer.endpoint else 0):
+                continue
+            data = await store.fetch(key)
+            if data is not None:
+                try:
+                    peer.endpoint = build(Endpoint, json.loads(bytes(data)), where=key)
+                except (ValueError, JobError) as e:
+                    _log.warning("cannot read %s: %s", key, e)
+        for rank, peer in self._peers.items():
+            if peer.endpoint is not None:
+                self._dial(rank, peer)
+
+    # -- what callers use ---------------------------------------------------------------------------------
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent over all connections so far."""
+        return self._ended_sent + sum(c.sent_bytes for c in self._connections())
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received over all connections so far."""
+        return self._ended_received + sum(c.received_bytes for c in self._connections())
+
+    def attempt_of(self, rank: int) -> int:
+        """Highest attempt of a rank that was seen; -1: none."""
+        return self.attempt if rank == self.rank else self._peers[rank].attempt
+
+    def transport_of(self, rank: int) -> str:
+        """Transport of the connection to a rank; `forwarded` or empty where there is none."""
+        connection = self._peers[rank].connection
+        return connection.transport if connection is not None else "forwarded" if self.connected(rank) else ""
+
+    def connected(self, rank: int) -> bool:
+        """Whether there is a route to a rank."""
+        return rank == self.rank or self._route(rank) is not None
+
+    def send(
+        self, rank: int, kind: int, number: int = 0, part: int = 0, extra: bytes = b"", buffers: Sequence[Buffer] = ()
+    ) -> bool:
+        """Sends a message. Buffers must stay unchanged until `drained`; a message to a lost member is lost.
+
+        Returns:
+            False: there is no route.
+        """
+        route = self._route(rank)
+        if route is None:
+            return False
+        flags = 0 if route is self._peers[rank].connection else FORWARDED
+        route.send(Head(kind, self.rank, rank, number, part, extra, self.attempt, flags), buffers)
+        return True
+
+    async def drained(self) -> None:
+        """Waits until all that was sent has left this process, or its connection was lost."""
+        for connection in self._connections():
+            await connection.drained()
+
+    def handle(self, kind: int, on_message: OnMessage, allocate: Allocate | None = None) -> None:
+        """Registers the handler of a kind of messages. Those that came before are delivered now."""
+        self._handlers[kind] = on_message, allocate
+        for rank, head, body in self._early.pop(kind, []):
+            on_message(rank, head, body)
+
+    def answer(self, kind: int, handler: Answer) -> None:
+        """Registers what answers requests of a kind."""
+        self._answers[kind] = handler
+
+    async def request(
+        self,
+        rank: int,
+        kind: int,
+        extra: bytes = b"",
+        buffers: Sequence[Buffer] = (),
+        *,
+        number: int = 0,
+        timeout_s: float,
+    ) -> memoryview:
+        """Asks a member, and returns its answer.
+
+        Args:
+            rank: of the member.
+            kind: that the member answers; see `answer`.
+            extra, buffers, number: as for a message.
+            timeout_s: seconds to wait.
+
+        Raises:
+            LinkFailed: no route, no answer in time, or the member does not answer this kind.
+        """
+        self._requests += 1
+        asked, future = self._requests, asyncio.get_running_loop().create_future()
+        self._waiting[asked] = rank, future
+        try:
+            packed = struct.pack("<Iq", asked, number) + extra
+            if not self.send(rank, Kind.REQUEST, asked, kind, packed, buffers):
+                raise LinkFailed(f"no route to rank {rank}")
+            async with asyncio.timeout(timeout_s):
+                answer: memoryview = await future
+                return answer
+        except TimeoutError as e:
+            raise LinkFailed(f"rank {rank} has not answered within {timeout_s:g} s") from e
+        finally:
+            del self._waiting[asked]
+
+    async def close(self) -> None:
+        """Closes all connections and stops listening."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in [*self._pending, *self._connections()]:
+            self._count(connection)
+            connection.close()
+        for handle in self._pending.values():
+            handle.cancel()
+        self._pending.clear()
+        for peer in self._peers.values():
+            peer.connection = None
+        for transport in self._transports.values():
+            await transport.close()
+
+    # -- connecting ---------------------------------------------------------------------------------------
+
+    def _start(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _dial(self, rank: int, peer: _Peer) -> None:
+        if peer.dialling is None or peer.dialling.done():
+            peer.dialling = self._start(self._dial_until_connected(rank, peer))
+
+    async def _dial_until_connected(self, rank: int, peer: _Peer) -> None:
+        pause_s = FIRST_AGAIN_S
+        while not (self.superseded or peer.connection) and (endpoint := peer.endpoint) is not None:
+            if endpoint.attempt < peer.attempt:  # a newer one will dial
+                return
+            for transport in self._transports.values():
+                if not transport.reaches(self._endpoint, endpoint):
+                    continue
+                try:
+                    connection = await transport.dial(
+                        endpoint.addresses[transport.name], self._token, timeout_s=DIAL_TIMEOUT_S
+                    )
+                except LinkFailed as e:
+                    _log.debug("rank %d to rank %d: %s", self.rank, rank, e)
+                    continue
+                self._accepted(connection)
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_AGAIN_S)
+
+    def _accepted(self, connection: Connection) -> None:
+        """The end that has dialled says who it is, then the other one."""
+        if self._closed:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._pending[connection] = loop.call_later(PROOF_TIMEOUT_S, self._give_up, connection)
+        connection.start(self)
+        if connection.dialled:
+            self._say_hello(connection)
+
+    def _give_up(self, connection: Connection) -> None:
+        if self._pending.pop(connection, None) is not None:
+            connection.close()
+
+    def _say_hello(self, connection: Connection) -> None:
+        connection.send(self._head(Kind.HELLO, 0, extra=json.dumps(plain(self._endpoint)).encode()))
+
+    def _head(self, kind: int, target: int, number: int = 0, part: int = 0, extra: bytes = b"") -> Head:
+        return Head(kind, self.rank, target, number, part, extra, self.attempt)
+
+    def _welcome(self, connection: Connection, head: Head) -> None:
+        """The first message of a connection: who is at its other end."""
+        handle = self._pending.pop(connection)
+        handle.cancel()
+        rank, attempt = head.sender, head.attempt
+        if head.kind == Kind.REFUSED:
+            self.superseded = True
+        peer = self._peers.get(rank)
+        if head.kind != Kind.HELLO or peer is None or attempt < peer.attempt:
+            if head.kind == Kind.HELLO:
+                connection.send(self._head(Kind.REFUSED, rank))
+            connection.close()
+            return
+        now, before = asyncio.get_running_loop().time(), peer.connection
+        at_once = attempt == peer.attempt and now - peer.since < _SETTLED_S
+        if (
+            before is not None
+            and at_once
+            and before.dialled != connection.dialled
+            and before.dialled == (self.rank < rank)
+        ):
+            # Both have dialled at once: both ends keep the connection that the lower rank has dialled.
+            self._retire(connection)
+            return
+        if not connection.dialled:
+            self._say_hello(connection)
+        try:
+            peer.endpoint = build(Endpoint, json.loads(head.extra), where="endpoint of a member")
+        except (ValueError, JobError) as e:
+            _log.warning("rank %d sends an endpoint that cannot be read: %s", rank, e)
+        if before is not None:
+            self._retire(before)
+        if attempt > peer.attempt:
+            peer.links.clear()
+        peer.attempt, peer.connection, peer.since = attempt, connection, now
+        peer.told = None
+        self._tell_links()
+        self._update_routes()
+
+    def _retire(self, connection: Connection) -> None:
+        self._count(connection)
+        connection.close()
+
+    def _count(self, connection: Connection) -> None:
+        self._ended_sent += connection.sent_bytes
+        self._ended_received += connection.received_bytes
+
+    def _connections(self) -> list[Connection]:
+        return [peer.connection for peer in self._peers.values() if peer.connection is not None]
+
+    # -- routes -------------------------------------------------------------------------------------------
+
+    def _route(self, rank: int) -> Connection | None:
+        peer = self._peers[rank]
+        if peer.connection is not None:
+            return peer.connection
+        for via in self._peers.values():
+            if via.connection is not None and 0 <= peer.attempt <= via.links.get(rank, -1):
+                return via.connection
+        return None
+
+    def _tell_links(self) -> None:
+        links = b"".join(_LINK.pack(r, p.attempt) for r, p in self._peers.items() if p.connection is not None)
+        for rank, peer in self._peers.items():
+            if peer.connection is not None:
+                peer.connection.send(self._head(Kind.LINKS, rank, extra=links))
+
+    def _update_routes(self) -> None:
+        """Tells of members to which there is a route now, and of those to which there is none any more."""
+        for rank, peer in self._peers.items():
+            if self._route(rank) is None:
+                if peer.told is not None:
+                    peer.told = None
+                    for lost in self.on_lost:
+                        lost(rank)
+            elif peer.told != peer.attempt:
+                peer.told = peer.attempt
+                for connected in self.on_connect:
+                    connected(rank, peer.attempt)
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def allocate(self, connection: Connection, head: Head, nbytes: int) -> memoryview | None:
+        """See `ConnectionHandler`."""
+        if head.target != self.rank or head.attempt < self._attempt(head.sender):
+            return None
+        _, allocate = self._handlers.get(head.kind, (None, None))
+        return None if allocate is None else allocate(head.sender, head, nbytes)
+
+    def _attempt(self, rank: int) -> int:
+        peer = self._peers.get(rank)
+        return -1 if peer is None else peer.attempt
+
+    def on_message(self, connection: Connection, head: Head, body: memoryview) -> None:
+        """See `ConnectionHandler`."""
+        if connection in self._pending:
+            return self._welcome(connection, head)
+        if head.kind < 32 and not head.flags & FORWARDED and head.kind not in (Kind.REQUEST, Kind.REPLY):
+            return self._own_message(connection, head)
+        if head.target != self.rank:
+            target = self._peers.get(head.target)
+            if target is not None and target.connection is not None and head.flags & FORWARDED:
+                target.connection.send(head, [body])
+            return
+        if head.sender not in self._peers or head.attempt < self._peers[head.sender].attempt:
+            return
+        if head.attempt > self._peers[head.sender].attempt:
+            self._newer(head.sender, head.attempt)
+        if head.kind == Kind.REQUEST:
+            self._start(self._reply(head, body))
+        elif head.kind == Kind.REPLY:
+            self._replied(head, body)
+        elif head.kind in self._handlers:
+            self._handlers[head.kind][0](head.sender, head, body)
+        else:
+            self._early.setdefault(head.kind, []).append((head.sender, head, body))
+
+    def _own_message(self, connection: Connection, head: Head) -> None:
+        peer = self._peers.get(head.sender)
+        if peer is None or peer.connection is not connection:
+            return
+        if head.kind == Kind.LINKS:
+            peer.links = dict(_LINK.iter_unpack(head.extra))
+            self.superseded |= peer.links.get(self.rank, -1) > self.attempt
+            for rank, attempt in peer.links.items():
+                if rank in self._peers and attempt > self._peers[rank].attempt:
+                    self._newer(rank, attempt)
+            self._update_routes()
+        elif head.kind == Kind.PING:
+            connection.send(self._head(Kind.PONG, head.sender))
+
+    def _newer(self, rank: int, attempt: int) -> None:
+        """A newer attempt of a rank than the known one exists."""
+        peer = self._peers[rank]
+        peer.attempt, before = attempt, peer.connection
+        peer.connection = None
+        if before is not None:
+            self._retire(before)
+            self._tell_links()
+        self._update_routes()
+
+    async def _reply(self, head: Head, body: memoryview) -> None:
+        asked, number = struct.unpack_from("<Iq", head.extra)
+        handler = self._answers.get(head.part)
+        if handler is None:
+            self.send(head.sender, Kind.REPLY, asked, 0)
+            return
+        inner = head._replace(kind=head.part, number=number, extra=head.extra[12:])
+        try:
+            buffers = await handler(head.sender, inner, body)
+        except LinkFailed as e:
+            _log.debug("no answer to rank %d: %s", head.sender, e)
+            self.send(head.sender, Kind.REPLY, asked, 0)
+            return
+        self.send(head.sender, Kind.REPLY, asked, 1, b"", buffers)
+
+    def _replied(self, head: Head, body: memoryview) -> None:
+        rank, future = self._waiting.get(head.number, (-1, None))
+        if future is None or future.done() or rank != head.sender:
+            return
+        if head.part:
+            future.set_result(body)
+        else:
+            future.set_exception(LinkFailed(f"rank {rank} has no answer"))
+
+    # -- losses -------------------------------------------------------------------------------------------
+
+    def on_closed(self, connection: Connection, why: str) -> None:
+        """See `ConnectionHandler`."""
+        handle = self._pending.pop(connection, None)
+        if handle is not None:
+            handle.cancel()
+            return
+        for rank, peer in self._peers.items():
+            if peer.connection is connection:
+                _log.info("rank %d has lost the connection to rank %d: %s", self.rank, rank, why)
+                self._count(connection)
+                peer.connection = None
+                peer.told = None if self._route(rank) is not None else peer.told
+                for asked, future in self._waiting.values():
+                    if asked == rank and not future.done():
+                        future.set_exception(LinkFailed(f"the connection to rank {rank} is lost: {why}"))
+                self._tell_links()
+                self._update_routes()
+                if peer.endpoint is not None and not self._closed:
+                    self._dial(rank, peer)
+
+    async def _watch(self) -> None:
+        """Gives up connections that are silent although they were asked for an answer."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._silence_s / 4)
+            for rank, peer in self._peers.items():
+                connection = peer.connection
+                if connection is None:
+                    continue
+                silent_s = loop.time() - max(connection.last_received, peer.since)
+                if silent_s > self._silence_s:
+                    connection.close()
+                    self.on_closed(connection, f"silent for {silent_s:.1f} s")
+                elif silent_s > self._silence_s / 4:
+                    connection.send(self._head(Kind.PING, rank))
