@@ -115,10 +115,22 @@ class Registered:
 
     def state(self, arrays: Arrays) -> Mapping[str, object]:
         """States of all objects as plain values; their tensors are added to `arrays`."""
-        tensors, bf16 = to_arrays({f"w/{name}": t for name, t in self.tensors().items()})
-        arrays |= tensors
+        return self._saved(self.tensors(), self.objects, arrays)
+
+    def private_state(self, arrays: Arrays) -> Mapping[str, object]:
+        """Like `state`, without trained parameters and optimisers, which are alike on all ranks that apply the same updates."""
+        buffers = {name: t for name, t in self.tensors().items() if not isinstance(t, nn.Parameter)}
+        own = {name: o for name, o in self.objects.items() if not isinstance(o, torch.optim.Optimizer)}
+        return self._saved(buffers, own, arrays)
+
+    @staticmethod
+    def _saved(
+        tensors: Mapping[str, torch.Tensor], objects: Mapping[str, object], arrays: Arrays
+    ) -> Mapping[str, object]:
+        found, bf16 = to_arrays({f"w/{name}": t for name, t in tensors.items()})
+        arrays |= found
         with eager_optimizers():
-            others = {name: _state_of(o) for name, o in self.objects.items() if not isinstance(o, nn.Module)}
+            others = {name: _state_of(o) for name, o in objects.items() if not isinstance(o, nn.Module)}
         return {"bf16": bf16, "objects": pack(others, "o", arrays)}
 
     def load(self, packed: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -127,9 +139,19 @@ class Registered:
         Raises:
             JobError: the registered objects are others.
         """
+        self._restore(self.tensors(), packed, arrays)
+
+    def load_private(self, packed: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Restores what `private_state` returned."""
+        buffers = {name: t for name, t in self.tensors().items() if not isinstance(t, nn.Parameter)}
+        self._restore(buffers, packed, arrays)
+
+    def _restore(
+        self, tensors: Mapping[str, torch.Tensor], packed: Mapping[str, Any], arrays: Mapping[str, Any]
+    ) -> None:  # fmt: skip
         bf16 = frozenset(packed["bf16"])
         with torch.no_grad():
-            for name, tensor in self.tensors().items():
+            for name, tensor in tensors.items():
                 if f"w/{name}" not in arrays:
                     raise JobError(f"the checkpoint does not hold {name}, which the script has registered",
                                    remedy="register the same objects on every start")  # fmt: skip

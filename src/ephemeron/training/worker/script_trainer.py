@@ -297,7 +297,7 @@ class ScriptTrainer:
         objects = self._run.registered.state(arrays)
         pending = pack([[u.optimizer, list(u.settings), u.clip_norm, u.clip_value] for u in self._pending], "p", arrays)
         own = pack([] if self._own is None else self._own.state(), "g", arrays)
-        arrays["random/torch"], random = self._random.save()
+        random = self._random.save(arrays)
         state = ScriptState(iteration=self._next, objects=objects, own=own, pending=pending, random=random)
         return arrays, plain(state)
 
@@ -315,7 +315,24 @@ class ScriptTrainer:
         )
         if self._own is not None:
             self._own.load(unpack(state.own, arrays))
-        self._random.restore(arrays["random/torch"], state.random)
+        if not shared:
+            self._random.restore(arrays, state.random)
+
+    shares_after_compute = False  # what stands behind `run.step` runs after the update
+
+    def private_state(self) -> tuple[Arrays, Mapping[str, object]]:
+        if self._next < self._iterations:
+            self._until(self._next)
+        arrays: Arrays = {}
+        objects = self._run.registered.private_state(arrays)
+        random = self._random.save(arrays)
+        return arrays, plain(ScriptState(iteration=self._next, objects=objects, random=random))
+
+    def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        state = build(ScriptState, meta, where="private state of the script")
+        assert state.random is not None
+        self._run.registered.load_private(state.objects, arrays)
+        self._random.restore(arrays, state.random)
 
     def close(self) -> None:
         self._thread.close()

@@ -28,6 +28,7 @@ class _StudyTrainer:
     """Parts that trainers without a model have in common."""
 
     initial_first = False
+    shares_after_compute = True
 
     def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
         return means(parts)
@@ -104,6 +105,14 @@ class SyntheticTrainer(_StudyTrainer):
         if not shared:
             self._draws = build(_Draws, meta, where="state of the trainer").draws
 
+    def private_state(self) -> tuple[Arrays, dict[str, object]]:
+        return {"own": self._own.copy()} if self._local_steps else {}, {"draws": self._draws}
+
+    def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        if self._local_steps:
+            self._own = arrays["own"]
+        self._draws = build(_Draws, meta, where="private state of the trainer").draws
+
 
 class CountingTrainer(_StudyTrainer):
     """Counts the uses of each contribution: rank r adds one at place r·T + t of the vector in iteration t.
@@ -155,3 +164,9 @@ class CountingTrainer(_StudyTrainer):
 
     def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
         self._counts = arrays["counts"]
+
+    def private_state(self) -> tuple[Arrays, dict[str, object]]:
+        return {}, {}
+
+    def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        pass

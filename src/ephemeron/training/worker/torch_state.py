@@ -11,6 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from ephemeron.training.tensors import Arrays
+
 _NumpyState: TypeAlias = tuple[str, np.ndarray, int, int, float]
 _PythonState: TypeAlias = tuple[int, tuple[int, ...], float | None]
 
@@ -19,12 +21,12 @@ GlobalState: TypeAlias = tuple[torch.Tensor, _NumpyState, _PythonState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomGenerators:
-    """States of NumPy's and Python's global generators. PyTorch's is among the arrays."""
+    """Plain values of the states of NumPy's and Python's global generators; their words are among the arrays, as PyTorch's are."""
 
-    numpy: tuple[str, tuple[int, ...], int, int, float]
-    """`numpy.random.get_state()`."""
-    python: tuple[int, tuple[int, ...], float | None]
-    """`random.getstate()`."""
+    numpy: tuple[str, int, int, float]
+    """`numpy.random.get_state()` without its words."""
+    python: tuple[int, float | None]
+    """`random.getstate()` without its words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,27 +78,40 @@ class RandomState:
         random.setstate(state[2])
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Swaps the state in, and out again."""
+    def in_use(self) -> Iterator[GlobalState]:
+        """Swaps the state in, and out again; gives the state before."""
         outside = self.now()
         self.set(self._own)
         try:
-            yield
+            yield self._own
         finally:
             self._own = self.now()
             self.set(outside)
 
-    def save(self) -> tuple[np.ndarray, RandomGenerators]:
-        """PyTorch's state as an array, and the others."""
-        tensor, (name, keys, position, has_gauss, gauss), python = self._own
-        numpy = (name, tuple(keys.tolist()), int(position), int(has_gauss), float(gauss))
-        return tensor.numpy().copy(), RandomGenerators(numpy=numpy, python=python)
+    def is_at(self, state: GlobalState) -> bool:
+        """Whether nothing has been drawn since a state."""
+        (tensor, numpy, python), (torch_before, numpy_before, python_before) = self._own, state
+        return (
+            torch.equal(tensor, torch_before)
+            and numpy[2:] == numpy_before[2:]
+            and np.array_equal(numpy[1], numpy_before[1])
+            and python == python_before
+        )
 
-    def restore(self, tensor: np.ndarray, generators: RandomGenerators) -> None:
-        """Restores what `save` returned."""
-        name, keys, position, has_gauss, gauss = generators.numpy
+    def save(self, arrays: Arrays) -> RandomGenerators:
+        """The states as plain values; their words are added to `arrays`, under `random/`."""
+        tensor, (name, keys, position, has_gauss, gauss), (version, numbers, following) = self._own
+        arrays["random/torch"] = tensor.numpy().copy()
+        arrays["random/numpy"] = np.array(keys, dtype=np.uint32)
+        arrays["random/python"] = np.array(numbers, dtype=np.uint32)
+        return RandomGenerators(numpy=(name, position, has_gauss, gauss), python=(version, following))
+
+    def restore(self, arrays: Mapping[str, np.ndarray], generators: RandomGenerators) -> None:
+        """Restores what `save` returned and added."""
+        name, position, has_gauss, gauss = generators.numpy
+        version, following = generators.python
         self._own = (
-            torch.from_numpy(np.array(tensor)),
-            (name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss),
-            generators.python,
+            torch.from_numpy(np.array(arrays["random/torch"])),
+            (name, np.array(arrays["random/numpy"], dtype=np.uint32), position, has_gauss, gauss),
+            (version, tuple(arrays["random/python"].tolist()), following),
         )

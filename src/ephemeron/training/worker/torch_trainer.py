@@ -85,6 +85,8 @@ class TorchTrainer:
         self._steps = self._versions = 0
         """Optimiser steps, and merged versions that were applied, so far."""
         self._random = RandomState(seed)
+        self._draws_in_apply = False
+        """Whether an update has drawn random numbers."""
         parameters = [p for _, p in self.named]
         self._outer = OuterOptimizer(outer, parameters) if exchange == "deltas" else None
         self._own: ProvisionalSteps | None = None
@@ -191,7 +193,7 @@ class TorchTrainer:
                     p.grad.div_(weight or 1.0)
 
     def apply(self, mean: np.ndarray) -> None:
-        with self._random.in_use():
+        with self._random.in_use() as before:
             if self.exchange in ("gradients", "deltas"):
                 self._host.copy_(torch.from_numpy(mean) if mean.flags.writeable else torch.from_numpy(mean.copy()))
                 if self._host is not self.flat:
@@ -211,6 +213,7 @@ class TorchTrainer:
             self.program.task.global_step = self._steps
             self.program.task.on_step_end(self.model)
             self._average.update()
+        self._draws_in_apply |= not self._random.is_at(before)
 
     def _step(self, turn: int | None) -> None:
         """Clips the gradients, and steps optimisers and schedulers."""
@@ -390,7 +393,7 @@ class TorchTrainer:
             held["task"] = self.program.task.state_dict()
         packed = pack(held, "o", arrays)
         assert isinstance(packed, Mapping)
-        arrays["random/torch"], random = self._random.save()
+        random = self._random.save(arrays)
         return arrays, plain(TorchTrainerState(bf16=tuple(bf16), program=packed, random=random))
 
     def load(self, arrays: Arrays, meta: Mapping[str, object], *, shared: bool = False) -> None:
@@ -420,7 +423,42 @@ class TorchTrainer:
             return
         if self._own is not None:
             self._own.load(held.get("own", ()))
-        self._random.restore(arrays["random/torch"], state.random)
+        self._random.restore(arrays, state.random)
+
+    @property
+    def shares_after_compute(self) -> bool:
+        return self.exchange == "gradients" and not self._draws_in_apply
+
+    def private_state(self) -> tuple[Arrays, Mapping[str, object]]:
+        arrays, bf16 = to_arrays({f"b/{n}": t for n, t in self.model.named_buffers()})
+        held: dict[str, object] = {}
+        if self.exchange != "gradients":  # they have stepped with this rank's own gradients
+            with eager_optimizers():
+                held["optimizers"] = [o.state_dict() for o in self.program.optimizers]
+        if self._own is not None:
+            held["own"] = self._own.state()
+        if isinstance(self.program.task, StatefulTask):
+            held["task"] = self.program.task.state_dict()
+        packed = pack(held, "o", arrays)
+        assert isinstance(packed, Mapping)
+        random = self._random.save(arrays)
+        return arrays, plain(TorchTrainerState(bf16=tuple(bf16), program=packed, random=random))
+
+    def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        state = build(TorchTrainerState, meta, where="private state of the trainer")
+        assert state.random is not None
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(to_tensor(arrays[f"b/{name}"], f"b/{name}" in state.bf16))
+        held = unpack(state.program, arrays)
+        with eager_optimizers():
+            for optimizer, own in zip(self.program.optimizers, held.get("optimizers", ()), strict=False):
+                optimizer.load_state_dict(own)
+        if self._own is not None:
+            self._own.load(held.get("own", ()))
+        if isinstance(self.program.task, StatefulTask):
+            self.program.task.load_state_dict(held["task"])
+        self._random.restore(arrays, state.random)
 
 
 def device_of(name: str) -> torch.device:

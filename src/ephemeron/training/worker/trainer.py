@@ -88,5 +88,22 @@ class Trainer(Protocol):
             shared: it is another rank's state: what only that rank has, such as random states, is not taken over.
         """
 
+    def private_state(self) -> tuple[Arrays, Mapping[str, object]]:
+        """The part of `state` that no other rank has, where all ranks apply all versions: random states, buffers, and the like.
+
+        Another rank's state before the same iteration, loaded as `shared`, and then this part are this rank's state, bit for bit.
+        """
+
+    def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        """Restores what `private_state` returned, after `load` of another rank's state as `shared`."""
+
+    @property
+    def shares_after_compute(self) -> bool:
+        """Whether `compute` changes only private state, and `apply` only what is no private state.
+
+        Then, until the update is applied, `state` still has for other ranks what it had before `compute`, and the private state
+        is that before the next iteration.
+        """
+
     def close(self) -> None:
         """Ends the loading of samples. Idempotent."""

@@ -278,6 +278,14 @@ class StageTrainer:
         with eager_optimizers():
             self.device.updates.load(states, state.optimizer.options)
 
+    shares_after_compute = False
+
+    def private_state(self) -> tuple[Arrays, Mapping[str, object]]:
+        return self.state()
+
+    def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        self.load(arrays, meta)
+
     def close(self) -> None:
         if self.feed is not None:
             self.feed.close()
