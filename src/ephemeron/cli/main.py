@@ -30,6 +30,7 @@ from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
+from ephemeron.cli.rendezvous import rendezvous as rendezvous_command
 from ephemeron.cli.resize import resize as resize_command
 from ephemeron.cli.results import evaluate as evaluate_command
 from ephemeron.cli.results import export as export_command
@@ -418,6 +419,7 @@ main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(partition_group)
 main.add_command(data_group)
+main.add_command(rendezvous_command)
 main.add_command(platforms_command)
 main.add_command(doctor_command)
 main.add_command(logs_command)
