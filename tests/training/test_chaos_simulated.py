@@ -100,6 +100,11 @@ def test_a_specification_of_which_every_read_is_truncated_is_not_lost():
     assert not run(900828)
 
 
+def test_an_object_that_is_put_again_after_a_damaged_one_is_read_in_time_though_one_read_is_truncated():
+    """An aggregator that pauses as long as for the damaged object has had all its inputs for too long, and is replaced."""
+    assert not run(6002029)
+
+
 @pytest.mark.parametrize("watched", [True, False], ids=["with a client", "without"])
 @pytest.mark.parametrize(
     ("iterations", "lost", "killed"),

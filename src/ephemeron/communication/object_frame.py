@@ -79,8 +79,8 @@ def opened(data: memoryview, *, key: str) -> memoryview:
 class Framed(Wrapper):
     """Frames objects that are put, and checks objects that are read.
 
-    A damaged object is read again, and then treated as absent: `fetch` returns None and `get` waits on,
-    so that the waiting rank asks for its sender's replacement, which puts it again. At the deadline of a `get` the
+    A damaged object is read again, at pauses that grow while the same bytes are read, and then treated as absent: `fetch`
+    returns None and `get` waits on, so that the waiting rank asks for its sender's replacement, which puts it again. At the deadline of a `get` the
     error is a `DamagedObject`.
 
     Args:
@@ -121,6 +121,7 @@ class Framed(Wrapper):
         loop = asyncio.get_running_loop()
         began, pause_s, polls = loop.time(), FIRST_AGAIN_S, 0
         damage: CorruptMessage | None = None
+        damaged = 0
         while True:
             asked = loop.time()
             try:
@@ -134,6 +135,9 @@ class Framed(Wrapper):
             except CorruptMessage as e:
                 damage = e
                 self._damaged(e)
+                before, damaged = damaged, xxhash.xxh3_64_intdigest(received.data)
+                if damaged != before:  # put again since, or damaged on the way: likely whole at the next read
+                    pause_s = FIRST_AGAIN_S
             else:
                 return Received(body, asked - began + received.waited_s, polls + received.polls, received.poll_s)
             left_s = deadline - loop.time()
