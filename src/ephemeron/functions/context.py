@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.direct.transport import Transport
 from ephemeron.events import Event
 from ephemeron.functions.base import Call
 
@@ -70,6 +71,8 @@ class Context:
     """CPU seconds of this process since some moment; 0 where time is virtual."""
     shared: Channel | None = None
     """Store that all groups of the run reach, in the simulator; elsewhere it is opened by its address."""
+    transports: Callable[[], list[Transport]] | None = None
+    """Ways in which this function connects to others of the run; None: those of the kernel."""
     scratch: Path | None = None
     """Empty folder of this invocation; None where there is no file system to use."""
     cold: bool = True

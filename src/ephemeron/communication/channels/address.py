@@ -8,18 +8,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.credentials import public_address
+from ephemeron.communication.channels.credentials import DIRECT, public_address
 from ephemeron.errors import JobError
 
 ADDRESSES = (
     "memory, folder, file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, "
-    "redis://host:port/db, rediss://host:port/db, ps://host:port,host:port"
+    "redis://host:port/db, rediss://host:port/db, ps://host:port,host:port; direct, direct+STORE"
 )
 """Everything that `open_channel` takes, for messages."""
 
 
+def is_direct(address: str) -> bool:
+    """Whether functions exchange what they can without the store."""
+    return address == "direct" or address.startswith(DIRECT)
+
+
+def store_address(address: str) -> str:
+    """Address of the store of a channel: that of a direct channel is where its functions find each other."""
+    return "folder" if address == "direct" else address.removeprefix(DIRECT)
+
+
 def open_channel(address: str, *, base: Path | None = None) -> Channel:
-    """Opens the channel at `address`. Cheap: servers are connected to on the first operation.
+    """Opens the channel at `address`, of a direct channel its store. Cheap: servers are connected to on the first operation.
 
     Args:
         address: see `ADDRESSES`.
@@ -30,6 +40,7 @@ def open_channel(address: str, *, base: Path | None = None) -> Channel:
         MissingExtra: the optional dependency it needs is absent.
         ChannelUnreachable: a folder cannot be made.
     """
+    address = store_address(address)
     scheme = address.partition("://")[0]
     if address == "memory":
         from ephemeron.communication.channels.memory import MemoryChannel

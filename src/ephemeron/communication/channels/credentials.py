@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
+DIRECT = "direct+"
+"""Before the address of the store of a direct channel."""
 _ENV = {
     "redis": ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD"),
     "rediss": ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD"),
@@ -26,6 +28,9 @@ def public_address(address: str) -> tuple[str, dict[str, str]]:
     Returns:
         The address without user, password or token, and e.g. `{"EPHEMERON_CHANNEL_PASSWORD": "..."}`.
     """
+    if address.startswith(DIRECT):
+        shown, variables = public_address(address.removeprefix(DIRECT))
+        return DIRECT + shown, variables
     parts = urlsplit(address)
     credentials, at, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")

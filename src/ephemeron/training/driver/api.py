@@ -102,11 +102,11 @@ def configured(values: Mapping[str, object]) -> Configuration:
     if channel == "folder" and c.pattern == "parameter-server":
         channel = "parameter_server"
     if c.platform == "simulated":
-        if channel not in ("folder", "memory", "parameter_server"):
+        if channel not in ("folder", "memory", "parameter_server", "direct"):
             raise JobError(
                 f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own"
             )
-        channel = "parameter_server" if channel == "parameter_server" else "memory"
+        channel = channel if channel in ("parameter_server", "direct") else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
     if c.platform in CLOUDS:  # its function has the memory and the time limit that it was deployed with
@@ -242,7 +242,7 @@ def dry_run(
         raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")
     c, _, _, limits, _ = admitted(job, c, cloud)
     return dry_runs.dry_run(
-        job, c, limits=limits, prices=load_prices(service_of(c.channel), prices_file, platform=c.platform)
+        job, c, limits=limits, prices=load_prices(service_of(c.store), prices_file, platform=c.platform)
     )
 
 

@@ -216,7 +216,7 @@ def _amount(traffic: Traffic) -> tuple[int, int]:
 
 def servers_of(spec: RunSpec) -> int:
     """Number of parameter servers of a run."""
-    return 1 if spec.configuration.channel.startswith(("ps://", "parameter_server")) else 0
+    return 1 if spec.configuration.store.startswith(("ps://", "parameter_server")) else 0
 
 
 def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None) -> ResultSummary:

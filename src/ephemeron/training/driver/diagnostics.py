@@ -157,7 +157,7 @@ async def _function(
     where: Provider[Any] | None, settings: Settings | None, c: Configuration, folder: Path, secrets: dict[str, str]
 ) -> str:
     """Calls one function that puts and reads an object."""
-    run, address = new_run_id("doctor"), c.channel
+    run, address = new_run_id("doctor"), c.store
     run_dir = folder / run
     run_dir.mkdir()
     async with contextlib.AsyncExitStack() as stack:

@@ -84,7 +84,7 @@ def dry_run(job: Job, configuration: Configuration, *, limits: Limits, prices: P
         JobError: what `train` would refuse, or the steps fail, differ when they are repeated, or cannot be restored.
         PlanInfeasible: the steps need more than a function's quota.
     """
-    public, _ = public_address(configuration.channel)
+    public, _ = public_address(configuration.store)
     configuration = dataclasses.replace(configuration, channel=public)
     prepared = prepare(job, configuration, run_id=RUN, limits=limits, prices=prices)
     spec = prepared.spec
@@ -170,7 +170,7 @@ def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
     spec, c = prepared.spec, prepared.spec.configuration
     if sync_name(c.sync)[0] not in ("bsp", "hap"):
         return None
-    service = "cache" if c.channel.startswith("redis") else "server" if c.channel.startswith(("ps:", "param")) else "s3"
+    service = "cache" if c.store.startswith("redis") else "server" if c.store.startswith(("ps:", "param")) else "s3"
     kind = "microvm" if c.platform == "aws-microvm" and service != "server" else "lambda"
     platform = priced(builtin_platform(f"aws-{kind}-{service}"), spec.prices)
     step_s = max(first_steps.step_s, 1e-6)

@@ -133,7 +133,7 @@ def prepared_run(
     c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
     prepared = prepare(
         job, c, run_id=run_id or run_dir.new_run_id(job.name), limits=limits, part=part,
-        prices=load_prices(service_of(c.channel), request.prices_file, platform=c.platform), faults=request.faults,
+        prices=load_prices(service_of(c.store), request.prices_file, platform=c.platform), faults=request.faults,
         peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )  # fmt: skip

@@ -103,7 +103,7 @@ async def drive(
         signing = folder.signing_key()
         attach = attach or (prepared is None and await run_platform.at_work(folder, run))
         server = parameter_server.known(folder.path)
-        if spec.configuration.channel == "parameter_server" and not attach:
+        if spec.configuration.store == "parameter_server" and not attach:
             server = await asyncio.to_thread(parameter_server.start, folder.path)
             run = dataclasses.replace(run, address=server.address)
             records.write(folder, run)

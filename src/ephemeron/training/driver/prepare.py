@@ -98,6 +98,9 @@ def refuse_contradictions(c: Configuration) -> None:
         raise JobError(
             "compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16"
         )
+    if server and c.direct:
+        raise JobError("pattern 'parameter-server' sums in its server, not over direct channels",
+                       remedy="leave the pattern out, or use --channel parameter_server")  # fmt: skip
     if server != c.channel.startswith(("ps://", "parameter_server")) and server:
         raise JobError(f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
                        remedy="use --channel parameter_server or ps://host:port")  # fmt: skip
@@ -217,7 +220,7 @@ def prepare(
         attempt=0,
         memory_mb=configuration.memory_mb,
         lifetime_s=configuration.function_timeout_s,
-        channel=configuration.channel,
+        channel=configuration.store,
     )
     check_call(call, workers=configuration.workers, limits=limits)
     if tried is None:

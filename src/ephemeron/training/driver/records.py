@@ -183,7 +183,7 @@ def new_record(
     c = spec.configuration
     return RunRecord(
         run_id=spec.run_id, platform=c.platform, job=spec.name, workers=c.workers, settings=settings, source=source,
-        address=folder.objects.resolve().as_uri() if c.channel == "folder" else c.channel, wall_time=time.time(),
+        address=folder.objects.resolve().as_uri() if c.store == "folder" else c.store, wall_time=time.time(),
         spec=json.loads(spec.to_bytes()),
     )  # fmt: skip
 

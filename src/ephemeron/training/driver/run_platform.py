@@ -42,7 +42,7 @@ def handle_of(c: Configuration, *, run: str, run_dir: Path, channel: str, since:
 
 
 def _capacity(c: Configuration) -> CapacityRequest:
-    return CapacityRequest(workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s, channel=c.channel)
+    return CapacityRequest(workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s, channel=c.store)
 
 
 class NotRunning(Exception):

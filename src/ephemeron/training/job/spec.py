@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast, get_args
 
+from ephemeron.communication.channels.address import is_direct, store_address
 from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Partial, Positive, Typed, Within
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, PlanInfeasible
@@ -135,7 +136,7 @@ class Configuration(Typed):
     platform: PlatformName = "local"
     """Platform on which functions run."""
     channel: str = "folder"
-    """Address of the store through which functions exchange parameters: `folder`, `memory`, `file:///…`, `s3://bucket/prefix`, `gs://…`, `az://…`, `redis://host:port`, `parameter_server`, `ps://host:port`."""
+    """Address of the store through which functions exchange parameters: `folder`, `memory`, `file:///…`, `s3://bucket/prefix`, `gs://…`, `az://…`, `redis://host:port`, `parameter_server`, `ps://host:port`; or `direct`, `direct+STORE`: functions send it to each other, and STORE is for all else."""
     pattern: Pattern = "k-reduce"
     """Pattern of the reduction of contributions."""
     sync: Annotated[str, _SYNC] = "bsp"
@@ -143,7 +144,8 @@ class Configuration(Typed):
     workers: Count = 4
     """W: number of functions."""
     aggregators: _OrDefault = 0
-    """K of K-REDUCE; 0: what the pattern implies (`all-reduce` 1, `scatter-reduce` and `pipelined` W), else min(2, W)."""
+    """K of K-REDUCE; 0: what the pattern implies (`all-reduce` 1, `scatter-reduce` and `pipelined` W), else W on direct channels
+    and min(2, W) on others."""
     memory_mb: Annotated[int, Within(0, 10_000_000)] = 0
     """Quota of each function, MB; 0: the platform's default for this number of workers, or more if the model needs it."""
     memory_is_default: bool = False
@@ -195,6 +197,16 @@ class Configuration(Typed):
     """Address of the store through which groups exchange parameters; "": a folder, where all groups run on this machine."""
 
     @property
+    def direct(self) -> bool:
+        """Whether functions exchange gradients and activations without the store."""
+        return is_direct(self.channel)
+
+    @property
+    def store(self) -> str:
+        """Address of the store."""
+        return store_address(self.channel)
+
+    @property
     def resizes(self) -> tuple[ScheduledResize, ...]:
         """Changes of the functions during the run."""
         return self.schedule if isinstance(self.schedule, tuple) else ()
@@ -218,7 +230,8 @@ class Configuration(Typed):
         schedule = self._scheduled()
         members = self._members()
         fixed = {"all-reduce": 1, "scatter-reduce": members, "standalone": 1}.get(self.pattern)
-        k = self.aggregators or fixed or (members if self.pattern == "pipelined" else min(2, members))
+        most = self.pattern == "pipelined" or self.direct
+        k = self.aggregators or fixed or (members if most else min(2, members))
         if fixed is not None and k != fixed:
             raise JobError(
                 f"aggregators = {k} contradicts pattern '{self.pattern}', which has {fixed}",

@@ -11,18 +11,20 @@ import dataclasses
 import logging
 from pathlib import Path
 
+from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage
 from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import CorruptMessage
-from ephemeron.events import Continued, Event, FaultFired, Note
+from ephemeron.events import Continued, Event, FaultFired, Note, Traffic
 from ephemeron.functions.base import Reason
 from ephemeron.functions.context import Compute, Context
 from ephemeron.training.job import Fault
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.worker import fencing
+from ephemeron.training.worker.direct_exchange import DirectExchange
 from ephemeron.training.worker.faults import Delayed, FaultInjector
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.request import WorkerRequest
@@ -98,6 +100,9 @@ class InvocationContext:
             latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=self.faults.drops,
             signing=SigningKey.from_text(ctx.call.key),
         )  # fmt: skip
+        self.direct: DirectExchange | None = None
+        """Connections to the other ranks, on a direct channel."""
+        self._direct_before = Traffic()
         self.trace = PhaseTrace(ctx.origin, self.faults)
         self.compute: Compute = ctx.compute
         self.at_end = contextlib.ExitStack()
@@ -137,6 +142,24 @@ class InvocationContext:
     def cpu_s(self) -> float:
         """CPU seconds of this invocation so far."""
         return round(self.ctx.cpu_time() - self._cpu_began, 6)
+
+    @property
+    def exchange(self) -> Channel:
+        """Channel for contributions, merged shards and activations."""
+        return self.channel if self.direct is None else self.direct.channel
+
+    @property
+    def traffic(self) -> Traffic:
+        """Requests to the store and bytes over direct connections so far."""
+        now = Traffic() if self.direct is None else self.direct.traffic
+        return self.channel.traffic + self._direct_before + now
+
+    async def leave_members(self) -> None:
+        """Closes the connections to the other ranks, once all that was sent has left."""
+        if self.direct is not None:
+            direct, self.direct = self.direct, None
+            await direct.close()
+            self._direct_before += direct.traffic
 
     def inject(self, faults: list[Fault]) -> None:
         """Injects these faults from now on, as far as they concern this attempt."""

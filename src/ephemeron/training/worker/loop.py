@@ -80,6 +80,7 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
                         summary = await TrainingLoop(started, step(started), tasks).run()
                     finally:
                         known = started.lifecycle.timeouts.state()
+                        await invocation.leave_members()
             break
         except BaseExceptionGroup as group:
             cause = first_leaf(group)
@@ -96,7 +97,7 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
                 await clear_if_over(invocation)
             break
     _log.info("ends: %s", outcome)
-    return WorkerResult(outcome=outcome, traffic=invocation.channel.traffic, summary=summary)
+    return WorkerResult(outcome=outcome, traffic=invocation.traffic, summary=summary)
 
 
 class TrainingLoop:
@@ -347,7 +348,7 @@ class TrainingLoop:
         return lambda: Progress(
             t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=iteration,
             epoch=self.timeline.epoch_of(iteration), samples=samples, loss=loss, version=version,
-            spans=invocation.trace.flush(), traffic=invocation.channel.traffic, cpu_s=invocation.cpu_s(),
+            spans=invocation.trace.flush(), traffic=invocation.traffic, cpu_s=invocation.cpu_s(),
             metrics=dict(metrics),
         )  # fmt: skip
 

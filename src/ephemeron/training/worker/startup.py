@@ -22,6 +22,7 @@ from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
+from ephemeron.training.worker.direct_exchange import join_members
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
@@ -96,6 +97,8 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     lifecycle.handoff.request_s = request_s
     if recovers and await _is_over(invocation):
         raise InvocationExit("finished")
+    if invocation.reason != "relay":
+        await join_members(invocation, spec)
     trainer, test_samples = await _trainer(invocation, spec)
     invocation.at_end.callback(trainer.close)
     first = spec.current_generation.from_iteration
@@ -105,6 +108,8 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         invocation.load_s = invocation.now() - invocation.began - channel.outages_s
     lifecycle.handoff.load_s = invocation.load_s
     state, replaying = await _state(lifecycle, checkpoints)
+    if invocation.reason == "relay":  # its predecessor was a member until now
+        await join_members(invocation, spec)
     begin = await _begin(lifecycle) if state is None and keys.generation else None
     invocation.trace.record("load", began if invocation.stays else invocation.began, invocation.now())
     if spec.trainer in ("torch", "script") and ((state is None and begin is None) or trainer.initial_first):

@@ -99,7 +99,7 @@ class IterationStep(ABC):
         lifecycle, c = self.lifecycle, self.spec.configuration
         return Group(
             keys=lifecycle.keys, rank=self.invocation.rank, world=c.workers, aggregators=c.aggregators,
-            channel=lifecycle.channel, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
+            channel=self.invocation.exchange, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
             attempt=self.invocation.attempt, compression=c.compression, iterations=self.spec.ends_at,
             status=self.status, trace=self.invocation.trace, poll_worth_s=poll_worth_s(self.spec),
             wait_timeout_s=lifecycle.wait_timeout_s, silence_timeout_s=lifecycle.timeouts.timeout_s,

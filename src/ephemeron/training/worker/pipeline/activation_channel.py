@@ -50,7 +50,10 @@ class ActivationChannel:
         self._lifecycle, self._invocation = lifecycle, lifecycle.invocation
         self._stages, self._replica, self._wanted = stages, replica, wanted
         self._receiver = ObjectReceiver(
-            lifecycle.channel, self._invocation.trace, poll_worth_s=poll_worth_s, on_timeout=lifecycle.on_timeout
+            self._invocation.exchange,
+            self._invocation.trace,
+            poll_worth_s=poll_worth_s,
+            on_timeout=lifecycle.on_timeout,
         )
         self._reference = lifecycle.now()
         self.flags = 0
@@ -82,7 +85,7 @@ class ActivationChannel:
         header = ActivationHeader(
             flags=self.flags, sent_at=lifecycle.run_now(), busy_s=lifecycle.timeouts.slowest_s, loss=loss
         )
-        await lifecycle.channel.put(self._key(message), sealed(values, header))
+        await self._invocation.exchange.put(self._key(message), sealed(values, header))
         self._invocation.trace.record("upload", began, lifecycle.now())
 
     async def receive(self, message: MessageKey) -> tuple[ActivationHeader, dict[str, BoundaryValue]]:
@@ -119,7 +122,7 @@ class ActivationChannel:
         gone = [self._key(message) for t in range(self._deleted, durable) for message in self._wanted(t)]
         self._deleted = max(self._deleted, durable)
         if gone:
-            await self._lifecycle.channel.delete(gone)
+            await self._invocation.exchange.delete(gone)
 
     def state(self) -> Arrivals:
         """Arrival times of messages by stream, for a successor: see `ObjectReceiver.state`."""

@@ -1,0 +1,59 @@
+"""Training over direct channels: the weights are those of the same run over the store, whatever dies."""
+
+import pytest
+from training_runs import Run, real, synthetic
+
+DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5}
+KINDS = {
+    "bsp": {},
+    "bsp, K = W": {"aggregators": 4},
+    "hap": {"sync": "hap", "nonaggregator_batch_size": 80},
+    "scatter-reduce": {"pattern": "scatter-reduce"},
+    "pipelined": {"pattern": "pipelined", "aggregators": 4},
+    "int8": {"compression": "int8"},
+}
+
+
+def both(**overrides: object) -> tuple[Run, Run]:
+    store = real(**{**DIRECT, "channel": "memory", **overrides})
+    return store, real(**{**DIRECT, **overrides})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_the_same_run_over_the_store(kind: str) -> None:
+    store, direct = both(**KINDS[kind])
+    assert direct.sha == store.sha
+    assert direct.left == store.left
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp:2", "hsp"])
+def test_asynchronous_runs_end(sync: str) -> None:
+    run = synthetic(**DIRECT, sync=sync)
+    assert run.ending.status == "finished"
+    assert run.left == {"run/spec", "run/result"}
+
+
+PHASES = ["load", "compute", "upload", "wait", "aggregate", "download"]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_killed_function_changes_no_weight(sync: str, phase: str, rank: int) -> None:
+    how = {**DIRECT, "sync": sync, "aggregators": 2}
+    fault = f"kill:rank={rank},iteration={0 if phase == 'load' else 7},phase={phase}"
+    undisturbed = synthetic(**{**how, "channel": "memory"})
+    assert synthetic(**how, faults=[fault]).sha == undisturbed.sha
+
+
+def test_hand_offs_change_no_weight() -> None:
+    undisturbed = synthetic(**{**DIRECT, "channel": "memory"}, epochs=20)
+    run = synthetic(**DIRECT, epochs=20, function_timeout_s=12.0)
+    assert run.sha == undisturbed.sha
+    assert any(e.reason == "relay" for e in run.events if e.kind == "invoked")
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap", "asp", "ssp:1"])
+def test_a_lost_message_is_a_lost_function(sync: str) -> None:
+    run = synthetic(**DIRECT, sync=sync, faults=["drop-put:rank=1,iteration=6"])
+    assert run.ending.status == "finished"
