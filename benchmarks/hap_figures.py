@@ -15,7 +15,8 @@ from typing import Any
 from benchmarks.planning_tables import ROWS, Published, workload
 from benchmarks.stale_training import Curve, Setting
 from ephemeron.training.planner.model.builtin import builtin_platform
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 
 FIGURES = {"BERT-Base": "5.8", "ResNet50": "5.9", "MobileNet": "5.10", "SqueezeNet": "5.11"}
 DIVISORS = {"BERT-Base": 4, "ResNet50": 8, "MobileNet": 8, "SqueezeNet": 8}

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ephemeron.training.planner.baselines import published
-from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.pareto import Candidate

@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.planning_tables import KREDUCE, ROWS, Published, described, epochs, space_of, workload
 from ephemeron.training.planner.baselines import published
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
 from ephemeron.training.planner.search.branch_and_bound import exact
 

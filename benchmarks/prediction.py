@@ -27,7 +27,8 @@ from ephemeron.events import Event, Progress, Started
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.job import Job, Simulation, load_job
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.profiling import profile_job
 

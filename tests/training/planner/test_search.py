@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from worlds import TERMS, platform, profiles, short_lives, workload
 
 from ephemeron.training.planner.baselines import brute_force, published, two_stage
-from ephemeron.training.planner.model.prediction import ExecutionOptions, exchange
+from ephemeron.training.planner.model.exchange import ExecutionOptions, exchange
 from ephemeron.training.planner.model.profile import Profile, QuotaRange
 from ephemeron.training.planner.model.rates import Power, Saturating, Transfer
 from ephemeron.training.planner.plan import PlanLimits
@@ -25,10 +25,12 @@ from ephemeron.training.planner.search.tables import families, tabulate
 def small(profile: Profile, limits: PlanLimits, model: str = "honest", epochs: int = 2) -> Space:
     terms = [ExecutionOptions(pattern="k-reduce", sync="hap")] if model == "published" else TERMS
     terms = [dataclasses.replace(t, epochs=epochs) for t in terms]
+    direct = None if model == "published" else profile.platform.over_links()
     return make_space(
         profile,
         terms,
         limits=limits,
+        platforms=[profile.platform, *([] if direct is None else [direct])],
         memory_step_mb=700,
         most_workers=6,
         published=published if model == "published" else None,

@@ -6,7 +6,8 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from ephemeron.training.planner.model.prediction import ExecutionOptions
+from ephemeron.training.planner.model.direct_links import DirectLinks
+from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
 from ephemeron.training.planner.model.rates import Affine, Power, Saturating, Transfer
 
@@ -52,6 +53,14 @@ rates = st.one_of(
 )
 
 
+direct_links = st.builds(
+    DirectLinks, latency_s=numbers(0, 0.05), mb_s=numbers(1, 500), cpu_s_per_mb=st.sampled_from([0.0, 0.004]),
+    setup_s=st.sampled_from([0.0, 0.5]), setup_each_s=st.sampled_from([0.0, 0.3]), failure=st.sampled_from([0.0, 0.1, 1.0]),
+    one_phase_mb=st.sampled_from([0.0, 50.0]), price_mb=st.sampled_from([0.0, 2e-5]),
+    price_service_hour=st.sampled_from([0.0, 0.05]),
+)  # fmt: skip
+
+
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
     """Also platforms on which more memory makes transfers slower, as measurements sometimes say."""
@@ -61,7 +70,8 @@ def profiles(draw: st.DrawFn) -> Profile:
         transfer=transfer, poll_s=draw(st.sampled_from([0.0, 0.03])), parallel=draw(st.sampled_from([1, 8])),
         lifetime_s=draw(st.sampled_from([20.0, 900.0])), memory_mb=QuotaRange(min=128, max=2048, step=128),
         price_mb=draw(st.sampled_from([0.0, 1e-5])), cold_start_s=draw(numbers(0, 5)),
-        start_each_s=draw(st.sampled_from([0.0, 1.3])),
+        start_each_s=draw(st.sampled_from([0.0, 1.3])), price_list=draw(st.sampled_from([0.0, 5e-6])),
+        price_gb_hour=draw(st.sampled_from([0.0, 0.084])), links=draw(st.none() | direct_links),
     )  # fmt: skip
     what = workload(
         model_mb=draw(numbers(0.1, 300)), a=draw(numbers(0.5, 2000)), b=draw(numbers(0, 30)), m=draw(numbers(-100, 500)),

@@ -8,7 +8,8 @@ import pytest
 
 from ephemeron.events import Progress, Started, Traffic
 from ephemeron.functions.base import Limits
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.profiling.calibration import (

@@ -25,7 +25,8 @@ from ephemeron.functions.base import Limits
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job, sync_name
 from ephemeron.training.planner.model.builtin import builtin_platform, priced
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.first_steps import FirstSteps, objects_of

@@ -97,6 +97,15 @@ class PlanAnswers:
                 found.append((why, c))
         return found
 
+    def by_channel(self) -> dict[str, Candidate | None]:
+        """The best within the limits of each kind of channel; one function alone counts where it was searched."""
+        options: dict[str, list[int]] = {}
+        for i, o in enumerate(self.space.options):
+            options.setdefault(o.platform.channel, []).append(i)
+        asked = {name: Query(options=frozenset(mine)) for name, mine in options.items()}
+        self._ask_all([(self.minimise, self.limits, query) for query in asked.values()])
+        return {name: self.ask(self.minimise, self.limits, query) for name, query in asked.items()}
+
     def everything(self) -> list[Candidate]:
         """The front without limits, fastest first."""
         points = self._front.points

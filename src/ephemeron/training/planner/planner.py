@@ -13,7 +13,8 @@ from ephemeron.training.job import Target
 from ephemeron.training.job.convergence import HAP_EPOCHS_FACTOR, outside_region
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.builtin import priced
-from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile
 from ephemeron.training.planner.plan import (
     Alternative,
@@ -27,7 +28,7 @@ from ephemeron.training.planner.plan import (
     SearchReport,
 )
 from ephemeron.training.planner.prices import MICROVM, age_warning, load_prices
-from ephemeron.training.planner.reasons import bound_by, decisive, infeasible, to_compare, too_many_at_once
+from ephemeron.training.planner.reasons import bound_by, by_channel, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.training.planner.rented import beyond, few, gpus, on_all
 from ephemeron.training.planner.search.branch_and_bound import predictions_of
 from ephemeron.training.planner.search.pareto import Candidate, SearchResult
@@ -110,7 +111,7 @@ def with_prices(platform: PlatformProfile, file: str | Path | None) -> PlatformP
     """
     if file is None:
         return platform
-    return priced(platform, load_prices(platform.channel, file, platform=platform.name[: len(MICROVM)]))
+    return priced(platform, load_prices(platform.service, file, platform=platform.name[: len(MICROVM)]))
 
 
 def make_plan(
@@ -188,7 +189,7 @@ def make_plan(
         alternatives=alternatives,
         uncertainty=doubt,
         extrapolated=tuple(extrapolated(platform, choice, profile.workload.model_mb)),
-        advice=(*decisive(compared), *reasons, *_of_hap(wish, choice), *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)),
+        advice=(*decisive(compared), *reasons, *by_channel(answers, best), *_of_hap(wish, choice), *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)),
         machines=tuple(few(machines, wish.limits)),
         gpus=tuple(gpus(profile.workload, best, choice, epochs=wish.epochs, file=prices_file)),
         beyond=beyond(profile.workload, best, choice, file=prices_file),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages
@@ -17,6 +19,7 @@ PHASES = {
     "compute": "compute", "upload": "upload", "aggregate": "aggregation", "download": "download", "relay": "lifetime",
     "start": "cold start", "load": "loading",
 }  # fmt: skip
+CHANNELS = {"objects": "objects", "cache": "a cache", "server": "a parameter server", "direct": "direct links"}
 WORTH_SAYING = 1.1
 """Ratio of time or cost from which on another configuration is another choice."""
 
@@ -49,6 +52,28 @@ def bound_by(answers: PlanAnswers, best: Candidate, p: Predicted) -> tuple[str, 
             f"{gain:.0%} {word} per epoch, but might need more epochs"
         )
     return bound, reasons
+
+
+def by_channel(answers: PlanAnswers, best: Candidate) -> list[str]:
+    """Why this channel: the best over each of the others; and what pairs of functions without a direct link cost."""
+    platform = best.option.platform
+    found = []
+    others = [
+        f"over {CHANNELS[name]} nothing keeps the limits" if c is None else
+        f"over {CHANNELS[name]}, {words(c)} would take {duration(c.seconds)} for ${c.cost_usd:.4g}"
+        for name, c in answers.by_channel().items() if name != platform.channel
+    ]  # fmt: skip
+    if others:
+        own = CHANNELS[platform.channel] if best.workers > 1 else "none needed by one function"
+        found.append(f"channel: {own}; {'; '.join(others)}")
+    links = platform.direct
+    if links is not None and links.failure and best.workers > 1:
+        puts = float(links.through_store(np.asarray(best.workers), answers.space.workload.model_mb))
+        found.append(
+            f"{100 * links.failure:.3g} % of the pairs are expected to be without a link and to exchange through the store: "
+            f"{puts:.3g} puts and as many gets per iteration"
+        )
+    return found
 
 
 def to_compare(answers: PlanAnswers, best: Candidate) -> list[tuple[str, Candidate]]:

@@ -27,11 +27,13 @@ class Query:
     aggregators: int | None = None
     largest_global_batch: int | None = None
     """May exceed the space's."""
+    options: frozenset[int] | None = None
+    """Indices of the space's options."""
 
     @property
     def free(self) -> bool:
-        """Whether it holds every W, M and K."""
-        return self.workers is None and self.memory_mb is None and self.aggregators is None
+        """Whether it holds every W, M, K and option."""
+        return all(x is None for x in (self.workers, self.memory_mb, self.aggregators, self.options))
 
     def holds(self, what: Array, largest: float) -> Array:
         """Which candidates are in it.
@@ -40,7 +42,7 @@ class Query:
             what: option, W, M, K, B^a and B^n, as `Points` have them.
             largest: global batch.
         """
-        _, w, m, k, x, y = what
+        option, w, m, k, x, y = what
         good = x * k + y * (w - k) <= largest
         if self.workers is not None and w.size:
             good &= self.allowed(int(w.max()))[w.astype(int)]
@@ -48,6 +50,8 @@ class Query:
             good &= m == self.memory_mb
         if self.aggregators is not None:
             good &= k == self.aggregators
+        if self.options is not None:
+            good &= np.isin(option, sorted(self.options))
         return np.asarray(good)
 
     def allowed(self, most: int) -> Array:
@@ -122,6 +126,8 @@ class Targets:
                 good &= (quotas[t.first[b.column]] <= q.memory_mb) & (quotas[t.last[b.column]] >= q.memory_mb)
             if q.aggregators is not None:
                 good &= (r.k0 <= q.aggregators) & (r.k1 >= q.aggregators)
+            if q.options is not None:
+                good &= np.isin([f.option for f in t.families], sorted(q.options))[t.family[b.column]]
             found = found | np.where(good, bit, 0)
         return found if self._only is None else np.where(_any(self._only, r), found, 0)
 

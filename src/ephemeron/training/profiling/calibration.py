@@ -31,7 +31,8 @@ from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Job
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.provenance import CalibrationProvenance, CalibrationRow
 from ephemeron.training.planner.prices import Prices

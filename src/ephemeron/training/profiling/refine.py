@@ -24,7 +24,8 @@ import numpy as np
 
 from ephemeron.errors import JobError
 from ephemeron.events import Ended, Event, Invoked, Progress, RunStarted, Started
-from ephemeron.training.planner.model.prediction import PREDICTED, ExecutionOptions, predict
+from ephemeron.training.planner.model.exchange import PREDICTED, ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.model.provenance import Refinement
 

@@ -16,8 +16,9 @@ from ephemeron.events import Ended, Invoked
 from ephemeron.functions import simulation  # noqa: F401 - the simulator is what this file is about
 from ephemeron.functions.base import Limits
 from ephemeron.training.job import Simulation
+from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.lives import Handing, dies_too_early, least_lives, lives_of
-from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction, predict
+from ephemeron.training.planner.model.prediction import Prediction, predict
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.profiling.simulated import world_profile
 

@@ -14,11 +14,8 @@ from ephemeron.training.driver import configure, train
 from ephemeron.training.job import DataSpec, Job, Simulation, Target
 from ephemeron.training.planner.baselines import published
 from ephemeron.training.planner.model.builtin import builtin_platform
-from ephemeron.training.planner.model.prediction import (
-    ExecutionOptions,
-    largest_nonaggregator_batch,
-    predict,
-)
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import largest_nonaggregator_batch, predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Affine, Saturating, Transfer
 from ephemeron.training.profiling import profile_job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ephemeron.training.planner.model.prediction import ExecutionOptions, Numbers, Prediction, broadcast
+from ephemeron.training.planner.model.exchange import ExecutionOptions, Numbers, broadcast
+from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 
 

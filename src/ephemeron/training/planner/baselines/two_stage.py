@@ -75,7 +75,7 @@ def two_stage(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> Se
             if stage is None:
                 continue
             w, m, b = stage
-            low, high = (1, w) if w > 1 else (1, 1)
+            low, high = o.aggregators(w) if o.tied else (1, w)
             for k in range(low, high + 1):
                 found.evaluated += 1
                 _consider(found, evaluate(space, o, w, m, k, b), limits, minimise)
@@ -100,7 +100,7 @@ def _shrunk(
         found.evaluated += len(m)
         grid = (len(quotas), len(space.batches))
         seconds, usd = p.seconds.reshape(grid), p.cost_usd.reshape(grid)
-        upper = space.workload.largest_batch(quotas)
+        upper = space.largest_batch(o, quotas)
         for i in range(len(quotas)):
             stop = True
             for j, batch in enumerate(space.batches):

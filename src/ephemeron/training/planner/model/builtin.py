@@ -72,7 +72,7 @@ def _microvm(name: str, functions: PlatformProfile) -> PlatformProfile:
             "bursts above a baseline are neither planned nor needed", *functions.notes,
         ),
     )  # fmt: skip
-    return priced(platform, load_prices(functions.channel, platform="aws-microvm"))
+    return priced(platform, load_prices(functions.service, platform="aws-microvm"))
 
 
 def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:

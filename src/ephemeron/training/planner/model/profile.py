@@ -27,6 +27,7 @@ import numpy as np
 from ephemeron.config import typed
 from ephemeron.config.typed import AtLeast, Count, NonNegative, Positive
 from ephemeron.errors import JobError
+from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.provenance import Provenance
 from ephemeron.training.planner.model.rates import Array, Direction, Transfer
 from ephemeron.training.planner.model.transfer_curves import transfer_curves
@@ -144,7 +145,10 @@ class PlatformProfile:
     """Seconds of one request that finds nothing; 0: the store waits by itself, and is not polled."""
     polls_per_get: NonNegative = 0.12
     """Requests that find nothing, per read, where stores have to be polled."""
-    channel: Literal["objects", "cache", "server"] = "objects"
+    channel: Literal["objects", "cache", "server", "direct"] = "objects"
+    """Kind of channel; `direct`: links between functions, and a store beside them, which all other coefficients are of."""
+    links: DirectLinks | None = None
+    """Direct links, where functions can have them."""
     concurrency: Count = 1000
     """Functions that may run at once."""
     burst: Annotated[int, AtLeast(0)] = 0
@@ -167,6 +171,22 @@ class PlatformProfile:
     as_of: str = ""
     """ISO date of the prices."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def direct(self) -> DirectLinks | None:
+        """The links through which functions exchange, if they do."""
+        return self.links if self.channel == "direct" else None
+
+    @property
+    def service(self) -> str:
+        """Kind of the store, for its prices."""
+        return self.channel if self.direct is None else self.direct.store
+
+    def over_links(self) -> PlatformProfile | None:
+        """The same functions with their direct links as the channel; None: they have none."""
+        if self.links is None or self.channel not in ("objects", "cache"):
+            return None
+        return replace(self, channel="direct", links=replace(self.links, store=self.channel))
 
     def of_sizes(self, sizes_mb: Sequence[int]) -> PlatformProfile:
         """The platform with functions of these memory sizes only; none: as it is."""
@@ -279,6 +299,8 @@ def parse_platform(raw: object, *, where: str) -> PlatformProfile:
     for key in REQUIRED:
         if key not in raw:
             raise JobError(f"{where}: missing key {key}")
+    if found.channel == "direct" and found.links is None:
+        raise JobError(f"{where}: missing key links, which channel 'direct' needs")
     if found.memory_mb.min > found.memory_mb.max:
         raise JobError(f"{where}: memory_mb = {typed.plain(found.memory_mb)} should have min ≤ max")
     nodes = [t.memory_mb for t in found.transfer]

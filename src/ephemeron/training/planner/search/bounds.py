@@ -220,6 +220,7 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
         all_epoch = s * samples + n * w0 * (sb + e)
         each = s * r.x0 + sb + e + own
     load = t.load[t.load_row[b.column], np.minimum(w1, t.load.shape[1]).astype(int) - 1]
+    load = load + of("setup_s") + of("setup_each_s") * (w0 - 1)
     if honest:
         start = np.maximum(of("cold_s"), w0 * of("start_each_s"))
         once = start + load + of("fixed_s") + epochs * n * own
@@ -233,6 +234,7 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
     puts, gets = pieces * w0, pieces * np.maximum(of("gets_by_w") * w0 + of("gets_more"), 0.0)
     usd = work * of("gb_usd") + iterations * (puts * of("put_usd") + gets * of("get_usd")) + of("extra_usd")
     usd = usd + iterations * np.maximum(of("moved_by_w") * w0 + of("moved_more"), 0.0) * of("mb_usd")
+    usd = usd + iterations * np.maximum(of("direct_usd_by_w") * w0 + of("direct_usd_more"), 0.0)
     if honest:
         usd = usd + w0 * (of("start_usd") + np.floor(iterations / terms.checkpoint_every) * of("put_usd"))
         hourly = np.maximum(of("hourly_usd") + w0 * of("hourly_each_usd"), of("least_hourly_usd"))

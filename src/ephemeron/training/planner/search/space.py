@@ -3,7 +3,7 @@
 A candidate is (terms, W, M, K, B^a, B^n): named choices, integers and a quota that the platform sells. Terms are the
 choices that have names: pattern, synchronisation, compression, and with the platform profile the channel. B^a and B^n
 are any integers that memory (4-2) and the largest global batch (3-30) allow; B^n differs from B^a only under HAP and
-where some rank does not aggregate.
+where some rank does not aggregate. Over direct links K = W: fewer owners take longer and send as much (`direct_links`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import (
-    ExecutionOptions,
     Prediction,
+    largest_batch,
     largest_nonaggregator_batch,
+    memory_needed_mb,
     predict,
 )
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
@@ -43,7 +45,7 @@ class Option:
         pattern = self.terms.pattern
         if pattern in ("all-reduce", "standalone", "parameter-server"):
             return 1, 1
-        if pattern == "scatter-reduce":
+        if pattern == "scatter-reduce" or self.platform.direct is not None:
             return workers, workers
         return 1, workers
 
@@ -55,6 +57,12 @@ class Option:
     def unequal(self) -> bool:
         """Whether those who do not aggregate may have batches of their own."""
         return self.terms.sync == "hap" and self.terms.pattern in ("k-reduce", "all-reduce")
+
+    @property
+    def tied(self) -> bool:
+        """Whether every rank aggregates: K = W, without a choice."""
+        alone = self.terms.pattern in ("standalone", "scatter-reduce")
+        return alone or (self.platform.direct is not None and self.terms.pattern == "k-reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +94,7 @@ class Space:
         """B^n of the thesis: equation 3-22, as far as 3-30 and 4-2 allow. Below B^a: there is none."""
         bn = self.synchronous(o, w, m, k, ba)
         allowed = np.floor((self.largest_global_batch - ba * k) / np.maximum(w - k, 1))
-        return np.where(w > k, np.minimum(np.minimum(bn, allowed), self.workload.largest_batch(m)), ba)
+        return np.where(w > k, np.minimum(np.minimum(bn, allowed), self.largest_batch(o, m)), ba)
 
     def synchronous(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
         """The largest B^n with which no rank waits for those that do not aggregate: equation 3-22."""
@@ -107,7 +115,7 @@ class Space:
         B^n is bounded by it.
         """
         larger = np.where(w > k, np.maximum(ba, bn), ba)
-        enough = self.workload.memory_needed_mb(larger) <= m + 1e-9
+        enough = memory_needed_mb(self.workload, o.platform, o.terms, larger) <= m + 1e-9
         allowed = ba * k + bn * (w - k) <= self.largest_global_batch
         good = enough & allowed & (ba >= 1) & ((bn >= ba) | (w == k)) & self.together(w, m)
         if self.published is not None and o.unequal:
@@ -115,6 +123,10 @@ class Space:
         if self.only_workers is not None:
             good = good & np.isin(w, np.array(sorted(self.only_workers), dtype=float))
         return np.asarray(good)
+
+    def largest_batch(self, o: Option, m: Array) -> Array:
+        """The largest batch that functions of that quota hold (4-2)."""
+        return largest_batch(self.workload, o.platform, o.terms, m)
 
     def together(self, w: Array, m: Array | float) -> Array:
         """Whether so many functions of that quota can run at once."""
@@ -146,8 +158,8 @@ class Space:
 
     def size(self) -> int:
         """Number of candidates."""
-        alike = Counter((o.terms.pattern, o.unequal) for o in self.options)
-        one = {(o.terms.pattern, o.unequal): o for o in self.options}
+        alike = Counter((o.terms.pattern, o.unequal, o.tied) for o in self.options)
+        one = {(o.terms.pattern, o.unequal, o.tied): o for o in self.options}
         return sum(self._size(o) * alike[what] for what, o in one.items()) * len(self.quotas)
 
     def _size(self, o: Option) -> int:
@@ -231,14 +243,21 @@ def make_space(
     quotas = platforms[0].quotas(memory_step_mb).astype(float)
     if memory_max_mb is not None:
         quotas = quotas[quotas <= memory_max_mb]
-    options = tuple(
-        Option(t, p)
-        for p in platforms
-        for t in terms
-        if (t.pattern == "parameter-server") == (p.channel == "server") or t.pattern == "standalone"
-    )
+    options = tuple(Option(t, p) for p in platforms for t in terms if _possible(t, p, platforms))
     return Space(
         workload=workload, options=options, quotas=quotas, batches=batches,
         most_workers=min(most_workers, min(p.concurrency for p in platforms)),
         largest_global_batch=int(largest), published=published, total_memory_mb=platforms[0].total_memory_mb,
     )  # fmt: skip
+
+
+def _possible(terms: ExecutionOptions, platform: PlatformProfile, platforms: Sequence[PlatformProfile]) -> bool:
+    """Whether a platform runs that pattern and protocol.
+
+    Over direct links all ranks aggregate, so that HAP is BSP; one function alone is not searched once more with links.
+    """
+    if terms.pattern == "standalone":
+        return platform.direct is None or all(p.direct is not None for p in platforms)
+    if platform.direct is not None:
+        return terms.pattern in ("k-reduce", "scatter-reduce") and terms.sync == "bsp"
+    return (terms.pattern == "parameter-server") == (platform.channel == "server")

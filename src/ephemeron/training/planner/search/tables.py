@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from ephemeron.training.planner.model.direct_links import ENDPOINT_LISTS, ENDPOINT_PUTS
+from ephemeron.training.planner.model.exchange import DOWN, TINY_MB, UP, exchange
 from ephemeron.training.planner.model.lives import closing_s
 from ephemeron.training.planner.model.prediction import (
     CONTROL_EVERY_S,
-    DOWN,
     START_PUTS,
     START_READS,
-    TINY_MB,
-    UP,
-    exchange,
     kept_mb,
     state_mb,
     usable_mb,
@@ -62,7 +60,7 @@ def families(space: Space) -> list[Family]:
     for i, o in enumerate(space.options):
         low, high = o.workers(most)
         pattern = o.terms.pattern
-        if pattern in ("standalone", "scatter-reduce"):
+        if o.tied:
             found.append(Family(i, True, False, low, high, high))
             continue
         many = pattern not in ("all-reduce", "parameter-server")
@@ -77,6 +75,7 @@ CONSTANTS = (
     "sample_s", "batch_s", "own_s", "late_s", "fixed_s", "evaluate_s", "evaluate_each_s",
     "low_mb", "put_usd", "get_usd", "gets_by_w", "gets_more", "start_usd", "per_s_usd", "mb_usd", "hourly_usd",
     "hourly_each_usd", "least_hourly_usd", "moved_by_w", "moved_more", "extra_usd", "brief_s",
+    "direct_usd_by_w", "direct_usd_more", "setup_s", "setup_each_s",
     "cold_s", "start_each_s", "gb_usd", "invoke_usd", "life_s", "warm_s", "write_s", "read_s", "request_s", "init_s",
 )  # fmt: skip
 """Rows of `Tables.constants`; each is a lower bound for every quota of the column. No function hands off within `brief_s`."""
@@ -205,7 +204,7 @@ def _tables(
     small, constants = np.full((wide, 2), np.inf), np.zeros((len(CONSTANTS), wide))
     capped = space.published is not None and unequal
     synchronous = np.zeros((wide, n) if capped else (wide, 0))
-    usable = np.ones(wide, dtype=bool)
+    usable, batch = np.ones(wide, dtype=bool), np.zeros(wide)
     for i, f in enumerate(mine):
         o, at = space.options[f.option], slice(i * len(quotas), (i + 1) * len(quotas))
         few_m, row[at] = _distinct(space, o, m)
@@ -243,8 +242,8 @@ def _tables(
         begins = loads.setdefault(id(o.platform), (len(loads) * len(quotas), _loading(space, o, m, most)))[0]
         load_row[at] = begins + np.arange(len(quotas))
         constants[:, at] = _constants(space, o, f, quotas)
+        batch[at] = space.largest_batch(o, quotas)
         usable[at] = usable_mb(space.workload, o.platform, quotas) + space.workload.m > 0
-    batch = np.tile(space.workload.largest_batch(quotas), len(mine))
     batch = np.where(usable, np.minimum(batch, 1e9), 0.0)
     index = np.tile(np.arange(first, first + len(quotas)), len(mine))
     return Tables(
@@ -256,9 +255,11 @@ def _tables(
 def _distinct(space: Space, o: Option, m: Array) -> tuple[Array, Array]:
     """Quotas at which exchanges take different times, and the row of every quota among them.
 
-    Beyond the last measured quota transfers get no faster, and folding does not where CPUs are not used any more.
+    Beyond the last measured quota transfers get no faster, and folding and sending do not where CPUs are not used any more.
     """
     flat = o.platform.transfer[-1].memory_mb
+    if o.platform.direct is not None:
+        flat = max(flat, o.platform.mb_per_vcpu)
     if space.workload.fold_s_per_mb:
         flat = max(flat, space.workload.vcpus * o.platform.mb_per_vcpu or np.inf)
     last = min(int(np.searchsorted(m[:, 0], flat)), len(m) - 1)
@@ -365,7 +366,7 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
         tiny_up, tiny_down = p.seconds("up", TINY_MB, m), p.seconds("down", TINY_MB, m)
         finish = p.seconds("up", w.model_mb, m) + (0.0 if f.most == 1 else tiny_up + tiny_down)
         polls = p.polls_per_get if p.poll_s > 0 else 0.0
-        kept, more = (float(kept_mb(w, t, np.array(x))) / 1000 for x in ((1.0, 1.0) if f.most == 1 else (2.0, 3.0)))
+        kept, more = (float(kept_mb(w, p, t, np.array(x))) / 1000 for x in ((1.0, 1.0) if f.most == 1 else (2.0, 3.0)))
         up, down = UP[t.compression], DOWN[t.compression]
         life, write = t.lifetime_s or p.lifetime_s, p.seconds("up", state_mb(w), m)
         many = t.pattern not in ("standalone", "parameter-server")
@@ -386,7 +387,27 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
             "brief_s": 0.25 * (life - closing_s(life, write, tiny_up)), "warm_s": p.warm_start_s, "write_s": write,
             "read_s": p.seconds("down", state_mb(w), m), "request_s": tiny_up, "init_s": p.seconds("down", w.model_mb, m),
         }  # fmt: skip
+        if p.direct is not None and f.most > 1:
+            found |= _direct_constants(space, o, found)
     table = np.zeros((len(CONSTANTS), len(m)))
     for name, value in found.items():
         table[PLACE[name]] = value
     return table
+
+
+def _direct_constants(space: Space, o: Option, found: dict[str, Array | float]) -> dict[str, Array | float]:
+    """Constants of functions with direct links that differ from those of the store alone."""
+    w, p, t, links = space.workload, o.platform, o.terms, o.platform.direct
+    assert links is not None
+    up, down = w.model_mb * UP[t.compression], w.model_mb * DOWN[t.compression]
+    # In one phase everybody sends everything: W·(W - 1)·S, which is at least (3·W - 4)·S.
+    mb, by_w, more = (up, 3.0, -4.0) if links.one_phase(up) else (up + down, 1.0, -1.0)
+    stored, linked = 2 * links.failure * mb, (1 - links.failure) * mb * links.price_mb
+    start = ENDPOINT_PUTS * p.price_put + ENDPOINT_LISTS * p.price_list + p.price_get / 2
+    return {
+        "gets_by_w": 1.0, "gets_more": 0.0, "moved_by_w": by_w * stored, "moved_more": more * stored,
+        "direct_usd_by_w": by_w * linked, "direct_usd_more": more * linked,
+        "start_usd": found["start_usd"] + start,
+        "per_s_usd": found["per_s_usd"] + links.price_service_hour / 3600,
+        "setup_s": links.setup_s, "setup_each_s": links.setup_each_s,
+    }  # fmt: skip
