@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from ephemeron.events import Phase
 from ephemeron.training.collectives.state import CollectiveState
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.tensors import Arrays
+
+if TYPE_CHECKING:
+    from ephemeron.communication.direct.mesh import Mesh
 
 GRACE_SHARE = 0.2
 """Share of the timeout that a late peer gets once all its inputs have arrived."""
@@ -82,6 +85,10 @@ class Group:
     """Elements of the vectors."""
     dtype: np.dtype[np.generic]
     attempt: int = 0
+    mesh: Mesh | None = None
+    """Direct connections to the other ranks of the run; None: all goes through the channel."""
+    members: Sequence[int] = ()
+    """By rank, the rank in the run; empty: the same."""
     compression: str = "none"
     iterations: int = 1 << 40
     """Iterations of the whole run: the last one of an asynchronous run waits for all ranks, as does the last one before a barrier."""

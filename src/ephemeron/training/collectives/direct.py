@@ -1,0 +1,290 @@
+"""The reduction over a mesh of direct connections: every rank sends, nobody polls, and a function may die at any point.
+
+Each rank sends every owner its piece of the vector. The owner adds the pieces up in rank order, each as soon as those of the
+lower ranks are added, and sends the mean to all: a reduce-scatter and an all-gather, whose bytes are the least possible where
+all ranks own a shard. A small vector goes whole from every rank to every other one, and all add up by themselves, which takes one
+message delay instead of two. Arithmetic, order of summation and compression are those of `KReduce`, and so are the bits.
+
+Nothing is stored, so every rank keeps what another one may still need:
+
+- its contribution, until it has the version: then it can give what came of it;
+- the version, until all ranks have applied it or, where replacements repeat iterations, until it is durable at all.
+
+A rank that connects again, or in a new attempt, is sent what it may lack; a rank that misses something asks every other one,
+and whoever has it answers. What arrives twice is ignored. A replacement first asks what its predecessor has sent, so that
+all ranks add up the same numbers and learn the same flags. A rank that waits for too long asks those that it waits for
+whom they wait for themselves, and so finds the one that does not answer, or does not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.communication.direct.connection import LinkFailed
+from ephemeron.communication.direct.mesh import Mesh
+from ephemeron.communication.direct.message import Head, Kind
+from ephemeron.training.collectives._tasks import all_of
+from ephemeron.training.collectives.direct_exchange import EVERY, PieceExchange
+from ephemeron.training.collectives.direct_messages import (
+    NOT_HELD,
+    ONE_PHASE_BYTES,
+    PIECE_BYTES,
+    MissingAnswer,
+    pack_indices,
+    unpack_indices,
+)
+from ephemeron.training.collectives.direct_version import Version
+from ephemeron.training.collectives.group import GRACE_SHARE, Group, Reduced, StalledPeers
+from ephemeron.training.collectives.state import CollectiveState, GarbageState
+from ephemeron.training.tensors import Arrays
+
+RECHECK_S = 0.1
+"""Seconds between two questions to a rank to which there is no route."""
+_MERGED = "merged."
+"""Prefix of the arrays of own merged pieces: version, piece and flags follow."""
+
+
+class DirectReduce(PieceExchange):
+    """See `Collective`. For policies under which a version holds the contributions of all ranks.
+
+    Args:
+        group: the ranks that reduce together; the first K own a shard each.
+        mesh: connects them.
+        replays: replacements repeat iterations from a checkpoint, and need the versions since then.
+        piece_bytes: most bytes that are sent, summed and received at a time.
+        one_phase_bytes: largest vector that is sent whole.
+    """
+
+    def __init__(
+        self, group: Group, mesh: Mesh, *, replays: bool = True, piece_bytes: int = PIECE_BYTES,
+        one_phase_bytes: int = ONE_PHASE_BYTES,
+    ) -> None:  # fmt: skip
+        super().__init__(group, mesh, replays=replays, piece_bytes=piece_bytes, one_phase_bytes=one_phase_bytes)
+        mesh.handle(Kind.MISSING, self._on_missing)
+        mesh.answer(Kind.MISSING, self._answer_missing)
+        mesh.on_connect.append(self._on_connect)
+        mesh.on_lost.append(self._on_lost)
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    async def reduce(self, iteration: int) -> None:
+        version = self._version(iteration)
+        await self._until(version, lambda: version.complete or not version.mine_left)
+        await self.mesh.drained()
+
+    async def wait(self, version: int) -> Reduced:
+        loop, state = asyncio.get_running_loop(), self._version(version)
+        began = loop.time()
+        if not state.complete and not state.uploaded:  # others may have had it before this invocation began
+            self._ask(state, self.others)
+        late = await self._until(state, lambda: state.complete)
+        end = loop.time()
+        arrived = end if late else min(max(state.first_merged or end, began), end)
+        self.g.trace.record("wait", began, arrived)
+        self.g.trace.record("download", arrived, end)
+        self._tidy()
+        return Reduced(state.vector, state.flags)
+
+    async def poll(self, version: int) -> bool:
+        state = self._version(version)
+        if not state.complete and not state.uploaded:
+            await self._ask_all(version, state.missing())
+        return state.complete
+
+    async def _until(self, version: Version, done: Callable[[], bool]) -> bool:
+        """Waits for a version, or a share of it. Returns whether that took longer than the timeout."""
+        late, version.awaited = False, version.awaited + 1
+        try:
+            while not done():
+                if await self._changes(version, self.g.wait_timeout_s(1)):
+                    continue
+                late, stalled = True, await self._stalled(version.number, lambda: self._awaited(version))
+                if done() or (stalled.grace_s > 0 and await self._changes(version, stalled.grace_s)):
+                    continue
+                await self.g.on_timeout(stalled)
+        finally:
+            version.awaited -= 1
+        return late
+
+    async def _changes(self, version: Version, within_s: float) -> bool:
+        """Whether the version, or this rank's share of it, is merged within some seconds."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        version.waiters.append(waiter)
+        timer = loop.call_later(within_s, _expire, waiter)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            if waiter in version.waiters:
+                version.waiters.remove(waiter)
+
+    def _awaited(self, version: Version) -> list[int]:
+        """Ranks whose contributions to own pieces, or whose merged pieces, are missing."""
+        found = {self.pieces[i].owner for i in version.missing()} - {EVERY}
+        for sums in version.sums.values():
+            found.update(sums.missing())
+        return sorted(found - {self.g.rank})
+
+    # -- losses and replacements --------------------------------------------------------------------------
+
+    def _on_connect(self, member: int, attempt: int) -> None:
+        rank = self._rank_of.get(member)
+        if rank is None or rank == self.g.rank:
+            return
+        for version in sorted(self._versions.values(), key=lambda v: v.number):
+            self._send_again(version, rank)
+            if version.awaited:
+                self._ask(version, [rank])
+
+    def _send_again(self, version: Version, rank: int) -> None:
+        """Sends a rank what it may lack of a version that it is not known to have applied."""
+        if version.number < self.applied[rank]:
+            return
+        if version.uploaded and version.payloads is not None and version.header is not None:
+            extra = version.header.pack()
+            for piece in self.pieces:
+                if piece.owner in (rank, EVERY):
+                    self._send(
+                        rank, Kind.CONTRIBUTION, version.number, piece.number, extra, version.payloads[piece.number]
+                    )
+        for piece in self.mine:
+            if version.done[piece.number] is not None:
+                self._send_merged(version, piece, [rank])
+
+    def _on_lost(self, member: int) -> None:
+        """What a lost rank has merged may have reached another one."""
+        rank = self._rank_of.get(member)
+        for version in self._versions.values():
+            if rank is not None and version.uploaded and not version.complete:
+                self._ask(version, [r for r in self.others if r != rank])
+
+    def _ask(self, version: Version, ranks: Iterable[int]) -> None:
+        extra = pack_indices(version.missing(), len(self.pieces))
+        for rank in ranks:
+            self._send(rank, Kind.MISSING, version.number, 0, extra, ())
+
+    def _on_missing(self, member: int, head: Head, body: memoryview) -> None:
+        rank, version = self._rank_of.get(member), self._versions.get(head.number)
+        if rank is None or version is None:
+            return
+        for index in unpack_indices(head.extra):
+            piece = self.pieces[index]
+            if version.done[index] is not None:
+                self._send_merged(version, piece, [rank])
+            elif version.uploaded and version.payloads is not None and version.header and piece.owner in (rank, EVERY):
+                extra = version.header.pack()
+                self._send(rank, Kind.CONTRIBUTION, version.number, index, extra, version.payloads[index])
+
+    async def _answer_missing(self, member: int, head: Head, body: memoryview) -> Sequence[Buffer]:
+        self._on_missing(member, head, body)
+        rank, version = self._rank_of.get(member), self._versions.get(head.number)
+        held = NOT_HELD if version is None or rank is None else version.heard.get(rank, NOT_HELD)
+        waits = next(((v.number, self._awaited(v)) for v in self._by_number() if v.awaited), (0, []))
+        members = [(waits[0], self._members[r]) for r in waits[1]]
+        return [MissingAnswer(held, self.g.status.applied, members).pack()]
+
+    def _by_number(self) -> list[Version]:
+        return sorted(self._versions.values(), key=lambda v: v.number)
+
+    async def _request(self, rank: int, number: int, missing: Iterable[int]) -> MissingAnswer | None:
+        """Asks a rank for a version; what it holds of it arrives before its answer. None: it does not answer."""
+        try:
+            data = await self.mesh.request(
+                self._members[rank], Kind.MISSING, pack_indices(missing, len(self.pieces)), number=number,
+                timeout_s=GRACE_SHARE * self.g.wait_timeout_s(1),
+            )  # fmt: skip
+        except LinkFailed:
+            return None
+        return MissingAnswer.of(data)
+
+    async def _ask_all(self, number: int, missing: Sequence[int]) -> dict[int, MissingAnswer]:
+        """Answers of the ranks that answer."""
+        answers = await all_of(self._request(rank, number, missing) for rank in self.others)
+        return {rank: answer for rank, answer in zip(self.others, answers, strict=True) if answer is not None}
+
+    async def _stalled(self, number: int, ranks: Callable[[], Iterable[int]]) -> StalledPeers:
+        """Ranks that are awaited, or that those wait for themselves, which do not answer or do not go on.
+
+        Args:
+            number: of the awaited iteration or version.
+            ranks: those that are awaited; asked once the others have sent what they hold.
+        """
+        version = self._versions.get(number)
+        answers = await self._ask_all(number, [] if version is None else version.missing())
+        edges = [(number, rank) for rank in ranks()]
+        seen, found = {self.g.rank}, dict[int, int]()
+        while edges:
+            iteration, rank = edges.pop()
+            if rank in seen:
+                continue
+            seen.add(rank)
+            answer = answers.get(rank)
+            waits = [] if answer is None else [(t, self._rank_of[m]) for t, m in answer.waits if m in self._rank_of]
+            if not waits:
+                found[rank] = iteration
+            edges += waits
+        first = min(found.values(), default=number)
+        stalled = sorted(rank for rank, iteration in found.items() if iteration == first)
+        # What they waited for may have arrived just now.
+        grace_s = GRACE_SHARE * self.g.wait_timeout_s(1) if all(rank in answers for rank in stalled) else 0.0
+        return StalledPeers(first, stalled, (), grace_s)
+
+    async def stalled_before(self, iteration: int, rank: int, key: str) -> StalledPeers:
+        found = await self._stalled(iteration, lambda: [rank])
+        return found._replace(keys=[key]) if list(found.ranks) == [rank] and found.iteration == iteration else found
+
+    async def pending(self, iteration: int) -> tuple[bool, bool]:
+        # All have to answer: a contribution of the predecessor that has reached one of them counts, with its flags.
+        version, loop = self._version(iteration), asyncio.get_running_loop()
+        left, ends = set(self.others), loop.time() + self.g.wait_timeout_s(1)
+        while not version.complete:
+            answers = await self._ask_all(iteration, version.missing())
+            held = {answer.held for answer in answers.values()} - {NOT_HELD}
+            if held:
+                self._flags[iteration] = max(held)
+            left -= answers.keys()
+            if version.complete or not left:
+                break
+            if loop.time() >= ends:
+                await self.g.on_timeout(StalledPeers(iteration, sorted(left)))
+                ends = loop.time() + self.g.wait_timeout_s(1)
+            await asyncio.sleep(RECHECK_S)
+        return not version.complete, not version.complete
+
+    def take_over(self, iteration: int, *, uploaded: bool) -> None:
+        self._version(iteration).payloads = None
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[Arrays, CollectiveState]:
+        arrays: Arrays = {"residual": self.upward.residual.copy()}
+        applied, _ = self._least()
+        for version in self._by_number():
+            for piece in self.mine if version.number >= applied else ():
+                flags = version.done[piece.number]
+                if flags is not None:
+                    arrays[f"{_MERGED}{version.number}.{piece.number}.{flags}"] = version.vector[
+                        piece.start : piece.stop
+                    ]
+        applied_at = {self.g.rank: self.g.status.applied, **self.applied}
+        durable_at = {self.g.rank: self.g.status.durable, **self.durable_at}
+        return arrays, CollectiveState(garbage=GarbageState(applied=applied_at, durable=durable_at))
+
+    def load(self, arrays: Arrays, state: CollectiveState) -> None:
+        self.upward.residual = arrays["residual"]
+        for rank in self.others:
+            self._heard(rank, state.garbage.applied.get(rank, 0), state.garbage.durable.get(rank, 0))
+        for name, part in arrays.items():
+            if name.startswith(_MERGED):
+                number, index, flags = map(int, name.removeprefix(_MERGED).split("."))
+                version, piece = self._version(number), self.pieces[index]
+                version.vector[piece.start : piece.stop] = part
+                version.finish(piece, flags)
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

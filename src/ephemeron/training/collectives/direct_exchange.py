@@ -1,0 +1,251 @@
+"""The exchange of pieces over a mesh: contributions go to the owners, which add them up and send the mean to all.
+
+Everything here happens as messages arrive, on the event loop; `direct` waits for it, and makes up for what is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.communication.direct.mesh import Mesh
+from ephemeron.communication.direct.message import Head, Kind
+from ephemeron.training.collectives.direct_messages import (
+    ONE_PHASE_BYTES,
+    PIECE_BYTES,
+    ContributionHeader,
+    MergedHeader,
+    Piece,
+    layout,
+)
+from ephemeron.training.collectives.direct_version import PieceSum, Version
+from ephemeron.training.collectives.group import Collective, Group
+from ephemeron.training.tensors import Compressor, codec_by_name
+
+EVERY = -1
+"""Owner of a piece that all ranks sum."""
+
+
+class PieceExchange(Collective):
+    """One rank's part in the exchange. See `DirectReduce` for the arguments."""
+
+    overlaps = True
+
+    def __init__(
+        self, group: Group, mesh: Mesh, *, replays: bool = True, piece_bytes: int = PIECE_BYTES,
+        one_phase_bytes: int = ONE_PHASE_BYTES,
+    ) -> None:  # fmt: skip
+        self.g, self.mesh, self.replays = group, mesh, replays
+        self.upward = Compressor(codec_by_name(group.compression), group.size, group.dtype)
+        # See `KReduce`: merged pieces are compressed without error feedback.
+        down = codec_by_name("bf16" if group.compression == "int8" else group.compression)
+        self.downward = Compressor(down, group.size, group.dtype)
+        # Flags and bits of all ranks agree in one phase only if a replacement makes the same contribution again.
+        whole = group.policy.deterministic and not self.upward.codec.feedback
+        if whole and group.size * group.dtype.itemsize * (group.world - 1) <= one_phase_bytes:
+            self.pieces = [Piece(0, EVERY, 0, group.size, 0)]
+        else:
+            self.pieces = layout(group.size, group.aggregators, group.dtype.itemsize, piece_bytes=piece_bytes)
+        self.mine = [p for p in self.pieces if p.owner in (group.rank, EVERY)]
+        # Each rank begins with another owner, so that no owner gets everything at once while the others are idle.
+        self._order = sorted(self.pieces, key=lambda p: (p.offset, (p.owner - group.rank) % group.world))
+        self.others = [r for r in range(group.world) if r != group.rank]
+        self._members = list(group.members) or list(range(group.world))
+        self._rank_of = {member: rank for rank, member in enumerate(self._members)}
+        role = group.policy.staleness(aggregator=group.is_aggregator)
+        self._copies = role > 0 or not group.policy.exact
+        """The caller may compute the next contribution, in the same memory, while this one is still needed."""
+        self.applied, self.durable_at = dict.fromkeys(self.others, 0), dict.fromkeys(self.others, 0)
+        self._least_applied = self._least_durable = 0
+        self._versions: dict[int, Version] = {}
+        self._floor = 0
+        """Versions below are not needed any more."""
+        self._free: dict[int, list[memoryview]] = {}
+        """By bytes, memory for contributions."""
+        self._flags: dict[int, int] = {}
+        """By iteration, flags that a predecessor has sent."""
+        mesh.handle(Kind.CONTRIBUTION, self._on_contribution, self._contribution_memory)
+        mesh.handle(Kind.MERGED, self._on_merged, self._merged_memory)
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        version = self._version(iteration)
+        if self._copies and not self.upward.codec.lossy:
+            vector = vector.copy()
+        payloads: list[list[Buffer]] = [
+            self.upward.encode(vector[p.start : p.stop], p.start, p.stop) for p in self.pieces
+        ]
+        status = self.g.status
+        if version.complete:
+            return
+        version.header = ContributionHeader(
+            self._flags.pop(iteration, flags), weight, status.applied, status.durable, status.busy_s
+        )
+        version.payloads = payloads
+
+    async def upload(self, iteration: int) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        version = self._version(iteration)
+        header, payloads = version.header, version.payloads
+        if header is not None and payloads is not None:
+            extra, version.uploaded = header.pack(), True
+            for piece in self._order:
+                targets = self.others if piece.owner == EVERY else [piece.owner]
+                for rank in targets:
+                    if rank != self.g.rank:
+                        self._send(rank, Kind.CONTRIBUTION, iteration, piece.number, extra, payloads[piece.number])
+            for piece in self.mine:
+                part = self._decoded(self.upward, payloads[piece.number], piece)
+                self._add(version, piece, self.g.rank, part, header, None)
+            await self.mesh.drained()
+        self.g.trace.record("upload", began, loop.time())
+
+    def _send(self, rank: int, kind: Kind, number: int, index: int, extra: bytes, buffers: Sequence[Buffer]) -> None:
+        # A message without a route is not lost: `_on_connect` sends it again.
+        self.mesh.send(self._members[rank], kind, number, index, extra, buffers)
+
+    def _decoded(self, by: Compressor, payload: Sequence[Buffer], piece: Piece) -> np.ndarray:
+        data = memoryview(payload[0] if len(payload) == 1 else b"".join(payload))
+        return by.codec.decode(data, self.g.dtype, piece.stop - piece.start)
+
+    # -- summing ------------------------------------------------------------------------------------------
+
+    def _contribution_memory(self, member: int, head: Head, nbytes: int) -> memoryview:
+        free = self._free.get(nbytes)
+        return free.pop() if free else memoryview(np.empty(nbytes, dtype=np.uint8).data)
+
+    def _on_contribution(self, member: int, head: Head, body: memoryview) -> None:
+        rank, version = self._rank_of.get(member), self._known(head.number)
+        if rank is None or version is None or head.part >= len(self.pieces):
+            return
+        piece = self.pieces[head.part]
+        header = ContributionHeader.of(head.extra)
+        self._heard(rank, header.applied, header.durable)
+        version.heard[rank] = header.flags
+        sums = version.sums.get(piece.number)
+        if sums is None or sums.held[rank]:  # merged, not this rank's to merge, or sent again
+            self._release(body)
+            return
+        self.g.on_message(rank, header.busy_s)
+        self._add(version, piece, rank, self._decoded(self.upward, [body], piece), header, body)
+
+    def _add(
+        self, version: Version, piece: Piece, rank: int, part: np.ndarray, header: ContributionHeader,
+        memory: memoryview | None,
+    ) -> None:  # fmt: skip
+        sums = version.sums.get(piece.number)
+        if sums is None or sums.held[rank]:
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for free in sums.take(rank, part, header, memory):
+            self._release(free)
+        if sums.next == self.g.world:
+            self._publish(version, piece, sums)
+            self.g.trace.record("aggregate", began, loop.time())
+
+    def _release(self, memory: memoryview) -> None:
+        if memory.nbytes:
+            self._free.setdefault(memory.nbytes, []).append(memory)
+
+    def _publish(self, version: Version, piece: Piece, sums: PieceSum) -> None:
+        """Sends the mean of a piece to all, unless all make it themselves."""
+        mean = sums.mean()
+        if piece.owner == EVERY and not self.downward.codec.lossy:
+            return version.finish(piece, sums.flags)
+        payload = self.downward.encode(mean, piece.start, piece.stop)
+        if self.downward.codec.lossy:
+            mean[:] = self._decoded(self.downward, payload, piece)
+        version.finish(piece, sums.flags)
+        if piece.owner != EVERY:
+            self._send_merged(version, piece, self.others, payload)
+
+    def _send_merged(
+        self, version: Version, piece: Piece, ranks: Iterable[int], payload: Sequence[Buffer] | None = None
+    ) -> None:
+        flags = version.done[piece.number]
+        assert flags is not None
+        if payload is None:  # rounding what is rounded already gives the same bytes
+            payload = self.downward.codec.encode(version.vector[piece.start : piece.stop])
+        extra = MergedHeader(flags, *self._least(), self.g.status.busy_s).pack()
+        for rank in ranks:
+            self._send(rank, Kind.MERGED, version.number, piece.number, extra, payload)
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    def _merged_memory(self, member: int, head: Head, nbytes: int) -> memoryview | None:
+        version = self._known(head.number)
+        if version is None or self.downward.codec.lossy or head.part >= len(self.pieces):
+            return None
+        piece, itemsize = self.pieces[head.part], self.g.dtype.itemsize
+        if version.done[piece.number] is not None or piece.number in version.receiving or piece.number in version.sums:
+            return None
+        version.receiving.add(piece.number)
+        return version.view[piece.start * itemsize : piece.stop * itemsize]
+
+    def _on_merged(self, member: int, head: Head, body: memoryview) -> None:
+        rank, version = self._rank_of.get(member), self._known(head.number)
+        if rank is None or head.part >= len(self.pieces):
+            return
+        header = MergedHeader.of(head.extra)
+        self._least_applied = max(self._least_applied, header.applied)
+        self._least_durable = max(self._least_durable, header.durable)
+        if version is None or version.done[head.part] is not None:
+            return
+        piece, loop = self.pieces[head.part], asyncio.get_running_loop()
+        began = loop.time()
+        version.first_merged = version.first_merged or began
+        if body.obj is not version.view.obj:  # not received into its place
+            version.vector[piece.start : piece.stop] = self._decoded(self.downward, [body], piece)
+        version.finish(piece, header.flags)
+        self.g.on_message(rank, header.busy_s)
+        if piece.owner == self.g.rank:  # a predecessor has merged it, and may not have told all
+            self._send_merged(version, piece, [r for r in self.others if r != rank])
+
+    # -- progress and garbage -----------------------------------------------------------------------------
+
+    def _version(self, number: int) -> Version:
+        version = self._versions.get(number)
+        if version is None:
+            vector = np.empty(self.g.size, dtype=self.g.dtype)
+            version = self._versions[number] = Version(number, vector, self.pieces, self.mine, self.g.world)
+        return version
+
+    def _known(self, number: int) -> Version | None:
+        """A version that is still needed."""
+        return None if number < self._floor else self._version(number)
+
+    def _heard(self, rank: int, applied: int, durable: int) -> None:
+        self.applied[rank] = max(applied, self.applied[rank])
+        self.durable_at[rank] = max(durable, self.durable_at[rank])
+
+    def _least(self) -> tuple[int, int]:
+        """Numbers of versions that are applied, and durable, at every rank, as far as this one knows."""
+        status = self.g.status
+        applied = min(status.applied, *self.applied.values())
+        durable = min(status.durable, *self.durable_at.values())
+        self._least_applied = max(self._least_applied, applied)
+        self._least_durable = max(self._least_durable, durable)
+        return self._least_applied, self._least_durable
+
+    def _tidy(self) -> None:
+        applied, durable = self._least()
+        needed = min(durable if self.replays else applied, self.g.status.applied)
+        if needed > self._floor:
+            self._floor = needed
+            for number in [n for n in self._versions if n < needed]:
+                del self._versions[number]
+
+    async def collect_garbage(self) -> None:
+        self._tidy()
+
+    def durable(self) -> int:
+        return self._least()[1]
+
+    def acknowledged(self, iteration: int) -> int:
+        return min(iteration, self.g.status.applied, self._least()[0])

@@ -1,0 +1,133 @@
+"""Layout and headers of a reduction over a mesh: pieces of the vector, and the few bytes before each of them.
+
+A piece is the unit of sending, summing and receiving, so that these overlap. Shards are those of K-REDUCE, one per owner;
+a shard is cut where the codec's blocks end, so that a piece has the very bytes that it has within the shard.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ephemeron.training.tensors import bounds
+from ephemeron.training.tensors.compression import INT8_BLOCK
+
+PIECE_BYTES = 1 << 20
+"""Largest piece: its sum takes a third of a millisecond, for which nothing else is received."""
+ONE_PHASE_BYTES = 32 << 10
+"""Largest vector that every rank sends to all others whole, at two ranks. With more ranks less: W − 1 copies are sent."""
+NOT_HELD = 255
+"""In place of flags: there is no such contribution."""
+
+_CONTRIBUTION = struct.Struct("<BdQQf")
+_MERGED = struct.Struct("<BQQf")
+_ANSWER = struct.Struct("<BQH")
+_WAIT = struct.Struct("<QH")
+
+
+class Piece(NamedTuple):
+    """Elements `start:stop` of the vector."""
+
+    number: int
+    owner: int
+    """Rank that sums it; -1: every rank does."""
+    start: int
+    stop: int
+    offset: int
+    """First element's place within the shard."""
+
+
+class ContributionHeader(NamedTuple):
+    """What a rank says of its contribution to one piece. The numbers are those of `MessageHeader`."""
+
+    flags: int
+    weight: float
+    applied: int
+    durable: int
+    busy_s: float
+
+    def pack(self) -> bytes:
+        return _CONTRIBUTION.pack(*self)
+
+    @classmethod
+    def of(cls, extra: bytes) -> ContributionHeader:
+        return cls(*_CONTRIBUTION.unpack(extra))
+
+
+class MergedHeader(NamedTuple):
+    """What a holder says of a merged piece."""
+
+    flags: int
+    """Union of the contributors' flags."""
+    applied: int
+    """Number of versions that every rank is known to have applied."""
+    durable: int
+    """Number of versions that no replacement of any rank would need again."""
+    busy_s: float
+
+    def pack(self) -> bytes:
+        return _MERGED.pack(*self)
+
+    @classmethod
+    def of(cls, extra: bytes) -> MergedHeader:
+        return cls(*_MERGED.unpack(extra))
+
+
+class MissingAnswer(NamedTuple):
+    """Answer of a rank that was asked for a version; what it holds of the version it has sent before."""
+
+    held: int
+    """Flags of the asking rank's contribution to that version, which it has received; or `NOT_HELD`."""
+    applied: int
+    """Number of versions that its parameters contain."""
+    waits: list[tuple[int, int]]
+    """Iterations and ranks of what it waits for itself; none: it computes, or is late for another reason."""
+
+    def pack(self) -> bytes:
+        head = _ANSWER.pack(self.held, self.applied, len(self.waits))
+        return head + b"".join(_WAIT.pack(*wait) for wait in self.waits)
+
+    @classmethod
+    def of(cls, data: memoryview) -> MissingAnswer:
+        held, applied, n = _ANSWER.unpack_from(data)
+        waits = list(_WAIT.iter_unpack(data[_ANSWER.size : _ANSWER.size + n * _WAIT.size]))
+        return cls(held, applied, waits)
+
+
+def pack_indices(indices: Iterable[int], pieces: int) -> bytes:
+    """A set of pieces as bits."""
+    bits = 0
+    for index in indices:
+        bits |= 1 << index
+    return bits.to_bytes(-(-pieces // 8), "little")
+
+
+def unpack_indices(data: bytes) -> list[int]:
+    """The inverse of `pack_indices`, ascending."""
+    bits, found, index = int.from_bytes(data, "little"), [], 0
+    while bits:
+        if bits & 1:
+            found.append(index)
+        bits >>= 1
+        index += 1
+    return found
+
+
+def layout(size: int, owners: int, itemsize: int, *, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Pieces of a vector, by number, in the order of their positions within the shards.
+
+    Args:
+        size: elements of the vector.
+        owners: number of shards.
+        itemsize: bytes per element.
+        piece_bytes: most bytes of a piece.
+    """
+    step = max(1, piece_bytes // itemsize // INT8_BLOCK) * INT8_BLOCK
+    found = [
+        (start - first, owner, start, min(start + step, stop))
+        for owner, (first, stop) in enumerate(bounds(size, owners))
+        for start in (range(first, stop, step) or [first])
+    ]
+    found.sort()
+    return [Piece(i, owner, start, stop, offset) for i, (offset, owner, start, stop) in enumerate(found)]

@@ -1,0 +1,136 @@
+"""One version of a reduction over a mesh, as one rank has it: sums of the pieces that it owns, and the merged vector so far."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.training.collectives.direct_messages import ContributionHeader, Piece
+
+
+class PieceSum:
+    """Sum of one piece in rank order; contributions that come before their turn wait.
+
+    Args:
+        world: number of ranks.
+        into: memory of the sum.
+    """
+
+    __slots__ = ("_first", "_into", "flags", "held", "next", "waiting", "weight")
+
+    def __init__(self, world: int, into: np.ndarray) -> None:
+        self._into = into
+        self._first: tuple[np.ndarray, memoryview | None] | None = None
+        self.next = 0
+        """Rank whose contribution is added next."""
+        self.waiting: dict[int, tuple[np.ndarray, ContributionHeader, memoryview | None]] = {}
+        self.held = [False] * world
+        """Ranks whose contribution has arrived."""
+        self.weight, self.flags = 0.0, 0
+
+    def take(
+        self, rank: int, part: np.ndarray, header: ContributionHeader, memory: memoryview | None = None
+    ) -> list[memoryview]:
+        """Takes a contribution in, adds all whose turn has come, and returns the memory that is free again.
+
+        Args:
+            rank: of the contributor.
+            part: its elements; must not change until they are added.
+            header: of the message.
+            memory: that `part` is in, if it is to be used again.
+        """
+        self.held[rank] = True
+        self.waiting[rank] = part, header, memory
+        free: list[memoryview] = []
+        while self.next in self.waiting:
+            part, header, memory = self.waiting.pop(self.next)
+            self.weight += header.weight
+            self.flags |= header.flags
+            if self.next == 0:
+                self._first = part, memory
+            else:
+                if self._first is not None:  # the first two are added at once, which saves a copy
+                    first, before = self._first
+                    self._first = None
+                    np.add(first, part, out=self._into)
+                    free += [before] if before is not None else []
+                else:
+                    self._into += part
+                free += [memory] if memory is not None else []
+            self.next += 1
+        return free
+
+    def mean(self) -> np.ndarray:
+        """Mean over all samples, in the memory of the sum; the sum itself if there are none."""
+        if self.weight > 0:
+            self._into /= self._into.dtype.type(self.weight)
+        return self._into
+
+    def missing(self) -> list[int]:
+        """Ranks whose contribution has not arrived."""
+        return [rank for rank, held in enumerate(self.held) if not held]
+
+
+class Version:
+    """State of one version.
+
+    Args:
+        number: of the version.
+        vector: memory of the merged vector.
+        pieces: of the vector.
+        mine: pieces that this rank sums.
+        world: number of ranks.
+    """
+
+    __slots__ = (
+        "awaited", "complete", "done", "first_merged", "flags", "header", "heard", "left", "mine_left", "number", "payloads", "receiving",
+        "sums", "uploaded", "vector", "view", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, number: int, vector: np.ndarray, pieces: list[Piece], mine: list[Piece], world: int) -> None:
+        self.number, self.vector = number, vector
+        self.view = memoryview(vector.view(np.uint8).data)
+        """Bytes of the vector, into which merged pieces are received."""
+        self.sums = {p.number: PieceSum(world, vector[p.start : p.stop]) for p in mine}
+        """By piece, sums that are not complete."""
+        self.done: list[int | None] = [None] * len(pieces)
+        """By piece, flags, once it is merged."""
+        self.left, self.mine_left = len(pieces), len(mine)
+        self.heard: dict[int, int] = {}
+        """By rank, flags of its contribution, as far as it was sent to this one."""
+        self.receiving: set[int] = set()
+        """Pieces that are being received into their place."""
+        self.flags = 0
+        self.complete = False
+        self.payloads: list[list[Buffer]] | None = None
+        """By piece, this rank's own contribution: kept until the version is complete here."""
+        self.header: ContributionHeader | None = None
+        """Of the own contribution."""
+        self.uploaded = False
+        self.awaited = 0
+        """Number of callers that wait for it."""
+        self.waiters: list[asyncio.Future[bool]] = []
+        self.first_merged = 0.0
+        """Loop time at which the first merged piece was there."""
+
+    def finish(self, piece: Piece, flags: int) -> None:
+        """A piece is merged, and in its place."""
+        self.done[piece.number] = flags
+        self.receiving.discard(piece.number)
+        self.flags |= flags
+        self.left -= 1
+        mine = self.sums.pop(piece.number, None) is not None
+        self.mine_left -= mine
+        if not self.left:
+            self.complete, self.payloads = True, None
+        if not self.left or (mine and not self.mine_left):
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(True)
+            self.waiters.clear()
+
+    def missing(self) -> list[int]:
+        """Pieces that are not merged, or not here."""
+        return [index for index, flags in enumerate(self.done) if flags is None]
