@@ -52,6 +52,19 @@ def test_a_server_bills_hours_and_memory_nothing():
     assert load_prices("memory").server_hour_usd == 0
 
 
+def test_bytes_between_functions_are_free_in_one_zone_and_billed_at_public_endpoints():
+    sent = Traffic(direct_bytes_sent=10**9, direct_bytes_received=10**9)
+    assert load_prices("objects").storage_usd(sent) == 0
+    assert load_prices("objects", platform="aws-microvm").storage_usd(sent) == pytest.approx(0.02)
+
+
+def test_a_price_file_without_them_has_links_for_nothing(tmp_path):
+    text = BUILT_IN.read_text()
+    start, end = text.index("[direct]"), text.index("[egress]")
+    (tmp_path / "old.toml").write_text(text[:start] + text[end:])
+    assert load_prices("objects", tmp_path / "old.toml", platform="aws-microvm").direct_byte_usd == 0
+
+
 def test_a_poll_costs_a_read():
     p = load_prices("objects")
     assert p.storage_usd(Traffic(polls=7)) == p.storage_usd(Traffic(gets=7)) == pytest.approx(7 * 4e-7)

@@ -296,6 +296,7 @@ def _planned(
 ) -> tuple[Plan | None, Profile | None, Mapping[str, object]]:
     """The plan to run, its profile, and the options that it chooses; nothing where the user has chosen."""
     from ephemeron.training.planner import EXPLICIT, PlanRequest, load_plan, make_plan, overrides
+    from ephemeron.training.planning_workflow import addressed
 
     given = [name for name in EXPLICIT if flags.get(name) is not None]
     if plan_file is not None:
@@ -303,7 +304,7 @@ def _planned(
         if given:
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
-        return plan, None, overrides(plan.choice)
+        return plan, None, {**overrides(plan.choice), **addressed(plan.choice, _channel(job, flags))}
     if given or any(name in job.run for name in (*EXPLICIT, "groups")):
         return None, None, {}
     from ephemeron.cli.plan import show
@@ -316,13 +317,13 @@ def _planned(
     c = build(Configuration, {**job.run, **flagged}, where="configuration")
     platform = c.platform
     if platform in CLOUDS:
-        measured = planning_workflow.measured_on(job, platform, None if c.channel == "folder" else c.channel)
+        measured = planning_workflow.measured_on(job, platform, None if c.store == "folder" else c.store)
         if measured is None:
             raise planning_workflow.not_measured(job, platform)
         profile = measured
     else:
         profile = planning_workflow.known_or_measured(
-            job, platform=platform, channel=c.channel, on_progress=lambda text: click.echo(text, err=True)
+            job, platform=platform, channel=c.store, on_progress=lambda text: click.echo(text, err=True)
         )
     wish = PlanRequest(
         epochs=job.epochs,
@@ -333,10 +334,17 @@ def _planned(
         local_steps=c.local_steps,
     )
     sizes, _ = planning_workflow.deployed_sizes(platform, cloud_settings(platform, where))
-    platforms = planning_workflow.platforms_for(platform, profile.platform, sizes)
+    channel = _channel(job, flags)
+    platforms = planning_workflow.platforms_for(platform, profile.platform, sizes, channel)
     plan = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
     show(plan)
-    return plan, profile, overrides(plan.choice)
+    return plan, profile, {**overrides(plan.choice), **addressed(plan.choice, channel)}
+
+
+def _channel(job: Job, flags: Mapping[str, object]) -> str | None:
+    """Address of the channel, where the user gives one."""
+    found = flags.get("channel") or job.run.get("channel")
+    return None if found is None else str(found)
 
 
 @main.command()

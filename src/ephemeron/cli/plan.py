@@ -88,7 +88,7 @@ WIDTH = 110
 @click.option(
     "--channel",
     metavar="ADDRESS",
-    help="Channel of platforms that are probed.  [default: folder]",
+    help="Channel of platforms that are probed (folder by default); direct and direct+STORE: plan with links between functions only, others: without.",
 )
 @click.option(
     "--memory-step-mb",
@@ -173,9 +173,9 @@ def plan(
         if unknown:
             _say(f"any memory size is planned for, since those that are deployed are not known: {unknown}")
     platforms = (
-        (profile.platform,)
+        planning_workflow.with_links(channel, profile.platform)
         if where is None
-        else planning_workflow.platforms_for(where, profile.platform, () if any_size else sizes)
+        else planning_workflow.platforms_for(where, profile.platform, () if any_size else sizes, channel)
     )
     made = make_plan(planning_workflow.scaled(profile, platforms), wish, platforms=platforms, prices_file=prices_file)
     show(made)

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from ephemeron.communication.channels.address import is_direct, store_address
+from ephemeron.communication.channels.credentials import DIRECT
 from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, from_json
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE
 from ephemeron.training.job import Job
-from ephemeron.training.planner import Plan, PlanLimits, PlanRequest, make_plan
+from ephemeron.training.planner import Choice, Plan, PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.builtin import BUILTIN, MICROVM, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, load_profile
 
@@ -126,6 +128,7 @@ def profile_for(
         JobError: a cloud without published figures, on which the job was not measured.
         UserError: the job or an argument is refused.
     """
+    channel = None if channel is None else store_address(channel)
     if platform in CLOUDS:
         found = measured_on(job, platform, channel)
         if found is not None:
@@ -162,24 +165,49 @@ def deployed_sizes(platform: str, settings: Settings | None = None) -> tuple[tup
         return (), " ".join(str(e).split())
 
 
-def platforms_for(name: str, measured: PlatformProfile, sizes_mb: Sequence[int] = ()) -> tuple[PlatformProfile, ...]:
-    """Platforms to plan for: the measured one, or built-in ones.
+def platforms_for(
+    name: str, measured: PlatformProfile, sizes_mb: Sequence[int] = (), channel: str | None = None
+) -> tuple[PlatformProfile, ...]:
+    """Platforms to plan for: the measured one, with its store and with its direct links, or built-in ones.
 
     Args:
         name: one of `PLATFORMS`.
         measured: of the profile.
         sizes_mb: memory sizes that are deployed; none: any.
+        channel: address; None: left open. A direct one leaves those without links out, where there are others; any other one those
+            with links.
 
     Raises:
         JobError: no such platform.
     """
     if name in ("local", "simulated"):
-        return (on_this_machine(measured) if name == "local" else measured,)
+        return with_links(channel, on_this_machine(measured) if name == "local" else measured)
     if name == measured.name:
-        return (measured.of_sizes(sizes_mb),)
+        return with_links(channel, measured.of_sizes(sizes_mb))
     if name in PUBLISHED:
-        return tuple(builtin_platform(n).of_sizes(sizes_mb) for n in PUBLISHED[name])
+        return with_links(channel, *(builtin_platform(n).of_sizes(sizes_mb) for n in PUBLISHED[name]))
     return (builtin_platform(name),)
+
+
+def with_links(channel: str | None, *platforms: PlatformProfile) -> tuple[PlatformProfile, ...]:
+    """Platforms, and those that were measured with direct links over them, as far as a channel is left open."""
+    found = (*platforms, *filter(None, (p.over_links() for p in platforms)))
+    if channel is None:
+        return found
+    same = tuple(p for p in found if (p.direct is not None) == is_direct(channel))
+    return same or found
+
+
+def addressed(choice: Choice, channel: str | None) -> dict[str, str]:
+    """The channel of a plan's choice as an option of a run; nothing where the one that is given, or the default, is it.
+
+    Args:
+        choice: of a plan.
+        channel: address that the user gives; of a direct channel that of its store is enough. None: none.
+    """
+    if choice.channel != "direct" or (channel is not None and is_direct(channel)):
+        return {}
+    return {"channel": "direct" if channel in (None, "folder") else f"{DIRECT}{channel}"}
 
 
 def scaled(profile: Profile, platforms: Sequence[PlatformProfile]) -> Profile:
@@ -237,7 +265,7 @@ def plan_job(
         optimizer=job.optimizer if job.task is None else None,
         limits=limits_of(job),
     )
-    platforms = platforms_for(platform, profile.platform, sizes)
+    platforms = platforms_for(platform, profile.platform, sizes, channel)
     return make_plan(scaled(profile, platforms), wish, platforms=platforms, prices_file=prices_file)
 
 
@@ -281,5 +309,5 @@ def plan_of(path: Path) -> dict[str, object] | None:
 
 
 def _service(channel: str) -> str:
-    """Scheme of a channel address. Credentials and hosts do not belong in file names."""
-    return "".join(c if c.isalnum() else "-" for c in channel.partition("://")[0])
+    """Scheme of the address of a channel's store. Credentials and hosts do not belong in file names."""
+    return "".join(c if c.isalnum() else "-" for c in store_address(channel).partition("://")[0])

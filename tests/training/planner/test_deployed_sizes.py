@@ -16,6 +16,7 @@ from ephemeron.functions.aws.settings import AwsSettings
 from ephemeron.training import planning_workflow
 from ephemeron.training.job import DataSpec, Job, Target
 from ephemeron.training.planner import PlanRequest, make_plan
+from ephemeron.training.planner.model.builtin import BUILTIN
 from ephemeron.training.planner.model.profile import Profile, parse_platform, parse_profile
 
 CODE = Path(__file__).parents[1] / "code"
@@ -54,7 +55,7 @@ def test_what_was_measured_on_a_cloud_counts_before_what_is_published() -> None:
     (platform,) = planning_workflow.platforms_for("aws", on("aws").platform, (1769,))
     assert (platform.name, platform.memory_mb.sizes) == ("aws", (1769,))
     published = planning_workflow.platforms_for("aws", on("local").platform, (1769,))
-    assert {p.name for p in published} == {"aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server"}
+    assert {p.name for p in published} == set(BUILTIN)
     assert {p.memory_mb.sizes for p in published} == {(1769,)}
 
 
@@ -106,8 +107,8 @@ def test_plan_asks_the_deployment_and_says_which_figures_it_used(
 
 
 def test_microvms_are_planned_at_their_own_prices_and_in_their_own_sizes() -> None:
-    objects, cache = planning_workflow.platforms_for("aws-microvm", MEASURED.platform)
-    assert (objects.name, cache.name) == ("aws-microvm-s3", "aws-microvm-cache")
+    objects, cache, direct = planning_workflow.platforms_for("aws-microvm", MEASURED.platform)
+    assert (objects.name, cache.name, direct.name) == ("aws-microvm-s3", "aws-microvm-cache", "aws-microvm-direct")
     assert list(objects.quotas(64)) == [512, 1024, 2048, 4096, 8192]
     # By hand: 2 GB and 1 vCPU for a second.
     assert objects.price_gb_s * 2 == pytest.approx(2 * 0.0000036667 + 0.0000276944)
@@ -119,7 +120,7 @@ def test_microvms_are_planned_at_their_own_prices_and_in_their_own_sizes() -> No
 
 
 def test_a_vcpu_computes_as_much_wherever_it_comes_from() -> None:
-    (platform, _) = planning_workflow.platforms_for("aws-microvm", MEASURED.platform)
+    (platform, *_) = planning_workflow.platforms_for("aws-microvm", MEASURED.platform)
     here = MEASURED.workload.compute_s(8, MEASURED.platform.mb_per_vcpu)
     there = planning_workflow.scaled(MEASURED, (platform,)).workload.compute_s(8, platform.mb_per_vcpu)
     assert float(there) == pytest.approx(float(here))

@@ -10,6 +10,7 @@ import pytest
 from worlds import platform, workload
 
 from ephemeron.errors import JobError
+from ephemeron.training import planning_workflow
 from ephemeron.training.planner import PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.exchange import ExecutionOptions, exchange
@@ -151,3 +152,21 @@ def test_a_profile_of_links_needs_them():
     raw["platform"]["links"] = {"latency_s": 0.001, "mb_s": 70, "failure": 0.1}  # type: ignore[index]
     profile = parse_profile(raw)
     assert parse_profile(json.loads(profile.to_json())) == profile
+
+
+def test_a_channel_that_is_given_says_which_links_are_planned_for():
+    measured = dataclasses.replace(STORE, name="local", links=LINKS)
+    for channel, kinds in ((None, ["objects", "direct"]), ("folder", ["objects"]), ("direct+s3://b/p", ["direct"])):
+        found = planning_workflow.platforms_for("local", measured, channel=channel)
+        assert [p.channel for p in found] == kinds
+    without = planning_workflow.platforms_for("local", STORE, channel="direct")
+    assert [p.channel for p in without] == ["objects"], "no links were measured"
+
+
+@pytest.mark.parametrize(
+    ("given", "address"), [(None, "direct"), ("folder", "direct"), ("s3://b/p", "direct+s3://b/p"), ("direct", None)]
+)
+def test_a_run_by_a_plan_with_links_has_a_direct_channel(given, address):
+    choice = plan(PlanLimits(max_global_batch=256), linked(mb_s=300.0)).choice
+    assert planning_workflow.addressed(choice, given).get("channel") == address
+    assert planning_workflow.addressed(dataclasses.replace(choice, channel="cache"), given) == {}

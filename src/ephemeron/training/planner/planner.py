@@ -12,7 +12,7 @@ from pathlib import Path
 from ephemeron.training.job import Target
 from ephemeron.training.job.convergence import HAP_EPOCHS_FACTOR, outside_region
 from ephemeron.training.planner.answers import PlanAnswers
-from ephemeron.training.planner.model.builtin import priced
+from ephemeron.training.planner.model.builtin import priced, with_link_prices
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile
@@ -27,7 +27,7 @@ from ephemeron.training.planner.plan import (
     Predicted,
     SearchReport,
 )
-from ephemeron.training.planner.prices import MICROVM, age_warning, load_prices
+from ephemeron.training.planner.prices import MICROVM, age_warning, load_link_prices, load_prices
 from ephemeron.training.planner.reasons import bound_by, by_channel, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.training.planner.rented import beyond, few, gpus, on_all
 from ephemeron.training.planner.search.branch_and_bound import predictions_of
@@ -111,7 +111,8 @@ def with_prices(platform: PlatformProfile, file: str | Path | None) -> PlatformP
     """
     if file is None:
         return platform
-    return priced(platform, load_prices(platform.service, file, platform=platform.name[: len(MICROVM)]))
+    found = priced(platform, load_prices(platform.service, file, platform=platform.name[: len(MICROVM)]))
+    return with_link_prices(found, load_link_prices(file))
 
 
 def make_plan(

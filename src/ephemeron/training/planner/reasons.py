@@ -64,7 +64,8 @@ def by_channel(answers: PlanAnswers, best: Candidate) -> list[str]:
         for name, c in answers.by_channel().items() if name != platform.channel
     ]  # fmt: skip
     if others:
-        own = CHANNELS[platform.channel] if best.workers > 1 else "none needed by one function"
+        source = f" ({platform.direct.source})" if platform.direct is not None and platform.direct.source else ""
+        own = CHANNELS[platform.channel] + source if best.workers > 1 else "none needed by one function"
         found.append(f"channel: {own}; {'; '.join(others)}")
     links = platform.direct
     if links is not None and links.failure and best.workers > 1:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.training.planner.model.builtin import BUILTIN, CACHE_LATENCY_S, builtin_platform
+from ephemeron.training.planner.model.builtin import BUILTIN, CACHE_LATENCY_S, LINKS, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, load_profile, parse_profile
 from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
 from ephemeron.training.planner.model.rates import Affine, Knee, Power, Saturating, Transfer
@@ -116,7 +116,7 @@ def test_a_knee_has_two_rates():
 @pytest.mark.parametrize("name", BUILTIN)
 def test_built_in_platforms_have_a_source_a_date_and_today_s_prices(name):
     p = builtin_platform(name)
-    prices = load_prices({"objects": "objects", "cache": "cache", "server": "server"}[p.channel])
+    prices = load_prices(p.service)
     assert p.name == name
     assert p.source
     assert p.as_of == prices.as_of
@@ -137,12 +137,25 @@ def test_built_in_prices_and_the_file_agree():
 
 
 def test_the_derived_platforms_share_the_link_and_do_not_poll():
-    objects, cache, server = (builtin_platform(name) for name in BUILTIN)
+    objects, cache, server = (builtin_platform(name) for name in BUILTIN[:3])
     assert objects.poll_s > 0 == cache.poll_s == server.poll_s
     assert cache.seconds_per_mb("down", np.array(2048.0)) == objects.seconds_per_mb("down", np.array(2048.0))
     assert float(cache.seconds("up", np.array(1e-6), np.array(2048.0))) == pytest.approx(CACHE_LATENCY_S, rel=0.01)
     assert server.server_mb_s > 0
     assert server.price_server_hour == load_prices("server").server_hour_usd
+
+
+def test_links_of_built_in_platforms_cost_what_their_route_costs():
+    vpc, punched, microvm = (builtin_platform(name) for name in LINKS)
+    assert vpc.links is not None
+    assert punched.links is not None
+    assert microvm.links is not None
+    assert (vpc.links.price_mb, vpc.links.price_service_hour, vpc.links.failure) == (0, 0, 0)
+    assert punched.links.price_mb == microvm.links.price_mb == pytest.approx(0.02 / 1000)
+    assert punched.links.price_service_hour == pytest.approx(0.25 * 0.04048 + 0.5 * 0.004445)
+    assert microvm.links.price_service_hour == 0
+    assert {p.channel for p in (vpc, punched, microvm)} == {"direct"}
+    assert microvm.quotas()[-1] == 8192
 
 
 def test_an_unknown_platform_is_named_with_those_there_are():

@@ -7,6 +7,8 @@
 - `aws-microvm-s3`, `aws-microvm-cache`: **derived**. MicroVMs in their five sizes, at their own prices, with the transfers of Lambda
   functions of the same memory, and a start of 2 s: assumptions, since nothing was published or measured.
 - `aws-lambda-server`: **derived**. λDNN's parameter server on one m5.large; its link is shared by all functions.
+- `aws-lambda-direct`, `aws-lambda-punched`: **derived**. Direct links beside S3, for functions in one subnet of a VPC, and for functions
+  without a VPC that punch holes; `aws-microvm-direct`: through the endpoints of MicroVMs. All coefficients of links are assumptions.
 
 Prices are those of `ephemeron.training.planner.prices`, whose file carries their date and sources.
 """
@@ -18,9 +20,10 @@ from dataclasses import replace
 from importlib.resources import files
 
 from ephemeron.errors import JobError
+from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.profile import PlatformProfile, QuotaRange, parse_platform
 from ephemeron.training.planner.model.rates import Rate, Saturating, Transfer
-from ephemeron.training.planner.prices import Prices, load_prices
+from ephemeron.training.planner.prices import LinkPrices, Prices, load_link_prices, load_prices
 from ephemeron.units import MB
 
 CACHE_LATENCY_S = 0.001
@@ -30,8 +33,26 @@ SERVER_MB_S = 94.0
 MICROVM_START_S = 2.0
 """Assumed: reports say "near instant" for a start from a snapshot."""
 MICROVM_SIZES_MB = (512, 1024, 2048, 4096, 8192)
-MICROVM = ("aws-microvm-s3", "aws-microvm-cache")
-BUILTIN = ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server")
+LINK_MB_S = 75.0
+"""Assumed: 0.6 Gbit/s of a function's network, about what the largest functions got from S3."""
+LINK_CPU_S_PER_MB = 0.005
+"""Assumed: so that smaller functions get what they got from S3."""
+LINKS = {
+    "aws-lambda-direct": DirectLinks(
+        latency_s=0.001, mb_s=LINK_MB_S, cpu_s_per_mb=LINK_CPU_S_PER_MB, setup_s=0.3, setup_each_s=0.01, route="private",
+        source="assumed, for functions in one subnet of a VPC",
+    ),
+    "aws-lambda-punched": DirectLinks(
+        latency_s=0.002, mb_s=LINK_MB_S, cpu_s_per_mb=LINK_CPU_S_PER_MB, setup_s=1.0, setup_each_s=0.1, failure=0.02,
+        route="punched", source="assumed, for functions without a VPC: no hole was punched on Lambda",
+    ),
+    "aws-microvm-direct": DirectLinks(
+        latency_s=0.005, mb_s=50.0, cpu_s_per_mb=2 * LINK_CPU_S_PER_MB, setup_s=1.0, setup_each_s=0.05, route="public",
+        source="assumed, through endpoints of MicroVMs",
+    ),
+}  # fmt: skip
+MICROVM = ("aws-microvm-s3", "aws-microvm-cache", "aws-microvm-direct")
+BUILTIN = ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server", "aws-lambda-direct", "aws-lambda-punched")
 
 
 def builtin_platform(name: str) -> PlatformProfile:
@@ -40,6 +61,8 @@ def builtin_platform(name: str) -> PlatformProfile:
     Raises:
         JobError: no such profile; names those there are.
     """
+    if name in LINKS:
+        return _linked(name, builtin_platform(f"{name.rpartition('-')[0]}-s3"))
     if name in MICROVM:
         return _microvm(name, builtin_platform(name.replace("microvm", "lambda")))
     if name not in BUILTIN:
@@ -61,6 +84,28 @@ def builtin_platform(name: str) -> PlatformProfile:
     )
     server = replace(link, channel="server", server_mb_s=SERVER_MB_S, notes=(derived, shared, *objects.notes))
     return priced(server, load_prices("server"))
+
+
+def _linked(name: str, store: PlatformProfile) -> PlatformProfile:
+    """A platform over direct links, with an object store beside them."""
+    links = LINKS[name]
+    notes = (
+        f"derived from {store.name}: latency, bandwidth, setup and failures of links are {links.source}",
+        *store.notes,
+    )
+    found = replace(store, name=name, links=links, notes=notes).over_links()
+    assert found is not None
+    return with_link_prices(found, load_link_prices())
+
+
+def with_link_prices(platform: PlatformProfile, prices: LinkPrices) -> PlatformProfile:
+    """A platform profile whose direct links have the prices of their route."""
+    links = platform.links
+    if links is None:
+        return platform
+    gb_usd = prices.private_gb_usd if links.route == "private" else prices.public_gb_usd
+    hour_usd = prices.meeting_hour_usd if links.route == "punched" else 0.0
+    return replace(platform, links=replace(links, price_mb=gb_usd / 1000, price_service_hour=hour_usd))
 
 
 def _microvm(name: str, functions: PlatformProfile) -> PlatformProfile:

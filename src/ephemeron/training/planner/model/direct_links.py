@@ -56,8 +56,9 @@ class DirectLinks:
     """Vectors up to this size are sent whole by everybody to everybody."""
     store: Literal["objects", "cache"] = "objects"
     """Kind of the store of endpoints, checkpoints and pairs without a link."""
-    route: Literal["private", "public"] = "private"
-    """Addresses of the functions, which decide on the price of a byte."""
+    route: Literal["private", "public", "punched"] = "private"
+    """Addresses that functions reach each other at, which decide on prices: those of one network, public ones, or public ones
+    behind NAT, whose holes are punched with the help of a service."""
     price_mb: NonNegative = 0.0
     """Per MB that is sent, leaving one function and entering another together."""
     price_service_hour: NonNegative = 0.0

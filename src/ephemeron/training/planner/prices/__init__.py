@@ -12,6 +12,8 @@ from ephemeron.training.planner.prices.reading import DEFAULT, must, read
 MICROVM = "aws-microvm"
 """Platform whose functions have prices of their own."""
 MONTH_HOURS = 730.0
+GB = 1e9
+"""Bytes, as data transfer is sold."""
 AGED_MONTHS = 18
 """Price lists change about once a year; after this long, half as much again, a plan warns."""
 
@@ -47,7 +49,8 @@ class Prices:
     suspended_gb_hour_usd: float = 0.0
     """Per GB and hour suspended."""
     direct_byte_usd: float = 0.0
-    """Per byte that is sent over a direct link: the prices of leaving one function and of entering the other together."""
+    """Per byte that is sent over a direct link, as far as the platform tells: the prices of leaving one function and of entering the
+    other together."""
     burst: int = 0
     """Functions that may start at once; beyond it as many more every `burst_s`. 0: no such limit."""
     burst_s: float = 0.0
@@ -75,6 +78,16 @@ class Prices:
     def functions_usd(self, gb_seconds: float, invocations: int) -> float:
         """FasDL, equation 3-23, plus the price of each invocation."""
         return gb_seconds * self.gb_second_usd + invocations * self.invocation_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPrices:
+    """Prices of direct links between functions, where a price file has them; else 0."""
+
+    private_gb_usd: float = 0.0
+    public_gb_usd: float = 0.0
+    meeting_hour_usd: float = 0.0
+    """Per hour of the smallest container, through which functions behind NAT meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +164,40 @@ def load_prices(service: str, file: str | Path | None = None, *, platform: str =
                    "gb_hour_usd": raw.cache.gb_hour_usd, "least_gb": raw.cache.least_gb}  # fmt: skip
     elif service == "server" and raw.server is not None:
         storage = {"server_hour_usd": raw.server.hour_usd}
+    between = load_link_prices(file)
+    direct = {"direct_byte_usd": (between.public_gb_usd if platform == MICROVM else between.private_gb_usd) / GB}
     if platform == MICROVM:
         m = raw.microvms
         assert m is not None
         return Prices(
             name=raw.name, as_of=m.as_of, gb_second_usd=m.baseline_gb_second_usd, invocation_usd=0.0, burst=0, burst_s=0.0,
             burst_vcpu_second_usd=m.burst_vcpu_second_usd, suspend_gb_usd=m.snapshot_write_gb_usd,
-            resume_gb_usd=m.snapshot_read_gb_usd, suspended_gb_hour_usd=m.snapshot_gb_month_usd / MONTH_HOURS, **storage,
+            resume_gb_usd=m.snapshot_read_gb_usd, suspended_gb_hour_usd=m.snapshot_gb_month_usd / MONTH_HOURS, **storage, **direct,
         )  # fmt: skip
     assert raw.functions is not None
     limits = raw.limits
     return Prices(
         name=raw.name, as_of=raw.as_of, gb_second_usd=raw.functions.gb_second_usd,
         invocation_usd=raw.functions.invocation_usd, burst=limits.burst if limits else 0,
-        burst_s=limits.burst_s if limits else 0.0, **storage,
+        burst_s=limits.burst_s if limits else 0.0, **storage, **direct,
+    )  # fmt: skip
+
+
+MEETING_VCPUS, MEETING_GB = 0.25, 0.5
+"""The smallest container that there is."""
+
+
+def load_link_prices(file: str | Path | None = None) -> LinkPrices:
+    """Prices of direct links.
+
+    Raises:
+        JobError: as `load_prices`.
+    """
+    raw = read(file)
+    f, d = raw.fargate, raw.direct
+    return LinkPrices(
+        private_gb_usd=d.private_gb_usd if d else 0.0, public_gb_usd=d.public_gb_usd if d else 0.0,
+        meeting_hour_usd=MEETING_VCPUS * f.vcpu_hour_usd + MEETING_GB * f.gb_hour_usd if f else 0.0,
     )  # fmt: skip
 
 

@@ -106,6 +106,14 @@ class ServerPrices(Dated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DirectPrices(Dated):
+    """`[direct]`: bytes between functions, leaving one and entering another together."""
+
+    private_gb_usd: NonNegative
+    public_gb_usd: NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EgressPrices(Dated):
     """`[egress]`: bytes out of the cloud."""
 
@@ -169,6 +177,7 @@ class PriceFile:
     express: ExpressPrices | None = None
     cache: CachePrices | None = None
     server: ServerPrices | None = None
+    direct: DirectPrices | None = None
     egress: EgressPrices | None = None
     spot: SpotPrices | None = None
     fargate: FargatePrices | None = None
@@ -214,7 +223,7 @@ def _dated(found: PriceFile) -> PriceFile:
 
     return replace(
         found, functions=dated(found.functions), microvms=dated(found.microvms), limits=dated(found.limits), objects=dated(found.objects),
-        express=dated(found.express), cache=dated(found.cache), server=dated(found.server), egress=dated(found.egress),
+        express=dated(found.express), cache=dated(found.cache), server=dated(found.server), direct=dated(found.direct), egress=dated(found.egress),
         spot=dated(found.spot), fargate=dated(found.fargate), machine=tuple(filter(None, map(dated, found.machine))),
         gpu=tuple(filter(None, map(dated, found.gpu))),
     )  # fmt: skip
