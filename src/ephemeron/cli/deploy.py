@@ -127,7 +127,9 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     text, from EPHEMERON_CHANNEL_CA.
     """
     from ephemeron.communication.channels import public_address
+    from ephemeron.communication.channels.address import store_address
     from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.communication.direct.transport import listening_variables
     from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
     from ephemeron.functions.aws.deploy import function as functions
     from ephemeron.functions.aws.deploy import package, policy
@@ -156,7 +158,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
             remedy="give --managed-instances NAME",
         )
     vpc = bool(subnets) and managed is None  # instances are in the network of their provider
-    place = policy.place_of(settings, account=account, channel=public, vpc=vpc, sizes_mb=sizes)
+    place = policy.place_of(settings, account=account, channel=store_address(public), vpc=vpc, sizes_mb=sizes)
     place = dataclasses.replace(place, managed=managed, subnets=subnets, security_groups=groups)
     written = [*policy.write(out, place), *package.write_image_recipe(out / "image")]
     for path in written:
@@ -172,7 +174,8 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     wanted = functions.LambdaSpec(
         role=role, memory_mb=sizes[0], timeout_s=function_timeout_s, image=image or "", zipped=data, layers=layers,
         subnets=subnets, security_groups=groups, digest=digest(), managed=managed,
-        variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
+        variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions(),
+                   **(listening_variables(public) if subnets else {})},
     )  # fmt: skip
     for name, done in functions.deploy_sizes(client(settings, "lambda", tries=5), settings, wanted, sizes).items():
         size = next((mb for mb in sizes if function_of(function, sizes, mb) == name), 0)

@@ -65,6 +65,7 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     EPHEMERON_CHANNEL_CA into the image. A build takes minutes.
     """
     from ephemeron.communication.channels import public_address
+    from ephemeron.communication.channels.address import store_address
     from ephemeron.communication.channels.tls import for_functions
     from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
     from ephemeron.functions.aws_microvm.deploy import image as images
@@ -79,9 +80,10 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     sizes = parse_sizes(memory_mb, low_mb=images.BASELINES_MB[0], high_mb=images.BASELINES_MB[-1])
     images.check_sizes(sizes)
     settings = _settings(image, region, endpoint)
-    check_channel(public, settings)
+    store = store_address(public)
+    check_channel(store, settings)
     account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
-    place = policy.place_of(settings, account=account, channel=public, artifact=artifact, sizes_mb=sizes)
+    place = policy.place_of(settings, account=account, channel=store, artifact=artifact, sizes_mb=sizes)
     for path in policy.write(out, place):
         click.echo(f"wrote {path}")
     data = package.write_artifact(out / "image.zip")
@@ -91,13 +93,13 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
         return
     wanted = images.ImageSpec(
         artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=sizes[0],
-        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ} | ({} if public.startswith("s3:") else for_functions()), digest=digest(),
+        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ} | ({} if store.startswith("s3:") else for_functions()), digest=digest(),
     )  # fmt: skip
     bucket = urlsplit(artifact)
     try:
         # Without the endpoint of the MicroVM service: S3 has its own, AWS_ENDPOINT_URL_S3.
-        store = client(_settings(image, region, None), "s3", tries=5)
-        store.put_object(Bucket=bucket.netloc, Key=bucket.path[1:], Body=data)
+        objects = client(_settings(image, region, None), "s3", tries=5)
+        objects.put_object(Bucket=bucket.netloc, Key=bucket.path[1:], Body=data)
     except Exception as e:
         raise refused(e, settings, doing=f"s3:PutObject to {artifact}") from e
     click.echo(f"uploaded {artifact}")

@@ -86,7 +86,9 @@ def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str,
     into a secret of OpenFaaS, and nowhere else; its certificate authority, as text, from EPHEMERON_CHANNEL_CA.
     """
     from ephemeron.communication.channels import public_address
+    from ephemeron.communication.channels.address import store_address
     from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.communication.direct.transport import listening_variables
     from ephemeron.errors import GatewayError
     from ephemeron.functions.async_invoke.sizes import parse_sizes
     from ephemeron.functions.openfaas import preflight
@@ -106,11 +108,12 @@ def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str,
         parse_sizes(memory_mb, low_mb=128, high_mb=LIMITS.memory_max_mb),
     )
     check_url(inside or INSIDE, "--inside")
-    preflight.check_channel(public, settings, {})
+    store = store_address(public)
+    preflight.check_channel(store, settings, {})
     wanted = functions.DeploymentSpec(
         image=image or "not yet built", memory_mb=sizes[0], lifetime_s=function_timeout_s, replicas=replicas, cpus=cpus,
         inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
-        variables=given(_ENTRIES) | (given(_STORE_VARIABLES) if public.startswith("s3:") else for_functions()),
+        variables=given(_ENTRIES) | listening_variables(public) | (given(_STORE_VARIABLES) if store.startswith("s3:") else for_functions()),
     )  # fmt: skip
     specs = functions.specs_of(wanted, settings, sizes)
     for path in recipe.write_recipe(out, kit=contract_kit):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ephemeron.communication.channels.address import is_direct
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
 from ephemeron.communication.rpc.sockets import not_in_children
@@ -251,6 +252,11 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return LOOPBACK
+
+
+def listening_variables(channel: str) -> dict[str, str]:
+    """Environment variables of functions that are deployed for a channel: with direct ones they listen in their network."""
+    return {HOST_VARIABLE: "auto"} if is_direct(channel) else {}
 
 
 def kernel_transports(host: str = LOOPBACK) -> list[Transport]:

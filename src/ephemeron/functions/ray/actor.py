@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ephemeron.communication.direct.transport import HOST_VARIABLE
 from ephemeron.functions.async_invoke.process_supervisor import OneShotSupervisor
 from ephemeron.functions.async_invoke.records import InvokeRequest
 from ephemeron.functions.ray.invoker import RaySender, WorkerSettings
@@ -32,7 +33,11 @@ class NodeSupervisor(OneShotSupervisor):
     """
 
     def __init__(self, told: WorkerSettings, memory_mb: int, folder: Path) -> None:
-        super().__init__(folder, memory_mb=memory_mb, vcpus=memory_mb / told.mb_per_vcpu, variables=told.variables)
+        import ray
+
+        # Where this node listens for others, its functions do: that is loopback on a cluster of this machine alone.
+        variables = {HOST_VARIABLE: ray.util.get_node_ip_address(), **told.variables}
+        super().__init__(folder, memory_mb=memory_mb, vcpus=memory_mb / told.mb_per_vcpu, variables=variables)
         self._told = told
 
     def sender(self, callback: str, **sender: Any) -> RaySender:

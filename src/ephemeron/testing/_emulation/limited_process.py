@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ephemeron.communication.direct.transport import HOST_VARIABLE, LOOPBACK
 from ephemeron.functions.cgroups import ControlGroup, Enforcement
 from ephemeron.units import MIB
 
@@ -22,6 +23,11 @@ _REMOVALS = 200
 def inherited() -> dict[str, str]:
     """Variables of this process that functions need to start."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+
+
+def on_loopback(variables: Mapping[str, str]) -> dict[str, str]:
+    """A function's variables, with which it listens on this machine alone whatever its deployment says."""
+    return {name: LOOPBACK if name == HOST_VARIABLE else value for name, value in variables.items()}
 
 
 class LimitedProcess:

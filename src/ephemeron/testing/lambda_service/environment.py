@@ -30,7 +30,7 @@ import psutil
 
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Listener, Response, json_response, listen
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited
+from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
 from ephemeron.testing.lambda_service.functions import LambdaFunction
 from ephemeron.units import MIB
 
@@ -214,7 +214,7 @@ class LambdaEnvironment:
     def _environment(self) -> dict[str, str]:
         function = self.function
         assert self._server is not None
-        mine = {**self._variables, **function.environment}
+        mine = on_loopback({**self._variables, **function.environment})
         # The deployed code comes first, as where the runtime client puts its folder before all others.
         path = os.pathsep.join(filter(None, (str(function.folder), mine.get("PYTHONPATH"))))
         return {

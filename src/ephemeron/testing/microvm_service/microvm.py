@@ -20,7 +20,7 @@ import psutil
 
 from ephemeron.communication.rpc.http import Response, ask
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited
+from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
 from ephemeron.testing.microvm_service.images import BURST, ImageVersion
 
 HOOKS = "/aws/lambda-microvms/runtime/v1"
@@ -89,7 +89,7 @@ class Microvm:
         clock = self._folder / "clock"
         clock.write_bytes(struct.pack("d", 0.0))
         root, memory_mb = self.version.folder, BURST * self.version.memory_mb
-        mine = {**self._variables, **self.version.request.get("environmentVariables", {})}
+        mine = on_loopback({**self._variables, **self.version.request.get("environmentVariables", {})})
         path = os.pathsep.join(filter(None, (str(_GUEST), str(root), mine.get("PYTHONPATH"))))
         env = {
             **inherited(), "LANG": "C.UTF-8", "TMPDIR": str(self._folder), "HOME": str(self._folder), **mine,

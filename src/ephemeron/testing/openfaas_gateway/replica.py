@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited
+from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
 from ephemeron.testing.openfaas_gateway.functions import GatewayFunction, Image, seconds
 
 _DEFAULT_S = 30.0
@@ -183,7 +183,7 @@ class Replica:
     def _environment(self) -> dict[str, str]:
         return {
             **inherited(), "LANG": "C.UTF-8", "HOME": str(self._tmp), "TMPDIR": str(self._tmp), **self._image.variables,
-            **self._more, **self.function.variables, "http_upstream_url": f"http://127.0.0.1:{self.port}",
+            **self._more, **on_loopback(self.function.variables), "http_upstream_url": f"http://127.0.0.1:{self.port}",
         }  # fmt: skip
 
     async def _probe(self) -> None:
