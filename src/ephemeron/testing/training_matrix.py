@@ -101,3 +101,15 @@ class TrainingMatrix:
         if case.relays:
             handed_over = {e.rank for e in of(events, Invoked) if e.reason == "relay"}
             assert handed_over == set(range(world.shape["workers"]))
+
+    def test_direct_channels_give_the_same_weights_whatever_dies(self, world: TrainingWorld) -> None:
+        store = world.configured()["channel"]
+        faults = ("kill:rank=0,iteration=3,phase=upload", "kill:rank=1,iteration=5,phase=wait")
+        result, events = world.go(
+            channel="direct" if store is None else f"direct+{store}", faults=faults, aggregators=0,
+        )  # fmt: skip
+        world.check_same(result)
+        assert len(of(events, FaultFired)) == 2
+        traffic = result.summary.traffic
+        assert traffic.direct_bytes_sent > 0
+        assert traffic.store_requests < world.undisturbed[0].summary.traffic.store_requests
