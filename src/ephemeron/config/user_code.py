@@ -116,12 +116,13 @@ def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
     Raises:
         JobError: the module asked for is in the folders, but the interpreter or a package has one of that name.
     """
+    known: dict[str, str] = {}
     for name in [name for name in sys.modules if "." not in name]:
-        loaded = _place_of(getattr(sys.modules[name], "__spec__", None))
+        loaded = _place_of(getattr(sys.modules[name], "__spec__", None), known)
         if name == "ephemeron" or not (name == top or _root(loaded) in _served):
             continue
         ours = PathFinder.find_spec(name, folders)
-        place = _place_of(ours)
+        place = _place_of(ours, known)
         if ours is None or place == loaded or (ours.origin is None and not os.path.isdir(loaded)):
             continue
         if name in sys.stdlib_module_names or _INSTALLED.intersection(Path(loaded).parts):
@@ -131,14 +132,30 @@ def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
     _served.update(folders)
 
 
-def _place_of(spec: ModuleSpec | None) -> str:
-    """The file of a module, or the first folder of a namespace package; empty if it has neither."""
+def _place_of(spec: ModuleSpec | None, known: dict[str, str]) -> str:
+    """The file of a module, or the first folder of a namespace package; empty if it has neither.
+
+    Args:
+        spec: of the module.
+        known: resolved folders. A process has thousands of modules, in few folders.
+    """
     if spec is None:
         return ""
     if spec.has_location and spec.origin:
-        return os.path.realpath(spec.origin)
+        return _resolved(spec.origin, known)
     folders = list(spec.submodule_search_locations or ())
-    return os.path.realpath(folders[0]) if folders else ""
+    return _resolved(folders[0], known) if folders else ""
+
+
+def _resolved(path: str, known: dict[str, str]) -> str:
+    """`os.path.realpath`, which resolves each folder once."""
+    folder, name = os.path.split(path)
+    if name in ("", os.curdir, os.pardir):
+        return os.path.realpath(path)
+    if folder not in known:
+        known[folder] = os.path.realpath(folder)
+    place = os.path.join(known[folder], name)
+    return os.path.realpath(place) if os.path.islink(place) else place
 
 
 def _root(place: str) -> str:
@@ -180,7 +197,9 @@ def isolated(folder: Path, *, hidden: Sequence[Path] = ()) -> Iterator[None]:
 
 
 def _forget_below(roots: Sequence[Path]) -> None:
+    known: dict[str, str] = {}
+    inside = tuple(str(root).rstrip(os.sep) + os.sep for root in roots)
     for name, module in list(sys.modules.items()):
-        place = _place_of(getattr(module, "__spec__", None))
-        if place and name != "__main__" and any(Path(place).is_relative_to(root) for root in roots):
+        place = _place_of(getattr(module, "__spec__", None), known)
+        if place and name != "__main__" and f"{place}{os.sep}".startswith(inside):
             del sys.modules[name]
