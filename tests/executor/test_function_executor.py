@@ -75,7 +75,8 @@ def test_its_futures_are_those_of_the_standard_library():
 
 
 @pytest.mark.parametrize(
-    ("count", "chunksize", "fan_in"), [(1, 1, 2), (3, 5, 2), (27, 1, 3), (100, 7, 4), (64, 1, 64), (900, 1, 2)]
+    ("count", "chunksize", "fan_in"),
+    [(1, 1, 2), (3, 5, 2), (27, 1, 3), (100, 7, 4), (64, 1, 64), pytest.param(900, 1, 2, marks=pytest.mark.slow)],
 )
 def test_trees_combine_in_order(count, chunksize, fan_in):
     with pool() as executor:

@@ -111,6 +111,7 @@ def test_one_function_is_lightnings_trainer_to_the_last_bit(target, home):
         assert found[name] == pytest.approx(metrics[name], abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_local_steps_are_lightnings_steps(home):
     run = real(job(CLASSIFIER), **settings(1, local_steps=4, exchange="parameters"))
     plain = real(job(CLASSIFIER), **settings(1))
@@ -127,7 +128,7 @@ def test_clipping_and_accumulation_are_lightnings(home):
     assert all(np.allclose(run.ending.arrays[name], value, atol=1e-6) for name, value in state.items())
 
 
-@pytest.mark.parametrize("target", PROGRAMS)
+@pytest.mark.parametrize("target", [pytest.param(CLASSIFIER, marks=pytest.mark.slow), *PROGRAMS[1:]])
 def test_four_functions_are_one_on_the_same_global_batches(target, home):
     made = job(target, accumulate=2, clip_norm=1.0)
     run = real(made, **settings(4))
@@ -174,6 +175,7 @@ def test_a_module_without_validation_is_not_evaluated(home):
     assert run.ending.final.metrics == {"loss": None}
 
 
+@pytest.mark.slow
 def test_classes_and_modules_are_programs(home):
     from lightning_programs import Classifier, Data, Plateau
 

@@ -68,7 +68,7 @@ def reference(run, made, **options):
     return {name: value.detach().numpy() for name, value in trainer.model.state_dict().items()}, losses.found
 
 
-@pytest.mark.parametrize("name", ["language", "classification"])
+@pytest.mark.parametrize("name", ["language", pytest.param("classification", marks=pytest.mark.slow)])
 def test_one_function_is_the_trainer_of_transformers_to_the_last_bit(name, home):
     made = job(name, accumulate=1)
     run = real(made, **settings(1))
@@ -79,7 +79,10 @@ def test_one_function_is_the_trainer_of_transformers_to_the_last_bit(name, home)
     assert loss_curve(run) == pytest.approx(losses, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["language", "classification", "lora"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("language", marks=pytest.mark.slow), "classification", pytest.param("lora", marks=pytest.mark.slow)],
+)
 def test_four_functions_with_accumulation_are_one_on_the_same_global_batches(name, home):
     if name == "lora":
         pytest.importorskip("peft", reason="no peft; pip install 'ephemeron[peft]'")
@@ -121,6 +124,7 @@ def test_compute_metrics_has_the_whole_evaluation_data(home):
         assert run.ending.final.best
 
 
+@pytest.mark.slow
 def test_only_adapters_are_exchanged(home):
     pytest.importorskip("peft", reason="no peft; pip install 'ephemeron[peft]'")
     run = real(job("lora"), **settings(4))

@@ -145,7 +145,7 @@ def test_nobody_supervises(sync, undisturbed):
         assert len(run.of(FaultFired)) == 2
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 def test_a_run_that_grows_and_shrinks_equals_the_fixed_one(sync):
     """Global sampling, equal global batches, float64: the sums differ in their order alone."""
     job = make_job(
@@ -185,8 +185,15 @@ def asked(at: list[tuple[int, Resize]]) -> Any:
     return until
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap"])
-@pytest.mark.parametrize("globally", [False, True])
+@pytest.mark.parametrize(
+    ("globally", "sync"),
+    [
+        (True, "bsp"),
+        (False, "hap"),
+        pytest.param(True, "hap", marks=pytest.mark.slow),
+        pytest.param(False, "bsp", marks=pytest.mark.slow),
+    ],
+)
 def test_functions_change_on_request(sync, globally):
     job = make_job(epochs=6, data=DataSpec(sampling="global" if globally else "shares"))
     prepared = prepare(
@@ -344,6 +351,7 @@ def adapting(**limits: Any) -> Run:
     return real(job, workers=2, batch_size=16, adapt=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_would_miss_its_deadline_gets_more_functions():
     fixed = real(make_job(epochs=12), workers=2, batch_size=16)
     took_s = fixed.trigger.ledger.ended_at

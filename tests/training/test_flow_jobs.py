@@ -177,7 +177,7 @@ def test_a_function_is_killed(store, sync, phase, undisturbed):
         assert run.left == {"run/spec", "run/result"}
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 def test_relays(store, sync, undisturbed):
     slow = dataclasses.replace(WORLD, cold_start_s=0.05, compute={"a": 500.0, "b": 4.0, "m": 0.0})
     job = dataclasses.replace(flow_job(store), simulation=slow)
@@ -196,6 +196,7 @@ def test_a_version_that_is_imported_meanwhile_changes_nothing(store, undisturbed
     assert prepared(job, **HOW).spec.flow.train.version == "2"
 
 
+@pytest.mark.slow
 def test_functions_of_this_machine_die_and_hand_over(store, undisturbed, home):
     """Real processes, with loaders of their own: the weights are those of the undisturbed simulation."""
     job, events = flow_job(store), []

@@ -144,6 +144,7 @@ def test_exchanging_parameters_averages_them():
     assert same_start.ending.final.metrics["accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_plain_sgd_with_parameters_equals_gradients():
     """Without momentum, averaging parameters after a step is averaging gradients before it."""
     job = make_job(dtype="float64", optimizer=Target(target="SGD", options={"lr": 0.1}))
@@ -160,7 +161,7 @@ def test_batch_norm_keeps_each_rank_s_own_statistics():
     assert run.ending.arrays["2.running_var"].min() > 0
 
 
-@pytest.mark.parametrize("compression", ["bf16", "int8"])
+@pytest.mark.parametrize("compression", [pytest.param("bf16", marks=pytest.mark.slow), "int8"])
 def test_compressed_runs_converge_and_repeat(compression):
     run = real(make_job(epochs=4), compression=compression)
     plain = real(make_job(epochs=4))

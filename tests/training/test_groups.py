@@ -132,6 +132,7 @@ def test_rounds_that_no_function_repeats_are_deleted(monkeypatch: pytest.MonkeyP
     assert 4 < shared.most < 20
 
 
+@pytest.mark.slow
 def test_the_average_is_taken_when_the_options_say() -> None:
     shas = {grouped(average_every=every).summary.weights_sha256 for every in (5, 7, 1000)}
     assert len(shas) == 3

@@ -150,6 +150,7 @@ def test_a_budget_stops_the_run_and_resuming_needs_no_new_start(home):
     assert result.summary.iterations < 20
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_named(home):
     job = make_job(model=Target(target="tiny:heavy", options={"megabytes": 700}))
     result, _ = go(job)

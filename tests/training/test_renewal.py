@@ -104,6 +104,7 @@ def test_a_folder_that_is_gone_is_refused(prepared, folder: Path) -> None:
         asked(prepared)
 
 
+@pytest.mark.slow
 def test_a_mended_model_goes_on_where_it_failed(folder: Path, home: Path) -> None:
     job = write(folder, most=7)
     failed = train(job, configure(job, workers=1, aggregators=1, batch_size=120, checkpoint_every=3), check=False)

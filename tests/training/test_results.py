@@ -223,6 +223,7 @@ def test_exported_calculations_are_those_of_the_model(run: ephemeron.Result, tmp
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_task_that_calls_parts_of_its_model_is_not_exported_as_a_calculation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

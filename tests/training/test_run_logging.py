@@ -419,6 +419,7 @@ def test_a_job_names_loggers_with_options(tmp_path: Path) -> None:
         run_logging.chosen([3])  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_flags_name_loggers_and_keep_the_options_of_the_job(home: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(

@@ -42,6 +42,7 @@ def test_a_simulated_run():
     assert result.summary.weights_sha256 == train(job, how).summary.weights_sha256
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_local_run_at_a_checkpoint_and_it_is_resumed():
     sent = []
 

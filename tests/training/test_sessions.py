@@ -74,6 +74,7 @@ def test_twenty_simulated_runs_share_eight_functions_and_train_as_if_alone() -> 
     assert any("waited" in note for note in late[0].notes)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_the_others_alone() -> None:
     async def main() -> list[Result | BaseException]:
         async with Session() as session:
@@ -139,6 +140,7 @@ def test_the_end_of_a_session_stops_what_runs_and_what_waits() -> None:
     assert any("the session was stopped" in e.text for e in events_of(stopped.folder) if isinstance(e, Note))
 
 
+@pytest.mark.slow
 def test_a_session_stops_its_runs_where_its_budget_is_spent() -> None:
     cost = train(**simulated(0)).summary.cost_usd
 

@@ -122,6 +122,7 @@ def test_a_checkpoint_of_somebody_else_is_refused(tmp_path: Path) -> None:
         scene(tmp_path, attack, attempts=2, limits=JobLimits(time_limit_s=0.0001))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_keeps_its_key_to_itself_and_goes_on_with_it(home: Path) -> None:
     job = make_job(limits=JobLimits(budget_usd=1e-7), model=Target(target="tiny:mlp"))
     c = configure(job, workers=2, aggregators=1, batch_size=120, checkpoint_every=1)

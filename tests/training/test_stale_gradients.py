@@ -54,6 +54,7 @@ def test_a_function_is_killed(rank, phase, undisturbed):
     assert run.sha == undisturbed
 
 
+@pytest.mark.slow
 def test_hand_offs_take_own_gradients_along(undisturbed):
     job = dataclasses.replace(DROPOUT, simulation=dataclasses.replace(WORLD, cold_start_s=0.05))
     run = real(job, sync="hap", function_timeout_s=3.0)

@@ -79,6 +79,7 @@ def test_what_stays_behind_is_named_and_can_be_included(folder: Path) -> None:
     ready(make_job(model=job.model, code=job.code, code_include=("data/*.safetensors",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["'init.safetensors'", "Path.cwd() / 'init.safetensors'"])
 def test_a_file_of_the_working_folder_is_refused(folder: Path, path: str) -> None:
     with pytest.raises(JobError, match=r"not from the files that are sent to the functions: .*relative to __file__"):

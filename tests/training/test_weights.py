@@ -27,8 +27,15 @@ WORDS = {"data": DataSpec(source="tiny:sequences"), "loss": Target(target="tiny:
 MODELS = {"gpt_like": WORDS, "gpt_like_bf16": WORDS, "with_batch_norm": {}, "tied": {}}
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        ("with_batch_norm", 1),
+        ("tied", 2),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in MODELS if name != "with_batch_norm"),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in MODELS if name != "tied"),
+    ],
+)
 def test_saved_weights_load_strictly(name: str, stages: int, tmp_path: Path) -> None:
     job = make_job(model=Target(target=f"tiny:{name}"), **MODELS[name])
     ending = real(job, workers=2, aggregators=1, stages=stages, batch_size=8 if MODELS[name] else 240).ending

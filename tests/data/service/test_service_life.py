@@ -50,6 +50,7 @@ def test_a_service_comes_and_goes(own_world: Callable[..., World]) -> None:
     assert not list((world.folder / "payloads").glob("*.part"))
 
 
+@pytest.mark.slow
 def test_without_its_folder_it_ends(own_world: Callable[..., World]) -> None:
     """As when a temporary folder is cleared away at once: nobody can find it any more, so it must not stay."""
     world = own_world(idle_s=1.0, timeouts=replace(HASTY, orphan_s=2.0))
@@ -59,6 +60,7 @@ def test_without_its_folder_it_ends(own_world: Callable[..., World]) -> None:
     until(lambda: not world.processes(), "all have ended")
 
 
+@pytest.mark.slow
 def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[..., World]) -> None:
     """Its router does not come back, so nobody says that nobody reads it."""
     world = own_world(idle_s=1.0)

@@ -156,6 +156,7 @@ def test_tried_again(one_shard: World, tmp_path: Path, retries: int) -> None:
             assert shuffled.counters.retried == 1
 
 
+@pytest.mark.slow
 def test_a_step_that_kills_its_loader(one_shard: World) -> None:
     """The sample is given up, the others are delivered, and nobody says that there are no loaders."""
     flow = Flow("test/deadly").dataset(Numbered(12)).map("kill", deadly)
@@ -182,6 +183,7 @@ def test_loaders_that_cannot_start(one_shard: World, tmp_path: Path, monkeypatch
     sys.modules.pop("only_here_for_a_while")
 
 
+@pytest.mark.slow
 def test_another_definition_of_a_version(one_shard: World) -> None:
     def of(step: Any, samples: int = 4, version: int = 2) -> Flow:
         return Flow("test/defined", version).dataset(Numbered(samples)).map("step", step)

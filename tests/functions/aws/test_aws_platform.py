@@ -112,6 +112,7 @@ def test_no_credential_reaches_a_record_an_event_or_an_object(
             assert b"ASIALOCAL" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_without_permission_to_read_logs_bills_are_measured_and_it_says_so(
     settings: AwsSettings, tmp_path: Path, service: LambdaService
 ) -> None:

@@ -48,6 +48,7 @@ def capacity(memory_mb: int, channel: str) -> CapacityRequest:
     return CapacityRequest(workers=1, memory_mb=memory_mb, lifetime_s=0.0, channel=channel)
 
 
+@pytest.mark.slow
 def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
     settings: AwsSettings, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_doctor_lists_the_sizes(settings: AwsSettings) -> None:
     assert any("384, 256, 512 MB" in line for line in AwsLambda().inspect(settings, "", {}))
 
 
+@pytest.mark.slow
 def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_path: Path) -> None:
     with keys(), LambdaService() as service:
 

@@ -115,6 +115,7 @@ def test_a_microvm_ends_itself_and_is_billed_by_the_second(
     run(settings, tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_one_that_may_not_end_itself_is_ended_by_the_client(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_one_that_may_not_end_itself_is_ended_by_the_client(
         service.guard.denied = {}
 
 
+@pytest.mark.slow
 def test_a_microvm_that_is_lost_is_noticed_and_billed(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
 ) -> None:

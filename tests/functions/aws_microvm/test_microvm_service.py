@@ -181,6 +181,7 @@ def test_a_client_token_starts_one_microvm(service: MicrovmService, api: Any) ->
     assert len(service.microvms()) == 1
 
 
+@pytest.mark.slow
 def test_it_ends_at_its_maximum_duration_suspended_or_not(api: Any) -> None:
     arn = built(api)
     running = started(api, arn, maximumDurationInSeconds=3)

@@ -299,6 +299,7 @@ def test_on_demand_requests_are_throttled(service: LambdaService, client: Any, f
     assert call(client, function)[1] == ""
 
 
+@pytest.mark.slow
 def test_a_chain_of_functions_is_ended_unless_recursion_is_allowed(
     service: LambdaService, client: Any, function: str, tmp_path: Path
 ):

@@ -119,6 +119,7 @@ def test_a_simulated_world_is_asked_for_its_constants():
     assert (p.name, p.cold_start_s, p.poll_s) == ("simulated", 2.5, 0.0)
 
 
+@pytest.mark.slow
 def test_a_world_without_a_compute_model_is_measured_and_scaled_by_the_share():
     profile = profile_job(job(), platform="simulated")
     assert profile.workload.m == 0

@@ -27,7 +27,9 @@ METRICS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize(
+    "name", [name if name == "Regression" else pytest.param(name, marks=pytest.mark.slow) for name in METRICS]
+)
 def test_the_metrics_do_not_depend_on_the_number_of_functions(name, tmp_path, monkeypatch, home):
     module = f"page_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(EXAMPLES[name])
@@ -44,6 +46,7 @@ def test_the_metrics_do_not_depend_on_the_number_of_functions(name, tmp_path, mo
         assert metrics == pytest.approx(found[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_is_the_whole_batch_where_losses_have_weights(tmp_path, monkeypatch, home):
     (tmp_path / "page_parts.py").write_text(EXAMPLES["Language"])
     monkeypatch.syspath_prepend(str(tmp_path))

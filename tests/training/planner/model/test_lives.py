@@ -109,7 +109,7 @@ def test_time_is_predicted_through_hand_overs(values: dict[str, Any]) -> None:
         {"workers": 4, "aggregators": 2, "step_s": 2.7, "sync": "hap"},
         {"workers": 4, "aggregators": 4, "step_s": 8.0},
         {"workers": 5, "aggregators": 4, "step_s": 4.0, "sync": "hap"},
-        {"workers": 3, "aggregators": 2, "step_s": 4.0, "mb": 8.0, "sync": "hap"},
+        pytest.param({"workers": 3, "aggregators": 2, "step_s": 4.0, "mb": 8.0, "sync": "hap"}, marks=pytest.mark.slow),
         {"workers": 9, "aggregators": 5, "step_s": 4.0, "mb": 0.2, "sync": "hap"},
     ],
     ids=str,
