@@ -10,6 +10,9 @@ What a lost connection has lost is found again: when two members connect, each a
 dead member had sent to some and not to others, these ask each other for. Where a pair has no route, its objects are put
 into the store, and read from there.
 
+Each key has one writer at a time. What a member fetches is up to date with all messages that have arrived there: the contract
+of channels holds between members whose messages are not on their way any more.
+
 An object lives as long as one member that holds it. Replaying a run from a checkpoint needs no more: contributions are kept by
 their sender and their reader, merged shards by all.
 """
@@ -44,6 +47,8 @@ STORE_AFTER_S = 1.0
 ANSWER_TIMEOUT_S = 5.0
 LATENCY_S = 0.0002
 _GET, _INDEX, _WANT = 0, 1, 2
+_PUT, _FOUND = 0, 1
+"""Whether an object comes from its put, which replaces an earlier one, or because it was asked for."""
 
 
 class Exchange(NamedTuple):
@@ -81,6 +86,8 @@ class PeerChannel(Wrapper):
         """Ranks that wait for an object which is not here."""
         self._unsent: dict[int, dict[str, None]] = {r: {} for r in range(mesh.ranks)}
         """Objects for ranks to which there is no route."""
+        self._undeleted: dict[int, dict[str, None]] = {r: {} for r in range(mesh.ranks)}
+        """Keys that such ranks may forget."""
         self._stored: set[str] = set()
         """Objects that this member has put into the store."""
         self._indexes: dict[int, asyncio.Task[None]] = {}
@@ -106,19 +113,20 @@ class PeerChannel(Wrapper):
         exchange = self._exchange(key)
         if exchange is None:
             return await self.inner.put(key, buffers, create=create)
-        if create and await self.fetch(key) is not None:
+        if create and (await self.fetch(key) is not None or key in self._objects):
             raise KeyExists("the key is taken", key=key)
         if self._drops(key):
             return
         data = memoryview(b"".join(buffers))  # the caller may change its memory
-        self._objects[key] = data
-        self._elsewhere.pop(key, None)
         readers = set(self._wanted.pop(key, ())) | set(exchange.readers or ())
+        if key in self._objects:  # who has asked for it is not known any more
+            readers.update(range(self.mesh.ranks))
         for rank in readers - {self.mesh.rank}:
-            if not self.mesh.send(rank, Kind.OBJECT, extra=key.encode(), buffers=[data]):
+            self._undeleted[rank].pop(key, None)
+            if not self.mesh.send(rank, Kind.OBJECT, 0, _PUT, key.encode(), [data]):
                 self._unsent[rank][key] = None
                 self._start(self._store_later(rank, key))
-        self._hand_out(key, data)
+        self._replace(key, data)
 
     async def fetch(self, key: str) -> memoryview | None:
         exchange = self._exchange(key)
@@ -136,7 +144,7 @@ class PeerChannel(Wrapper):
         for data in await asyncio.gather(*(self._ask(r, key) for r in self._others())):
             if data is not None:
                 return data
-        return await self._from_store(key) if self._is_apart(exchange) else None
+        return await self.inner.fetch(key) if self._is_apart(exchange) else None
 
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         exchange = self._exchange(key)
@@ -171,8 +179,11 @@ class PeerChannel(Wrapper):
         ours = [key for key in keys if self._exchange(key) is not None]
         theirs = [key for key in keys if self._exchange(key) is None]
         if ours:
-            for rank in self._others():
-                self.mesh.send(rank, Kind.DELETED, buffers=["\n".join(ours).encode()])
+            for rank, undeleted in self._undeleted.items():
+                if rank != self.mesh.rank and not self.mesh.send(
+                    rank, Kind.DELETED, buffers=["\n".join(ours).encode()]
+                ):
+                    undeleted.update(dict.fromkeys(ours))
         stored = self._drop(ours)
         if theirs or stored:
             await self.inner.delete([*theirs, *stored])
@@ -195,8 +206,8 @@ class PeerChannel(Wrapper):
                 for rank in self._others():
                     self.mesh.send(rank, Kind.LOOKUP, _WANT, extra=key.encode())
                 asked = loop.time()
-            if self._is_apart(exchange) and (data := await self._from_store(key)) is not None:
-                return self._hand_out(key, data)
+            if self._is_apart(exchange) and (data := await self.inner.fetch(key)) is not None:
+                return self._wake(key, data)
             await asyncio.sleep(step_s if self._is_apart(exchange) else ASK_AFTER_S)
             step_s = min(step_s * GROWTH, 0.25)
 
@@ -205,10 +216,6 @@ class PeerChannel(Wrapper):
         if exchange.sender is None:
             return len(self._others()) < self.mesh.ranks - 1
         return not self.mesh.connected(exchange.sender)
-
-    async def _from_store(self, key: str) -> memoryview | None:
-        data = await self.inner.fetch(key)
-        return data if data is None else self._keep(key, data)
 
     async def _ask(self, rank: int, key: str) -> memoryview | None:
         try:
@@ -241,15 +248,26 @@ class PeerChannel(Wrapper):
         if data is None:
             self._wanted.setdefault(key, set()).add(rank)
         else:
-            self.mesh.send(rank, Kind.OBJECT, extra=head.extra, buffers=[data])
+            self.mesh.send(rank, Kind.OBJECT, 0, _FOUND, head.extra, [data])
 
     # -- arrivals, connections ----------------------------------------------------------------------------
 
     def _arrived(self, rank: int, head: Head, body: memoryview) -> None:
-        self._hand_out(head.extra.decode(), body)
+        key = head.extra.decode()
+        if head.part == _PUT:
+            self._replace(key, body)
+        else:
+            self._hand_out(key, body)
+
+    def _replace(self, key: str, data: memoryview) -> None:
+        self._elsewhere.pop(key, None)
+        self._objects[key] = data
+        self._wake(key, data)
 
     def _hand_out(self, key: str, data: memoryview) -> None:
-        data = self._keep(key, data)
+        self._wake(key, self._keep(key, data))
+
+    def _wake(self, key: str, data: memoryview) -> None:
         for arrival in self._arrivals.pop(key, ()):
             if not arrival.done():
                 arrival.set_result(data)
@@ -279,8 +297,11 @@ class PeerChannel(Wrapper):
 
     def _connected(self, rank: int, attempt: int) -> None:
         unsent, self._unsent[rank] = self._unsent[rank], {}
+        undeleted, self._undeleted[rank] = self._undeleted[rank], {}
+        if undeleted:
+            self.mesh.send(rank, Kind.DELETED, buffers=["\n".join(undeleted).encode()])
         for key in unsent:
-            self.mesh.send(rank, Kind.OBJECT, extra=key.encode(), buffers=[self._objects[key]])
+            self.mesh.send(rank, Kind.OBJECT, 0, _PUT, key.encode(), [self._objects[key]])
         for key in self._arrivals:
             self.mesh.send(rank, Kind.LOOKUP, _WANT, extra=key.encode())
         before = self._indexes.pop(rank, None)
