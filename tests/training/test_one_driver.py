@@ -18,7 +18,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import plain
 from ephemeron.errors import RunAlreadyDriven, RunFailed, UserError
 from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
-from ephemeron.functions import local
+from ephemeron.functions import passed_on
 from ephemeron.training.driver import attach, configure, records, resume, run_platform, train
 from ephemeron.training.driver import run_dir as homes
 from ephemeron.training.driver.cost import CostMeter, summarize
@@ -43,7 +43,7 @@ test_one_driver.start({slow})
 def light() -> None:
     """Functions of this process's runs start without PyTorch, and train synthetic weights."""
     os.environ["EPHEMERON_PRELOAD"] = "ephemeron.training.worker.loop"
-    local.PASSED_ON = (*local.PASSED_ON, "EPHEMERON_PRELOAD")  # type: ignore[assignment]
+    passed_on.PASSED_ON = (*passed_on.PASSED_ON, "EPHEMERON_PRELOAD")  # type: ignore[assignment]
 
 
 def start(slow: bool, **options: Any) -> Result:
@@ -74,7 +74,7 @@ def start(slow: bool, **options: Any) -> Result:
 def folder(home: Path, monkeypatch: pytest.MonkeyPatch):
     """The folder of a run that another process drives, slowly."""
     monkeypatch.setenv("EPHEMERON_PRELOAD", "")
-    monkeypatch.setattr(local, "PASSED_ON", local.PASSED_ON)
+    monkeypatch.setattr(passed_on, "PASSED_ON", passed_on.PASSED_ON)
     light()
     here = Path(__file__).parent
     code = CLIENT.format(paths=[str(here), str(here.parent)], slow=True)

@@ -14,7 +14,7 @@ from training_runs import make_job
 from ephemeron import blocking
 from ephemeron.errors import UserError
 from ephemeron.events import Progress
-from ephemeron.functions import local
+from ephemeron.functions import passed_on
 from ephemeron.training.driver import attach, configure, resume, train
 
 
@@ -30,7 +30,7 @@ def in_a_running_loop(call):
 @pytest.fixture(autouse=True)
 def _light(home, monkeypatch):
     monkeypatch.setenv("EPHEMERON_PRELOAD", "")
-    monkeypatch.setattr(local, "PASSED_ON", local.PASSED_ON)
+    monkeypatch.setattr(passed_on, "PASSED_ON", passed_on.PASSED_ON)
     test_one_driver.light()
 
 

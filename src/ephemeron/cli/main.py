@@ -251,11 +251,15 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
     """
     import dataclasses
 
+    from ephemeron.cli.head_start import head_start
+
+    where = taken(flags)
+    if not dry_run:
+        click.get_current_context().with_resource(head_start(job, flags))
     from ephemeron.training.driver import api
     from ephemeron.training.driver.programs import job_of
     from ephemeron.training.job import parse_fault
 
-    where = taken(flags)
     wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))

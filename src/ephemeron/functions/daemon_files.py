@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError
@@ -23,6 +26,8 @@ CHANNEL_FOLDER = "channel"
 
 PRIVATE = "eph-"
 """Prefix of the folder with the daemon's socket."""
+EARLY = f"{PRIVATE}early-"
+"""The same of an early daemon; its process number follows."""
 _SOCKET_PATH = 100
 """Longest path of a socket that every system accepts."""
 
@@ -41,6 +46,15 @@ def remove_remains(folder: Path) -> None:
         shutil.rmtree(private, ignore_errors=True)
     known.unlink(missing_ok=True)
     shutil.rmtree(folder / SCRATCH_FOLDER, ignore_errors=True)
+
+
+def remove_early_remains() -> None:
+    """Removes the folders of this user's early daemons that were killed before they had a run."""
+    for folder in Path(short_folder()).glob(f"{EARLY}*"):
+        number = folder.name.removeprefix(EARLY).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and number.isdecimal() and not psutil.pid_exists(int(number)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def address_in(path: Path) -> DaemonAddress | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ephemeron.config.typed import NonNegative
+from ephemeron.config.typed import Count, NonNegative
 from ephemeron.functions.base import Call, Limits
 
 
@@ -26,6 +26,26 @@ class DaemonSettings:
     """Control groups enforce quotas, where this machine has them."""
     forks: bool = True
     """Function processes are forked, where this system can do it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionsWanted:
+    """Function processes that an early daemon is to start before it has a run."""
+
+    memory_mb: Count
+    """Their quota."""
+    count: Count
+    limits: Limits
+    """Of the machine: CPU shares follow from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRequest:
+    """A line to an early daemon. Exactly one of the two is given."""
+
+    functions: FunctionsWanted | None = None
+    run: DaemonSettings | None = None
+    """Its run: the last request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,14 @@ class Forks:
         ready = [t for t in self._servers.values() if t.done() and not t.cancelled() and t.exception() is None]
         return [t.result().process.pid for t in ready if t.result().process.returncode is None]
 
+    def begin(self, env: Mapping[str, str]) -> asyncio.Task[_Server]:
+        """The server for these environment variables, which is started if there is none."""
+        key = frozenset(env.items())
+        if key not in self._servers:
+            log = self._logs / f"fork-server-{len(self._servers) + 1}.txt"
+            self._servers[key] = asyncio.create_task(_Server.start(env, log))
+        return self._servers[key]
+
     async def fork(self, env: Mapping[str, str], connection: socket.socket, log: IO[bytes]) -> ForkedProcess | None:
         """A process with its imports made, which waits for `Start`; None: forking does not work.
 
@@ -218,11 +226,7 @@ class Forks:
         for _ in range(_ATTEMPTS):
             if self._closed or key in self._given_up:
                 return None
-            starting = self._servers.get(key)
-            if starting is None:
-                number = len(self._servers) + 1
-                log_path = self._logs / f"fork-server-{number}.txt"
-                starting = self._servers[key] = asyncio.create_task(_Server.start(env, log_path))
+            starting = self.begin(env)
             try:
                 server = await asyncio.shield(starting)
                 return await server.fork(connection, log)

@@ -89,15 +89,16 @@ class FunctionProcess:
         """Nothing has run in it yet."""
         self.idle_since = 0.0
         self.pid = 0
+        self.number = n
         self._enforcement = enforcement
-        self._n = n
         self._vcpus = vcpus
-        self._env = {**env, **dict.fromkeys(_THREADS, str(max(1, int(vcpus))))}
+        self._env = with_threads(env, vcpus)
         self._folder = folder
         self._log_name = f"{n}.txt"
         self._group: ControlGroup | None = None
         self._forks = forks
         self._forking: asyncio.Task[ForkedProcess | None] | None = None
+        self._starting: asyncio.Task[Ready | StartFailed | None] | None = None
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._killed_as: Status | None = None
@@ -105,17 +106,26 @@ class FunctionProcess:
         self._replies: asyncio.Queue[_Queued | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
+    def begin(self) -> asyncio.Task[Ready | StartFailed | None]:
+        """Starts the process, once. `start` waits for it."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return self._starting
+
     async def start(self) -> Ready | StartFailed | None:
-        """Starts the process and waits for its first message; None if it ended instead, see `outcome`.
+        """Starts the process, unless it was begun, and waits for its first message; None if it ended instead, see `outcome`.
 
         Raises:
             PlatformError: no control group can be made.
             OSError: no process can be made.
         """
-        self._group = self._enforcement.group(os.getpid(), self._n, memory_mb=self.memory_mb)
+        return await asyncio.shield(self.begin())
+
+    async def _start(self) -> Ready | StartFailed | None:
+        self._group = self._enforcement.group(os.getpid(), self.number, memory_mb=self.memory_mb)
         ours, theirs = socket.socketpair()
         with theirs:
-            log = self._folder / "logs" / f"{self._n}.txt"
+            log = self._folder / "logs" / f"{self.number}.txt"
             log.parent.mkdir(exist_ok=True)
             with log.open("ab") as out:
                 self._process = await self._fork(theirs, out)
@@ -140,8 +150,10 @@ class FunctionProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another invocation."""
-        return self._killed_as is None and self._process is not None and self._process.returncode is None
+        """Whether it can take another invocation, perhaps once it has started."""
+        if self._process is None:
+            return self._killed_as is None and self._starting is not None and not self._starting.done()
+        return self._killed_as is None and self._process.returncode is None
 
     async def serve(self, message: InvokeMessage, on_message: OnMessage) -> InvocationReply | None:
         """Runs one invocation; None if the process died, see `outcome`.
@@ -172,8 +184,8 @@ class FunctionProcess:
 
     def rest(self) -> None:
         """Lifts the CPU quota between invocations: CPU time is not billed, and only cleaning up uses it."""
-        assert self._group is not None
-        self._group.set_cpu(None)
+        if self._group is not None:  # else it is just starting
+            self._group.set_cpu(None)
         self.idle_since = time.monotonic()
 
     def fit(self, reply: InvocationReply | None) -> bool:
@@ -233,6 +245,8 @@ class FunctionProcess:
     async def dispose(self) -> None:
         """Kills what is left and removes the control group."""
         self.kill("cancelled" if self._process is None or self._process.returncode is None else "lost")
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
         if self._process is not None:
             await self._process.wait()
         for task in self._tasks:
@@ -320,6 +334,11 @@ class FunctionProcess:
             pass  # then the peak is that of the process, which is an upper bound
 
 
+def with_threads(env: Mapping[str, str], vcpus: float) -> dict[str, str]:
+    """Environment variables of a function process: it has as many threads as whole cores, at least one."""
+    return {**env, **dict.fromkeys(_THREADS, str(max(1, int(vcpus))))}
+
+
 class WarmPool:
     """Idle environments by memory quota and environment variables. `ProcessSnapshot` removes the code of earlier invocations.
 
@@ -342,7 +361,7 @@ class WarmPool:
         return self._make(memory_mb, env)
 
     def give(self, environment: FunctionProcess) -> None:
-        """Keeps a fit environment for the next invocation."""
+        """Keeps an environment for the next invocation: a fit one, or one that was begun."""
         environment.rest()
         self._idle.append(environment)
 

@@ -25,6 +25,11 @@ from ephemeron.functions.daemon_messages import DaemonAddress
 from ephemeron.functions.jsonl import Journal, quota_mb, unfinished
 
 
+def function_environment(env: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Environment variables with which a function process begins; `home` is its HOME and TMPDIR until it serves an invocation."""
+    return {**env, "HOME": str(home), "TMPDIR": str(home), "PYTHONUNBUFFERED": "1"}
+
+
 class HostedRun:
     """Files of one run.
 
@@ -36,8 +41,8 @@ class HostedRun:
 
     def __init__(self, folder: Path, env: Mapping[str, str], *, home: Path | None = None) -> None:
         self.folder = folder
-        begin = str(home or self.scratch)
-        self.env = {**env, "HOME": begin, "TMPDIR": begin, "PYTHONUNBUFFERED": "1"}
+        self.home = home or self.scratch
+        self.env = function_environment(env, self.home)
         self.journal = Journal(folder / EVENTS_FILE)
         self._lock: IO[bytes] | None = None
 

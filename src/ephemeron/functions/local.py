@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import fnmatch
 import logging
 import os
 import signal
@@ -30,7 +29,6 @@ from typing import TypeAlias
 
 import psutil
 
-from ephemeron.communication.channels import credentials
 from ephemeron.communication.rpc import Client
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CallTimedOut, InvocationRefused, PlatformError, ProtocolError, RemoteError
@@ -43,6 +41,7 @@ from ephemeron.functions.daemon_files import (
     HOST_FILE,
     LOCK_FILE,
     SCRATCH_FOLDER,
+    remove_early_remains,
     remove_remains,
 )
 from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams, RunParams
@@ -56,14 +55,9 @@ from ephemeron.functions.local_daemon_client import (
     settings_of,
     status_of,
 )
+from ephemeron.functions.passed_on import daemon_environment
 from ephemeron.functions.validation import check_call
 from ephemeron.units import MIB
-
-PASSED_ON = (
-    "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
-    "EPHEMERON_CHANNEL_*", "EPHEMERON_ENTRIES", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
-)  # fmt: skip
-"""Variables of the client's environment that functions see. All others stay with the client."""
 
 Connect: TypeAlias = Callable[[], Awaitable[tuple[Client, DaemonStatus]]]
 
@@ -154,7 +148,7 @@ class LocalPlatform(Platform):
         Args:
             run_dir: made when missing.
             limits: by default up to this machine's memory and 64 functions at once.
-            env: variables for the functions, beside those of `PASSED_ON`; never written to disk.
+            env: variables for the functions, beside those of `passed_on.PASSED_ON`; never written to disk.
             idle_s: how long a warm process is kept.
             linger_s: how long the daemon stays without clients and functions.
             enforce: False leaves CPU unlimited and memory watched, as where control groups are missing.
@@ -175,12 +169,12 @@ class LocalPlatform(Platform):
         settings = settings_of(
             host, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks
         )  # fmt: skip
-        variables = _environment(env or {})
+        variables = daemon_environment(env or {})
 
         async def connect() -> tuple[Client, DaemonStatus]:
             if host == run_dir:
                 return await reach_or_launch(run_dir, DaemonStart(settings, variables))
-            return await join(host, DaemonStart(settings, _environment({})), run_dir, variables)
+            return await join(host, DaemonStart(settings, daemon_environment({})), run_dir, variables)
 
         client, status = await connect()
         return cls(run_dir, client, status, connect if restart else None)
@@ -199,7 +193,7 @@ class LocalPlatform(Platform):
         """
         run_dir = run_dir.absolute()
         client, status = await reach(run_dir)
-        successor = DaemonStart(settings_of(run_dir, status.limits), _environment({}))
+        successor = DaemonStart(settings_of(run_dir, status.limits), daemon_environment({}))
         return cls(run_dir, client, status, (lambda: reach_or_launch(run_dir, successor)) if restart else None)
 
     @property
@@ -379,7 +373,8 @@ class LocalPlatform(Platform):
 
 
 def sweep(runs: Path) -> None:
-    """Removes sockets, addresses and scratch folders of killed daemons in the run folders below `runs`."""
+    """Removes sockets, addresses and scratch folders of killed daemons in the run folders below `runs`, and of early ones."""
+    remove_early_remains()
     if runs.is_dir():
         for run_dir in runs.iterdir():
             _sweep_one(run_dir)
@@ -413,8 +408,3 @@ def default_memory_mb(workers: int) -> int:
     cores = _CPU_PART * (os.cpu_count() or 1) / max(1, workers)
     most = Limits().mb_per_vcpu * min(1.0, cores)
     return max(_FLOOR_MB, int(most // _STEP_MB) * _STEP_MB)
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if any(fnmatch.fnmatchcase(k, pattern) for pattern in PASSED_ON)}
-    return {**kept, **credentials.given(), **extra}

@@ -3,8 +3,7 @@ started them.
 
 A client may be killed: its functions train on, invoke their successors and write their events, and another client
 attaches later. The daemon ends by itself when no client is connected and no function has run for two seconds, and ends all
-function processes. `LocalPlatform.start` starts it as `python -m ephemeron.functions.local_daemon SETTINGS`. Secrets
-come in its environment and are never written.
+function processes. `daemon_process` is its process. Secrets come in its environment and are never written.
 
 An invocation is billed from the acceptance of its call to its end, including a cold start (as AWS Lambda does since August
 2025), rounded up to the millisecond.
@@ -14,42 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import fcntl
-import json
 import logging
 import math
 import os
 import secrets
 import shutil
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ephemeron import logs
-from ephemeron.communication.rpc import Server
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, InvocationRefused, PlatformError
 from ephemeron.events import Invoked, to_json
 from ephemeron.functions import entries
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
-from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
-from ephemeron.functions.daemon_files import (
-    HOST_FILE,
-    LOCK_FILE,
-    LOGS_FOLDER,
-    PRIVATE,
-    remove_remains,
-    short_folder,
-    write_private,
-)
+from ephemeron.functions.cgroups import Enforcement
 from ephemeron.functions.daemon_messages import (
     DaemonAddress,
-    DaemonSettings,
     DaemonStatus,
     InvocationParams,
     InvokeParams,
@@ -104,15 +87,17 @@ class LocalDaemon:
         idle_s: time after which a warm process is ended.
         linger_s: time for which to stay without clients and functions.
         forks: fork servers; None: each function gets a fresh process.
+        begun: function processes that were begun before there was a run, and serve it first.
+        home: HOME and TMPDIR of function processes until they serve an invocation; None: the folder of scratch folders.
     """
 
     def __init__(
         self, folder: Path, limits: Limits, enforcement: Enforcement, *, idle_s: float, linger_s: float,
-        forks: Forks | None = None,
+        forks: Forks | None = None, begun: Sequence[FunctionProcess] = (), home: Path | None = None,
     ) -> None:  # fmt: skip
         self.stopping = asyncio.Event()
         self._folder = folder
-        self._own = HostedRun(folder, os.environ)
+        self._own = HostedRun(folder, os.environ, home=home)
         """Takes the calls of every run that was not opened."""
         self._runs: dict[str, HostedRun] = {}
         self.address: DaemonAddress | None = None
@@ -126,7 +111,9 @@ class LocalDaemon:
         self._running: dict[str, _Started] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._clients = 0
-        self._environments = 0
+        self._environments = max((f.number for f in begun), default=0)
+        for environment in begun:
+            self._pool.give(environment)
         self._born = time.time()
         self._busy = time.monotonic()
 
@@ -212,9 +199,7 @@ class LocalDaemon:
 
     def _open(self, params: OpenParams) -> None:
         """Hosts a further run. Opening it again changes nothing but the environment variables of functions started later."""
-        run = HostedRun(
-            params.folder, params.env, home=self._own.scratch
-        )  # the same for all: they share warm processes
+        run = HostedRun(params.folder, params.env, home=self._own.home)  # the same for all: they share warm processes
         known = self._runs.get(params.run)
         if known is not None and known.folder == params.folder:
             known.env = run.env
@@ -376,73 +361,3 @@ class LocalDaemon:
 
 def _read(cls: type[P], params: Mapping[str, object]) -> P:
     return build(cls, params, where="request to the daemon")
-
-
-async def serve(settings: DaemonSettings, ready: Callable[[], None]) -> None:
-    """Runs a daemon until it is told to end, or has nothing left to do.
-
-    Args:
-        settings: of the run.
-        ready: called once clients can connect.
-    """
-    folder = settings.folder
-    enforcement = detect() if settings.enforce else Enforcement(kind="none", unenforced=UNENFORCED)
-    enforcement.clean()
-    forks = Forks.make(folder / LOGS_FOLDER) if settings.forks else None
-    daemon = LocalDaemon(
-        folder, settings.limits, enforcement, idle_s=settings.idle_s, linger_s=settings.linger_s, forks=forks
-    )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stopping.set)
-    daemon.close_unfinished()
-    remove_remains(folder)
-    token = secrets.token_urlsafe(32)
-    server = Server(daemon.handle, token=token)
-    with tempfile.TemporaryDirectory(prefix=PRIVATE, dir=short_folder()) as private:
-        socket_path = os.path.join(private, "host")
-        await server.listen_unix(socket_path)
-        daemon.address = DaemonAddress(pid=os.getpid(), socket=socket_path, token=token)
-        write_private(folder / HOST_FILE, daemon.address)
-        tending = asyncio.create_task(daemon.tend())
-        try:
-            ready()
-            _log.info(
-                "the daemon of %s is ready: quotas by %s, %s",
-                folder,
-                enforcement.kind,
-                "forks" if forks else "no forks",
-            )
-            await daemon.stopping.wait()
-        finally:
-            await daemon.close()
-            tending.cancel()
-            (folder / HOST_FILE).unlink(missing_ok=True)
-            await server.close()
-
-
-def main() -> None:
-    """Detaches from the client, writes `ready` to standard output and serves."""
-    logs.configure()
-    settings = build(DaemonSettings, json.loads(sys.argv[1]), where="settings of the daemon")
-    if os.fork():
-        os._exit(0)  # the daemon becomes a child of init, and the client has no child to wait for
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with (settings.folder / LOCK_FILE).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            _say("taken")
-            return
-        asyncio.run(serve(settings, lambda: _say("ready")))
-
-
-def _say(word: str) -> None:
-    os.write(1, f"{word}\n".encode())
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ from ephemeron.errors import DaemonGone, JobError, PlatformError, ProtocolError,
 from ephemeron.functions.base import Limits
 from ephemeron.functions.daemon_files import HOST_FILE, address_in
 from ephemeron.functions.daemon_messages import DaemonSettings, DaemonStatus, OpenParams
+from ephemeron.functions.early_daemon import waiting_daemon
 
 START_S = 60.0
 """Longest start of a daemon, and longest silence of one that is asked for its status."""
@@ -122,9 +123,12 @@ async def join(
 
 
 async def launch(settings: DaemonSettings, env: Mapping[str, str]) -> str:
-    """Starts a daemon and returns its first line. A daemon whose start is cancelled ends by itself."""
+    """Starts a daemon, or takes an early one, and returns its first line. A daemon whose start is cancelled ends by itself."""
     log = settings.folder / "host.log"
-    word = await asyncio.to_thread(_first_word, settings, env, log)
+    early = waiting_daemon(env) if settings.enforce and settings.forks else None
+    word = "" if early is None else await asyncio.to_thread(early.serve, settings, timeout_s=START_S)
+    if not word:
+        word = await asyncio.to_thread(_first_word, settings, env, log)
     if word not in ("ready", "taken"):
         tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise PlatformError(f"the host of the functions did not start: {tail[0]} (see {log})")
@@ -133,7 +137,7 @@ async def launch(settings: DaemonSettings, env: Mapping[str, str]) -> str:
 
 def _first_word(settings: DaemonSettings, env: Mapping[str, str], log: Path) -> str:
     # On a thread: asyncio's pipes would complain if the loop were closed while the daemon starts.
-    command = [sys.executable, "-P", "-m", "ephemeron.functions.local_daemon", json.dumps(plain(settings))]
+    command = [sys.executable, "-P", "-m", "ephemeron.functions.daemon_process", json.dumps(plain(settings))]
     with (
         log.open("ab") as err,
         subprocess.Popen(

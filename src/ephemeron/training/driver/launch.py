@@ -21,6 +21,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
+from ephemeron.functions.early_daemon import want_functions
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.functions.simulated import simulated_limits
@@ -131,13 +132,21 @@ def prepared_run(
     job, world = request.job, request.job.simulation
     chosen = run_logging.chosen(job.loggers if request.loggers is None else request.loggers)
     c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
+    _begin_functions(c, limits)
     prepared = prepare(
         job, c, run_id=run_id or run_dir.new_run_id(job.name), limits=limits, part=part,
         prices=load_prices(service_of(c.store), request.prices_file, platform=c.platform), faults=request.faults,
         peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )  # fmt: skip
+    _begin_functions(prepared.spec.configuration, limits)
     return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
+
+
+def _begin_functions(c: Configuration, limits: Limits) -> None:
+    """Has an early daemon begin the functions of a run on this machine."""
+    if c.platform == "local":
+        want_functions(memory_mb=c.memory_mb, count=c.workers, limits=limits)
 
 
 @contextmanager

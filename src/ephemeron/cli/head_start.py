@@ -1,0 +1,49 @@
+"""The daemon of a run on this machine starts while the command still imports what the run needs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ephemeron.errors import EphemeronError
+from ephemeron.training.job import Configuration, load_job
+from ephemeron.training.planner import EXPLICIT
+
+
+@contextlib.contextmanager
+def head_start(job: str, flags: Mapping[str, object]) -> Iterator[None]:
+    """Inside, an early daemon is starting if JOB is a job file for this machine that is not planned first.
+
+    Mistakes in the job are left to those who report them.
+
+    Args:
+        job: the argument of the command.
+        flags: its options, named as in `Configuration`.
+    """
+    with contextlib.ExitStack() as stack:
+        wanted = _wanted(job, flags)
+        if wanted is not None:
+            from ephemeron.communication.channels import public_address
+            from ephemeron.functions.early_daemon import early_daemon
+            from ephemeron.functions.passed_on import daemon_environment
+
+            _, secrets = public_address(wanted.channel)
+            stack.enter_context(early_daemon(daemon_environment(secrets)))
+        yield
+
+
+def _wanted(job: str, flags: Mapping[str, object]) -> Configuration | None:
+    """The configuration as far as it is known; None: nothing is to be started here in advance."""
+    path = Path(job)
+    if path.suffix not in (".toml", ".json") or not path.is_file():
+        return None
+    with contextlib.suppress(EphemeronError, OSError):
+        from ephemeron.config.typed import build
+
+        given = {**load_job(path).run, **{name: value for name, value in flags.items() if value is not None}}
+        c = build(Configuration, given, where="configuration")
+        planned = not any(name in given for name in (*EXPLICIT, "groups"))
+        alone = c.groups or c.channel == "parameter_server" or c.pattern == "parameter-server"
+        return c if c.platform == "local" and not planned and not alone else None
+    return None

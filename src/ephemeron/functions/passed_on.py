@@ -1,0 +1,21 @@
+"""Variables of a client's environment that local functions see. All others stay with the client."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Mapping
+
+from ephemeron.communication.channels import credentials
+
+PASSED_ON = (
+    "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
+    "EPHEMERON_CHANNEL_*", "EPHEMERON_ENTRIES", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
+"""Patterns of their names."""
+
+
+def daemon_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of a daemon and its functions: those that are passed on, those of the channel, and `extra`."""
+    kept = {k: v for k, v in os.environ.items() if any(fnmatch.fnmatchcase(k, pattern) for pattern in PASSED_ON)}
+    return {**kept, **credentials.given(), **extra}
