@@ -72,7 +72,7 @@ class Context:
     shared: Channel | None = None
     """Store that all groups of the run reach, in the simulator; elsewhere it is opened by its address."""
     transports: Callable[[], list[Transport]] | None = None
-    """Ways in which this function connects to others of the run; None: those of the kernel."""
+    """Ways in which this function connects to others of the run; None: see `direct_transports`."""
     scratch: Path | None = None
     """Empty folder of this invocation; None where there is no file system to use."""
     cold: bool = True

@@ -10,7 +10,8 @@ from ephemeron.communication.channels import credentials
 
 PASSED_ON = (
     "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
-    "EPHEMERON_CHANNEL_*", "EPHEMERON_ENTRIES", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
+    "EPHEMERON_CHANNEL_*", "EPHEMERON_DIRECT_*", "EPHEMERON_RENDEZVOUS*", "EPHEMERON_ENTRIES", "EPHEMERON_LOG_LEVEL",
+    "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
 """Patterns of their names."""
 

@@ -6,9 +6,7 @@ service sees the bytes, which TLS protects on the way to it only.
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
 
 from ephemeron.communication.channels.credentials import variable
 from ephemeron.communication.direct.punching import MeetingTransport, PunchedTransport
@@ -42,8 +40,3 @@ def rendezvous_transports() -> list[Transport]:
         raise JobError(f"{SERVICE_VARIABLE} is set without {TOKEN_VARIABLE}", remedy="give the token of the service")
     member = Rendezvous(ServiceAddress.parse(service), token=token)
     return [PunchedTransport(member), RelayTransport(member)]
-
-
-def for_functions() -> Mapping[str, str]:
-    """Variables that functions need to reach the service: its address and its token; empty where none is set."""
-    return {name: os.environ[name] for name in (SERVICE_VARIABLE, TOKEN_VARIABLE) if os.environ.get(name)}

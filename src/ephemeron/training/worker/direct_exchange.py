@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
-from ephemeron.communication.direct.transport import kernel_transports
 from ephemeron.communication.keys import Keys
 from ephemeron.events import Traffic
+from ephemeron.functions.direct_transports import own_transports
 from ephemeron.training.worker.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
     mesh = await Mesh.join(
         store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=c.workers, keys=invocation.keys,
         token=token_of(ctx.call.key, ctx.call.run),
-        transports=kernel_transports() if ctx.transports is None else ctx.transports(),
+        transports=own_transports() if ctx.transports is None else ctx.transports(),
     )  # fmt: skip
     exchange = exchange_of(spec, invocation.keys)
     invocation.direct = DirectExchange(
