@@ -7,6 +7,7 @@ had either fail at once or, where the partition is silent, lose what is sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 
@@ -162,7 +163,8 @@ class MemoryConnection(Connection):
             place[:] = body
         else:
             place = memoryview(bytearray(body))
-        self._handler.on_message(self, head, place)
+        with contextlib.suppress(asyncio.CancelledError):  # an injected death ends the receiver here
+            self._handler.on_message(self, head, place)
 
     async def drained(self) -> None:
         await asyncio.sleep(max(0.0, self._own.free_at - asyncio.get_running_loop().time()))

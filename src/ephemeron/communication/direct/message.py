@@ -41,8 +41,19 @@ class Kind(IntEnum):
     MERGED = 41
     MISSING = 42
     PRIVATE = 48
+    """What only one rank has, kept by others for its replacement."""
     STATUS = 49
+    """Question what a rank can give a replacement."""
     STATE = 50
+    """Question for a rank's state, or for what it keeps of the asking one's."""
+    BACK = 51
+    """All ranks go back to a checkpoint."""
+    CHECKPOINTS = 52
+    """Iterations whose checkpoints a rank has stored."""
+    SUCCESSOR = 53
+    """First message of a rank's next attempt to the present one, before it is a member."""
+    TAKEN = 54
+    """The next attempt has the state."""
 
 
 class Head(NamedTuple):

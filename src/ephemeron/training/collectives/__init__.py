@@ -48,7 +48,7 @@ def collective_for(
     if group.mesh is not None and group.world > 1 and group.policy.waits_for_all:
         from ephemeron.training.collectives.direct import DirectReduce
 
-        return DirectReduce(group, group.mesh)
+        return DirectReduce(group, group.mesh, replays=group.replays)
     if pattern == "pipelined":
         if not chunk_bytes:
             return KReduce(group)

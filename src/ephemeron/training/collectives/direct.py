@@ -259,6 +259,9 @@ class DirectReduce(PieceExchange):
 
     # -- state --------------------------------------------------------------------------------------------
 
+    def private_arrays(self) -> Arrays:
+        return {"residual": self.upward.residual.copy()}
+
     def state(self) -> tuple[Arrays, CollectiveState]:
         arrays: Arrays = {"residual": self.upward.residual.copy()}
         applied, _ = self._least()

@@ -87,6 +87,8 @@ class Group:
     attempt: int = 0
     mesh: Mesh | None = None
     """Direct connections to the other ranks of the run; None: all goes through the channel."""
+    replays: bool = True
+    """Whether replacements repeat iterations from a checkpoint, and need the versions since then."""
     members: Sequence[int] = ()
     """By rank, the rank in the run; empty: the same."""
     compression: str = "none"
@@ -202,6 +204,10 @@ class Collective(ABC):
 
     async def collect_garbage(self) -> None:
         """Deletes objects that no rank needs any more."""
+
+    def private_arrays(self) -> Arrays:
+        """Copies of the arrays of `state` that no other rank has, where all ranks apply all versions."""
+        return {}
 
     def state(self) -> tuple[Arrays, CollectiveState]:
         """State for a replacement of this rank: arrays, and plain values."""

@@ -369,6 +369,9 @@ class KReduce(Collective):
     async def first_lost(self, rank: int, iteration: int) -> int | None:
         return await self.stalled.first_lost(rank, iteration)
 
+    def private_arrays(self) -> Arrays:
+        return {"residual": self.upward.residual.copy()}
+
     def state(self) -> tuple[Arrays, CollectiveState]:
         state = CollectiveState(garbage=self.garbage.state(), arrivals=self._receiver.state())
         return {"residual": self.upward.residual.copy()}, state

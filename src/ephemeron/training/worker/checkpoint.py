@@ -23,6 +23,7 @@ from ephemeron.training.collectives.state import Arrivals, CollectiveState
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.decisions import DecisionState
+from ephemeron.training.worker.fencing import number_in
 from ephemeron.training.worker.timeouts import IterationTimes
 
 _log = logging.getLogger(__name__)
@@ -158,6 +159,17 @@ class Checkpoints:
                     return found
         self.saved = [self.beginning]
         return None
+
+    async def stored(self) -> list[int]:
+        """Iterations whose checkpoints are stored, ascending. Lists: for recovery only."""
+        return [number_in(key) for key in await self.channel.list(self.keys.states(self.rank))]
+
+    def take_over(self, iterations: list[int]) -> None:
+        """Takes over the bookkeeping of a predecessor of which only these are known to be stored."""
+        self.saved = [
+            self.beginning,
+            *(Saved(iteration=t, applied=t) for t in iterations if t > self.beginning.iteration),
+        ]
 
     def _decode(self, data: memoryview, key: str) -> Checkpoint:
         arrays, raw = decode_state(data, key=key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Awaitable, Callable
 
 from ephemeron.events import Traffic
 from ephemeron.functions.base import Reason
@@ -84,6 +85,10 @@ class InvocationLifecycle:
         self.detector.progress_seen.update(request.seen)
         self.not_after = request.not_after
         """Iteration whose objects peers miss until this rank has sent them again; None: there is none."""
+        self.back: int | None = None if not request.together else request.not_after
+        """Iteration to whose checkpoints all ranks go back; None: they do not."""
+        self.is_left_behind: Callable[[], Awaitable[bool]] | None = None
+        """Whether peers have what this rank waits for behind them, and cannot give it; None: they always can."""
         self.stop_requested = False
         """Whether the user has asked to stop the run."""
         self.resize_request: ResizeRequest | None = None
@@ -321,7 +326,9 @@ class InvocationLifecycle:
                 raise NextGeneration(await fencing.latest_begun(self.channel, self.keys))
         outcome = self.lease.exit_after_timeout(fenced=fenced, finished=finished, stopped=stopped)
         if outcome is None and not self.handoff.is_closing(self._left_s()):
-            return await self.suspect(stalled)
+            if stalled.ranks or self.is_left_behind is None or not await self.is_left_behind():
+                return await self.suspect(stalled)
+            _log.warning("the others are past iteration %d, and this rank is not", stalled.iteration)
         async with self._leave_lock:  # several waits end at once
             if outcome is None and self.lease.pass_on():
                 await self._leave_waiting(stalled)
@@ -348,6 +355,21 @@ class InvocationLifecycle:
         if await self._claim_next(not_after=not_after):
             more = WorkerRequest(reached=self._reached(iteration), not_after=not_after, waited=waited)
             await self.invoke(self.rank, self.attempt + 1, "replacement", more)
+
+    async def go_back(self, iteration: int) -> None:
+        """Ends this attempt in favour of the next one, which goes on from the checkpoint of an iteration, as all ranks do.
+
+        Raises:
+            InvocationExit: always.
+        """
+        async with self._leave_lock:
+            if self.lease.pass_on():
+                if self.lease.has_successor:
+                    await self._tell_successor(Recovery(seen=self._seen(), back=iteration).to_bytes())
+                elif await self._claim_next(not_after=iteration):
+                    request = WorkerRequest(reached=self._reached(), not_after=iteration, together=True)
+                    await self.invoke(self.rank, self.attempt + 1, "replacement", request)
+            raise InvocationExit("relayed")
 
     async def suspect(self, stalled: StalledPeers) -> None:
         """Replaces stalled peers that the failure detector takes for dead.

@@ -37,6 +37,7 @@ from ephemeron.training.worker.next_generation import begin_next_generation, del
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
+from ephemeron.training.worker.state_sharing import StateSharing
 from ephemeron.training.worker.step import IterationStep, WholeModelStep
 from ephemeron.training.worker.timeouts import IterationTimes
 from ephemeron.training.worker.trainer import TrainingStep
@@ -124,6 +125,7 @@ class TrainingLoop:
         # A rank alone waits for no other and runs ahead of no other: every protocol is BSP.
         sync = self.configuration.sync if self.configuration.group > 1 else "bsp"
         self.policy = policy_for(sync, epoch_length=self.spec.split.iterations, first=started.beginning)
+        self.sharing = StateSharing(started, self._described)
         self.collective = self._make_collective()
         if self.collective.self_paced:
             self.policy = policy_for("bsp", first=started.beginning)
@@ -147,6 +149,7 @@ class TrainingLoop:
 
     def _make_collective(self) -> Collective:
         c, group = self.configuration, self.step.group(self.policy)
+        group.replays = not self.sharing.live
         single = self.spec.stages is not None and group.world == 1
         collective = SingleRank(group) if single else collective_for(
             c.pattern, group, asynchronous=c.sync == "asp", chunk_bytes=self.spec.chunk_bytes
@@ -178,6 +181,7 @@ class TrainingLoop:
             background.start("control", lifecycle.watch_control())
         if self.invocation.rank == 0 and lifecycle.keys.generation:
             background.start("generation", delete_left_generation(lifecycle))
+        await self.sharing.begin(self.collective, background)
         handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
@@ -185,7 +189,7 @@ class TrainingLoop:
                 await self._exchange_with_groups(self.groups)
             self._emit_progress()
             if self.spec.evaluates_at(self.t) and (
-                self.t > self.first or self.t == self.iterations or handed_off_waiting
+                self.t > self.first or self.t == self.iterations or handed_off_waiting or self.started.evaluates
             ):
                 await self._evaluate()
             if self.t == self.iterations:
@@ -206,10 +210,12 @@ class TrainingLoop:
         background.cancel("control")
         background.cancel("generation")
         await self._check_parameters()
-        final = await finish(
-            self.started, self.collective, self.evaluation, iterations=self.t, decisions=self.decisions
-        )  # fmt: skip
+        async with self.sharing.idle():
+            final = await finish(
+                self.started, self.collective, self.evaluation, iterations=self.t, decisions=self.decisions
+            )
         background.cancel("checkpoint")
+        background.cancel("back")
         return final
 
     # -- one iteration ------------------------------------------------------------------------------------
@@ -219,13 +225,16 @@ class TrainingLoop:
         self.lifecycle.begin_iteration(t)
         await background.settle("upload")
         upload = reduce = True
+        await self.sharing.before(t)
         if self.replaying:
-            upload, reduce = await self.collective.pending(t)
+            async with self.sharing.idle():
+                upload, reduce = await self.collective.pending(t)
             self.replaying = not (upload and reduce)
         version = self.status.applied
         step, flags = await self.step.run(t)
         weight = step.samples if step.weight is None else step.weight
         self.collective.submit(t, step.vector, weight, flags)
+        self.sharing.submitted(t)
         if not reduce:
             self.collective.take_over(t, uploaded=not upload)
         if upload:
@@ -280,7 +289,8 @@ class TrainingLoop:
 
     async def _apply(self) -> None:
         version = self.status.applied
-        merged = await self.collective.wait(version)
+        async with self.sharing.idle():
+            merged = await self.collective.wait(version)
         await self.background.settle("upload")  # it reads the memory that the step is about to write
         finite = self.step.finite
         await self.step.compute(lambda: self.trainer.apply(finite.merged(merged.vector, version)), samples=0)
@@ -306,10 +316,16 @@ class TrainingLoop:
         )  # fmt: skip
         if not self.spec.shares_evaluations:
             return
-        metrics = await EvaluationExchange(self.lifecycle, self.trainer, self.collective).merged(self.t, e)
+        if (
+            self.started.evaluates and self.started.evaluated and self.t == self.first
+        ):  # the state of the peers has what follows from it
+            return
+        async with self.sharing.idle():
+            metrics = await EvaluationExchange(self.lifecycle, self.trainer, self.collective).merged(self.t, e)
         self._merged = metrics
         await self.step.compute(lambda: self.trainer.take_metrics(metrics), samples=0)
         stop = await self._decide(metrics)
+        self.sharing.evaluated_at = self.t
         if self.invocation.rank == 0:
             self.invocation.emit(
                 Measured(
@@ -375,11 +391,19 @@ class TrainingLoop:
         await self._check_parameters()
         if self.lifecycle.lease.has_successor:  # it goes on from here
             await self._hand_off()
-        await begin_next_generation(
-            self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions
-        )
+        async with self.sharing.idle():
+            await begin_next_generation(
+                self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions
+            )
 
     # -- state --------------------------------------------------------------------------------------------
+
+    def _described(self) -> CheckpointMeta:
+        """Plain values of the state that all ranks share."""
+        return CheckpointMeta(
+            iteration=self.t, applied=self.status.applied, times=self.lifecycle.timeouts.state(), decisions=self.decisions,
+            agreed=self.change.agreed,
+        )  # fmt: skip
 
     async def _checkpoint_or_hand_off(self) -> None:
         if self.t == self.first:
@@ -418,7 +442,8 @@ class TrainingLoop:
         t = state.meta.iteration
         acknowledged = self.collective.acknowledged(t)
         before_s = self.lifecycle.channel.outages_s
-        nbytes = await self.checkpoints.write(state, acknowledged=acknowledged)
+        nbytes = await self.checkpoints.write(state, acknowledged=self.sharing.acknowledged(acknowledged))
+        self.sharing.stored([s.iteration for s in self.checkpoints.saved])
         outages_s = self.lifecycle.channel.outages_s - before_s
         self.lifecycle.handoff.write_s = max(0.0, self.checkpoints.last_write_s - outages_s)
         self.status.durable = self.checkpoints.durable

@@ -41,6 +41,8 @@ class WorkerRequest:
     """Rank and the latest iteration at which the predecessor has seen it."""
     waited: tuple[tuple[int, int, float], ...] = ()
     """Rank, iteration and seconds: for which peers the predecessor waited until its end."""
+    together: bool = False
+    """Whether all ranks go back to their checkpoints of iteration `not_after`."""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -53,6 +55,8 @@ class Recovery:
     seen: tuple[tuple[int, int], ...] = ()
     """See `WorkerRequest`."""
     waited: tuple[tuple[int, int, float], ...] = ()
+    back: int | None = None
+    """Iteration to whose checkpoints all ranks go back; None: they do not."""
     sent: bool = False
     """Whether the objects that peers missed have been sent: `WorkerRequest.not_after` does not count any more."""
 

@@ -328,6 +328,10 @@ class ScriptTrainer:
         random = self._random.save(arrays)
         return arrays, plain(ScriptState(iteration=self._next, objects=objects, random=random))
 
+    @property
+    def private_nbytes(self) -> int:
+        return sum(b.nbytes for module in self._run.registered.modules.values() for b in module.buffers())
+
     def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         state = build(ScriptState, meta, where="private state of the script")
         assert state.random is not None

@@ -27,6 +27,8 @@ from ephemeron.training.worker.factory import Piece, Stored, build_script_traine
 from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.peer_recovery import PeerRecovery
+from ephemeron.training.worker.recovered_state import RestoredState, peer_recovery, recovered_state
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
@@ -60,6 +62,12 @@ class StartedWorker:
     """What evaluations have decided so far."""
     agreed: Generation | None = None
     """The next generation, if it is agreed on already."""
+    recovery: PeerRecovery | None = None
+    """Recovery from live peers, on a direct channel."""
+    evaluates: bool = False
+    """Whether the evaluation before the next iteration is still to be done by this rank."""
+    evaluated: bool = True
+    """Whether what follows from that evaluation is in the state already."""
 
 
 async def load(invocation: InvocationContext) -> StartedWorker:
@@ -97,8 +105,10 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     lifecycle.handoff.request_s = request_s
     if recovers and await _is_over(invocation):
         raise InvocationExit("finished")
+    recovery: PeerRecovery | None = None
     if invocation.reason != "relay":
         await join_members(invocation, spec)
+        recovery = peer_recovery(invocation, spec)
     trainer, test_samples = await _trainer(invocation, spec)
     invocation.at_end.callback(trainer.close)
     first = spec.current_generation.from_iteration
@@ -107,9 +117,15 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     if not invocation.stays:
         invocation.load_s = invocation.now() - invocation.began - channel.outages_s
     lifecycle.handoff.load_s = invocation.load_s
-    state, replaying = await _state(lifecycle, checkpoints)
+    restored = await _handed_over(lifecycle, checkpoints) if invocation.reason == "relay" else None
     if invocation.reason == "relay":  # its predecessor was a member until now
         await join_members(invocation, spec)
+        recovery = peer_recovery(invocation, spec)
+    if restored is None:
+        restored = await recovered_state(lifecycle, checkpoints, trainer, recovery) if number > 0 else RestoredState()
+    elif recovery is not None:
+        recovery.common.stored([s.iteration for s in checkpoints.saved])
+    state = restored.checkpoint
     begin = await _begin(lifecycle) if state is None and keys.generation else None
     invocation.trace.record("load", began if invocation.stays else invocation.began, invocation.now())
     if spec.trainer in ("torch", "script") and ((state is None and begin is None) or trainer.initial_first):
@@ -119,7 +135,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         if state is None and begin is None:
             lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
     if state is not None:
-        trainer.load(state.trainer, state.meta.trainer)
+        restored.load(trainer)
         lifecycle.budget.spent_before_usd = state.meta.spent_usd
         lifecycle.timeouts.load(state.meta.times)
     decisions = DecisionState() if state is None else state.meta.decisions
@@ -143,7 +159,8 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         lifecycle=lifecycle, spec=spec, trainer=trainer, checkpoints=checkpoints, iteration=position.iteration,
         status=ReductionStatus(
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
-        ), replaying=replaying, test_samples=test_samples,
+        ), replaying=restored.replaying, test_samples=test_samples,
+        recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated,
         state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip
 
@@ -251,34 +268,32 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Traine
     return build_trainer(spec, invocation.rank, folders=folders, feed=feed), feed.test_samples
 
 
-async def _state(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> tuple[Checkpoint | None, bool]:
-    """State to go on from (None: the beginning of the run), and whether peers may be ahead of it."""
+async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> RestoredState | None:
+    """State that the predecessor hands over; None: it has not, and this attempt recovers."""
     invocation = lifecycle.invocation
     channel, request = invocation.channel, invocation.request
-    if fencing.number_of(invocation.attempt) == 0:
-        return None, False
-    if invocation.reason == "relay":
-        key = invocation.keys.hand(invocation.rank, invocation.attempt)
-        try:
-            message = bytes(await _unless_over(invocation, key, invocation.now() + (request.hand_within_s or 0.0)))
-            if message == OVER:
-                raise InvocationExit("finished")
-            if not message.startswith(RECOVER):
-                asked, outages_s = invocation.now(), channel.outages_s
-                state = await checkpoints.read(int(message), invocation.now() + LOAD_TIMEOUT_S)
-                lifecycle.taken_over(state.meta.iteration)
-                lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
-                return state, False
-            recovery = Recovery.of(message, key=key)
-            lifecycle.timeouts.load(waited=recovery.waited)
-            lifecycle.detector.progress_seen.update(recovery.seen)
-            if recovery.sent:
-                lifecycle.not_after = None
-        except ChannelTimeout:
-            _log.warning("no hand-off from the predecessor; recovers from the newest checkpoint")
-            # The predecessor was lost, and this is its replacement: a run in which no hand-off succeeds has to end.
-            await lifecycle.replacement.spend(invocation.rank, max(request.reached, 0))
-    return await checkpoints.newest(lifecycle.not_after), True
+    key = invocation.keys.hand(invocation.rank, invocation.attempt)
+    try:
+        message = bytes(await _unless_over(invocation, key, invocation.now() + (request.hand_within_s or 0.0)))
+        if message == OVER:
+            raise InvocationExit("finished")
+        if not message.startswith(RECOVER):
+            asked, outages_s = invocation.now(), channel.outages_s
+            state = await checkpoints.read(int(message), invocation.now() + LOAD_TIMEOUT_S)
+            lifecycle.taken_over(state.meta.iteration)
+            lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
+            return RestoredState(checkpoint=state)
+        told = Recovery.of(message, key=key)
+        lifecycle.timeouts.load(waited=told.waited)
+        lifecycle.detector.progress_seen.update(told.seen)
+        lifecycle.back = told.back
+        if told.sent:
+            lifecycle.not_after = None
+    except ChannelTimeout:
+        _log.warning("no hand-off from the predecessor; recovers")
+        # The predecessor was lost, and this is its replacement: a run in which no hand-off succeeds has to end.
+        await lifecycle.replacement.spend(invocation.rank, max(request.reached, 0))
+    return None
 
 
 _NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))

@@ -98,6 +98,7 @@ class IterationStep(ABC):
         """The group of all ranks."""
         lifecycle, c = self.lifecycle, self.spec.configuration
         return Group(
+            mesh=None if self.invocation.direct is None else self.invocation.direct.mesh,
             keys=lifecycle.keys, rank=self.invocation.rank, world=c.workers, aggregators=c.aggregators,
             channel=self.invocation.exchange, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
             attempt=self.invocation.attempt, compression=c.compression, iterations=self.spec.ends_at,

@@ -108,6 +108,10 @@ class SyntheticTrainer(_StudyTrainer):
     def private_state(self) -> tuple[Arrays, dict[str, object]]:
         return {"own": self._own.copy()} if self._local_steps else {}, {"draws": self._draws}
 
+    @property
+    def private_nbytes(self) -> int:
+        return self._own.nbytes if self._local_steps else 0
+
     def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         if self._local_steps:
             self._own = arrays["own"]
@@ -167,6 +171,8 @@ class CountingTrainer(_StudyTrainer):
 
     def private_state(self) -> tuple[Arrays, dict[str, object]]:
         return {}, {}
+
+    private_nbytes = 0
 
     def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         pass

@@ -444,6 +444,11 @@ class TorchTrainer:
         random = self._random.save(arrays)
         return arrays, plain(TorchTrainerState(bf16=tuple(bf16), program=packed, random=random))
 
+    @property
+    def private_nbytes(self) -> int:
+        stepped = 0 if self.exchange == "gradients" else 3 * self.flat.nbytes
+        return stepped + sum(b.nbytes for b in self.model.buffers())
+
     def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         state = build(TorchTrainerState, meta, where="private state of the trainer")
         assert state.random is not None

@@ -94,6 +94,10 @@ class Trainer(Protocol):
         Another rank's state before the same iteration, loaded as `shared`, and then this part are this rank's state, bit for bit.
         """
 
+    @property
+    def private_nbytes(self) -> int:
+        """About the most bytes of `private_state`; alike on all ranks of a run."""
+
     def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         """Restores what `private_state` returned, after `load` of another rank's state as `shared`."""
 

@@ -283,6 +283,10 @@ class StageTrainer:
     def private_state(self) -> tuple[Arrays, Mapping[str, object]]:
         return self.state()
 
+    @property
+    def private_nbytes(self) -> int:
+        return 3 * self.flat.nbytes
+
     def load_private(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         self.load(arrays, meta)
 

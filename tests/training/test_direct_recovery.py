@@ -1,0 +1,165 @@
+"""Functions of a direct run die: they are replaced from live peers, at the very iteration, and the weights are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from training_runs import Run, make_job, real, synthetic
+
+from ephemeron.events import PHASES, FaultFired, Invoked, Loaded, Note
+from ephemeron.training.job import SchedulerSpec, Target, parse_fault
+
+SHAPE = {"workers": 4, "aggregators": 4, "checkpoint_every": 4}
+AT = (1, 9, 19)
+"""Iterations of 20."""
+_SHAS: dict[str, str] = {}
+
+
+def kill(rank: int, iteration: int, phase: str = "compute", attempt: int = 0) -> str:
+    more = f",attempt={attempt}" if attempt else ""
+    return f"kill:rank={rank},iteration={iteration},phase={phase}{more}"
+
+
+def undisturbed(**how: Any) -> str:
+    """Weights of the same schedule over the store."""
+    key = repr(sorted(how.items()))
+    if key not in _SHAS:
+        _SHAS[key] = synthetic(**{**SHAPE, **how}).sha
+    return _SHAS[key]
+
+
+def disturbed(*faults: str, **how: Any) -> Run:
+    """A direct run that ends as over the store, with all faults fired and nothing left behind."""
+    run = synthetic(channel="direct", faults=faults, **{**SHAPE, **how})
+    assert run.sha == undisturbed(**how)
+    assert run.left == {"run/spec", "run/result"}
+    assert len(run.of(FaultFired)) == len(faults)
+    return run
+
+
+def resumed(run: Run) -> list[tuple[int, int]]:
+    """Rank and iteration with which each replacement has begun."""
+    return [(e.rank, e.iteration) for e in run.of(Loaded) if e.attempt]
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "load"])
+@pytest.mark.parametrize("rank", range(4))
+def test_a_replacement_repeats_no_iteration(rank: int, phase: str) -> None:
+    for iteration in AT:
+        run = disturbed(kill(rank, iteration, phase))
+        assert len(run.of(Invoked)) == 5
+        [(replaced, at)] = resumed(run)
+        assert replaced == rank
+        assert at in (iteration, iteration + 1)
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3])
+def test_ranks_that_sum_nothing_recover_too(owners: int) -> None:
+    run = disturbed(kill(3, 9), kill(0, 13, "upload"), aggregators=owners)
+    assert [at for _, at in resumed(run)] in ([9, 13], [9, 14])
+
+
+def test_all_but_one_die_at_once() -> None:
+    run = disturbed(*(kill(rank, 9) for rank in (0, 1, 2)))
+    assert sorted(resumed(run)) == [(0, 9), (1, 9), (2, 9)]
+
+
+@pytest.mark.parametrize("phase", ["compute", "upload", "download"])
+def test_all_die_at_once_and_go_on_from_a_common_checkpoint(phase: str) -> None:
+    run = disturbed(*(kill(rank, 10, phase) for rank in range(4)))
+    assert sorted(resumed(run)) == [(rank, 8) for rank in range(4)]
+
+
+def test_all_die_twice() -> None:
+    first = [kill(rank, 10) for rank in range(4)]
+    run = disturbed(*first, *(kill(rank, 11, "upload", 1) for rank in range(4)))
+    assert len(run.of(Invoked)) == 12
+
+
+def test_a_replacement_dies_while_it_loads_and_again_when_it_trains() -> None:
+    run = disturbed(kill(0, 9), kill(0, 9, "load", 1), kill(0, 9, "compute", 2))
+    assert resumed(run) == [(0, 9), (0, 9)]
+
+
+def test_those_who_could_give_the_state_die_one_after_the_other() -> None:
+    run = disturbed(kill(0, 9, "upload"), kill(1, 10, "download"), kill(2, 10, "upload"))
+    assert len(run.of(Invoked)) == 7
+
+
+def test_two_functions_of_two() -> None:
+    assert resumed(disturbed(kill(1, 9), workers=2, aggregators=2)) == [(1, 9)]
+    both = disturbed(kill(0, 9), kill(1, 9), workers=2, aggregators=2)
+    assert sorted(resumed(both)) == [(0, 8), (1, 8)]
+
+
+def test_all_go_back_where_a_private_state_is_lost_with_those_who_keep_it() -> None:
+    faults = [kill(rank, 10) for rank in range(4)]  # ranks 1 to 3 keep what only rank 0 has
+    run = disturbed(*faults, workers=6, aggregators=6)
+    assert any("go back to the checkpoint of iteration 8" in e.text for e in run.of(Note))
+    assert {at for _, at in resumed(run)} >= {8}
+
+
+@pytest.mark.parametrize("sync", ["hap", "ssp:1"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_policies_with_stale_versions_repeat_iterations(sync: str, phase: str) -> None:
+    if sync == "ssp:1":
+        run = synthetic(channel="direct", faults=[kill(1, 0 if phase == "load" else 10, phase)], sync=sync, **SHAPE)
+        assert run.ending.status == "finished"
+        return
+    for rank in (0, 3):
+        iteration = 0 if phase == "load" else 10
+        if (rank, phase) != (3, "wait"):
+            run = synthetic(
+                channel="direct", faults=[kill(rank, iteration, phase)], sync=sync, **{**SHAPE, "aggregators": 2}
+            )
+            assert run.sha == undisturbed(sync=sync, aggregators=2)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+def test_hand_offs_and_deaths(sync: str) -> None:
+    faults = [kill(2, 30, attempt=1), kill(1, 0, "load", 1)]
+    run = synthetic(channel="direct", faults=faults, sync=sync, epochs=20, function_timeout_s=12.0, **SHAPE)
+    assert run.sha == undisturbed(sync=sync, epochs=20)
+    assert len(run.of(FaultFired)) == 2
+
+
+def test_rounding_errors_are_private_state() -> None:
+    run = disturbed(kill(1, 9), kill(2, 9, "aggregate"), compression="int8", elements=3000)
+    assert {at for _, at in resumed(run)} <= {9, 10}
+
+
+# -- models -----------------------------------------------------------------------------------------------
+
+JOBS: dict[str, dict[str, Any]] = {
+    "dropout, Adam": {
+        "model": Target(target="tiny:mlp", options={"dropout": 0.3}),
+        "optimizer": Target(target="Adam"),
+    },
+    "batch statistics": {"model": Target(target="tiny:with_batch_norm")},
+    "scheduler that watches": {
+        "scheduler": SchedulerSpec(target="ReduceLROnPlateau", options={"patience": 0}, monitor="loss"),
+        "evaluate_every": "4 steps",
+    },
+    "moving average": {"ema_decay": 0.9},
+}
+MODELS: dict[str, dict[str, Any]] = {name: {} for name in JOBS} | {"local steps": {"local_steps": 2}}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, str]:
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("phase", ["compute", "upload", "download"])
+def test_a_model_recovers_bit_for_bit(kind: str, phase: str, models: dict[str, str]) -> None:
+    job, how = make_job(**JOBS.get(kind, {})), {"workers": 4, "aggregators": 4, "checkpoint_every": 50, **MODELS[kind]}
+    if kind not in models:
+        models[kind] = real(job, **how).sha
+    faults = [kill(1, 5, phase), kill(0, 7, phase), kill(3, 8, "compute")]
+    run = real(job, channel="direct", faults=list(map(parse_fault, faults)), **how)
+    assert run.sha == models[kind]
+    assert len(run.of(FaultFired)) == 3
+    assert min(at for _, at in resumed(run)) >= 5, "no checkpoint was stored"
