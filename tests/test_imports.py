@@ -13,6 +13,7 @@ import pytest
 import ephemeron
 
 ROOT = Path(ephemeron.__file__).parent
+DIGITS = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
 MODULES = sorted(
     [
         "ephemeron",
@@ -68,6 +69,33 @@ def test_workers_move_vectors_without_pytorch():
 
 def test_help_does_not_wait_for_pytorch():
     assert found(imported_by("ephemeron.cli.main"), ["torch", "numpy", "matplotlib", "sklearn"]) == []
+
+
+UNUSED = [
+    "sklearn", "scipy", "pandas", "matplotlib", "torch._dynamo", "torch._inductor", "sympy", "ephemeron.data.flow", "ephemeron.data.scheduler",
+    "ephemeron.partition", "ephemeron.functions.simulated", "ephemeron.functions.simulation", "ephemeron.training.report", "ephemeron.testing",
+]  # fmt: skip
+"""Packages that neither the client nor the functions of an ordinary run on this machine need before its first iteration."""
+
+
+def test_a_client_imports_little_until_it_knows_what_the_run_needs():
+    assert found(imported_by("ephemeron.training.driver.api"), ["torch", *UNUSED]) == []
+
+
+def test_a_client_that_has_prepared_a_run_has_imported_nothing_that_it_does_not_need(tmp_path):
+    pytest.importorskip("sklearn", reason="no scikit-learn; pip install 'ephemeron[digits]'")
+    program = f"""
+import json, os, sys
+os.environ["EPHEMERON_HOME"] = {str(tmp_path)!r}
+from ephemeron.training.driver import api
+from ephemeron.training.driver.launch import prepared_run
+ready = prepared_run(api.launch_request({str(DIGITS)!r}, workers=2, aggregators=2))
+assert ready.prepared.spec.samples == 1438
+print(json.dumps(sorted(sys.modules)))
+"""
+    modules = set(json.loads(fresh(program).stdout))
+    assert "torch" in modules
+    assert found(modules, UNUSED) == []
 
 
 def test_a_simulated_run_needs_no_pytorch_to_be_imported():

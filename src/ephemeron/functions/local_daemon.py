@@ -58,7 +58,7 @@ P = TypeVar("P")
 
 _TICK_S = 0.2
 
-_log = logging.getLogger("ephemeron.functions.local_daemon")  # this module runs as `__main__`
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)

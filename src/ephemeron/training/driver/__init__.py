@@ -1,7 +1,35 @@
-"""The client's part of a run: preparation, launch, supervision, metering and result."""
+"""The client's part of a run: preparation, launch, supervision, metering and result.
 
-from ephemeron.training.driver.api import attach, configure, dry_run, resize, resume, stop, train
-from ephemeron.training.driver.result import Result
-from ephemeron.training.driver.session import Session, train_async
+Names are imported when they are first used: a command needs few of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ephemeron.training.driver.api import attach, configure, dry_run, resize, resume, stop, train
+    from ephemeron.training.driver.result import Result
+    from ephemeron.training.driver.session import Session, train_async
+
+_LAZY = {
+    "Result": "result",
+    "Session": "session",
+    "attach": "api",
+    "configure": "api",
+    "dry_run": "api",
+    "resize": "api",
+    "resume": "api",
+    "stop": "api",
+    "train": "api",
+    "train_async": "session",
+}
 
 __all__ = ["Result", "Session", "attach", "configure", "dry_run", "resize", "resume", "stop", "train", "train_async"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

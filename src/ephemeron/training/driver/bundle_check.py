@@ -19,7 +19,6 @@ from ephemeron.config.code_bundle import Selection, bundle, left_out, unbundle
 from ephemeron.config.paths import home
 from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import isolated
-from ephemeron.data.flow.from_job import find_flow
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.job import Job, Target
 
@@ -93,6 +92,8 @@ def _build(job: Job, folders: list[Path]) -> None:
 
     model_of(task_from(job, folders), job)
     if job.data.flow is not None:
+        from ephemeron.data.flow.from_job import find_flow
+
         find_flow(job.data, seed=job.seed, code=folders)
 
 

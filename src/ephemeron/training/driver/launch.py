@@ -24,7 +24,6 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.early_daemon import want_functions
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
-from ephemeron.functions.simulated import simulated_limits
 from ephemeron.training.driver import records, run_dir, run_logging, run_platform
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.driver_lock import driving as driving_lock
@@ -108,6 +107,8 @@ class BegunRun:
 def platform_limits(name: str, world: Simulation | None = None) -> Limits:
     """Limits of a platform; those of the simulated one are from `world`."""
     if name == "simulated":
+        from ephemeron.functions.simulated import simulated_limits
+
         return simulated_limits(world or Simulation())
     if name in CLOUDS:
         return cloud_of(name).limits

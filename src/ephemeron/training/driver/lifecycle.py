@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ephemeron import logs
 from ephemeron.communication.channels import Channel, open_channel
@@ -23,7 +23,6 @@ from ephemeron.events import Event, RunEnded, to_json
 from ephemeron.functions.base import Suspendable
 from ephemeron.functions.jsonl import follow
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.functions.simulated import SimulatedPool
 from ephemeron.training.driver import parameter_server, records, run_platform
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.driver_lock import is_driven
@@ -41,6 +40,9 @@ from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.worker.control import ResizeRequest, encode_control
 from ephemeron.training.worker.generations import current_generation, members_of
 from ephemeron.training.worker.spec import RunSpec
+
+if TYPE_CHECKING:
+    from ephemeron.functions.simulated import SimulatedPool
 
 _log = logging.getLogger(__name__)
 

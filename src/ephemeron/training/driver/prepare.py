@@ -17,7 +17,6 @@ from ephemeron.communication.keys import Keys
 from ephemeron.data import assign
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Call, Limits
-from ephemeron.training.driver import model_partition
 from ephemeron.training.driver.admission import check_call, check_memory, check_time
 from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.memory import estimate, quota_for
@@ -241,6 +240,8 @@ def prepare(
         check_bundle(job, code)
     divided, bounded, note = None, configuration, ""
     if configuration.stages > 1:
+        from ephemeron.training.driver import model_partition
+
         divided = model_partition.divide(
             job,
             configuration,
@@ -267,11 +268,10 @@ def prepare(
         job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
         bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
     )  # fmt: skip
-    objects = (
-        _objects(job, spec, data, tried.initial)
-        if divided is None
-        else model_partition.objects(job, spec, data, divided)
-    )
+    if divided is None:
+        objects = _objects(job, spec, data, tried.initial)
+    else:
+        objects = model_partition.objects(job, spec, data, divided)
     keys = Keys(run_id)
     objects = {keys.code: [code], **objects, keys.spec: [spec.to_bytes()]}
     _log.info(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -11,11 +10,6 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.data import DataSets, Samples, encode, load
 from ephemeron.data.batch_source import BatchSource, Positions, TrainingBatch
-from ephemeron.data.flow.batch_source import encode_indices
-from ephemeron.data.flow.collate import Collator
-from ephemeron.data.flow.from_job import EVALUATION_DATA, TRAIN_DATA, NamedFlow, find_flow, provided
-from ephemeron.data.flow.prefetch import collated
-from ephemeron.data.flow.sample_loader import SampleRequest
 from ephemeron.data.flow_spec import DataProvider, FlowSpec
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.sources.registry import hold_out
@@ -64,12 +58,13 @@ def training_data(job: Job, *, only_first: int | None = None, part: Sequence[int
     """
     check_data(job.data)
     given = None if job.task is None else _of_task(job)
-    if isinstance(given, DataProvider):
-        return FlowData(
-            find_flow(job.data, seed=job.seed, code=job.code, provider=given), only_first=only_first, part=part
-        )
-    if given is None and job.data.flow is not None:
-        return FlowData(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first, part=part)
+    provider = given if isinstance(given, DataProvider) else None
+    if isinstance(given, DataProvider) or (given is None and job.data.flow is not None):
+        from ephemeron.data.flow.from_job import find_flow
+        from ephemeron.training.driver.flow_data import FlowData
+
+        named = find_flow(job.data, seed=job.seed, code=job.code, provider=provider)
+        return FlowData(named, only_first=only_first, part=part)
     data = given or load(job.data, seed=job.seed, code=job.code)
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")
@@ -87,6 +82,8 @@ def _of_task(job: Job) -> DataSets | DataProvider | None:
     Raises:
         JobError: `train_data` or `evaluation_data` raises or returns something else, or the job names data, too.
     """
+    from ephemeron.data.flow.from_job import EVALUATION_DATA, TRAIN_DATA, provided
+
     assert job.task is not None
     provider = DataProvider(target=job.task.target, options=job.task.options)
     task = provided(provider, job.code)
@@ -141,7 +138,7 @@ class ArrayData:
     def trial(self, most: int = TRIAL) -> BatchSource:
         first = self._data.train.take(np.arange(min(most, self.samples)))
         tested = self._data.test.take(np.arange(min(most, self.test_samples)))
-        return _OneBatch(
+        return OneBatch(
             TrainingBatch((first.inputs, first.targets), len(first)),
             TrainingBatch((tested.inputs, tested.targets), len(tested)) if len(tested) else None,
         )
@@ -151,49 +148,7 @@ class ArrayData:
         return f"a batch of shape {[2, *inputs.shape[1:]]} ({inputs.dtype}) with targets {targets.dtype}"
 
 
-class FlowData:
-    """Samples that functions read from a flow."""
-
-    def __init__(self, named: NamedFlow, *, only_first: int | None = None, part: Sequence[int] | None = None) -> None:
-        if part is not None:
-            named = dataclasses.replace(named, train_indices=named.train_indices[np.asarray(part)])
-        if only_first is not None:
-            named = dataclasses.replace(
-                named, train_indices=named.train_indices[:only_first], test_indices=named.test_indices[:0]
-            )
-        self._named = named
-        self.flow: FlowSpec | None = named.spec
-        self.samples, self.test_samples = len(named.train_indices), len(named.test_indices)
-        self._trial = self._first(TRIAL)
-
-    def share(self, positions: Indices) -> list[Buffer]:
-        return encode_indices(self._named.train_indices[positions])
-
-    def test_share(self, positions: Indices) -> list[Buffer]:
-        return encode_indices(self._named.test_indices[positions])
-
-    def held_bytes(self, owned: int, batch: int) -> int:
-        return min(owned, batch) * self._named.spec.sample_nbytes
-
-    def trial(self, most: int = TRIAL) -> BatchSource:
-        batch = TrainingBatch(self._first(most), len(self._named.tried[:most]))
-        return _OneBatch(batch, batch if self.test_samples else None)
-
-    def _first(self, most: int) -> Any:
-        named = self._named
-        tried = named.tried[:most]
-        items = [SampleRequest(index=int(i), seed=0) for i in named.train_indices[: len(tried)]]
-        return collated(tried, Collator(named.collate), named.train, items, pairs=named.spec.pairs)
-
-    def described(self) -> str:
-        part = self._named.spec.train.target
-        if not self._named.spec.pairs:
-            return f"a batch of {part}: {_described(self._trial)}"
-        inputs, targets = map(_described, self._trial)
-        return f"a batch of flow {part} with inputs {inputs} and targets {targets}"
-
-
-class _OneBatch:
+class OneBatch:
     """A batch source with one training batch and at most one test batch."""
 
     def __init__(self, batch: TrainingBatch, test: TrainingBatch | None) -> None:
@@ -211,14 +166,3 @@ class _OneBatch:
 
     def close(self) -> None:
         pass
-
-
-def _described(value: Any) -> str:
-    """Dtype and shape, such as `float32[2, 3, 8, 8]`, of an array or a tree of arrays."""
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_described, value))})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{k}: {_described(v)}' for k, v in value.items())}}}"
-    if hasattr(value, "shape"):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
