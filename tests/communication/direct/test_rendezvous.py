@@ -13,6 +13,7 @@ from rendezvous_world import RUN_TOKEN, SERVICE_TOKEN, TIMEOUT_S, Inbox, Member,
 
 from ephemeron.communication.direct import punching, rendezvous
 from ephemeron.communication.direct.connection import LinkFailed
+from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.rendezvous import Rendezvous, ServiceAddress
 from ephemeron.communication.direct.rendezvous_protocol import (
     Go,
@@ -26,7 +27,6 @@ from ephemeron.communication.direct.rendezvous_protocol import (
     group_of,
 )
 from ephemeron.communication.direct.rendezvous_service import Pace, ServiceLimits
-from ephemeron.communication.direct.transport import Endpoint
 from ephemeron.errors import JobError, TokenRefused
 
 BOTH = ("punched", "relay")

@@ -8,9 +8,10 @@
 """
 
 from ephemeron.communication.direct.connection import Connection, ConnectionHandler, LinkFailed, SocketConnection
+from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Head, Kind
-from ephemeron.communication.direct.transport import Endpoint, Transport, kernel_transports
+from ephemeron.communication.direct.transport import Transport, kernel_transports
 
 __all__ = [
     "Connection",

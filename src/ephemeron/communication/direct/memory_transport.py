@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.connection import Connection, ConnectionHandler, LinkFailed
+from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.message import HEAD_BYTES, Head
-from ephemeron.communication.direct.transport import Accepted, Endpoint, Transport
+from ephemeron.communication.direct.transport import Accepted, Transport
 from ephemeron.units import MB
 
 

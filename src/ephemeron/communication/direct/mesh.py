@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.direct.connection import Connection, LinkFailed
+from ephemeron.communication.direct.endpoint import Endpoint, announce, machine
 from ephemeron.communication.direct.message import FORWARDED, Head, Kind
-from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Endpoint, Transport, machine
+from ephemeron.communication.direct.requests import Answer, Requests
+from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Transport
 from ephemeron.communication.keys import Keys
-from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ OnMessage = Callable[[int, Head, memoryview], None]
 """Handler of a kind: rank of the sender, head, body."""
 Allocate = Callable[[int, Head, int], "memoryview | None"]
 """Chooses memory for a body: rank of the sender, head, bytes."""
-Answer = Callable[[int, Head, memoryview], Awaitable[Sequence[Buffer]]]
-"""Answers requests of a kind."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,9 +92,7 @@ class Mesh:
         self._pending: dict[Connection, asyncio.TimerHandle] = {}
         self._handlers: dict[int, tuple[OnMessage, Allocate | None]] = {}
         self._early: dict[int, list[tuple[int, Head, memoryview]]] = {}
-        self._answers: dict[int, Answer] = {}
-        self._waiting: dict[int, tuple[int, asyncio.Future[memoryview]]] = {}
-        self._requests = 0
+        self._requests = Requests(self, self._start)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._ended_sent = self._ended_received = 0
@@ -136,19 +131,9 @@ class Mesh:
                 continue
             if address is not None:
                 self._endpoint.addresses[transport.name] = address
-        text = json.dumps(plain(self._endpoint)).encode()
-        await store.put(self._keys.peer(self.rank, self.attempt), [text])
-        for key in await store.list(self._keys.peers):
-            name, _, attempt = key.rpartition("/")[2].partition(".")
-            peer = self._peers.get(int(name))
-            if peer is None or int(attempt) < (peer.endpoint.attempt if peer.endpoint else 0):
-                continue
-            data = await store.fetch(key)
-            if data is not None:
-                try:
-                    peer.endpoint = build(Endpoint, json.loads(bytes(data)), where=key)
-                except (ValueError, JobError) as e:
-                    _log.warning("cannot read %s: %s", key, e)
+        for rank, endpoint in (await announce(store, self._keys, self._endpoint)).items():
+            if rank in self._peers:
+                self._peers[rank].endpoint = endpoint
         for rank, peer in self._peers.items():
             if peer.endpoint is not None:
                 self._dial(rank, peer)
@@ -206,7 +191,7 @@ class Mesh:
 
     def answer(self, kind: int, handler: Answer) -> None:
         """Registers what answers requests of a kind."""
-        self._answers[kind] = handler
+        self._requests.answer(kind, handler)
 
     async def request(
         self,
@@ -229,20 +214,7 @@ class Mesh:
         Raises:
             LinkFailed: no route, no answer in time, or the member does not answer this kind.
         """
-        self._requests += 1
-        asked, future = self._requests, asyncio.get_running_loop().create_future()
-        self._waiting[asked] = rank, future
-        try:
-            packed = struct.pack("<Iq", asked, number) + extra
-            if not self.send(rank, Kind.REQUEST, asked, kind, packed, buffers):
-                raise LinkFailed(f"no route to rank {rank}")
-            async with asyncio.timeout(timeout_s):
-                answer: memoryview = await future
-                return answer
-        except TimeoutError as e:
-            raise LinkFailed(f"rank {rank} has not answered within {timeout_s:g} s") from e
-        finally:
-            del self._waiting[asked]
+        return await self._requests.ask(rank, kind, extra, buffers, number=number, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Closes all connections and stops listening."""
@@ -309,7 +281,7 @@ class Mesh:
             connection.close()
 
     def _say_hello(self, connection: Connection) -> None:
-        connection.send(self._head(Kind.HELLO, 0, extra=json.dumps(plain(self._endpoint)).encode()))
+        connection.send(self._head(Kind.HELLO, 0, extra=self._endpoint.to_bytes()))
 
     def _head(self, kind: int, target: int, number: int = 0, part: int = 0, extra: bytes = b"") -> Head:
         return Head(kind, self.rank, target, number, part, extra, self.attempt)
@@ -340,10 +312,7 @@ class Mesh:
             return
         if not connection.dialled:
             self._say_hello(connection)
-        try:
-            peer.endpoint = build(Endpoint, json.loads(head.extra), where="endpoint of a member")
-        except (ValueError, JobError) as e:
-            _log.warning("rank %d sends an endpoint that cannot be read: %s", rank, e)
+        peer.endpoint = Endpoint.of(head.extra, where=f"endpoint of rank {rank}") or peer.endpoint
         if before is not None:
             self._retire(before)
         if attempt > peer.attempt:
@@ -422,10 +391,8 @@ class Mesh:
             return
         if head.attempt > self._peers[head.sender].attempt:
             self._newer(head.sender, head.attempt)
-        if head.kind == Kind.REQUEST:
-            self._start(self._reply(head, body))
-        elif head.kind == Kind.REPLY:
-            self._replied(head, body)
+        if head.kind in (Kind.REQUEST, Kind.REPLY):
+            self._requests.take(head, body)
         elif head.kind in self._handlers:
             self._handlers[head.kind][0](head.sender, head, body)
         else:
@@ -455,30 +422,6 @@ class Mesh:
             self._tell_links()
         self._update_routes()
 
-    async def _reply(self, head: Head, body: memoryview) -> None:
-        asked, number = struct.unpack_from("<Iq", head.extra)
-        handler = self._answers.get(head.part)
-        if handler is None:
-            self.send(head.sender, Kind.REPLY, asked, 0)
-            return
-        inner = head._replace(kind=head.part, number=number, extra=head.extra[12:])
-        try:
-            buffers = await handler(head.sender, inner, body)
-        except LinkFailed as e:
-            _log.debug("no answer to rank %d: %s", head.sender, e)
-            self.send(head.sender, Kind.REPLY, asked, 0)
-            return
-        self.send(head.sender, Kind.REPLY, asked, 1, b"", buffers)
-
-    def _replied(self, head: Head, body: memoryview) -> None:
-        rank, future = self._waiting.get(head.number, (-1, None))
-        if future is None or future.done() or rank != head.sender:
-            return
-        if head.part:
-            future.set_result(body)
-        else:
-            future.set_exception(LinkFailed(f"rank {rank} has no answer"))
-
     # -- losses -------------------------------------------------------------------------------------------
 
     def on_closed(self, connection: Connection, why: str) -> None:
@@ -493,9 +436,7 @@ class Mesh:
                 self._count(connection)
                 peer.connection = None
                 peer.told = None if self._route(rank) is not None else peer.told
-                for asked, future in self._waiting.values():
-                    if asked == rank and not future.done():
-                        future.set_exception(LinkFailed(f"the connection to rank {rank} is lost: {why}"))
+                self._requests.lost(rank, why)
                 self._tell_links()
                 self._update_routes()
                 if peer.endpoint is not None and not self._closed:

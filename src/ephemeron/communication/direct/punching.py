@@ -16,9 +16,10 @@ import logging
 import socket
 
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
+from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.rendezvous import Rendezvous
 from ephemeron.communication.direct.rendezvous_protocol import Purpose
-from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Accepted, Endpoint, Transport, prove
+from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Accepted, Transport, prove
 from ephemeron.errors import ProtocolError, TokenRefused
 
 _RETRY_S = 0.02

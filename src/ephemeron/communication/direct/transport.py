@@ -6,18 +6,16 @@ A transport opens connections and proves on each of them, before anything else i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ephemeron.communication.channels.address import is_direct
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
+from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import ProtocolError, TokenRefused
@@ -30,18 +28,6 @@ BACKLOG = 256
 
 Accepted = Callable[[Connection], None]
 """Called with every connection whose other end has proved the token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """How one member can be reached; announced in the run's store. Holds no secret."""
-
-    rank: int
-    attempt: int
-    machine: str
-    """Operating system and network namespace: members with the same one reach each other's Unix sockets."""
-    addresses: dict[str, str] = field(default_factory=dict)
-    """By transport."""
 
 
 class Transport(ABC):
@@ -233,15 +219,6 @@ async def _exactly(sock: socket.socket, nbytes: int) -> bytes:
             raise ConnectionResetError("the other end closed the connection")
         got += part
     return got
-
-
-def machine() -> str:
-    """Name of this operating system and network namespace."""
-    parts = []
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return "/".join(parts) or socket.gethostname()
 
 
 def own_address() -> str:

@@ -1,0 +1,74 @@
+"""How a member can be reached, and its announcement in the run's store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.keys import Keys
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """How one member can be reached. Holds no secret."""
+
+    rank: int
+    attempt: int
+    machine: str
+    """Operating system and network namespace: members with the same one reach each other's Unix sockets."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """By transport."""
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return json.dumps(plain(self)).encode()
+
+    @classmethod
+    def of(cls, data: bytes, *, where: str) -> Endpoint | None:
+        """The inverse of `to_bytes`; None where it cannot be read."""
+        try:
+            return build(Endpoint, json.loads(data), where=where)
+        except (ValueError, JobError) as e:
+            _log.warning("cannot read %s: %s", where, e)
+            return None
+
+
+async def announce(store: Channel, keys: Keys, own: Endpoint) -> dict[int, Endpoint]:
+    """Announces a member, and returns the newest announcement of every other rank.
+
+    Raises:
+        ChannelUnreachable: the store does not answer.
+    """
+    await store.put(keys.peer(own.rank, own.attempt), [own.to_bytes()])
+    newest: dict[int, int] = {}
+    for key in await store.list(keys.peers):
+        rank, attempt = map(int, key.rpartition("/")[2].split("."))
+        if rank != own.rank:
+            newest[rank] = max(attempt, newest.get(rank, 0))
+    found = {}
+    for rank, attempt in newest.items():
+        key = keys.peer(rank, attempt)
+        data = await store.fetch(key)
+        endpoint = None if data is None else Endpoint.of(bytes(data), where=key)
+        if endpoint is not None:
+            found[rank] = endpoint
+    return found
+
+
+def machine() -> str:
+    """Name of this operating system and network namespace."""
+    parts = []
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/net"))
+    return "/".join(parts) or socket.gethostname()
