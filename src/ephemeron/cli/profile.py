@@ -187,6 +187,14 @@ def _print_platform(profile: Profile, console: Console) -> None:
                 *(human_ms(float(rate.seconds(s))) for s in (0.1, 1.0, 10.0)), _percent(error) if error is not None else "",
             )  # fmt: skip
     console.print(table)
+    if p.links is not None:
+        links = p.links
+        fails = f", {100 * links.failure:.3g} % of pairs without one" if links.failure else ""
+        console.print(
+            f"direct links: {human_ms(links.latency_s)} for a small message, {links.mb_s:,.0f} MB/s each way, "
+            f"{1000 * links.cpu_s_per_mb:.3g} ms of a whole vCPU per MB; {human_ms(links.setup_s)} to set up, "
+            f"{human_ms(links.setup_each_s)} per further link{fails}; {links.source}"
+        )
     if known.calls:
         console.print(f"{known.calls} calls of functions, billed ${known.billed_usd:.4f}; cold starts "
                       f"{', '.join(human_seconds(s) for s in known.cold_starts_s) or 'none'}", style="dim")  # fmt: skip

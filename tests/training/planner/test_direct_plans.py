@@ -48,9 +48,11 @@ def test_two_phases_take_twice_the_latency_and_the_share_of_the_others(w):
 
 
 def test_a_small_vector_takes_one_latency():
-    e, _ = one(linked(one_phase_mb=8.0), 4)
+    e, _ = one(linked(one_phase_mb=3 * 8.0), 4)
     assert e.seconds[0] == pytest.approx(0.001 + 3 * 8.0 / 70.0)
     assert e.direct_mb[0] == pytest.approx(4 * 3 * 8.0)
+    more, _ = one(linked(one_phase_mb=3 * 8.0), 5)
+    assert more.seconds[0] == pytest.approx(2 * 0.001 + 2 * 4 / 5 * 8.0 / 70.0), "5 functions would send too much"
 
 
 def test_sending_takes_cpu_time_of_the_function_s_share():
@@ -66,7 +68,7 @@ def test_a_run_pays_for_its_endpoints_and_no_request_of_an_iteration():
     e, _ = one(STORE, 4, what)
     iterations = over.iterations[0]
     assert store.puts[0] - iterations * e.puts[0] == pytest.approx(over.puts[0] - 4)  # an endpoint each
-    assert store.gets[0] - iterations * e.gets[0] == pytest.approx(over.gets[0] - 4 * 3 / 2)
+    assert store.gets[0] - iterations * e.gets[0] == pytest.approx(over.gets[0] - 4 * 3)
     assert over.load_s[0] == pytest.approx(store.load_s[0] + 0.2 + 3 * 0.05)
     expected = iterations * 2 * 3 * 8.0 * 2e-5 + 4 * 5e-6
     assert over.storage_usd[0] - store.storage_usd[0] == pytest.approx(expected)

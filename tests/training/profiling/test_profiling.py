@@ -155,6 +155,8 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     assert p.poll_s > 0
     assert len(p.transfer) == 2
     assert p.price_gb_s > 0
+    assert p.links is not None
+    assert p.over_links() is not None
     assert not fitted.platform.reused
     assert not list((home / "profiling").iterdir())
 
@@ -169,6 +171,8 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     raw = json.loads(file.read_text())
     file.write_text(json.dumps({**raw, "machine": "another one"}))
     assert store.load("local", "folder") is None
+    file.write_text(json.dumps({**raw, "platform": {k: v for k, v in raw["platform"].items() if k != "links"}}))
+    assert store.load("local", "folder") is None, "of a release that measured no links"
     file.write_text("{")
     assert store.load("local", "folder") is None
 

@@ -54,6 +54,8 @@ class Kind(IntEnum):
     """First message of a rank's next attempt to the present one, before it is a member."""
     TAKEN = 54
     """The next attempt has the state."""
+    PROBE = 56
+    """Measurement of a connection."""
 
 
 class Head(NamedTuple):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages
+from ephemeron.training.planner.model.exchange import exchange
 from ephemeron.training.planner.model.profile import PlatformProfile
 from ephemeron.training.planner.plan import Alternative, Choice, Predicted
 from ephemeron.training.planner.search.pareto import Candidate
@@ -69,10 +68,17 @@ def by_channel(answers: PlanAnswers, best: Candidate) -> list[str]:
         found.append(f"channel: {own}; {'; '.join(others)}")
     links = platform.direct
     if links is not None and links.failure and best.workers > 1:
-        puts = float(links.through_store(np.asarray(best.workers), answers.space.workload.model_mb))
+        e = exchange(
+            answers.space.workload,
+            platform,
+            best.option.terms,
+            workers=best.workers,
+            aggregators=best.aggregators,
+            memory_mb=best.memory_mb,
+        )
         found.append(
             f"{100 * links.failure:.3g} % of the pairs are expected to be without a link and to exchange through the store: "
-            f"{puts:.3g} puts and as many gets per iteration"
+            f"{float(e.puts):.3g} puts and as many gets per iteration"
         )
     return found
 

@@ -30,6 +30,7 @@ from ephemeron.training.planner.model.provenance import (
     TransferRow,
 )
 from ephemeron.training.profiling import calibration, live, probe_design, store
+from ephemeron.training.profiling.links import measured_links
 from ephemeron.training.profiling.live import Prober
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_bill import BUDGET_USD
@@ -309,7 +310,10 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
         await prober.call(quotas[0])
     source = f"measured by functions of this machine ({store.this_machine()}), channel {channel}"
     found = TransferRows(timings=timings, together=together, polls=polls)
-    return assembled(prober, prepared, found, name="local", cold_start_s=prober.cold_s[0], source=source)
+    known = assembled(prober, prepared, found, name="local", cold_start_s=prober.cold_s[0], source=source)
+    return dataclasses.replace(
+        known, platform=dataclasses.replace(known.platform, links=await measured_links(prober, quotas[-1]))
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ are forked from.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import shutil
@@ -34,6 +35,8 @@ from ephemeron.training.profiling.probe_bill import ProbeBill
 from ephemeron.training.profiling.probe_design import Measurement
 from ephemeron.training.worker.probe_messages import (
     FoldProbe,
+    LinkProbe,
+    LinkResult,
     ProbeRequest,
     ProbeResult,
     StepProbe,
@@ -49,6 +52,8 @@ PRELOAD = f"{DEFAULT_PRELOAD},ephemeron.training.worker.probe"
 WINDOW_S = 0.6
 """Six periods of Linux's CPU quotas."""
 WINDOWS = 4
+LINKED, LINK_MB, LINK_REPEATS = 3, 32.0, 5
+"""Other members when it is measured how long it takes to connect to several; MB of an exchange, and how often."""
 PARALLEL = 8
 """Requests at once, when it is measured how many overlap."""
 SMALL_SHARE = 0.5
@@ -132,6 +137,28 @@ class Prober:
         transfer = (await self.call(memory_mb, ProbeRequest(transfer=wanted))).transfer
         assert transfer is not None  # it was asked for
         return transfer
+
+    async def links(self, memory_mb: int) -> LinkResult:
+        """Measures direct links between two functions of one quota.
+
+        Raises:
+            FunctionFailed: they cannot connect.
+        """
+        self.on_progress(f"direct links at {memory_mb} MB")
+        generation = 1 + 3 * self.calls
+        both = (
+            LinkProbe(first=first, generation=generation, others=LINKED, mb=LINK_MB, repeats=LINK_REPEATS)
+            for first in (True, False)
+        )
+        calls = (self.call(memory_mb, ProbeRequest(links=probe)) for probe in both)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+        first = found[0]
+        assert isinstance(first, ProbeResult)
+        assert first.links is not None  # it was asked for
+        return first.links
 
 
 def timings_of(memory_mb: int, raw: TransferResult) -> list[TimingSample]:

@@ -18,10 +18,13 @@ import numpy as np
 from ephemeron.communication.keys import Keys
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.base import Limits
+from ephemeron.functions.simulated import DIRECT_LATENCY_S
+from ephemeron.training.collectives.direct_messages import ONE_PHASE_BYTES
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job, Simulation
 from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.training.planner.model.builtin import priced
+from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.fit import fit_steps
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
 from ephemeron.training.planner.model.provenance import MemoryProvenance, Provenance, StepProvenance
@@ -77,8 +80,12 @@ def simulated_profile(
 def world_profile(world: Simulation, limits: Limits, *, server: bool = False) -> PlatformProfile:
     """The simulator's constants as a platform."""
     link = Affine(latency_s=world.latency_s, mb_s=world.bandwidth_mb_s or UNLIMITED_MB_S)
+    links = DirectLinks(
+        latency_s=DIRECT_LATENCY_S, mb_s=world.bandwidth_mb_s or UNLIMITED_MB_S, setup_s=2 * world.latency_s + 2 * DIRECT_LATENCY_S,
+        setup_each_s=world.latency_s, one_phase_mb=ONE_PHASE_BYTES / MB, source="constants of the simulated network",
+    )  # fmt: skip
     bare = PlatformProfile(
-        name="simulated",
+        links=links, name="simulated",
         memory_mb=QuotaRange(min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, 64)),
         lifetime_s=limits.lifetime_s, cold_start_s=world.cold_start_s,
         warm_start_s=world.warm_start_s, price_gb_s=0.0, price_invocation=0.0, poll_s=0.0, parallel=1_000_000,

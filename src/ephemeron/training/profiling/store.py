@@ -53,6 +53,9 @@ def load(name: str, channel: str) -> Known | None:
         if raw["machine"] != this_machine():
             _log.info("%s was measured on another machine, and is not reused", path)
             return None
+        if "links" not in raw["platform"]:
+            _log.info("%s is of an earlier release, and is not reused", path)
+            return None
         fit = typed.build(PlatformProvenance, raw["fit"], where=f"{path}: fit")
         return Known(platform=parse_platform(raw["platform"], where=f"{path}: platform"), fit=fit, reused=True)
     except FileNotFoundError:

@@ -33,6 +33,7 @@ from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.context import Context
 from ephemeron.training.tensors import MessageHeader, codec_by_name, decode_state, encode_state, pack, unpack
 from ephemeron.training.worker.factory import build_torch_trainer, open_feed
+from ephemeron.training.worker.link_probe import measure_links
 from ephemeron.training.worker.probe_messages import (
     FoldResult,
     ParallelTransferRow,
@@ -64,6 +65,8 @@ async def run_probe(ctx: Context, request: ProbeRequest) -> ProbeResult:
     result = ProbeResult(entered_wall=entered, cold=ctx.cold, memory_mb=ctx.call.memory_mb)
     if request.transfer is not None:
         result = replace(result, transfer=await _transfers(ctx, request.transfer))
+    if request.links is not None:
+        result = replace(result, links=await measure_links(ctx, request.links))
     if request.probe is not None or request.fold is not None:
         with contextlib.ExitStack() as at_end:
             steps = await _Steps.load(ctx)

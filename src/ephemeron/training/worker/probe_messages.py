@@ -35,12 +35,28 @@ class FoldProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProbe:
+    """Direct links between two calls that run at once: the second one plays all members but the first."""
+
+    first: bool
+    """Whether this is the call that measures."""
+    generation: Count
+    """First of three numbers of generations that no other probe of the run uses."""
+    others: Count
+    """Members that the first one connects to."""
+    mb: Positive
+    """Sent by each of two members while it receives as much."""
+    repeats: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
     """Measurements that a call asks for."""
 
     probe: StepProbe | None = None
     transfer: TransferProbe | None = None
     fold: FoldProbe | None = None
+    links: LinkProbe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +117,23 @@ class FoldResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkResult:
+    """Times of direct links."""
+
+    transport: str
+    one_link_s: float
+    """Seconds from joining until there is a connection to the only other member."""
+    all_links_s: float
+    """The same for `LinkProbe.others` of them."""
+    latency_s: tuple[float, ...]
+    """Half of the time until a small message is answered."""
+    exchange_s: tuple[float, ...]
+    """Seconds in which both members have sent and received `LinkProbe.mb`."""
+    exchange_cpu_s: tuple[float, ...]
+    """CPU seconds of one of them meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
     """Raw measurements of one call."""
 
@@ -119,6 +152,7 @@ class ProbeResult:
     steps: tuple[StepTiming, ...] = ()
     transfer: TransferResult | None = None
     fold: FoldResult | None = None
+    links: LinkResult | None = None
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> ProbeResult:

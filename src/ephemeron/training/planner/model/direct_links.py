@@ -3,9 +3,9 @@
 With S MB of vector, W functions, L seconds of latency and B MB/s that a function sends while it receives as much, one round is
 
     two phases     reduce-scatter by owner, all-gather; every rank owns 1/W:       2·L + 2·(W − 1)/W·S/B
-    one phase      everybody sends its vector to all, up to `one_phase_mb`:          L + (W − 1)·S/B
+    one phase      everybody sends its vector to all, if (W − 1)·S is small:         L + (W − 1)·S/B
 
-and adding up. K < W owners would take (W − 1)/K·S/B a phase, never less than (W − 1)/W·S/B, and send no fewer bytes: so plans have K = W.
+Pieces are sent, received and added up at once, so that where CPU time is scarce 1/B is its sum for one MB. K < W owners would take (W − 1)/K·S/B a phase, never less than (W − 1)/W·S/B, and send no fewer bytes: so plans have K = W.
 
 Where the hole punching of a pair fails, with probability p and independently of other pairs, the messages between the two are puts
 and gets. Of the W·(W − 1)/2 pairs, p·W·(W − 1)/2 are expected to fail; each has four messages in a round of two phases and two in one of
@@ -16,8 +16,8 @@ one phase:
 All ranks wait for the slowest pair, so a round takes as long as over the store with the probability 1 − (1 − p)^(W·(W − 1)/2) that
 some pair fails. Members forward messages for a pair where they can, which is not counted: times and requests err to the high side.
 
-At the start, and after each hand-off, a function puts its endpoint, lists those of the others, reads those that are there, and sets up its
-links: `setup_s` + `setup_each_s`·(W − 1) seconds.
+At the start, and after each hand-off, a function puts its endpoint, lists those of the others, reads them (W − 1 gets at most: of those
+that come later it learns by their connection), and sets up its links: `setup_s` + `setup_each_s`·(W − 1) seconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DirectLinks:
     failure: Annotated[float, Within(0, 1)] = 0.0
     """Probability that two functions get no link, and exchange through the store."""
     one_phase_mb: NonNegative = 0.0
-    """Vectors up to this size are sent whole by everybody to everybody."""
+    """MB that everybody sends at most where vectors are sent whole, in one phase."""
     store: Literal["objects", "cache"] = "objects"
     """Kind of the store of endpoints, checkpoints and pairs without a link."""
     route: Literal["private", "public", "punched"] = "private"
@@ -66,13 +66,18 @@ class DirectLinks:
     source: str = ""
     """How the coefficients were found."""
 
-    def one_phase(self, size_mb: float) -> bool:
-        """Whether a vector of that size is sent whole."""
-        return size_mb <= self.one_phase_mb
+    def one_phase(self, workers: Array, vector_mb: float) -> Array:
+        """Whether vectors of that size are sent whole."""
+        return np.asarray(vector_mb * (workers - 1) <= self.one_phase_mb)
 
-    def s_per_mb(self, share: Array) -> Array:
-        """Seconds per MB sent and received, for functions with a share of one vCPU: one thread does both."""
-        return np.maximum(1 / self.mb_s, self.cpu_s_per_mb / share)
+    def s_per_mb(self, share: Array, more_s: Array | float = 0.0) -> Array:
+        """Seconds per MB sent and received.
+
+        Args:
+            share: of one vCPU: one thread does both.
+            more_s: seconds of the same thread for something else, per MB.
+        """
+        return np.maximum(1 / self.mb_s, self.cpu_s_per_mb / share + more_s)
 
     def setup(self, workers: Array | float) -> Array:
         """Seconds until a function has its links; one alone has none."""
@@ -83,9 +88,14 @@ class DirectLinks:
         """Probability that any of the pairs has no link."""
         return np.asarray(1 - (1 - self.failure) ** (workers * (workers - 1) / 2))
 
-    def through_store(self, workers: Array, size_mb: float) -> Array:
-        """Expected messages of a round that are puts, and are read once each."""
-        return np.asarray((1 if self.one_phase(size_mb) else 2) * workers * (workers - 1) * self.failure)
+    def through_store(self, workers: Array, whole: Array) -> Array:
+        """Expected messages of a round that are puts, and are read once each.
+
+        Args:
+            workers: W.
+            whole: whether vectors are sent whole.
+        """
+        return np.asarray(np.where(whole, 1, 2) * workers * (workers - 1) * self.failure)
 
     def memory_mb(self, up_mb: float, down_mb: float) -> float:
         """MB that a function needs beside those of an exchange through the store.

@@ -182,38 +182,33 @@ def _over_links(
 ) -> tuple[Numbers, ...]:  # fmt: skip
     """Every rank owns one part: the equations of `direct_links`, with pairs that need the store at their expected share."""
     up, down = workload.model_mb * UP[terms.compression], workload.model_mb * DOWN[terms.compression]
-    per_mb = links.s_per_mb(np.minimum(m / platform.mb_per_vcpu, 1.0))
-    messages, others = links.through_store(w, up), w - 1
+    share = np.minimum(m / platform.mb_per_vcpu, 1.0)
+    sending, adding = links.s_per_mb(share), links.s_per_mb(share, cpu)
+    unpacking = sending if terms.compression == "none" else adding
+    whole = links.one_phase(w, workload.model_mb) & (terms.compression != "int8")
+    others, messages = w - 1, links.through_store(w, whole)
     by_store = np.maximum(
         others * links.failure, 1.0
     )  # of a rank's messages of a phase, where some pair needs the store
 
-    def phase(received: Array, object_mb: Array | float) -> Array:
+    def phase(received_mb: Array, object_mb: Array | float, each: Array) -> Array:
         """Expected seconds in which a rank sends and receives so many MB."""
-        direct = links.latency_s + received * per_mb
+        direct = links.latency_s + received_mb * each
         stored = (
             wait + span_s(platform, "up", by_store, object_mb, m) + span_s(platform, "down", by_store, object_mb, m)
         )
         return np.asarray(direct + links.some_fails(w) * np.maximum(stored - direct, 0.0))
 
-    if links.one_phase(up):
-        sent = phase(others * up, up)
-        found = 0.0 * sent, cpu * (others * up + up), sent, 0.0, messages, messages, 2 * up * messages
-        direct_mb = (1 - links.failure) * w * others * up
-    else:
-        unpack = 0.0 if terms.compression == "none" else cpu * down
-        both = phase(others / w * up, up / w), phase(others / w * down, down / w)
-        found = (
-            both[0],
-            cpu * (others / w * up + up),
-            both[1] + unpack,
-            0.0,
-            messages,
-            messages,
-            (up + down) / w * messages,
-        )
-        direct_mb = (1 - links.failure) * others * (up + down)
-    return *(np.where(w > 1, x, 0.0) for x in found), np.where(w > 1, direct_mb, 0.0)
+    part = others / w
+    first, second = phase(part * up, up / w, sending), phase(part * down, down / w, unpacking)
+    once = phase(others * up, up, sending)
+    each_mb = np.where(whole, 2 * up, (up + down) / w)  # a put and a get of each message that is stored
+    found = (
+        np.where(whole, 0.0, first), np.where(whole, others * up, part * up) * (adding - sending), np.where(whole, once, second),
+        0.0, messages, messages, each_mb * messages,
+        (1 - links.failure) * np.where(whole, w * others * up, others * (up + down)),
+    )  # fmt: skip
+    return tuple(np.where(w > 1, x, 0.0) for x in found)
 
 
 def _pipelined(

@@ -171,7 +171,7 @@ def predict(
     if links is not None:
         joined = np.where(w > 1, invocations, 0.0)
         puts = puts + ENDPOINT_PUTS * joined
-        gets = gets + (w - 1) * (joined - w / 2 * (w > 1))  # of functions that begin together, half are there
+        gets = gets + (w - 1) * joined
         direct_usd = (
             iterations * e.direct_mb * links.price_mb + ENDPOINT_LISTS * joined * platform.price_list
             + np.where(w > 1, links.price_service_hour * seconds / 3600, 0.0)

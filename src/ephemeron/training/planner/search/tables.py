@@ -400,13 +400,12 @@ def _direct_constants(space: Space, o: Option, found: dict[str, Array | float]) 
     w, p, t, links = space.workload, o.platform, o.terms, o.platform.direct
     assert links is not None
     up, down = w.model_mb * UP[t.compression], w.model_mb * DOWN[t.compression]
-    # In one phase everybody sends everything: W·(W - 1)·S, which is at least (3·W - 4)·S.
-    mb, by_w, more = (up, 3.0, -4.0) if links.one_phase(up) else (up + down, 1.0, -1.0)
+    mb = min(2 * up, up + down)  # for each of W - 1 ranks, at least: in one phase everybody sends W - 1 vectors
     stored, linked = 2 * links.failure * mb, (1 - links.failure) * mb * links.price_mb
-    start = ENDPOINT_PUTS * p.price_put + ENDPOINT_LISTS * p.price_list + p.price_get / 2
+    start = ENDPOINT_PUTS * p.price_put + ENDPOINT_LISTS * p.price_list + p.price_get
     return {
-        "gets_by_w": 1.0, "gets_more": 0.0, "moved_by_w": by_w * stored, "moved_more": more * stored,
-        "direct_usd_by_w": by_w * linked, "direct_usd_more": more * linked,
+        "gets_by_w": 1.0, "gets_more": 0.0, "moved_by_w": stored, "moved_more": -stored,
+        "direct_usd_by_w": linked, "direct_usd_more": -linked,
         "start_usd": found["start_usd"] + start,
         "per_s_usd": found["per_s_usd"] + links.price_service_hour / 3600,
         "setup_s": links.setup_s, "setup_each_s": links.setup_each_s,
