@@ -1,7 +1,11 @@
 """Training over direct channels: the weights are those of the same run over the store, whatever dies."""
 
 import pytest
+from test_elastic import CHANGES, check_over, elastic
+from test_stages import staged
 from training_runs import Run, real, synthetic
+
+from ephemeron.events import Ended
 
 DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5}
 KINDS = {
@@ -57,3 +61,40 @@ def test_hand_offs_change_no_weight() -> None:
 def test_a_lost_message_is_a_lost_function(sync: str) -> None:
     run = synthetic(**DIRECT, sync=sync, faults=["drop-put:rank=1,iteration=6"])
     assert run.ending.status == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("sync", ["bsp", "hap", "asp"])
+def test_functions_change_over_direct_channels(change: str, sync: str) -> None:
+    run = elastic(CHANGES[change], back=True, sync=sync, channel="direct")
+    check_over(run)
+    if sync != "asp":
+        assert run.sha == elastic(CHANGES[change], back=True, sync=sync).sha
+
+
+@pytest.mark.parametrize("phase", ["load", "compute", "upload", "wait"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_kill_at_a_change_of_functions_changes_no_weight(rank: int, phase: str) -> None:
+    faults = [f"kill:rank={rank},iteration={3 if phase != 'load' else 4},phase={phase}"]
+    run = elastic(CHANGES["grow"], faults=faults, channel="direct")
+    check_over(run)
+    assert run.sha == elastic(CHANGES["grow"]).sha
+
+
+@pytest.mark.parametrize("how", [{}, {"replicas": 2}, {"micro_batches": 2}], ids=str)
+def test_stages_send_activations_directly(how: dict[str, int]) -> None:
+    store, direct = staged(**how), staged(**how, channel="direct")
+    assert direct.sha == store.sha
+    sent = [e.traffic for e in direct.of(Ended)]
+    assert all(t.direct_bytes_sent > 0 for t in sent)
+    assert sum(t.requests for t in sent) < sum(e.traffic.requests for e in store.of(Ended)) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["compute", "upload", "wait", "download"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_killed_stage_changes_no_weight(rank: int, phase: str) -> None:
+    how = {"replicas": 2, "channel": "direct"}
+    run = staged([f"kill:rank={rank},iteration=5,phase={phase}"], **how)
+    assert run.sha == staged(replicas=2).sha
