@@ -77,7 +77,7 @@ class DirectReduce(PieceExchange):
     async def wait(self, version: int) -> Reduced:
         loop, state = asyncio.get_running_loop(), self._version(version)
         began = loop.time()
-        if not state.complete and not state.uploaded:  # others may have had it before this invocation began
+        if not state.complete and state.header is None:  # others may have had it before this invocation began
             self._ask(state, self.others)
         late = await self._until(state, lambda: state.complete)
         end = loop.time()
@@ -89,7 +89,7 @@ class DirectReduce(PieceExchange):
 
     async def poll(self, version: int) -> bool:
         state = self._version(version)
-        if not state.complete and not state.uploaded:
+        if not state.complete and state.header is None:
             await self._ask_all(version, state.missing())
         return state.complete
 

@@ -9,7 +9,7 @@ import pytest
 from ephemeron.functions.world import Simulation
 from ephemeron.training.driver import api
 from ephemeron.training.job import DataSpec, Job, Target
-from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.exchange import ExecutionOptions, exchange
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.profiling import profile_job
 
@@ -39,4 +39,6 @@ def test_a_simulated_run_takes_the_predicted_time_and_requests(tmp_path, monkeyp
     assert run.cost_usd == pytest.approx(float(p.cost_usd), rel=0.02)
     assert run.traffic.puts == pytest.approx(float(p.puts), abs=1)
     assert run.traffic.gets == pytest.approx(float(p.gets), abs=2)
-    assert run.traffic.direct_bytes_sent > 0
+    e = exchange(profile.workload, platform, ExecutionOptions(), workers=workers, aggregators=workers, memory_mb=1769)
+    # Heads of messages, and what replacements would need beside it; nothing twice.
+    assert 1 < run.traffic.direct_bytes_sent / (run.iterations * float(e.direct_mb) * 1e6) < 1.2
