@@ -59,10 +59,17 @@ def test_only_a_run_on_this_machine_that_is_not_planned_first(
         assert len(begun) == starts
 
 
-def test_neither_other_programs_nor_absent_files(tmp_path: Path, begun: list[Mapping[str, str]]) -> None:
-    for program in ("tasks:Classifier", "train.py", str(tmp_path / "absent.toml")):
-        with head_start(program, {"workers": 4}):
-            assert begun == []
+@pytest.mark.parametrize("program", ["tasks:Classifier", "train.py"])
+def test_of_other_programs_the_options_decide(begun: list[Mapping[str, str]], program: str) -> None:
+    with head_start(program, {"platform": None}):
+        assert begun == []
+    with head_start(program, {"workers": 4}):
+        assert len(begun) == 1
+
+
+def test_an_absent_file_starts_nothing(tmp_path: Path, begun: list[Mapping[str, str]]) -> None:
+    with head_start(str(tmp_path / "absent.toml"), {"workers": 4}):
+        assert begun == []
 
 
 def test_credentials_of_the_channel_are_among_its_variables(tmp_path: Path, begun: list[Mapping[str, str]]) -> None:

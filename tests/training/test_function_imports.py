@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ephemeron.training.driver import train
-from test_imports import UNUSED
+from test_imports import UNUSED, found, fresh
 
 pytest.importorskip("sklearn", reason="no scikit-learn; pip install 'ephemeron[digits]'")
 
 MODEL = f"""
-import sys
+import json, sys
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -23,6 +24,7 @@ def loss(output, target):
     unused = {[name for name in UNUSED if name != "ephemeron.testing"]!r}
     there = sorted(m for m in sys.modules for u in unused if m == u or m.startswith(u + "."))
     print("imported", there, flush=True)
+    print("all", json.dumps(sorted(sys.modules)), flush=True)
     return cross_entropy(output, target)
 """
 JOB = """
@@ -48,3 +50,10 @@ def test_functions_have_imported_nothing_that_training_does_not_need(home: Path,
         lines = [line for line in text.splitlines() if line.startswith("imported")]
         assert len(lines) >= result.summary.iterations
         assert set(lines) == {"imported []"}
+    last = [line for line in said[0].splitlines() if line.startswith("all")][-1]
+    beforehand = fresh(
+        "import ephemeron.functions.function_main, json, sys; from ephemeron.functions.entries import preload; preload();"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    late = set(json.loads(last.removeprefix("all "))) - set(json.loads(beforehand.stdout))
+    assert found(late, ["ephemeron", "numpy", "obstore"]) == [], "the fork server imports them once for all functions"

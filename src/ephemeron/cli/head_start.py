@@ -13,9 +13,10 @@ from ephemeron.training.planner import EXPLICIT
 
 @contextlib.contextmanager
 def head_start(job: str, flags: Mapping[str, object]) -> Iterator[None]:
-    """Inside, an early daemon is starting if JOB is a job file for this machine that is not planned first.
+    """Inside, an early daemon is starting if the run is to be on this machine and is not planned first.
 
-    Mistakes in the job are left to those who report them.
+    What a task or a script says itself is not known yet; its daemon starts if the options say how to run. Mistakes in the job are
+    left to those who report them.
 
     Args:
         job: the argument of the command.
@@ -35,13 +36,11 @@ def head_start(job: str, flags: Mapping[str, object]) -> Iterator[None]:
 
 def _wanted(job: str, flags: Mapping[str, object]) -> Configuration | None:
     """The configuration as far as it is known; None: nothing is to be started here in advance."""
-    path = Path(job)
-    if path.suffix not in (".toml", ".json") or not path.is_file():
-        return None
     with contextlib.suppress(EphemeronError, OSError):
         from ephemeron.config.typed import build
 
-        given = {**load_job(path).run, **{name: value for name, value in flags.items() if value is not None}}
+        own = load_job(Path(job)).run if Path(job).suffix in (".toml", ".json") else {}
+        given = {**own, **{name: value for name, value in flags.items() if value is not None}}
         c = build(Configuration, given, where="configuration")
         planned = not any(name in given for name in (*EXPLICIT, "groups"))
         alone = c.groups or c.channel == "parameter_server" or c.pattern == "parameter-server"

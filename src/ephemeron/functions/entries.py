@@ -38,7 +38,10 @@ ENTRIES = tuple(_TABLE)
 """Names of the entries that every deployment serves."""
 VARIABLE = "EPHEMERON_ENTRIES"
 PRELOAD_VARIABLE = "EPHEMERON_PRELOAD"
-DEFAULT_PRELOAD = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
+DEFAULT_PRELOAD = (
+    "torch,numpy.random,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer,"
+    "ephemeron.communication.channels.object_store"
+)
 
 
 def known(variables: Mapping[str, str] | None = None) -> dict[str, str]:
