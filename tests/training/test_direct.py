@@ -5,7 +5,7 @@ from test_elastic import CHANGES, check_over, elastic
 from test_stages import staged
 from training_runs import Run, real, synthetic
 
-from ephemeron.events import Ended
+from ephemeron.events import Ended, FaultFired
 
 DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5}
 KINDS = {
@@ -46,8 +46,10 @@ PHASES = ["load", "compute", "upload", "wait", "aggregate", "download"]
 def test_a_killed_function_changes_no_weight(sync: str, phase: str, rank: int) -> None:
     how = {**DIRECT, "sync": sync, "aggregators": 2}
     fault = f"kill:rank={rank},iteration={0 if phase == 'load' else 7},phase={phase}"
-    undisturbed = synthetic(**{**how, "channel": "memory"})
-    assert synthetic(**how, faults=[fault]).sha == undisturbed.sha
+    undisturbed = synthetic(**{**how, "channel": "memory"}, samples=2560)
+    run = synthetic(**how, samples=2560, faults=[fault])
+    assert run.of(FaultFired) or (rank == 3 and phase in ("wait", "aggregate"))  # it aggregates nothing
+    assert run.sha == undisturbed.sha
 
 
 def test_hand_offs_change_no_weight() -> None:
@@ -57,9 +59,10 @@ def test_hand_offs_change_no_weight() -> None:
     assert any(e.reason == "relay" for e in run.events if e.kind == "invoked")
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap", "asp", "ssp:1"])
+@pytest.mark.parametrize("sync", ["asp", "hsp"])
 def test_a_lost_message_is_a_lost_function(sync: str) -> None:
-    run = synthetic(**DIRECT, sync=sync, faults=["drop-put:rank=1,iteration=6"])
+    run = synthetic(**DIRECT, sync=sync, samples=2560, faults=["drop-put:rank=1,iteration=6"])
+    assert run.of(FaultFired)
     assert run.ending.status == "finished"
 
 

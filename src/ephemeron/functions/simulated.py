@@ -64,10 +64,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-DIRECT_LATENCY_S = 0.0005
-"""Seconds from one function to another without the store, as in one data centre."""
-
-
 class SimulatedPool:
     """Functions that run, and environments that are warm. Platforms of several runs may share one."""
 
@@ -122,7 +118,10 @@ class SimulatedPlatform(Platform):
             self.unenforced = (*self.unenforced, MEASURED)
         self.store: Channel = MemoryParameterServer()
         self.shared = shared
-        self.network = MemoryNetwork(latency_s=DIRECT_LATENCY_S, bandwidth_mb_s=world.bandwidth_mb_s)
+        self.network = MemoryNetwork(
+            latency_s=world.direct_latency_s, bandwidth_mb_s=world.direct_bandwidth_mb_s or world.bandwidth_mb_s,
+            setup_s=world.direct_setup_s, fails=self._cannot_connect,
+        )  # fmt: skip
         self._log = log.open("a") if log is not None else None
         self._events: list[Event] = []
         self._new = asyncio.Event()
@@ -137,6 +136,9 @@ class SimulatedPlatform(Platform):
         if twice:
             self._start(call, "duplicate")
         return invocation
+
+    def _cannot_connect(self, ranks: frozenset[int]) -> bool:
+        return random.Random(f"{self.seed}/pair/{sorted(ranks)}").random() < self.world.direct_failure
 
     def _refuse(self, call: Call) -> None:
         limits = self.limits

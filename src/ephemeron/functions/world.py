@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ephemeron.config.typed import AtLeast, Count, NonNegative, Positive, Typed
+from ephemeron.config.typed import AtLeast, Count, NonNegative, Positive, Typed, Within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +42,11 @@ class Simulation(Typed):
     """Time of a training step. None: CPU seconds of one thread of this machine, scaled by the CPU share."""
     concurrency: Count = 1000
     """Functions that may run at once; AWS Lambda's default quota."""
+    direct_latency_s: NonNegative = 0.0005
+    """Seconds from one function to another without the store, as in one data centre."""
+    direct_bandwidth_mb_s: Positive | None = None
+    """MB/s that one function sends to others; None: `bandwidth_mb_s`."""
+    direct_setup_s: NonNegative = 0.0
+    """Seconds to connect two functions, beside the turns of their greeting."""
+    direct_failure: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the pairs of ranks that cannot connect, seeded; they exchange through a third one, else through the store."""

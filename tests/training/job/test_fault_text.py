@@ -18,6 +18,16 @@ faults = st.one_of(
     st.builds(Fault, kind=st.just("drop-put"), rank=numbers, iteration=numbers, attempt=numbers),
     st.builds(Fault, kind=st.just("duplicate"), rank=numbers),
     st.builds(Fault, kind=st.just("delay"), rank=numbers, factor=st.floats(1, 1e300)),
+    st.builds(
+        Fault,
+        kind=st.just("cut"),
+        rank=numbers,
+        iteration=numbers,
+        attempt=numbers,
+        seconds=st.floats(0, 1e300),
+        silent=st.integers(0, 1),
+        to=st.integers(10**6 + 1, 10**7),
+    ),
 )
 
 
@@ -35,6 +45,8 @@ def test_text_and_back(fault):
         ("duplicate:rank=1", Fault(kind="duplicate", rank=1)),
         ("drop-put:rank=0,iteration=3", Fault(kind="drop-put", rank=0, iteration=3)),
         ("delay:rank=1,factor=10", Fault(kind="delay", rank=1, factor=10.0)),
+        ("cut:rank=0,to=2,iteration=5,seconds=30", Fault(kind="cut", rank=0, to=2, iteration=5, seconds=30.0)),
+        ("cut:rank=1,to=0,silent=1,iteration=5,seconds=0.5", Fault(kind="cut", rank=1, iteration=5, seconds=0.5, silent=1)),
     ],
 )  # fmt: skip
 def test_the_forms_that_help_shows(text, fault):
@@ -51,7 +63,7 @@ def test_text_leaves_out_what_need_not_be_said():
     ("text", "says"),
     [
         ("", "unknown kind ''"),
-        ("explode:rank=1", "unknown kind 'explode'; use one of kill, duplicate, drop-put, delay"),
+        ("explode:rank=1", "unknown kind 'explode'; use one of kill, duplicate, drop-put, delay, cut"),
         ("kill:rank=1,iteration=1,when=now", "unknown key 'when'; use attempt, iteration, phase, rank"),
         ("duplicate:rank=1,iteration=2", "unknown key 'iteration'; use rank"),
         ("kill", "missing iteration, rank"),
@@ -66,6 +78,10 @@ def test_text_leaves_out_what_need_not_be_said():
         ("drop-put:rank=1,iteration=-1", "iteration = -1 is below 0"),
         ("delay:rank=1,factor=0.5", "factor = 0.5 is not at least 1; use 10"),
         ("delay:rank=1,factor=nan", "factor = nan is not at least 1"),
+        ("cut:rank=1,to=1,iteration=0,seconds=1", "always connected to itself; name two ranks"),
+        ("cut:rank=1,to=0,iteration=0,seconds=inf", "seconds = inf is not a duration"),
+        ("cut:rank=1,to=0,iteration=0,seconds=-1", "seconds = -1 is not a duration"),
+        ("cut:rank=1,to=0,iteration=0,seconds=1,silent=2", "silent = 2; use 0 or 1"),
         ("delay:rank=1,factor=inf", "factor = inf is not at least 1"),
     ],
 )

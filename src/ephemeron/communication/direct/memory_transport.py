@@ -1,7 +1,7 @@
 """Connections within one event loop, with latency, bandwidth and partitions: for the simulator and for tests.
 
 A message arrives after the latency and its transfer, in order. A pair that is partitioned cannot connect; connections it
-had either fail at once or, where the partition is silent, lose what is sent.
+had either fail at once or, where the partition is silent, stay: what is sent arrives when the partition ends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.connection import Connection, ConnectionHandler, LinkFailed
@@ -25,10 +25,16 @@ class MemoryNetwork:
     Args:
         latency_s: seconds from sending to arrival.
         bandwidth_mb_s: MB (1e6 bytes) per second of one member's sending direction; None: not limited.
+        setup_s: seconds to connect two members, beside the turns of their greeting.
+        fails: whether two ranks can never connect.
     """
 
-    def __init__(self, *, latency_s: float = 0.0, bandwidth_mb_s: float | None = None) -> None:
-        self.latency_s, self.bandwidth_mb_s = latency_s, bandwidth_mb_s
+    def __init__(
+        self, *, latency_s: float = 0.0, bandwidth_mb_s: float | None = None, setup_s: float = 0.0,
+        fails: Callable[[frozenset[int]], bool] = lambda ranks: False,
+    ) -> None:  # fmt: skip
+        self.latency_s, self.bandwidth_mb_s, self.setup_s = latency_s, bandwidth_mb_s, setup_s
+        self._fails = fails
         self.listening: dict[str, MemoryTransport] = {}
         self.connections: set[MemoryConnection] = set()
         self._numbers = itertools.count()
@@ -43,7 +49,7 @@ class MemoryNetwork:
 
         Args:
             a, b: ranks.
-            silent: connections stay and lose what is sent; otherwise they are reset.
+            silent: connections stay, and what is sent arrives when the partition ends; otherwise they are reset.
         """
         self._cut[frozenset((a, b))] = silent
         for connection in list(self.connections):
@@ -53,10 +59,16 @@ class MemoryNetwork:
     def heal(self, a: int, b: int) -> None:
         """Ends a partition."""
         self._cut.pop(frozenset((a, b)), None)
+        for connection in [c for c in self.connections if c.ranks == frozenset((a, b))]:
+            connection.release()
 
     def is_cut(self, ranks: frozenset[int]) -> bool:
         """Whether two ranks are partitioned."""
         return ranks in self._cut
+
+    def can_connect(self, ranks: frozenset[int]) -> bool:
+        """Whether two ranks can connect now."""
+        return not (self.is_cut(ranks) or self._fails(ranks))
 
 
 class MemoryTransport(Transport):
@@ -78,11 +90,13 @@ class MemoryTransport(Transport):
         return self.address
 
     async def dial(self, address: str, token: str, *, timeout_s: float) -> Connection:
-        await asyncio.sleep(3 * self.network.latency_s)  # the connection, and two turns of the proof
+        await asyncio.sleep(
+            self.network.setup_s + 3 * self.network.latency_s
+        )  # the connection, and two turns of the proof
         other = self.network.listening.get(address)
         if other is None or other.accepted is None:
             raise LinkFailed(f"nothing listens at {address}")
-        if self.network.is_cut(frozenset((self.rank, other.rank))):
+        if not self.network.can_connect(frozenset((self.rank, other.rank))):
             await asyncio.sleep(timeout_s)
             raise LinkFailed(f"no answer from {address}")
         if other.token != token:
@@ -119,6 +133,7 @@ class MemoryConnection(Connection):
         self.other: MemoryConnection | None = None
         self._handler: ConnectionHandler | None = None
         self._early: list[tuple[Head, bytes]] = []
+        self._late: list[tuple[Head, bytes]] = []
         self._closed = False
         self._arrives_at = 0.0
         self.last_received = asyncio.get_running_loop().time()
@@ -140,8 +155,6 @@ class MemoryConnection(Connection):
         )  # a copy: the sender may be killed, or change its memory
         nbytes = HEAD_BYTES + len(head.extra) + len(body)
         self.sent_bytes += nbytes
-        if self._network.is_cut(self.ranks):
-            return
         began = max(loop.time(), self._own.free_at)
         if self._network.bandwidth_mb_s:
             self._own.free_at = began + nbytes / (self._network.bandwidth_mb_s * MB)
@@ -150,8 +163,11 @@ class MemoryConnection(Connection):
         loop.call_at(self._arrives_at, self.other.deliver, head, body)
 
     def deliver(self, head: Head, body: bytes) -> None:
-        """A message has arrived."""
-        if self._closed or self._network.is_cut(self.ranks):
+        """A message has arrived, unless the pair is partitioned."""
+        if self._closed:
+            return
+        if self._network.is_cut(self.ranks):
+            self._late.append((head, body))
             return
         if self._handler is None:
             self._early.append((head, body))
@@ -166,6 +182,12 @@ class MemoryConnection(Connection):
             place = memoryview(bytearray(body))
         with contextlib.suppress(asyncio.CancelledError):  # an injected death ends the receiver here
             self._handler.on_message(self, head, place)
+
+    def release(self) -> None:
+        """A partition has ended."""
+        late, self._late = self._late, []
+        for head, body in late:
+            self.deliver(head, body)
 
     async def drained(self) -> None:
         await asyncio.sleep(max(0.0, self._own.free_at - asyncio.get_running_loop().time()))

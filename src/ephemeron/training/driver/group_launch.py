@@ -230,4 +230,7 @@ def _cloud_of(request: LaunchRequest, c: Configuration) -> Settings | None:
 
 
 def _faults_of(faults: Sequence[Fault], first: int, workers: int) -> list[Fault]:
-    return [dataclasses.replace(f, rank=f.rank - first) for f in faults if first <= f.rank < first + workers]
+    return [
+        dataclasses.replace(f, rank=f.rank - first, to=f.to - first if f.kind == "cut" else 0)
+        for f in faults if first <= f.rank < first + workers
+    ]  # fmt: skip

@@ -192,8 +192,11 @@ def prepare(
     check_limits(job, configuration)
     most = max([configuration.workers, *(entry.workers or 1 for entry in configuration.resizes)])
     for fault in faults:
-        if fault.rank >= most:
-            raise JobError(f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {most - 1}")
+        for rank in (fault.rank, fault.to):
+            if rank >= most:
+                raise JobError(f"fault {fault}: there is no rank {rank}", remedy=f"ranks are 0 to {most - 1}")
+        if fault.kind == "cut" and not configuration.direct:
+            raise JobError(f"fault {fault}: functions are not connected to each other", remedy="use --channel direct")
     data: TrainingData
     if job.script is None:
         data, loop, tried = training_data(job, only_first=only_first, part=part), None, None

@@ -18,7 +18,6 @@ import numpy as np
 from ephemeron.communication.keys import Keys
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.base import Limits
-from ephemeron.functions.simulated import DIRECT_LATENCY_S
 from ephemeron.training.collectives.direct_messages import ONE_PHASE_BYTES
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job, Simulation
@@ -81,8 +80,9 @@ def world_profile(world: Simulation, limits: Limits, *, server: bool = False) ->
     """The simulator's constants as a platform."""
     link = Affine(latency_s=world.latency_s, mb_s=world.bandwidth_mb_s or UNLIMITED_MB_S)
     links = DirectLinks(
-        latency_s=DIRECT_LATENCY_S, mb_s=world.bandwidth_mb_s or UNLIMITED_MB_S, setup_s=2 * world.latency_s + 2 * DIRECT_LATENCY_S,
-        setup_each_s=world.latency_s, one_phase_mb=ONE_PHASE_BYTES / MB, source="constants of the simulated network",
+        latency_s=world.direct_latency_s, mb_s=world.direct_bandwidth_mb_s or link.mb_s,
+        setup_s=world.direct_setup_s + 2 * world.latency_s + 2 * world.direct_latency_s,
+        setup_each_s=world.latency_s, failure=world.direct_failure, one_phase_mb=ONE_PHASE_BYTES / MB, source="constants of the simulated network",
     )  # fmt: skip
     bare = PlatformProfile(
         links=links, name="simulated",

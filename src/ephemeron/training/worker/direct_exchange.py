@@ -56,10 +56,13 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
     c, ctx = spec.configuration, invocation.ctx
     if not c.direct or c.workers == 1:
         return
+    transports = own_transports() if ctx.transports is None else ctx.transports()
+    if invocation.faults.cuts_connections:
+        transports = invocation.faults.cuts.around(transports)
     mesh = await Mesh.join(
         store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=c.workers, keys=invocation.keys,
         token=token_of(ctx.call.key, ctx.call.run),
-        transports=own_transports() if ctx.transports is None else ctx.transports(),
+        transports=transports,
     )  # fmt: skip
     exchange = exchange_of(spec, invocation.keys)
     invocation.direct = DirectExchange(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NoReturn, TypeVar
 
+from ephemeron.communication.direct.cuts import Cuts
 from ephemeron.events import Phase
 from ephemeron.functions.context import Compute
 from ephemeron.training.job import Fault
@@ -17,7 +18,7 @@ _ITERATION = re.compile(r"/(g\d+(\.\d+)?|x)/\d+\.")
 
 
 class FaultInjector:
-    """The faults that concern one attempt of one rank. Each kill and each drop happens once.
+    """The faults that concern one attempt of one rank. Each kill, each drop and each cut happens once.
 
     A kill fires when the first operation of its phase has ended: one of several shards is stored, or has been read. That is
     the middle of the phase, after which recovery is hardest.
@@ -34,6 +35,9 @@ class FaultInjector:
         self._rank, self.attempt = rank, attempt
         self._kills: list[Fault] = []
         self._drops: list[Fault] = []
+        self._cuts: list[Fault] = []
+        self.cuts = Cuts()
+        """Ranks that this one cannot reach."""
         self.delay = 1.0
         """Factor by which computation is slowed down."""
         self._die, self._fired = die, fired
@@ -45,10 +49,23 @@ class FaultInjector:
         now = [f for f in mine if f.attempt == self.attempt]
         self._kills = [f for f in now if f.kind == "kill"]
         self._drops = [f for f in now if f.kind == "drop-put"]
+        self._cuts = [f for f in now if f.kind == "cut"]
         self.delay = max((f.factor for f in mine if f.kind == "delay"), default=1.0)
 
+    @property
+    def cuts_connections(self) -> bool:
+        """Whether this attempt is to lose connections."""
+        return bool(self._cuts)
+
     def ended(self, phase: Phase) -> None:
-        """Takes in the end of an operation, and kills the function if a fault says so."""
+        """Takes in the end of an operation, and cuts connections or kills the function if a fault says so.
+
+        Connections are cut when the computation of an iteration has ended.
+        """
+        for fault in [f for f in self._cuts if phase == "compute" and f.iteration == self.iteration]:
+            self._cuts.remove(fault)
+            self._fired(fault, self.iteration)
+            self.cuts.cut(fault.to, silent=bool(fault.silent), seconds=fault.seconds)
         for fault in self._kills:
             first = phase == "load" and self.iteration < 0  # of a later generation, its first iteration is known
             if fault.phase == phase and (fault.iteration == self.iteration or first):
