@@ -317,6 +317,33 @@ def test_versions_are_kept_until_no_rank_needs_them(replays, kept):
     run(scenario())
 
 
+@BOTH_FORMS
+def test_memory_is_used_again_only_when_no_caller_has_it(one_phase_bytes):
+    vectors = random_vectors(8, 2, 5000, seed=1)
+
+    async def scenario():
+        async with members(2, replays=False, one_phase_bytes=one_phase_bytes) as group:
+            kept = await rounds(group, vectors[:4], [[1.0] * 2] * 4)
+            seen = {id(merged.vector) for versions in kept for merged in versions}
+            assert len(seen) == 8
+            held = [versions[0].vector[1000:] for versions in kept]
+            before = [part.tobytes() for part in held]
+            kept.clear()
+            for t in range(4, 8):
+
+                async def worker(rank, t=t):
+                    collective = group.by_rank[rank]
+                    collective.g.status.applied = collective.g.status.durable = t
+                    collective.submit(t, vectors[t, rank], 1.0)
+                    return id((await exchange(collective, t)).vector)
+
+                seen.update(await asyncio.gather(worker(0), worker(1)))
+            assert [part.tobytes() for part in held] == before
+            assert len(seen) < 16
+
+    run(scenario())
+
+
 def test_a_successor_gives_what_its_predecessor_has_merged():
     vectors = random_vectors(2, 5000, seed=6)
 

@@ -6,6 +6,7 @@ Everything here happens as messages arrive, on the event loop; `direct` waits fo
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,6 +28,9 @@ from ephemeron.training.tensors import Compressor, codec_by_name
 
 EVERY = -1
 """Owner of a piece that all ranks sum."""
+_SPARE = 2
+_UNUSED = 3
+"""References to a vector in a list, a local name and an argument."""
 
 
 class PieceExchange(Collective):
@@ -65,6 +69,8 @@ class PieceExchange(Collective):
         """Versions below are not needed any more."""
         self._free: dict[int, list[memoryview]] = {}
         """By bytes, memory for contributions."""
+        self._spare: list[np.ndarray] = []
+        """Memory of the last versions that are not needed any more; callers may still refer to it."""
         self._flags: dict[int, int] = {}
         """By iteration, flags that a predecessor has sent."""
         mesh.handle(Kind.CONTRIBUTION, self._on_contribution, self._contribution_memory)
@@ -212,9 +218,16 @@ class PieceExchange(Collective):
     def _version(self, number: int) -> Version:
         version = self._versions.get(number)
         if version is None:
-            vector = np.empty(self.g.size, dtype=self.g.dtype)
+            vector = self._vector()
             version = self._versions[number] = Version(number, vector, self.pieces, self.mine, self.g.world)
         return version
+
+    def _vector(self) -> np.ndarray:
+        """Memory for a version: that of an earlier one that nothing refers to any more, which is faster than fresh memory."""
+        for at, vector in enumerate(self._spare):
+            if sys.getrefcount(vector) == _UNUSED:
+                return self._spare.pop(at)
+        return np.empty(self.g.size, dtype=self.g.dtype)
 
     def _known(self, number: int) -> Version | None:
         """A version that is still needed."""
@@ -239,7 +252,8 @@ class PieceExchange(Collective):
         if needed > self._floor:
             self._floor = needed
             for number in [n for n in self._versions if n < needed]:
-                del self._versions[number]
+                self._spare.append(self._versions.pop(number).vector)
+            del self._spare[:-_SPARE]
 
     async def collect_garbage(self) -> None:
         self._tidy()
