@@ -22,8 +22,10 @@ import numpy as np
 from benchmarks.common import SEED, condensed
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.direct.mesh import Mesh
+from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
 from ephemeron.communication.keys import Keys
+from ephemeron.testing.direct_world import until
 from ephemeron.training.collectives import Group, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.units import MB
@@ -31,6 +33,7 @@ from ephemeron.units import MB
 BURST_S = 0.4
 """Approximate duration of a burst."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 500
+_TRANSPORTS: dict[str, Any] = {"shared": SharedTransport, "unix": UnixTransport, "tcp": TcpTransport}
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -40,7 +43,7 @@ class DirectCase:
 
     workers: int
     size_mb: float
-    transport: str = "unix"
+    transport: str = "shared"
     """`unix` or `tcp`."""
 
     @property
@@ -95,7 +98,9 @@ def compare(case: DirectCase, *, turns: int = 5, limit_s: float = 180.0) -> dict
 
 def _per_round(bursts: list[list[tuple[float, float, int]]]) -> list[float]:
     """Seconds per round of each turn, from the bursts of all ranks."""
-    return [(max(e for _, e, _ in turn) - min(b for b, _, _ in turn)) / turn[0][2] for turn in zip(*bursts, strict=True)]
+    return [
+        (max(e for _, e, _ in turn) - min(b for b, _, _ in turn)) / turn[0][2] for turn in zip(*bursts, strict=True)
+    ]
 
 
 # -- inside a process -----------------------------------------------------------------------------------------
@@ -166,13 +171,12 @@ class DirectMember:
     @classmethod
     async def join(cls, case: DirectCase, rank: int, folder: str) -> DirectMember:
         """A member that is connected to all others."""
-        transport: Transport = UnixTransport() if case.transport == "unix" else TcpTransport()
+        transport: Transport = _TRANSPORTS[case.transport]()
         mesh = await Mesh.join(
             store=open_channel(f"file://{folder}"), rank=rank, attempt=0, ranks=case.workers, keys=Keys("benchmark"),
             token="benchmark", transports=[transport],
         )  # fmt: skip
-        while not all(mesh.connected(other) for other in range(case.workers)):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(mesh.connected(other) for other in range(case.workers)))
         return cls(case, rank, mesh)
 
     async def rounds(self, vector: np.ndarray, n: int) -> None:
@@ -195,7 +199,9 @@ if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         for w in map(int, sys.argv[2].split(",")):
             for size in map(float, sys.argv[1].split(",")):
-                row = compare(DirectCase(workers=w, size_mb=size, transport=sys.argv[3] if len(sys.argv) > 3 else "unix"))
+                row = compare(
+                    DirectCase(workers=w, size_mb=size, transport=sys.argv[3] if len(sys.argv) > 3 else "shared")
+                )
                 s = row["seconds"]
                 print(
                     f"W={w} {size:g} MB: direct {s['direct']['median'] * 1e3:.3f} ms ({s['direct']['least'] * 1e3:.3f})"

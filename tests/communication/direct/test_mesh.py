@@ -12,10 +12,12 @@ from ephemeron.communication.direct import Head, LinkFailed, Mesh
 from ephemeron.communication.direct.connection import Connection
 from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.communication.direct.message import Kind
+from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
 from ephemeron.testing.direct_world import DirectWorld, all_connected, memory_mesh, until
 
 MADE: dict[str, Callable[[], list[Transport]]] = {
+    "shared": lambda: [SharedTransport()],
     "unix": lambda: [UnixTransport()],
     "tcp": lambda: [TcpTransport()],
     "both": lambda: [UnixTransport(), TcpTransport()],
@@ -223,7 +225,7 @@ def test_a_silent_connection_is_given_up() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", ["shared", "unix", "tcp"])
 def test_a_lost_connection_is_made_again(kind: str) -> None:
     async def scenario() -> None:
         async with joined(DirectWorld(2), MADE[kind]) as (a, b):

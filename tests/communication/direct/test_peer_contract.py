@@ -13,6 +13,7 @@ from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Kind
 from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
+from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import Transport, UnixTransport
 from ephemeron.testing import ChannelContract
 from ephemeron.testing.direct_world import DirectWorld, all_connected, until
@@ -110,6 +111,10 @@ class TestAskedFor(PeerContract):
 
 class TestOverSockets(PeerContract):
     made = staticmethod(lambda: [UnixTransport()])
+
+
+class TestOverSharedMemory(PeerContract):
+    made = staticmethod(lambda: [SharedTransport()])
 
 
 class TestThroughAThird(PeerContract):

@@ -3,7 +3,7 @@
     store ──endpoints──▶ Mesh ◀──connections──▶ meshes of the other ranks
     PeerChannel: objects of the exchange in members' memory, all others in the store
 
-`message`: the format. `connection`: the port of connections, and sockets. `transport`: how connections are made and proved.
+`message`: the format. `connection`: the port of connections, and sockets. `shared_memory`: bodies on one machine. `transport`: how connections are made and proved.
 `mesh`: membership, fencing, routes. `peer_channel`: a channel on top of it. `memory_transport`: the simulated network.
 """
 

@@ -114,16 +114,25 @@ class SocketConnection(Connection):
         if not self._closed:
             self._loop.add_reader(self._sock.fileno(), self._readable)
 
+    @property
+    def closed(self) -> bool:
+        """Whether this end is closed."""
+        return self._closed
+
     # -- sending ------------------------------------------------------------------------------------------
 
     def send(self, head: Head, buffers: Sequence[Buffer] = ()) -> None:
         if self._closed:
             return
-        views = [v for v in map(_bytes_of, buffers) if v.nbytes]
+        views = [v for v in map(bytes_of, buffers) if v.nbytes]
         nbytes = sum(v.nbytes for v in views)
         checksum = _checksum(views) if self._checksums and views else 0
         packed = pack_head(head, nbytes=nbytes, checksum=checksum)
-        self.sent_bytes += len(packed) + nbytes
+        self.sent_bytes += nbytes
+        self._queue(packed, views)
+
+    def _queue(self, packed: bytes, views: list[memoryview]) -> None:
+        self.sent_bytes += len(packed)
         if self._out:
             self._out.append(memoryview(packed))
             self._out.extend(views)
@@ -221,7 +230,8 @@ class SocketConnection(Connection):
                 self._begin += whole
                 left -= whole
                 self._incoming = incoming = incoming._replace(head=incoming.head._replace(extra=extra))
-                self._body, self._filled = self._memory(incoming), 0
+                self._body = self._memory(incoming)
+                self._filled = self._present(incoming)
             taken = min(left, self._body.nbytes - self._filled)
             if taken:
                 self._body[self._filled : self._filled + taken] = self._buffer[self._begin : self._begin + taken]
@@ -239,6 +249,10 @@ class SocketConnection(Connection):
         if place is None or place.nbytes != incoming.nbytes:
             place = memoryview(np.empty(incoming.nbytes, dtype=np.uint8).data)
         return place.cast("B")
+
+    def _present(self, incoming: Incoming) -> int:
+        """Bytes of a body that are there already, whose memory was chosen."""
+        return 0
 
     def _deliver(self) -> None:
         incoming, body = self._incoming, self._body
@@ -285,7 +299,8 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
 
 
-def _bytes_of(buffer: Buffer) -> memoryview:
+def bytes_of(buffer: Buffer) -> memoryview:
+    """The bytes of a buffer, not copied."""
     view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

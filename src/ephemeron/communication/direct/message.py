@@ -19,6 +19,10 @@ MOST_EXTRA_BYTES = (1 << 16) - 1
 MOST_BODY_BYTES = 1 << 34
 FORWARDED = 1
 """Flag of a message that a third member has passed on."""
+SHARED = 2
+"""Flag of a message whose body is in shared memory; the field of the checksum is its slot."""
+IN_PLACE = memoryview(b"")
+"""In place of memory for a body with the flag `SHARED`: it is only read, while it is handled."""
 
 
 class Kind(IntEnum):

@@ -125,6 +125,9 @@ class SocketTransport(Transport):
 
     async def _proved(self, sock: socket.socket, token: str, *, dialled: bool) -> Connection:
         await prove(sock, token, client=dialled)
+        return await self._connection(sock, dialled=dialled)
+
+    async def _connection(self, sock: socket.socket, *, dialled: bool) -> Connection:
         return SocketConnection(sock, transport=self.name, dialled=dialled, checksums=self.checksums)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -244,4 +247,8 @@ def kernel_transports(host: str = LOOPBACK) -> list[Transport]:
     """
     host = os.environ.get(HOST_VARIABLE, "").strip() or host
     tcp = TcpTransport(own_address() if host == "auto" else host)
-    return [UnixTransport(), tcp] if os.path.exists("/proc/self/ns/net") else [tcp]
+    if not os.path.exists("/proc/self/ns/net"):
+        return [tcp]
+    from ephemeron.communication.direct.shared_memory import SharedTransport, available  # which builds on this module
+
+    return [SharedTransport() if available() else UnixTransport(), tcp]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.mesh import Mesh
-from ephemeron.communication.direct.message import Head, Kind
+from ephemeron.communication.direct.message import IN_PLACE, SHARED, Head, Kind
 from ephemeron.training.collectives.direct_messages import (
     ONE_PHASE_BYTES,
     PIECE_BYTES,
@@ -29,8 +29,8 @@ from ephemeron.training.tensors import Compressor, codec_by_name
 EVERY = -1
 """Owner of a piece that all ranks sum."""
 _SPARE = 2
-_UNUSED = 3
-"""References to a vector in a list, a local name and an argument."""
+_UNUSED = 2
+"""References to a vector in a list and an argument."""
 
 
 class PieceExchange(Collective):
@@ -122,6 +122,8 @@ class PieceExchange(Collective):
     # -- summing ------------------------------------------------------------------------------------------
 
     def _contribution_memory(self, member: int, head: Head, nbytes: int) -> memoryview:
+        if head.flags & SHARED:
+            return IN_PLACE
         free = self._free.get(nbytes)
         return free.pop() if free else memoryview(np.empty(nbytes, dtype=np.uint8).data)
 
@@ -134,11 +136,16 @@ class PieceExchange(Collective):
         self._heard(rank, header.applied, header.durable)
         version.heard[rank] = header.flags
         sums = version.sums.get(piece.number)
+        shared = head.flags & SHARED
         if sums is None or sums.held[rank]:  # merged, not this rank's to merge, or sent again
-            self._release(body)
+            if not shared:
+                self._release(body)
             return
         self.g.on_message(rank, header.busy_s)
-        self._add(version, piece, rank, self._decoded(self.upward, [body], piece), header, body)
+        part = self._decoded(self.upward, [body], piece)
+        self._add(version, piece, rank, part, header, None if shared else body)
+        if shared and not self.upward.codec.lossy:
+            sums.keep(rank)
 
     def _add(
         self, version: Version, piece: Piece, rank: int, part: np.ndarray, header: ContributionHeader,
@@ -224,8 +231,8 @@ class PieceExchange(Collective):
 
     def _vector(self) -> np.ndarray:
         """Memory for a version: that of an earlier one that nothing refers to any more, which is faster than fresh memory."""
-        for at, vector in enumerate(self._spare):
-            if sys.getrefcount(vector) == _UNUSED:
+        for at in range(len(self._spare)):
+            if sys.getrefcount(self._spare[at]) == _UNUSED:
                 return self._spare.pop(at)
         return np.empty(self.g.size, dtype=self.g.dtype)
 

@@ -62,6 +62,15 @@ class PieceSum:
             self.next += 1
         return free
 
+    def keep(self, rank: int) -> None:
+        """Copies a contribution that is not added yet: its memory is about to change."""
+        if rank in self.waiting:
+            part, header, memory = self.waiting[rank]
+            self.waiting[rank] = part.copy(), header, memory
+        elif self._first is not None and rank == 0:
+            np.copyto(self._into, self._first[0])
+            self._first = None
+
     def mean(self) -> np.ndarray:
         """Mean over all samples, in the memory of the sum; the sum itself if there are none."""
         if self.weight > 0:
