@@ -23,6 +23,7 @@ def kill(rank: int, iteration: int, phase: str = "compute", attempt: int = 0) ->
 
 def undisturbed(**how: Any) -> str:
     """Weights of the same schedule over the store."""
+    how.pop("decide", None)
     key = repr(sorted(how.items()))
     if key not in _SHAS:
         _SHAS[key] = synthetic(**{**SHAPE, **how}).sha
@@ -116,8 +117,62 @@ def test_policies_with_stale_versions_repeat_iterations(sync: str, phase: str) -
             assert run.sha == undisturbed(sync=sync, aggregators=2)
 
 
+# -- hand-offs --------------------------------------------------------------------------------------------
+
+RELAYS: dict[str, Any] = {"epochs": 4, "function_timeout_s": 12.0}
+FIRST = 19
+"""Iteration of the first hand-off."""
+
+
+def handed_off(run: Run) -> set[int]:
+    """Iterations at which hand-offs were done."""
+    return {e.iteration for e in run.of(Loaded) if e.attempt}
+
+
+class Messages:
+    """Ranks that have put a hand-off message into the store."""
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()
+
+    def __call__(self, time_s: float, operation: str, key: str) -> None:
+        if operation == "put" and key.startswith("run/hand/"):
+            self.ranks.add(int(key.split("/")[2]))
+
+
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
-def test_hand_offs_and_deaths(sync: str) -> None:
+def test_successors_get_the_state_from_their_predecessors(sync: str) -> None:
+    messages = Messages()
+    run = disturbed(sync=sync, decide=messages, **RELAYS)
+    assert len(handed_off(run)) == 2
+    assert not messages.ranks
+
+
+def test_where_a_successor_cannot_connect_the_store_has_its_state() -> None:
+    def cut(driver: Any) -> None:
+        driver.platform.network.partition(2, 2)
+
+    messages = Messages()
+    run = synthetic(channel="direct", until=cut, decide=messages, **SHAPE, **RELAYS)
+    assert run.sha == undisturbed(**RELAYS)
+    assert len(handed_off(run)) == 2
+    assert messages.ranks == {2}
+    assert run.left == {"run/spec", "run/result"}
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_deaths_at_a_hand_off(sync: str, phase: str, attempt: int) -> None:
+    for rank in (0, 3):
+        iteration = 0 if phase == "load" else FIRST - 1 + attempt
+        run = synthetic(channel="direct", faults=[kill(rank, iteration, phase, attempt)], sync=sync, **SHAPE, **RELAYS)
+        assert run.sha == undisturbed(sync=sync, **RELAYS)
+        assert run.left == {"run/spec", "run/result"}
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+def test_deaths_between_hand_offs(sync: str) -> None:
     faults = [kill(2, 30, attempt=1), kill(1, 0, "load", 1)]
     run = synthetic(channel="direct", faults=faults, sync=sync, epochs=20, function_timeout_s=12.0, **SHAPE)
     assert run.sha == undisturbed(sync=sync, epochs=20)

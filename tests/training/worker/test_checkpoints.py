@@ -26,7 +26,7 @@ async def write(saver, iteration, *, applied=None, forget=True, acknowledged=Non
     applied = iteration if applied is None else applied
     acknowledged = iteration if acknowledged is None else acknowledged
     state = Checkpoint(arrays, {"residual": np.ones(2)}, CheckpointMeta(iteration=iteration, applied=applied))
-    nbytes = await saver.write(state, acknowledged=acknowledged)
+    nbytes, _ = await saver.write(state, acknowledged=acknowledged)
     if forget:
         await saver.delete_superseded()
     return nbytes

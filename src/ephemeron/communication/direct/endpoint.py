@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -55,14 +56,14 @@ async def announce(store: Channel, keys: Keys, own: Endpoint) -> dict[int, Endpo
         rank, attempt = map(int, key.rpartition("/")[2].split("."))
         if rank != own.rank:
             newest[rank] = max(attempt, newest.get(rank, 0))
-    found = {}
-    for rank, attempt in newest.items():
-        key = keys.peer(rank, attempt)
-        data = await store.fetch(key)
-        endpoint = None if data is None else Endpoint.of(bytes(data), where=key)
-        if endpoint is not None:
-            found[rank] = endpoint
-    return found
+    wanted = {rank: keys.peer(rank, attempt) for rank, attempt in newest.items()}
+    fetched = await asyncio.gather(*(store.fetch(key) for key in wanted.values()))
+    found = {
+        rank: Endpoint.of(bytes(data), where=key)
+        for (rank, key), data in zip(wanted.items(), fetched, strict=True)
+        if data is not None
+    }
+    return {rank: endpoint for rank, endpoint in found.items() if endpoint is not None}
 
 
 def machine() -> str:

@@ -83,6 +83,8 @@ class Mesh:
         """Called with rank and attempt when a route to a member appears, or a new one, on which nothing may have arrived yet."""
         self.on_lost: list[Callable[[int], None]] = []
         """Called when no route to a rank is left."""
+        self.on_successor: Callable[[Connection, int], None] | None = None
+        """Takes the connection of a later attempt of this rank, which is no member yet, and its number."""
         self.superseded = False
         """Whether a member has refused this one because it knows a newer attempt of its rank."""
         self._keys, self._token, self._silence_s = keys, token, silence_s
@@ -293,6 +295,14 @@ class Mesh:
         rank, attempt = head.sender, head.attempt
         if head.kind == Kind.REFUSED:
             self.superseded = True
+        if (
+            head.kind == Kind.SUCCESSOR
+            and rank == self.rank
+            and attempt > self.attempt
+            and self.on_successor is not None
+        ):
+            self.on_successor(connection, attempt)
+            return
         peer = self._peers.get(rank)
         if head.kind != Kind.HELLO or peer is None or attempt < peer.attempt:
             if head.kind == Kind.HELLO:

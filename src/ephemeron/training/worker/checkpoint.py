@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,6 +78,12 @@ _OF_COLLECTIVE = "c/"
 """Prefix of the collective's arrays."""
 
 
+def _encoded(state: Checkpoint, saved: Sequence[Saved]) -> bytes:
+    meta = dataclasses.asdict(dataclasses.replace(state.meta, saved=tuple(saved)))
+    arrays = state.trainer | {_OF_COLLECTIVE + name: array for name, array in state.collective.items()}
+    return encode_state(arrays, meta)
+
+
 @dataclass(slots=True)
 class Checkpoints:
     """The checkpoints of one rank."""
@@ -103,27 +109,42 @@ class Checkpoints:
         """Number of versions that no replacement would need again."""
         return self.saved[0].applied if len(self.saved) > 1 else self.beginning.applied
 
-    async def write(self, state: Checkpoint, *, acknowledged: int) -> int:
-        """Stores a checkpoint and returns its bytes. `delete_superseded` deletes those that it replaces.
+    async def write(
+        self, state: Checkpoint, *, acknowledged: int, before: Callable[[bytes], Awaitable[bool]] | None = None
+    ) -> tuple[int, bool]:  # fmt: skip
+        """Stores a checkpoint. `delete_superseded` deletes those that it replaces.
 
         Args:
             state: its `meta.saved` is filled in here.
             acknowledged: number of iterations of which all objects sent by this rank have arrived. What is lost of a
                 later one can only be sent again from a checkpoint before it.
+            before: called with its bytes before they are stored.
+
+        Returns:
+            Its bytes, and what `before` has returned.
         """
         began = asyncio.get_running_loop().time()
         iteration = state.meta.iteration
-        before = [s for s in self.saved if s.iteration < iteration]
-        first = max(0, min(len(before) - 1, sum(s.iteration <= acknowledged for s in before) - 1))
-        kept = [*before[first:], Saved(iteration=iteration, applied=state.meta.applied)]
-        self.superseded += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != self.beginning]
-        meta = dataclasses.asdict(dataclasses.replace(state.meta, saved=tuple(kept)))
-        arrays = state.trainer | {_OF_COLLECTIVE + name: array for name, array in state.collective.items()}
-        data = encode_state(arrays, meta)
+        earlier = [s for s in self.saved if s.iteration < iteration]
+        first = max(0, min(len(earlier) - 1, sum(s.iteration <= acknowledged for s in earlier) - 1))
+        kept = [*earlier[first:], Saved(iteration=iteration, applied=state.meta.applied)]
+        self.superseded += [self.keys.state(self.rank, s.iteration) for s in earlier[:first] if s != self.beginning]
+        data = _encoded(state, kept)
+        done = before is not None and await before(data)
         await self.channel.put(self.keys.state(self.rank, iteration), [data])
         self.saved = kept
         self.last_write_s = asyncio.get_running_loop().time() - began
-        return len(data)
+        return len(data), done
+
+    def taken(self, data: memoryview) -> Checkpoint:
+        """A checkpoint as the predecessor has sent it, with its bookkeeping.
+
+        Raises:
+            CorruptMessage: it is damaged.
+        """
+        found = self._decode(data, "state of the predecessor")
+        self.intact = self.durable
+        return found
 
     async def delete_superseded(self) -> None:
         """Deletes the checkpoints that later ones have superseded."""

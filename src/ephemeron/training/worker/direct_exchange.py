@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
+from ephemeron.communication.direct.transport import Transport
 from ephemeron.communication.keys import Keys
 from ephemeron.events import Traffic
 from ephemeron.functions.direct_transports import own_transports
@@ -53,21 +54,29 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
     Raises:
         ChannelUnreachable: the store does not answer.
     """
-    c, ctx = spec.configuration, invocation.ctx
-    if not c.direct or c.workers == 1:
+    ctx = invocation.ctx
+    if not exchanges_directly(spec):
         return
-    transports = own_transports() if ctx.transports is None else ctx.transports()
-    if invocation.faults.cuts_connections:
-        transports = invocation.faults.cuts.around(transports)
     mesh = await Mesh.join(
-        store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=c.workers, keys=invocation.keys,
-        token=token_of(ctx.call.key, ctx.call.run),
-        transports=transports,
+        store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=spec.configuration.workers,
+        keys=invocation.keys, token=token_of(ctx.call.key, ctx.call.run), transports=transports_of(invocation),
     )  # fmt: skip
     exchange = exchange_of(spec, invocation.keys)
     invocation.direct = DirectExchange(
         mesh, PeerChannel(invocation.channel, mesh, exchange, drops=invocation.faults.drops)
     )
+
+
+def exchanges_directly(spec: RunSpec) -> bool:
+    """Whether the ranks of a run connect to each other."""
+    return spec.configuration.direct and spec.configuration.workers > 1
+
+
+def transports_of(invocation: InvocationContext) -> list[Transport]:
+    """Ways in which an invocation can connect."""
+    ctx, faults = invocation.ctx, invocation.faults
+    transports = own_transports() if ctx.transports is None else ctx.transports()
+    return faults.cuts.around(transports) if faults.cuts_connections else transports
 
 
 def token_of(key: str, run: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from ephemeron import logs
@@ -438,11 +438,14 @@ class TrainingLoop:
         await self._write(state)
         await self.checkpoints.delete_superseded()
 
-    async def _write(self, state: Checkpoint) -> None:
+    async def _write(self, state: Checkpoint, before: Callable[[bytes], Awaitable[bool]] | None = None) -> bool:
+        """Stores a checkpoint, and returns what `before` has returned: see `Checkpoints.write`."""
         t = state.meta.iteration
         acknowledged = self.collective.acknowledged(t)
         before_s = self.lifecycle.channel.outages_s
-        nbytes = await self.checkpoints.write(state, acknowledged=self.sharing.acknowledged(acknowledged))
+        nbytes, done = await self.checkpoints.write(
+            state, acknowledged=self.sharing.acknowledged(acknowledged), before=before
+        )
         self.sharing.stored([s.iteration for s in self.checkpoints.saved])
         outages_s = self.lifecycle.channel.outages_s - before_s
         self.lifecycle.handoff.write_s = max(0.0, self.checkpoints.last_write_s - outages_s)
@@ -454,6 +457,7 @@ class TrainingLoop:
                 nbytes=nbytes,
             )
         )  # fmt: skip
+        return done
 
     async def _save(self) -> None:
         state = await self._state()
@@ -468,7 +472,9 @@ class TrainingLoop:
 
     async def _hand_off(self) -> None:
         await self.lifecycle.invoke_successor()
-        await self._save()
-        await self.lifecycle.hand_off(self.t)
+        state = await self._state()
+        await self.background.settle("checkpoint")
+        if not await self._write(state, before=self.sharing.hand_over):
+            await self.lifecycle.hand_off(self.t)
         await self.checkpoints.delete_superseded()
         raise InvocationExit("relayed")

@@ -37,6 +37,7 @@ from ephemeron.training.collectives.group import ReductionStatus
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.common_checkpoint import CommonCheckpoint
+from ephemeron.training.worker.direct_handoff import Predecessor
 from ephemeron.training.worker.private_copies import EXTRA_BYTES, PrivateCopies, PrivateMark, keepers
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
@@ -161,12 +162,14 @@ class PeerRecovery:
         mesh: connects the ranks.
         owners: ranks below it sum a part of the vectors.
         beginning: first iteration of the generation.
+        copies: what the predecessor has kept for others.
     """
 
-    def __init__(self, mesh: Mesh, *, owners: int, beginning: int) -> None:
+    def __init__(self, mesh: Mesh, *, owners: int, beginning: int, copies: PrivateCopies | None = None) -> None:
         self._mesh, self._beginning = mesh, beginning
         self.common = CommonCheckpoint(mesh, beginning=beginning)
-        self._copies = PrivateCopies()
+        self._predecessor = Predecessor(mesh)
+        self._copies = copies or PrivateCopies()
         self._keepers = keepers(mesh.rank, mesh.ranks, owners)
         self._current: tuple[PrivateMark, bytes] | None = None
         self._last: tuple[Arrays, Mapping[str, object]] | None = None
@@ -237,6 +240,15 @@ class PeerRecovery:
         self._current, self._last = (mark, data), (arrays, meta)
         for rank in self._keepers:
             self._mesh.send(rank, Kind.PRIVATE, iteration, extra=mark.pack(), buffers=[data] if changed else ())
+
+    async def hand_over(self, attempt: int, data: bytes) -> bool:
+        """Hands this rank's state over to its next attempt, with what it keeps for others; whether that has it.
+
+        Args:
+            attempt: the next one.
+            data: a checkpoint as it is stored.
+        """
+        return await self._predecessor.hand_over(attempt, data, self._copies)
 
     def _on_connect(self, rank: int, attempt: int) -> None:
         if self._current is not None and rank in self._keepers:

@@ -72,6 +72,15 @@ class PrivateCopies:
         of = self._ranks.get(rank, _OfRank())
         return tuple(mark for mark in of.marks if mark.body in of.bodies)
 
+    def all(self) -> list[tuple[int, PrivateMark, bytes]]:
+        """All copies: rank, mark and body."""
+        return [
+            (rank, mark, of.bodies[mark.body])
+            for rank, of in self._ranks.items()
+            for mark in of.marks
+            if mark.body in of.bodies
+        ]
+
     def find(self, rank: int, iteration: int) -> tuple[PrivateMark, bytes] | None:
         """The private state of a rank at the beginning of an iteration; None: it is not here."""
         mark = next((m for m in self.marks(rank) if m.iteration == iteration), None)

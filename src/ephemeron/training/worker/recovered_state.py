@@ -11,6 +11,7 @@ from ephemeron.training.worker.common_checkpoint import newest_common
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.peer_recovery import GoBack, OwnCheckpoint, PeerRecovery, PeerState, recovers_live
+from ephemeron.training.worker.private_copies import PrivateCopies
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
@@ -30,6 +31,8 @@ class RestoredState:
     """Peers may be ahead: versions from here on may exist already."""
     peers: PeerState | None = None
     """What came from live peers, `checkpoint` included; None: nothing."""
+    copies: PrivateCopies | None = None
+    """What the predecessor has kept for other ranks; None: not known."""
 
     def load(self, trainer: Trainer) -> None:
         """Restores the trainer's state."""
@@ -51,13 +54,16 @@ class RestoredState:
         return self.peers is None or self.peers.evaluated
 
 
-def peer_recovery(invocation: InvocationContext, spec: RunSpec) -> PeerRecovery | None:
+def peer_recovery(
+    invocation: InvocationContext, spec: RunSpec, copies: PrivateCopies | None = None
+) -> PeerRecovery | None:  # fmt: skip
     """This invocation's part in the recovery of its peers, and its own; None: the run's channel is not direct."""
     if invocation.direct is None:
         return None
     return PeerRecovery(
-        invocation.direct.mesh, owners=spec.configuration.aggregators, beginning=spec.current_generation.from_iteration
-    )
+        invocation.direct.mesh, owners=spec.configuration.aggregators, beginning=spec.current_generation.from_iteration,
+        copies=copies,
+    )  # fmt: skip
 
 
 async def recovered_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
-from ephemeron.training.worker.direct_exchange import join_members
+from ephemeron.training.worker.direct_exchange import exchanges_directly, join_members, token_of, transports_of
+from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.peer_recovery import PeerRecovery
+from ephemeron.training.worker.private_copies import PrivateCopies
 from ephemeron.training.worker.recovered_state import RestoredState, peer_recovery, recovered_state
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
@@ -120,7 +123,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     restored = await _handed_over(lifecycle, checkpoints) if invocation.reason == "relay" else None
     if invocation.reason == "relay":  # its predecessor was a member until now
         await join_members(invocation, spec)
-        recovery = peer_recovery(invocation, spec)
+        recovery = peer_recovery(invocation, spec, None if restored is None else restored.copies)
     if restored is None:
         restored = await recovered_state(lifecycle, checkpoints, trainer, recovery) if number > 0 else RestoredState()
     elif recovery is not None:
@@ -274,7 +277,13 @@ async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints)
     channel, request = invocation.channel, invocation.request
     key = invocation.keys.hand(invocation.rank, invocation.attempt)
     try:
-        message = bytes(await _unless_over(invocation, key, invocation.now() + (request.hand_within_s or 0.0)))
+        message = await _state_or_message(lifecycle, key, invocation.now() + (request.hand_within_s or 0.0))
+        if isinstance(message, HandedOver):
+            state, copies = checkpoints.taken(message.state), PrivateCopies()
+            for of in message.copies:
+                copies.record(*of)
+            lifecycle.taken_over(state.meta.iteration)
+            return RestoredState(checkpoint=state, copies=copies)
         if message == OVER:
             raise InvocationExit("finished")
         if not message.startswith(RECOVER):
@@ -294,6 +303,27 @@ async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints)
         # The predecessor was lost, and this is its replacement: a run in which no hand-off succeeds has to end.
         await lifecycle.replacement.spend(invocation.rank, max(request.reached, 0))
     return None
+
+
+async def _state_or_message(lifecycle: InvocationLifecycle, key: str, deadline: float) -> HandedOver | bytes:
+    """The predecessor's state, over a connection to it, or its message in the store, whichever is first.
+
+    Raises:
+        InvocationExit: the run has ended meanwhile.
+        ChannelTimeout: there is neither at the deadline.
+    """
+    invocation = lifecycle.invocation
+    if not exchanges_directly(lifecycle.spec):
+        return bytes(await _unless_over(invocation, key, deadline))
+    token = token_of(invocation.call.key, invocation.call.run)
+    async with from_predecessor(invocation, token=token, transports=transports_of(invocation)) as state:
+        message = asyncio.get_running_loop().create_task(_unless_over(invocation, key, deadline))
+        try:
+            await asyncio.wait((state, message), return_when=asyncio.FIRST_COMPLETED)
+            return bytes(message.result()) if message.done() else state.result()
+        finally:
+            message.cancel()
+            await asyncio.gather(message, return_exceptions=True)
 
 
 _NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))

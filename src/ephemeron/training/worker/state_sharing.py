@@ -80,6 +80,12 @@ class StateSharing:
         if self._recovery is not None:
             self._recovery.common.stored(iterations)
 
+    async def hand_over(self, data: bytes) -> bool:
+        """Sends this rank's state to its successor; whether that has it."""
+        if self._recovery is None:
+            return False
+        return await self._recovery.hand_over(self._lifecycle.attempt + 1, data)
+
     def _publish(self, iteration: int, *, evaluated: bool) -> None:
         if self.live and self._recovery is not None and self._collective is not None:
             self._recovery.publish(
