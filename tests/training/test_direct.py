@@ -1,11 +1,15 @@
 """Training over direct channels: the weights are those of the same run over the store, whatever dies."""
 
+import re
+
 import pytest
 from test_elastic import CHANGES, check_over, elastic
 from test_stages import staged
 from training_runs import Run, real, synthetic
 
+from ephemeron.errors import JobError
 from ephemeron.events import Ended, FaultFired
+from ephemeron.training.driver.api import configured
 
 DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5}
 KINDS = {
@@ -101,3 +105,17 @@ def test_a_killed_stage_changes_no_weight(rank: int, phase: str) -> None:
     how = {"replicas": 2, "channel": "direct"}
     run = staged([f"kill:rank={rank},iteration=5,phase={phase}"], **how)
     assert run.sha == staged(replicas=2).sha
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"channel": "direct+"}, "names no store"),
+        ({"channel": "direct+direct"}, "names no store"),
+        ({"channel": "direct", "platform": "aws"}, "--channel direct+s3://bucket/prefix"),
+    ],
+    ids=str,
+)
+def test_a_direct_channel_without_a_store_is_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(JobError, match=re.escape(said)):
+        configured(options)

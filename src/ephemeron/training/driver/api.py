@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ephemeron import blocking
+from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
@@ -109,6 +110,15 @@ def configured(values: Mapping[str, object]) -> Configuration:
         channel = channel if channel in ("parameter_server", "direct") else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
+    if channel == "direct" and c.platform in CLOUDS:
+        raise JobError(
+            f"with channel 'direct', functions on {c.platform} need a store in which they find each other",
+            remedy="write it behind: --channel direct+s3://bucket/prefix",
+        )
+    if c.direct and (not c.store or is_direct(c.store)):
+        raise JobError(
+            f"channel {channel!r} names no store", remedy="write direct, or for example direct+s3://bucket/prefix"
+        )
     if c.platform in CLOUDS:  # its function has the memory and the time limit that it was deployed with
         return c
     memory_mb = c.memory_mb
