@@ -7,7 +7,6 @@ the two sides alternate, so that both meet the same load of the machine. Process
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import queue
@@ -191,20 +190,3 @@ class DirectMember:
             await upload
             status.applied = status.durable = t + 1
             await reduce
-
-
-if __name__ == "__main__":
-    import sys
-
-    with contextlib.suppress(KeyboardInterrupt):
-        for w in map(int, sys.argv[2].split(",")):
-            for size in map(float, sys.argv[1].split(",")):
-                row = compare(
-                    DirectCase(workers=w, size_mb=size, transport=sys.argv[3] if len(sys.argv) > 3 else "shared")
-                )
-                s = row["seconds"]
-                print(
-                    f"W={w} {size:g} MB: direct {s['direct']['median'] * 1e3:.3f} ms ({s['direct']['least'] * 1e3:.3f})"
-                    f", gloo {s['gloo']['median'] * 1e3:.3f} ms ({s['gloo']['least'] * 1e3:.3f}), ratio {row['ratio']['median']:.2f}",
-                    flush=True,
-                )
