@@ -40,7 +40,7 @@ def test_a_partition_costs_no_function(sync: str) -> None:
         assert len(synthetic(**DIRECT, sync=sync, faults=CUTS[case]).of(Invoked)) == 4
 
 
-@pytest.mark.parametrize("share", [0.3])
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
 def test_pairs_that_never_connect_change_no_weight(share: float) -> None:
     world = dataclasses.replace(WORLD, direct_failure=share)
     run = synthetic(**DIRECT, world=world)

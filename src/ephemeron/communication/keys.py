@@ -15,6 +15,7 @@ RUN/kept/ITERATION                         weights of an evaluation that are kep
 RUN/done/RANK  RUN/result                  the end
 RUN/control                                requests of the user during the run
 RUN/peer/GENERATION/RANK.ATTEMPT           where a function can be reached by the others, on direct channels
+RUN/mail/GENERATION/FROM.ATTEMPT-TO.ATTEMPT/NUMBER   messages of functions that cannot connect
 
 For a run whose functions change (generations; in those after the first, gGROUP and state/RANK end in .GENERATION):
 RUN/generation/GENERATION                  who its members are, and its first iteration
@@ -121,6 +122,10 @@ class Keys:
 
     def peer(self, rank: int, attempt: int) -> str:
         return f"{self.peers}{rank}.{attempt}"
+
+    def mail(self, sender: str, target: str) -> str:
+        """Prefix of the messages from one function to another, each named RANK.ATTEMPT."""
+        return f"{self.run}/mail/{self.generation}/{sender}-{target}/"
 
     def start(self, rank: int, attempt: int) -> str:
         return f"{self.starts(rank)}{attempt}"

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from ephemeron.communication.direct import Head, LinkFailed, Mesh
+from ephemeron.communication.direct import Head, LinkFailed, Mesh, store_route
 from ephemeron.communication.direct.connection import Connection
 from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.communication.direct.message import Kind
@@ -208,6 +208,54 @@ def test_without_a_route_the_caller_is_told() -> None:
             network.heal(0, 1)
             await until(lambda: a.connected(1) and b.connected(0))
             assert again == [(1, 0)]
+
+    run(scenario)
+
+
+def test_a_pair_without_a_third_talks_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_route, "STORE_AFTER_S", 0.05)
+
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        network.partition(0, 1)
+        world = DirectWorld(2, network=network)
+        async with joined(world) as (a, b):
+            assert a.transport_of(1) == "store" == b.transport_of(0)
+            inbox = Inbox(b)
+            for n in range(20):
+                assert a.send(1, Kind.CONTRIBUTION, n, 7, b"x" * n, [bytes([n]) * 1000, b"end"])
+            await until(lambda: len(inbox.got) == 20)
+            assert inbox.numbers == list(range(20))
+            assert inbox.got[3] == (0, inbox.got[3][1], bytes([3]) * 1000 + b"end")
+            assert inbox.got[3][1].extra == b"xxx"
+            network.heal(0, 1)
+            await until(lambda: a.transport_of(1) == "simulated" == b.transport_of(0))
+            network.partition(0, 1)
+            await until(lambda: a.transport_of(1) == "store" == b.transport_of(0))
+            a.send(1, Kind.CONTRIBUTION, 21)
+            await until(lambda: inbox.numbers[-1] == 21)
+            new = await world.join(1, attempt=1)
+            await until(lambda: a.attempt_of(1) == 1 and a.connected(1))
+            b.send(0, Kind.CONTRIBUTION, 22)
+            got = Inbox(a)
+            new.send(0, Kind.CONTRIBUTION, 23)
+            await until(lambda: got.numbers == [23])
+
+    run(scenario)
+
+
+def test_a_member_that_has_gone_has_no_route_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_route, "STORE_AFTER_S", 0.05)
+
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        network.partition(0, 1)
+        world = DirectWorld(2, network=network, silence_s=0.3)
+        async with joined(world) as (a, b):
+            lost: list[int] = []
+            a.on_lost.append(lost.append)
+            await b.close()
+            await until(lambda: not a.connected(1) and lost == [1])
 
     run(scenario)
 

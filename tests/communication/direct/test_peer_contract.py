@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper
-from ephemeron.communication.direct import peer_channel
+from ephemeron.communication.direct import LinkFailed, peer_channel
 from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Kind
@@ -52,13 +52,16 @@ class Parties(Wrapper):
             if channel._tasks:
                 await asyncio.wait(list(channel._tasks))
         meshes = [channel.mesh for channel in self.channels]
-        await asyncio.gather(
-            *(
-                a.request(b.rank, Kind.STATUS, timeout_s=30)
-                for a, b in itertools.permutations(meshes, 2)
-                if a.connected(b.rank)
-            )
-        )
+        await asyncio.gather(*(answered(a, b) for a, b in itertools.permutations(meshes, 2) if a.connected(b.rank)))
+
+
+async def answered(a: Mesh, b: Mesh) -> None:
+    while True:
+        try:
+            await a.request(b.rank, Kind.STATUS, timeout_s=30)
+            return
+        except LinkFailed:  # both had dialled at once, and have closed one connection
+            await all_connected(a, b)
 
 
 async def nothing(*told: object) -> list[Buffer]:

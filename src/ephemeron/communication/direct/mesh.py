@@ -8,7 +8,7 @@ Fencing: of each rank a member accepts the highest attempt that it has seen. Whe
 one's connection is closed; what a frozen function sends after its replacement has come never arrives.
 
 Routes: a connection of the pair's own; where the two cannot connect, through a third member that is connected to both
-(members tell each other whom they are connected to); else none, and the caller uses the store. Failed pairs are tried
+(members tell each other whom they are connected to); else through the store (`store_route`). Failed pairs are tried
 again in the background, and a connection that is silent although it was asked for an answer is given up.
 """
 
@@ -26,6 +26,7 @@ from ephemeron.communication.direct.connection import Connection, LinkFailed
 from ephemeron.communication.direct.endpoint import Endpoint, announce, machine
 from ephemeron.communication.direct.message import FORWARDED, Head, Kind
 from ephemeron.communication.direct.requests import Answer, Requests
+from ephemeron.communication.direct.store_route import StoreRoutes
 from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Transport
 from ephemeron.communication.keys import Keys
 
@@ -96,6 +97,7 @@ class Mesh:
         self._early: dict[int, list[tuple[int, Head, memoryview]]] = {}
         self._requests = Requests(self, self._start)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stored: StoreRoutes | None = None
         self._closed = False
         self._ended_sent = self._ended_received = 0
 
@@ -121,7 +123,9 @@ class Mesh:
         except BaseException:
             await mesh.close()
             raise
+        mesh._stored = StoreRoutes(mesh, store, keys, silence_s=silence_s)
         mesh._start(mesh._watch())
+        mesh._start(mesh._stored.run())
         return mesh
 
     async def _announce(self, store: Channel) -> None:
@@ -157,9 +161,11 @@ class Mesh:
         return self.attempt if rank == self.rank else self._peers[rank].attempt
 
     def transport_of(self, rank: int) -> str:
-        """Transport of the connection to a rank; `forwarded` or empty where there is none."""
-        connection = self._peers[rank].connection
-        return connection.transport if connection is not None else "forwarded" if self.connected(rank) else ""
+        """Transport of the connection to a rank; where there is none, `forwarded`, `store`, or empty."""
+        connection, route = self._peers[rank].connection, self._route(rank)
+        if route is None or route is connection or route.transport == "store":
+            return "" if route is None else route.transport
+        return "forwarded"
 
     def connected(self, rank: int) -> bool:
         """Whether there is a route to a rank."""
@@ -184,6 +190,8 @@ class Mesh:
         """Waits until all that was sent has left this process, or its connection was lost."""
         for connection in self._connections():
             await connection.drained()
+        if self._stored is not None:
+            await self._stored.drained()
 
     def handle(self, kind: int, on_message: OnMessage, allocate: Allocate | None = None) -> None:
         """Registers the handler of a kind of messages. Those that came before are delivered now."""
@@ -224,6 +232,8 @@ class Mesh:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._stored is not None:
+            self._stored.close()
         for connection in [*self._pending, *self._connections()]:
             self._count(connection)
             connection.close()
@@ -330,7 +340,7 @@ class Mesh:
         peer.attempt, peer.connection, peer.since = attempt, connection, now
         peer.told = None
         self._tell_links()
-        self._update_routes()
+        self.update_routes()
 
     def _retire(self, connection: Connection) -> None:
         self._count(connection)
@@ -352,7 +362,11 @@ class Mesh:
         for via in self._peers.values():
             if via.connection is not None and 0 <= peer.attempt <= via.links.get(rank, -1):
                 return via.connection
-        return None
+        return None if self._stored is None else self._stored.route(rank)
+
+    def apart(self) -> list[int]:
+        """Ranks to which there is no connection, and no member that forwards."""
+        return [r for r in self._peers if (route := self._route(r)) is None or route.transport == "store"]
 
     def _tell_links(self) -> None:
         links = b"".join(_LINK.pack(r, p.attempt) for r, p in self._peers.items() if p.connection is not None)
@@ -360,7 +374,7 @@ class Mesh:
             if peer.connection is not None:
                 peer.connection.send(self._head(Kind.LINKS, rank, extra=links))
 
-    def _update_routes(self) -> None:
+    def update_routes(self) -> None:
         """Tells of members to which there is a route now, and of those to which there is none any more."""
         for rank, peer in self._peers.items():
             if self._route(rank) is None:
@@ -418,7 +432,7 @@ class Mesh:
             for rank, attempt in peer.links.items():
                 if rank in self._peers and attempt > self._peers[rank].attempt:
                     self._newer(rank, attempt)
-            self._update_routes()
+            self.update_routes()
         elif head.kind == Kind.PING:
             connection.send(self._head(Kind.PONG, head.sender))
 
@@ -430,7 +444,7 @@ class Mesh:
         if before is not None:
             self._retire(before)
             self._tell_links()
-        self._update_routes()
+        self.update_routes()
 
     # -- losses -------------------------------------------------------------------------------------------
 
@@ -448,7 +462,7 @@ class Mesh:
                 peer.told = None if self._route(rank) is not None else peer.told
                 self._requests.lost(rank, why)
                 self._tell_links()
-                self._update_routes()
+                self.update_routes()
                 if peer.endpoint is not None and not self._closed:
                     self._dial(rank, peer)
 
@@ -457,6 +471,7 @@ class Mesh:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._silence_s / 4)
+            self.update_routes()
             for rank, peer in self._peers.items():
                 connection = peer.connection
                 if connection is None:
