@@ -25,6 +25,7 @@ from ephemeron.errors import EphemeronError, ProtocolError
 _BUFFER_BYTES = 256 << 10
 _DIRECT_BYTES = 32 << 10
 """From this size on, a body is received directly into its place."""
+_PEEK_BYTES = 4 << 10
 _TURN_BYTES = 8 << 20
 """Bytes read before other tasks have a turn."""
 _VECTOR = 64
@@ -182,12 +183,16 @@ class SocketConnection(Connection):
     # -- receiving ----------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        turn = 0
+        turn, peeks = 0, False
+        """A large body has just arrived: another one may follow, little of which is to be copied out of the buffer."""
         try:
             while turn < _TURN_BYTES and not self._closed:
                 waits = self._body.nbytes - self._filled if self._incoming is not None else 0
                 direct = waits >= _DIRECT_BYTES and self._begin == self._end
-                got = self._sock.recv_into(self._body[self._filled :] if direct else self._room())
+                place = self._body[self._filled :] if direct else self._room()
+                if peeks:
+                    place = place[:_PEEK_BYTES]
+                got = self._sock.recv_into(place)
                 if not got:
                     return self._fail("the other end closed the connection")
                 turn += got
@@ -196,7 +201,9 @@ class SocketConnection(Connection):
                     self._filled += got
                     if self._filled == self._body.nbytes:
                         self._deliver()
+                        peeks = True
                 else:
+                    peeks = False
                     self._end += got
                     self._parse()
         except (BlockingIOError, InterruptedError):
