@@ -235,7 +235,7 @@ def test_a_pair_without_a_third_talks_through_the_store(monkeypatch: pytest.Monk
             a.send(1, Kind.CONTRIBUTION, 21)
             await until(lambda: inbox.numbers[-1] == 21)
             new = await world.join(1, attempt=1)
-            await until(lambda: a.attempt_of(1) == 1 and a.connected(1))
+            await until(lambda: a.attempt_of(1) == 1 and a.connected(1) and new.connected(0))
             b.send(0, Kind.CONTRIBUTION, 22)
             got = Inbox(a)
             new.send(0, Kind.CONTRIBUTION, 23)

@@ -446,6 +446,13 @@ class Mesh:
             self._tell_links()
         self.update_routes()
 
+    def heard(self, rank: int, attempt: int) -> None:
+        """See `store_route.Member`."""
+        if attempt > self._peers[rank].attempt:
+            self._newer(rank, attempt)
+        else:
+            self.update_routes()
+
     # -- losses -------------------------------------------------------------------------------------------
 
     def on_closed(self, connection: Connection, why: str) -> None:

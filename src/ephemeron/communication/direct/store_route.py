@@ -41,8 +41,11 @@ class Member(ConnectionHandler, Protocol):
     def attempt_of(self, rank: int) -> int:
         """Highest attempt of a rank that was seen."""
 
+    def heard(self, rank: int, attempt: int) -> None:
+        """There is a route to this attempt of a rank."""
+
     def update_routes(self) -> None:
-        """A route has appeared, or may have ended."""
+        """A route may have ended."""
 
 
 class StoreRoutes:
@@ -101,7 +104,7 @@ class StoreRoutes:
         mail = self._keys.mail
         return StoreRoute(
             self._store, attempt, mail(own, theirs), mail(theirs, own), hello=hello, silence_s=self._silence_s,
-            told=self._member.update_routes,
+            told=lambda: self._member.heard(rank, attempt),
         )  # fmt: skip
 
     async def drained(self) -> None:
