@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -16,10 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
+from ephemeron.communication.channels import open_channel
 from ephemeron.functions import early_daemon as early
 from ephemeron.functions.base import Call, Limits, Outcome
+from ephemeron.functions.cgroups import Enforcement
 from ephemeron.functions.daemon_files import EARLY, short_folder
 from ephemeron.functions.early_daemon import early_daemon, want_functions
+from ephemeron.functions.function_process import FunctionProcess, WarmPool
 from ephemeron.functions.local import LocalPlatform, sweep
 from ephemeron.functions.passed_on import daemon_environment
 
@@ -182,6 +186,59 @@ def test_without_forks_there_is_none(env: Mapping[str, str], monkeypatch: pytest
         assert early._waiting == []
 
 
+def test_a_spare_process_is_ready_while_functions_run(tmp_path: Path, env: Mapping[str, str]) -> None:
+    async def main() -> None:
+        platform = await LocalPlatform.start(tmp_path / "run", env=env, limits=LIMITS, spare=True, idle_s=0.1)
+        try:
+            held = await platform.invoke(call("sockets", rank=0))
+            await until_warm(platform, 1)
+            first = await outcomes(platform, "whoami", count=1)
+            assert [v["cold"] for v in first] == [True], "nothing has run in it"
+            await until_warm(platform, 1)  # the process of the first call, or another spare one
+            other = await outcomes(platform, "whoami", count=1, memory_mb=320)
+            assert other[0]["cold"], "of another quota"
+            async with open_channel("folder", base=platform.channel_base) as channel:
+                await channel.put("go", [b""])
+            assert (await held.wait()).status == "ok"
+            await until_warm(platform, 0)  # nothing runs any more
+        finally:
+            await platform.shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), 90))
+    assert functions_of(env) == []
+
+
+def test_a_spare_process_that_dies_is_not_begun_again(env: Mapping[str, str]) -> None:
+    async def main() -> None:
+        made: list[FunctionProcess] = []
+
+        def make(memory_mb: int, variables: Mapping[str, str]) -> FunctionProcess:
+            made.append(
+                FunctionProcess(
+                    Enforcement(kind="none"), len(made) + 1, memory_mb=memory_mb, vcpus=1.0, env=variables, folder=Path("/nowhere"),
+                )
+            )  # fmt: skip
+            return made[-1]
+
+        pool = WarmPool(make, idle_s=60)
+        for _ in range(3):
+            pool.prepare(256, env)  # its log cannot be opened
+            with contextlib.suppress(OSError):
+                await made[0].start()
+            await pool.expire(keep=[(256, env)])
+        assert (len(made), len(pool)) == (1, 0)
+        assert pool.take(256, env) is made[1], "a function that is asked for tries itself"
+
+    asyncio.run(main())
+
+
+async def until_warm(platform: LocalPlatform, count: int) -> None:
+    end = time.monotonic() + 60
+    while (await platform.status()).warm != count:
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.02)
+
+
 def run(folder: Path, scenario: Callable[[LocalPlatform], Coroutine[Any, Any, None]], env: Mapping[str, str]) -> None:
     async def main() -> None:
         platform = await LocalPlatform.start(folder, env=env, limits=LIMITS)
@@ -193,16 +250,16 @@ def run(folder: Path, scenario: Callable[[LocalPlatform], Coroutine[Any, Any, No
     asyncio.run(asyncio.wait_for(main(), 90))
 
 
+def call(function: str, *, rank: int, memory_mb: int = 256) -> Call:
+    return Call(
+        run="a run", rank=rank, attempt=0, memory_mb=memory_mb, lifetime_s=60.0, channel="folder", origin=time.time(),
+        entry="test", request={"function": function},
+    )  # fmt: skip
+
+
 async def outcomes(platform: LocalPlatform, function: str, *, count: int, memory_mb: int = 256) -> list[dict[str, Any]]:
     """Values of so many calls at once."""
-    calls = [
-        Call(
-            run="a run", rank=rank, attempt=0, memory_mb=memory_mb, lifetime_s=60.0, channel="folder", origin=time.time(),
-            entry="test", request={"function": function},
-        )
-        for rank in range(count)
-    ]  # fmt: skip
-    invocations = [await platform.invoke(call) for call in calls]
+    invocations = [await platform.invoke(call(function, rank=rank, memory_mb=memory_mb)) for rank in range(count)]
     ended: list[Outcome] = [await i.wait() for i in invocations]
     assert [o.status for o in ended] == ["ok"] * count, ended
     return [dict(o.value) for o in ended]

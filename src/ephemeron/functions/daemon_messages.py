@@ -26,6 +26,8 @@ class DaemonSettings:
     """Control groups enforce quotas, where this machine has them."""
     forks: bool = True
     """Function processes are forked, where this system can do it."""
+    spare: bool = False
+    """While functions run, one process of their quota is kept ready for a successor or a replacement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ async def serve(
         enforcement, forks = early.enforcement, early.forks
     daemon = LocalDaemon(
         folder, settings.limits, enforcement, idle_s=settings.idle_s, linger_s=settings.linger_s, forks=forks,
+        spare=settings.spare,
         begun=() if early is None else early.begun, home=None if early is None else early.home,
     )  # fmt: skip
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -351,27 +351,52 @@ class WarmPool:
         self._make = make
         self._idle_s = idle_s
         self._idle: list[FunctionProcess] = []
+        self._spares: list[FunctionProcess] = []
+        """Those that `prepare` has begun, and that were neither taken nor given up."""
 
     def take(self, memory_mb: int, env: Mapping[str, str]) -> FunctionProcess:
         """The most recently used warm environment of that quota and those variables, else a new one that is to be started."""
-        for environment in reversed(self._idle):
-            if environment.memory_mb == memory_mb and environment.env == env and environment.alive:
-                self._idle.remove(environment)
-                return environment
-        return self._make(memory_mb, env)
+        environment = self._find(memory_mb, env)
+        if environment is None:
+            return self._make(memory_mb, env)
+        self._idle.remove(environment)
+        self._spares = [e for e in self._spares if e is not environment]
+        return environment
+
+    def prepare(self, memory_mb: int, env: Mapping[str, str]) -> None:
+        """Begins an environment if none is idle. One that has died by itself is not replaced: the next one would, too."""
+        if self._find(memory_mb, env) is None and not any(
+            e.memory_mb == memory_mb and e.env == env for e in self._spares
+        ):
+            environment = self._make(memory_mb, env)
+            environment.begin()
+            self._spares.append(environment)
+            self.give(environment)
 
     def give(self, environment: FunctionProcess) -> None:
         """Keeps an environment for the next invocation: a fit one, or one that was begun."""
         environment.rest()
         self._idle.append(environment)
 
-    async def expire(self, *, everything: bool = False) -> None:
-        """Gives up what has been idle for too long."""
+    async def expire(self, *, everything: bool = False, keep: Collection[tuple[int, Mapping[str, str]]] = ()) -> None:
+        """Gives up what has been idle for too long, but the last environment of each quota and variables in `keep`."""
         now = time.monotonic()
-        old = [e for e in self._idle if everything or not e.alive or now - e.idle_since > self._idle_s]
+        kept = [self._find(memory_mb, env) for memory_mb, env in keep]
+        old = [
+            e
+            for e in self._idle
+            if everything or not e.alive or (now - e.idle_since > self._idle_s and not any(e is k for k in kept))
+        ]
         for environment in old:
             self._idle.remove(environment)
+            if environment.alive:
+                self._spares = [e for e in self._spares if e is not environment]
         await asyncio.gather(*(e.dispose() for e in old))
+
+    def _find(self, memory_mb: int, env: Mapping[str, str]) -> FunctionProcess | None:
+        """The environment that was given last."""
+        fitting = (e for e in reversed(self._idle) if e.memory_mb == memory_mb and e.env == env and e.alive)
+        return next(fitting, None)
 
     def __len__(self) -> int:
         return len(self._idle)

@@ -141,6 +141,7 @@ class LocalPlatform(Platform):
         enforce: bool = True,
         restart: bool = False,
         forks: bool = True,
+        spare: bool = False,
         session: Path | None = None,
     ) -> LocalPlatform:
         """Starts a daemon for the run, or attaches to the living one, whose settings then hold.
@@ -156,6 +157,7 @@ class LocalPlatform(Platform):
                 functions die with it; the new daemon records them as lost.
             forks: where Linux allows it, fork functions from a process that has made their imports; False, or the environment
                 variable `EPHEMERON_FORKS=0`: each is a fresh process.
+            spare: while functions run, keep one process of their quota ready, forked and charged, for a successor or a replacement.
             session: folder of a session: the daemon of the session hosts the run's functions, beside those of its other runs, with
                 which they share warm processes. It is started if it does not live, with these settings.
 
@@ -167,7 +169,8 @@ class LocalPlatform(Platform):
         host = run_dir if session is None else session.absolute()
         host.mkdir(parents=True, exist_ok=True)
         settings = settings_of(
-            host, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks
+            host, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks,
+            spare=spare,
         )  # fmt: skip
         variables = daemon_environment(env or {})
 

@@ -57,6 +57,8 @@ from ephemeron.functions.validation import check_call
 P = TypeVar("P")
 
 _TICK_S = 0.2
+_SPARE_AFTER_S = 2.0
+"""Time for which a function has run when a spare process of its quota is begun: later than what all functions do first."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,13 +89,14 @@ class LocalDaemon:
         idle_s: time after which a warm process is ended.
         linger_s: time for which to stay without clients and functions.
         forks: fork servers; None: each function gets a fresh process.
+        spare: see `DaemonSettings`; where functions are forked.
         begun: function processes that were begun before there was a run, and serve it first.
         home: HOME and TMPDIR of function processes until they serve an invocation; None: the folder of scratch folders.
     """
 
     def __init__(
         self, folder: Path, limits: Limits, enforcement: Enforcement, *, idle_s: float, linger_s: float,
-        forks: Forks | None = None, begun: Sequence[FunctionProcess] = (), home: Path | None = None,
+        forks: Forks | None = None, spare: bool = False, begun: Sequence[FunctionProcess] = (), home: Path | None = None,
     ) -> None:  # fmt: skip
         self.stopping = asyncio.Event()
         self._folder = folder
@@ -106,6 +109,7 @@ class LocalDaemon:
         self._enforcement = enforcement
         self._linger_s = linger_s
         self._forks = forks
+        self._spare = spare and forks is not None
         self._pool = WarmPool(self._make, idle_s=idle_s)
         self._started: dict[str, _Started] = {}
         self._running: dict[str, _Started] = {}
@@ -170,7 +174,10 @@ class LocalDaemon:
         """Ends idle processes, and at last the daemon itself."""
         while not self.stopping.is_set():
             await asyncio.sleep(_TICK_S)
-            await self._pool.expire()
+            wanted = self._spares()
+            await self._pool.expire(keep=wanted)
+            for memory_mb, env in wanted:
+                self._pool.prepare(memory_mb, env)
             if self._forks is not None:
                 self._forks.reap()
             for run in (self._own, *self._runs.values()):
@@ -180,6 +187,15 @@ class LocalDaemon:
                 self._busy = time.monotonic()
             elif time.monotonic() - self._busy > self._linger_s:
                 self.stopping.set()
+
+    def _spares(self) -> list[tuple[int, Mapping[str, str]]]:
+        """Quotas and environment variables of the functions that have run for a while: a process of each is kept ready."""
+        found: list[tuple[int, Mapping[str, str]]] = []
+        since = time.monotonic() - _SPARE_AFTER_S
+        for s in self._running.values() if self._spare else ():
+            if s.accepted < since and (s.call.memory_mb, s.run.env) not in found:
+                found.append((s.call.memory_mb, s.run.env))
+        return found
 
     async def close(self) -> None:
         """Ends all processes and removes control groups and scratch folders."""

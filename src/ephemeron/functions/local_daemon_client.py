@@ -41,12 +41,12 @@ class DaemonStart:
 
 def settings_of(
     run_dir: Path, limits: Limits, *, idle_s: float = 30.0, linger_s: float = 2.0, enforce: bool = True,
-    forks: bool = True,
+    forks: bool = True, spare: bool = False,
 ) -> DaemonSettings:  # fmt: skip
     """Settings of a daemon. The environment variable `EPHEMERON_FORKS=0` overrules `forks`."""
     return DaemonSettings(
         folder=run_dir, limits=limits, idle_s=idle_s, linger_s=linger_s, enforce=enforce,
-        forks=forks and os.environ.get("EPHEMERON_FORKS") != "0",
+        forks=forks and os.environ.get("EPHEMERON_FORKS") != "0", spare=spare,
     )  # fmt: skip
 
 

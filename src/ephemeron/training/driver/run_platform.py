@@ -62,7 +62,7 @@ async def start(
         return await _open(folder, run, starting=True)
     from ephemeron.functions.local import LocalPlatform
 
-    return await LocalPlatform.start(folder.path, env=secrets, restart=True, session=session)
+    return await LocalPlatform.start(folder.path, env=secrets, restart=True, spare=session is None, session=session)
 
 
 def sweep(runs: Path) -> None:
