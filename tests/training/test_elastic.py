@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from training_runs import CODE, Run, configuration, make_job, real, simulate, synthetic
+from training_runs import CODE, WORLD, Run, configuration, make_job, real, simulate, synthetic
 
 from ephemeron.data import Sampler, assign
 from ephemeron.data.iteration_samples import GlobalSampler
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.events import PHASES, Continued, Ended, FaultFired, GenerationStarted, Invoked, Note
+from ephemeron.events import PHASES, Continued, Ended, FaultFired, GenerationStarted, Invoked, Loaded, Note
 from ephemeron.functions.base import Limits
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
@@ -85,6 +86,18 @@ def test_who_stays_goes_on_in_the_same_function(change):
     assert len(run.of(Invoked)) == WORKERS + now - stay
     assert [e.outcome for e in run.of(Ended)].count("left") == WORKERS - stay
     assert {e.memory_mb for e in run.of(Ended)} == {1769, quota}
+
+
+def test_who_stays_reads_all_that_it_lacks_at_once():
+    """While a function that stays loads, all others wait for it: requests one after another would cost each of them."""
+    latency_s = 0.2
+    job = dataclasses.replace(make_job(epochs=2), simulation=dataclasses.replace(WORLD, latency_s=latency_s))
+    run = real(job, workers=3, schedule=(ScheduledResize(from_epoch=1, workers=2),))
+    (begun,) = run.of(GenerationStarted)
+    stay = {(e.rank, e.attempt) for e in run.of(Continued)}
+    loaded = [e.t - begun.t for e in run.of(Loaded) if (e.rank, e.attempt) in stay]
+    assert len(loaded) == 2
+    assert max(loaded) < 2 * latency_s
 
 
 @pytest.mark.slow

@@ -45,11 +45,13 @@ class InvocationExit(Exception):
 class NextGeneration(InvocationExit):
     """This rank's part of a generation is over. Control flow, like its base."""
 
-    def __init__(self, number: int, begin: bytes | None = None) -> None:
+    def __init__(self, number: int, begin: bytes | None = None, members: Generation | None = None) -> None:
         super().__init__("left")
         self.number = number
         self.begin = begin
         """The state in which it begins; None: not known."""
+        self.members = members
+        """The next generation, as all ranks have agreed on it; None: not known."""
 
 
 def first_leaf(group: BaseException) -> BaseException:
@@ -75,8 +77,8 @@ class InvocationContext:
         self.keys = Keys(ctx.call.run, generation=fencing.generation_of(self.attempt))
         self.reason: Reason = ctx.call.reason
         """Why this attempt was started."""
-        self.stays = False
-        """Whether this invocation has been a member of an earlier generation."""
+        self.left: int | None = None
+        """Number of the generation that this invocation was a member of before; None: it has been in one only."""
         self.spec: bytes | None = None
         """Specification of the run, once it was read."""
         self.members: Generation | None = None
@@ -85,6 +87,8 @@ class InvocationContext:
         """State in which that generation begins, if it was told."""
         self.code: list[Path] | None = None
         """Folders of the user's code; None: it is not unpacked yet."""
+        self.request_s = 0.0
+        """Duration of a request at the start of the invocation."""
         self.load_s = 0.0
         """Time from the start of the invocation until all but the state was loaded."""
         self.began = self.now()
@@ -116,10 +120,11 @@ class InvocationContext:
             times: iteration times that are known so far.
             begin: state in which it begins, if known.
         """
+        self.left = self.keys.generation
         before, self.attempt = self.attempt, fencing.first_attempt(members.number)
         self.keys = dataclasses.replace(self.keys, generation=members.number)
         self.members, self.begin = members, begin
-        self.reason, self.stays = "start", True
+        self.reason = "start"
         self.request = WorkerRequest(
             channel_retry_s=self.request.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s
         )
@@ -129,6 +134,11 @@ class InvocationContext:
                 t=self.run_now(), rank=self.rank, attempt=self.attempt, before=before, invocation=self.ctx.invocation,
             )
         )  # fmt: skip
+
+    @property
+    def stays(self) -> bool:
+        """Whether this invocation has been a member of an earlier generation."""
+        return self.left is not None
 
     @staticmethod
     def now() -> float:

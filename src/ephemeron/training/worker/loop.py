@@ -85,10 +85,7 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
             break
         except BaseExceptionGroup as group:
             cause = first_leaf(group)
-            if (
-                isinstance(cause, NextGeneration)
-                and (members := await join_generation(invocation, cause.number)) is not None
-            ):
+            if isinstance(cause, NextGeneration) and (members := await join_generation(invocation, cause)) is not None:
                 invocation.join(members, known, cause.begin)
                 continue
             if not isinstance(cause, InvocationExit):

@@ -48,7 +48,7 @@ async def begin_next_generation(
         begun = await _store_begin(lifecycle, change, trainer, following, decisions)
     await change.start_members()
     if begun is not None:
-        raise NextGeneration(following.number, begun)
+        raise NextGeneration(following.number, begun, change.agreed)
 
     async def stalled() -> StalledPeers:
         return await collective.stalled_before(iteration, 0, key)
@@ -57,7 +57,7 @@ async def begin_next_generation(
         lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
         accept=lambda data: data,
     )  # fmt: skip
-    raise NextGeneration(following.number, bytes(arrived.value))
+    raise NextGeneration(following.number, bytes(arrived.value), change.agreed)
 
 
 async def _store_begin(
@@ -87,20 +87,20 @@ async def _store_begin(
     return stored
 
 
-async def join_generation(invocation: InvocationContext, number: int) -> Generation | None:
-    """Leaves a generation. Returns the next one, if this invocation is a member of it.
+async def join_generation(invocation: InvocationContext, following: NextGeneration) -> Generation | None:
+    """The next generation, if this invocation is a member of it; otherwise it says that it has left.
 
     Args:
-        invocation: that leaves.
-        number: of the next generation.
+        invocation: whose part of a generation is over.
+        following: which generation it goes on in. A member says at its start in it that it has left the one before.
     """
-    channel, keys = invocation.channel, invocation.keys
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(channel.put(keys.left(keys.generation, invocation.rank), [b""]))
-        members = await members_of(channel, keys, number)
-    if members is None or invocation.rank >= members.workers:
-        return None
-    return members if members.memory_mb == invocation.call.memory_mb else None
+    channel, keys, members = invocation.channel, invocation.keys, following.members
+    if members is None:
+        members = await members_of(channel, keys, following.number)
+    if members is not None and invocation.rank < members.workers and members.memory_mb == invocation.call.memory_mb:
+        return members
+    await channel.put(keys.left(keys.generation, invocation.rank), [b""])
+    return None
 
 
 async def delete_left_generation(lifecycle: InvocationLifecycle) -> None:
@@ -111,10 +111,10 @@ async def delete_left_generation(lifecycle: InvocationLifecycle) -> None:
     ranks = lifecycle.spec.first_workers if before is None else before.workers
     latest = lifecycle.now() + lifecycle.wait_timeout_s()
     while lifecycle.now() < latest:
+        await asyncio.sleep(LEFT_EVERY_S)  # at first, too: this generation's first iteration comes first
         left = await channel.list(keys.all_left(number))
         if len(left) >= ranks:
             break
-        await asyncio.sleep(LEFT_EVERY_S)
     await delete_generation(channel, keys, number, ranks=ranks)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ephemeron.communication.channels.base import Channel
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.data import Samples
 from ephemeron.data.batch_source import ArrayBatchSource
@@ -39,6 +40,8 @@ from ephemeron.training.worker.trainer import Trainer
 _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 60.0
+POLLED_SHARE, LEAST_POLL_S, MOST_POLL_S = 0.25, 0.01, 0.25
+"""Interval between polls for the state in which a generation begins: a share of an iteration, in seconds at least and at most."""
 CHECK_EVERY_S = 5.0
 """Interval at which a rank that waits for its predecessor, or for an object of the driver, checks whether the run is over."""
 
@@ -82,16 +85,11 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         ChannelTimeout: an object that the driver should have prepared is missing.
     """
     channel, keys, began = invocation.channel, invocation.keys, invocation.now()
-    mine = keys.start(invocation.rank, invocation.attempt)
-    if not await fencing.take(channel, mine, invocation.ctx.invocation):
-        raise InvocationExit("duplicate")
-    asked = invocation.now()
-    over = await channel.fetch(keys.result) is not None
-    request_s = min(asked - invocation.began, invocation.now() - asked)  # of two: a single one may have been late
-    if over:
-        # Nothing is left to do, or a second delivery comes when all marks of the first have been cleared.
-        raise InvocationExit("duplicate" if invocation.reason == "start" else "finished")
-    if not invocation.stays:
+    found = None
+    if invocation.left is not None:
+        found = await _go_on(invocation, invocation.left)
+    else:
+        await _fence(invocation)
         invocation.emit(
             Started(
                 t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt,
@@ -105,14 +103,14 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         raise NextGeneration(latest)
     spec = await _spec(invocation)
     lifecycle = InvocationLifecycle(invocation, spec)
-    lifecycle.handoff.request_s = request_s
+    lifecycle.handoff.request_s = invocation.request_s
     if recovers and await _is_over(invocation):
         raise InvocationExit("finished")
     recovery: PeerRecovery | None = None
     if invocation.reason != "relay":
         await join_members(invocation, spec)
         recovery = peer_recovery(invocation, spec)
-    trainer, test_samples = await _trainer(invocation, spec)
+    trainer, test_samples = await _trainer(invocation, spec, found)
     invocation.at_end.callback(trainer.close)
     first = spec.current_generation.from_iteration
     beginning = Saved(iteration=first, applied=first)
@@ -168,6 +166,49 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     )  # fmt: skip
 
 
+async def _fence(invocation: InvocationContext) -> None:
+    """Takes the attempt, and makes sure that there is something to do.
+
+    Raises:
+        InvocationExit: this call is a duplicate, or the run is over.
+    """
+    channel, keys = invocation.channel, invocation.keys
+    if not await fencing.take(channel, keys.start(invocation.rank, invocation.attempt), invocation.ctx.invocation):
+        raise InvocationExit("duplicate")
+    asked = invocation.now()
+    over = await channel.fetch(keys.result) is not None
+    # Of two: a single one may have been late.
+    invocation.request_s = min(asked - invocation.began, invocation.now() - asked)
+    if over:
+        # Nothing is left to do, or a second delivery comes when all marks of the first have been cleared.
+        raise InvocationExit("duplicate" if invocation.reason == "start" else "finished")
+
+
+async def _go_on(invocation: InvocationContext, left: int) -> list[memoryview]:
+    """Takes the attempt in the next generation, and reads meanwhile what this rank lacks: the others wait for it.
+
+    Args:
+        invocation: that has been a member of the generation before.
+        left: number of that generation.
+
+    Returns:
+        See `_objects`.
+
+    Raises:
+        InvocationExit: another attempt of this rank was first.
+    """
+    channel, keys = invocation.channel, invocation.keys
+    spec = await _spec(invocation)
+    async with asyncio.TaskGroup() as tasks:
+        mine = keys.start(invocation.rank, invocation.attempt)
+        taken = tasks.create_task(fencing.take(channel, mine, invocation.ctx.invocation))
+        tasks.create_task(channel.put(keys.left(left, invocation.rank), [b""]))
+        found = tasks.create_task(_objects(invocation, spec))
+    if not taken.result():
+        raise InvocationExit("duplicate")
+    return found.result()
+
+
 async def _spec(invocation: InvocationContext) -> RunSpec:
     """The run as the generation of this attempt sees it."""
     if invocation.spec is None:
@@ -193,11 +234,12 @@ async def _begin(lifecycle: InvocationLifecycle) -> Begin:
     if invocation.begin is not None:
         told, invocation.begin = invocation.begin, None
         return decode_begin(told, key=key)
+    # Others wait for it meanwhile: the usual pauses between polls are long by the time it is there.
+    every_s = min(max(LEAST_POLL_S, POLLED_SHARE * lifecycle.timeouts.typical_s), MOST_POLL_S)
     while True:
         try:
-            return decode_begin(
-                await _unless_over(invocation, key, min(latest, invocation.now() + CHECK_EVERY_S)), key=key
-            )
+            until = min(latest, invocation.now() + CHECK_EVERY_S)
+            return decode_begin(await _unless_over(invocation, key, until, every_s=every_s), key=key)
         except ChannelTimeout:
             asked = await invocation.channel.fetch(control)
             if asked is not None and isinstance(decode_control(asked, key=control), StopRequest):
@@ -213,8 +255,16 @@ async def _get(invocation: InvocationContext, key: str) -> memoryview:
     return await _unless_over(invocation, key, min(invocation.now() + LOAD_TIMEOUT_S, latest))
 
 
-async def _unless_over(invocation: InvocationContext, key: str, deadline: float) -> memoryview:
+async def _unless_over(
+    invocation: InvocationContext, key: str, deadline: float, *, every_s: float | None = None
+) -> memoryview:
     """An object that is about to be stored.
+
+    Args:
+        invocation: that needs it.
+        key: of the object.
+        deadline: loop time.
+        every_s: interval between polls, where the store is polled; None: they grow.
 
     Raises:
         InvocationExit: the run has ended meanwhile.
@@ -223,12 +273,27 @@ async def _unless_over(invocation: InvocationContext, key: str, deadline: float)
     while True:
         try:
             wait_until = min(deadline, invocation.now() + CHECK_EVERY_S)
-            return (await invocation.channel.get(key, deadline=wait_until)).data
+            return await _arrived(invocation.channel, key, wait_until, every_s)
         except ChannelTimeout:
             if invocation.attempt > 0 and await invocation.channel.fetch(invocation.keys.result) is not None:
                 raise InvocationExit("finished") from None
             if invocation.now() >= deadline:
                 raise
+
+
+async def _arrived(channel: Channel, key: str, deadline: float, every_s: float | None) -> memoryview:
+    """`Channel.get`; with `every_s`, polls at this interval instead of at growing ones."""
+    if every_s is None or channel.traits.waits:
+        return (await channel.get(key, deadline=deadline)).data
+    loop = asyncio.get_running_loop()
+    at = loop.time()
+    while True:
+        try:
+            return (await channel.get(key, deadline=at, expected_at=at)).data
+        except ChannelTimeout:
+            if at >= deadline:
+                raise
+            at = min(max(at + every_s, loop.time()), deadline)
 
 
 async def _is_over(invocation: InvocationContext) -> bool:
@@ -241,7 +306,26 @@ async def _is_over(invocation: InvocationContext) -> bool:
     return None not in done  # else it has to stay until rank 1 is known to live
 
 
-async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Trainer, int]:
+async def _objects(invocation: InvocationContext, spec: RunSpec) -> list[memoryview]:
+    """What the trainer of a rank is built from, if it is one model: training samples, test samples, code that is not unpacked."""
+    if spec.trainer != "torch" or spec.stages is not None:
+        return []
+    keys, rank = invocation.keys, invocation.rank
+    wanted = [keys.data(p.number) for p in spec.train_parts(rank)] + [
+        keys.test(p.number) for p in spec.test_parts(rank)
+    ]
+    if invocation.code is None:
+        wanted.append(keys.code)
+    return await all_of(_get(invocation, key) for key in wanted)
+
+
+async def _trainer(invocation: InvocationContext, spec: RunSpec, found: list[memoryview] | None) -> tuple[Trainer, int]:
+    """The trainer of a rank, and the number of its test samples.
+
+    Args:
+        invocation, spec: of the rank.
+        found: see `_objects`; None: they are not read yet.
+    """
     if spec.trainer == "script":
         code, scratch = await _get(invocation, invocation.keys.code), invocation.ctx.scratch
         if scratch is None:
@@ -253,22 +337,19 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Traine
         from ephemeron.training.worker.pipeline.factory import stage_trainer  # needs torch
 
         return await stage_trainer(invocation, spec, lambda key: _get(invocation, key))
-    keys, ctx, rank = invocation.keys, invocation.ctx, invocation.rank
+    ctx, rank = invocation.ctx, invocation.rank
     parts, tests = spec.train_parts(rank), spec.test_parts(rank)
-    wanted = [*(keys.data(p.number) for p in parts), *(keys.test(p.number) for p in tests)]
-    if invocation.code is None:
-        wanted.append(keys.code)
-    found = await all_of(_get(invocation, key) for key in wanted)
+    found = await _objects(invocation, spec) if found is None else found
     if invocation.code is None:
         bundle = bytes(found.pop())
         invocation.code = [] if ctx.scratch is None else unbundle(bundle, ctx.scratch / "code")
     folders = invocation.code
     data: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found, parts, strict=False)]
     test: Stored = [Piece(d, p.start, p.stop) for d, p in zip(found[len(parts) :], tests, strict=True)]
-    if len(found) == 2 and not keys.generation:  # whole objects, which are not copied
+    if len(found) == 2 and not invocation.keys.generation:  # whole objects, which are not copied
         data, test = found
     feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
-    return build_trainer(spec, invocation.rank, folders=folders, feed=feed), feed.test_samples
+    return build_trainer(spec, rank, folders=folders, feed=feed), feed.test_samples
 
 
 async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> RestoredState | None:
