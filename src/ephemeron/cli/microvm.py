@@ -65,13 +65,14 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     EPHEMERON_CHANNEL_CA into the image. A build takes minutes.
     """
     from ephemeron.communication.channels import public_address
-    from ephemeron.communication.channels.address import store_address
+    from ephemeron.communication.channels.address import is_direct, store_address
     from ephemeron.communication.channels.tls import for_functions
     from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
     from ephemeron.functions.aws_microvm.deploy import image as images
     from ephemeron.functions.aws_microvm.deploy import package, policy
     from ephemeron.functions.aws_microvm.preflight import check_channel
     from ephemeron.functions.aws_microvm.settings import client, refused
+    from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
     from ephemeron.functions.source_bundle import digest
 
     public, secrets = public_address(channel)
@@ -83,7 +84,9 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     store = store_address(public)
     check_channel(store, settings)
     account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
-    place = policy.place_of(settings, account=account, channel=store, artifact=artifact, sizes_mb=sizes)
+    place = policy.place_of(
+        settings, account=account, channel=store, artifact=artifact, sizes_mb=sizes, direct=is_direct(public)
+    )
     for path in policy.write(out, place):
         click.echo(f"wrote {path}")
     data = package.write_artifact(out / "image.zip")
@@ -93,7 +96,8 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
         return
     wanted = images.ImageSpec(
         artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=sizes[0],
-        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ} | ({} if store.startswith("s3:") else for_functions()), digest=digest(),
+        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ} | ({} if store.startswith("s3:") else for_functions())
+        | ({ENDPOINT_VARIABLE: "1"} if is_direct(public) else {}), digest=digest(),
     )  # fmt: skip
     bucket = urlsplit(artifact)
     try:

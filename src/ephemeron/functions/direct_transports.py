@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ephemeron.communication.channels.credentials import variable
 from ephemeron.communication.direct.relay import rendezvous_transports
 from ephemeron.communication.direct.transport import Transport, kernel_transports
@@ -9,19 +11,31 @@ from ephemeron.config.typed import near
 from ephemeron.errors import JobError
 
 TRANSPORTS_VARIABLE = "EPHEMERON_DIRECT_TRANSPORTS"
-"""Names of the transports that may be used, the preferred first, such as `tcp,punched`; unset: all that there are."""
-NAMES = ("unix", "tcp", "punched", "relay")
+"""Names of the transports that may be used, such as `tcp,punched`; unset: all that there are."""
+ENDPOINT_VARIABLE = "EPHEMERON_ENDPOINT"
+"""1 in functions that have an HTTPS endpoint of their own which others may connect to."""
+NAMES = ("unix", "tcp", "websocket", "punched", "relay")
 
 
 def own_transports() -> list[Transport]:
-    """Those of the kernel, and those through a rendezvous service where one is set.
+    """Those of the kernel, of an endpoint where the function has one, and of a rendezvous service where one is set.
 
     Raises:
         JobError: a variable of the environment is wrong.
     """
-    found = {t.name: t for t in (*kernel_transports(), *rendezvous_transports())}
+    found = {t.name: t for t in (*kernel_transports(), *_endpoint_transports(), *rendezvous_transports())}
     wanted = [name.strip() for name in (variable(TRANSPORTS_VARIABLE) or ",".join(NAMES)).split(",") if name.strip()]
     for name in wanted:
         if name not in NAMES:
             raise JobError(f"{TRANSPORTS_VARIABLE} names {name!r}, which is no transport", remedy=near(name, NAMES))
     return [found[name] for name in wanted if name in found]
+
+
+def _endpoint_transports() -> list[Transport]:
+    if os.environ.get(ENDPOINT_VARIABLE) != "1":
+        return []
+    from ephemeron.communication.direct.websocket import WebSocketTransport
+    from ephemeron.functions.aws_microvm.endpoint import listening_host, own_endpoints
+
+    endpoints = own_endpoints()
+    return [] if endpoints is None else [WebSocketTransport(endpoints, host=listening_host())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,12 @@ def deployed(
     folder: Path | None = None,
     preload: str = "",
     sizes_mb: tuple[int, ...] = (),
+    more_variables: Mapping[str, str] | None = None,
     **more: Any,
 ) -> AwsMicrovmSettings:
     """Deploys this working tree's package as image `ephemeron`, with the kit's functions beside it."""
     settings = settings_of(service, **more)
-    variables = {VARIABLE: entries, "EPHEMERON_PRELOAD": preload}
+    variables = {VARIABLE: entries, "EPHEMERON_PRELOAD": preload, **(more_variables or {})}
     if folder is not None:
         variables["PYTHONPATH"] = str(folder)
     wanted = ImageSpec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -101,6 +102,10 @@ def test_policies_give_nothing_beyond_their_purpose() -> None:
                 assert any(name in statement.resource for name in ("ephemeron", "bucket", "network-connector"))
     made = {action for statement in policy.run_statements(here) for action in statement.actions}
     assert not made & {"lambda:SuspendMicrovm", "lambda:CreateMicrovmAuthToken", "lambda:CreateMicrovmShellAuthToken"}
+    direct = policy.run_statements(dataclasses.replace(here, direct=True))
+    more = {action for statement in direct for action in statement.actions} - made
+    assert more == {"lambda:GetMicrovm", "lambda:CreateMicrovmAuthToken"}
+    assert not [s for s in direct if "NO_INGRESS" in s.resource]
     cache = {a for s in policy.run_statements(place("rediss://cache:6379")) for a in s.actions}
     assert not [a for a in cache if a.startswith("s3:")]
     with pytest.raises(JobError, match="nothing that MicroVMs share"):

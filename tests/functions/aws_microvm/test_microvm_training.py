@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from microvm_world import KEYS, artifact, deployed
 
 from doctoring import left, texts
 from ephemeron.errors import UserError
-from ephemeron.events import Ended, Event, Invoked, Note, Progress, Woken
+from ephemeron.events import Ended, Event, FaultFired, Invoked, Note, Progress, Woken
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.microvm_service import MicrovmService
 from ephemeron.testing.training_world import of
@@ -172,3 +173,21 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     assert "at list prices" in said["function"]
     assert not [key for key in left(channel) if key.startswith("doctor")]
     assert world.service.microvms() == []
+
+
+def test_functions_connect_through_their_endpoints(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("websockets", "15", reason="no WebSocket; pip install 'ephemeron[aws-microvm]'")
+    opened = deployed(
+        world.service, memory_mb=MEMORY_MB, image="direct",
+        preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+        more_variables={"EPHEMERON_ENDPOINT": "1", "EPHEMERON_DIRECT_TRANSPORTS": "websocket"},
+    )  # fmt: skip
+    through = dataclasses.replace(world, settings=opened)
+    killed = ("kill:rank=1,iteration=5,phase=upload",)
+    result, events = through.go(channel=f"direct+{world.channels['cache']}", faults=killed, aggregators=0)
+    world.check_same(result)
+    assert len(of(events, FaultFired)) == 1
+    traffic = result.summary.traffic
+    assert traffic.direct_bytes_sent > 0
+    assert traffic.store_requests < world.undisturbed[0].summary.traffic.store_requests
+    assert len(world.service.upgraded) >= 5, "three pairs, and the two of the replacement"

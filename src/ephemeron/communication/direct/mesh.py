@@ -23,6 +23,7 @@ from typing import Any
 
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.direct.connection import Connection, LinkFailed
+from ephemeron.communication.direct.dial_history import DialHistory
 from ephemeron.communication.direct.endpoint import Endpoint, announce, machine
 from ephemeron.communication.direct.message import FORWARDED, Head, Kind
 from ephemeron.communication.direct.requests import Answer, Requests
@@ -90,6 +91,7 @@ class Mesh:
         """Whether a member has refused this one because it knows a newer attempt of its rank."""
         self._keys, self._token, self._silence_s = keys, token, silence_s
         self._transports = {t.name: t for t in transports}
+        self._dials = DialHistory(list(self._transports))
         self._endpoint = Endpoint(rank=rank, attempt=attempt, machine=machine())
         self._peers = {r: _Peer() for r in range(ranks) if r != rank}
         self._pending: dict[Connection, asyncio.TimerHandle] = {}
@@ -262,7 +264,8 @@ class Mesh:
         while not (self.superseded or peer.connection) and (endpoint := peer.endpoint) is not None:
             if endpoint.attempt < peer.attempt:  # a newer one will dial
                 return
-            for transport in self._transports.values():
+            for name in self._dials.order(endpoint.machine):
+                transport, began = self._transports[name], asyncio.get_running_loop().time()
                 if not transport.reaches(self._endpoint, endpoint):
                     continue
                 try:
@@ -271,7 +274,9 @@ class Mesh:
                     )
                 except LinkFailed as e:
                     _log.debug("rank %d to rank %d: %s", self.rank, rank, e)
+                    self._dials.failed(name, endpoint.machine)
                     continue
+                self._dials.connected(name, endpoint.machine, asyncio.get_running_loop().time() - began)
                 self._accepted(connection)
                 break
             await asyncio.sleep(pause_s)

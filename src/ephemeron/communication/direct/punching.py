@@ -86,7 +86,7 @@ class MeetingTransport(Transport):
             if sock is not None:
                 sock.close()
             if isinstance(e, (OSError, ProtocolError, TokenRefused)) and not isinstance(e, LinkFailed):
-                raise LinkFailed(f"{self.name}: {e or 'not in time'}") from e
+                raise LinkFailed(f"{self.name}: {str(e) or 'not in time'}") from e
             raise
 
 

@@ -145,7 +145,7 @@ class Rendezvous:
         except LinkFailed:
             raise
         except OSError as e:
-            raise LinkFailed(f"the rendezvous service {self.service}: {e or 'no answer in time'}") from e
+            raise LinkFailed(f"the rendezvous service {self.service}: {str(e) or 'no answer in time'}") from e
         finally:
             self._waiting.pop(number, None)
 
@@ -173,7 +173,7 @@ class Rendezvous:
         except BaseException as e:
             channel.close()
             if isinstance(e, _GONE):
-                raise LinkFailed(f"a meeting at {self.service} failed: {e or 'not in time'}") from e
+                raise LinkFailed(f"a meeting at {self.service} failed: {str(e) or 'not in time'}") from e
             raise
         return channel, answer
 
@@ -237,7 +237,7 @@ class Rendezvous:
             except _GONE as e:
                 if not warned:
                     _log.warning(
-                        "the rendezvous service %s: %s; it is tried again", self.service, e or "no answer in time"
+                        "the rendezvous service %s: %s; it is tried again", self.service, str(e) or "no answer in time"
                     )
                 warned, self._target = True, None
             finally:

@@ -228,7 +228,7 @@ class RendezvousService:
                     first.ticket, _Arrival(channel=channel, address=address, round_trip_s=round_trip_s)
                 )
         except _GONE as e:
-            _log.debug("connection from %s:%d ends: %s", *address, e or type(e).__name__)
+            _log.debug("connection from %s:%d ends: %s", *address, str(e) or type(e).__name__)
         finally:
             self._unproved -= not proved
             self._connections -= 1

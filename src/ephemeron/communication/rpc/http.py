@@ -51,9 +51,12 @@ class Response:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    takes_over: TakesOver | None = None
+    """Instead of an answer: gets the connection, which is closed afterwards; for other protocols, such as WebSocket."""
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
+TakesOver: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -94,7 +97,11 @@ class Listener:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             while (request := await _read(reader, writer)) is not None:
-                writer.write(_encode(await self._handler(request)))
+                response = await self._handler(request)
+                if response.takes_over is not None:
+                    await response.takes_over(reader, writer)
+                    break
+                writer.write(_encode(response))
                 await writer.drain()
                 if request.headers.get("connection", "").lower() == "close":
                     break

@@ -18,7 +18,8 @@ As on AWS Lambda a call returns no result, so it is watched, billed and cancelle
 - **No reuse.** A MicroVM that has served a call is terminated. Suspending one for the next call would cost more than a new
   one from the snapshot, in which the imports are made, too: writing 2 GB costs as much as 217 seconds of computing.
 - **Suspension** is for whole runs: memory and disk are kept while nothing is computed, until the eight hours are over.
-- **No endpoint.** Every MicroVM has one, but members exchange through the channel; so it is closed (`NO_INGRESS`).
+- **Endpoint.** Every MicroVM has one. It is closed (`NO_INGRESS`), unless the image is deployed for a direct channel: then members
+  connect to each other through it (`endpoint`).
 
 Without an idle policy: idleness is measured by requests to the endpoint, and a MicroVM that trains gets none.
 

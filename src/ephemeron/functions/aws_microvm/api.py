@@ -31,6 +31,8 @@ class MicrovmInfo:
     terminated_at: float | None = None
     reason: str = ""
     maximum_s: int = LONGEST_S
+    endpoint: str = ""
+    """URL of its endpoint; empty in lists."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> MicrovmInfo:
@@ -38,7 +40,7 @@ class MicrovmInfo:
         given = {
             "id": value["microvmId"], "state": value["state"], "started_at": _unix(value["startedAt"]),
             "terminated_at": _unix(value.get("terminatedAt")), "reason": value.get("stateReason", ""),
-            "maximum_s": value.get("maximumDurationInSeconds", LONGEST_S),
+            "maximum_s": value.get("maximumDurationInSeconds", LONGEST_S), "endpoint": value.get("endpoint", ""),
         }  # fmt: skip
         return build(cls, given, where="answer of AWS Lambda MicroVMs")
 
@@ -63,6 +65,7 @@ class LaunchSpec:
     egress: tuple[str, ...]
     """ARNs of network connectors."""
     ingress: tuple[str, ...]
+    """ARNs of network connectors; none: the service's default, which lets in who has a token."""
     log_group: str
 
     def image_of(self, memory_mb: int) -> tuple[str, str]:
@@ -104,11 +107,11 @@ class MicrovmApi:
             maximum_s: after which the service terminates it.
         """
         arn, version = spec.image_of(memory_mb)
+        ingress = {"ingressNetworkConnectors": list(spec.ingress)} if spec.ingress else {}
         answer = await asyncio.to_thread(
             self._client.run_microvm, imageIdentifier=arn, imageVersion=version, executionRoleArn=spec.role,
             runHookPayload=payload, clientToken=token, maximumDurationInSeconds=maximum_s,
-            egressNetworkConnectors=list(spec.egress), ingressNetworkConnectors=list(spec.ingress),
-            logging={"cloudWatch": {"logGroup": spec.log_group}},
+            egressNetworkConnectors=list(spec.egress), logging={"cloudWatch": {"logGroup": spec.log_group}}, **ingress,
         )  # fmt: skip
         return str(answer["microvmId"])
 
@@ -144,6 +147,14 @@ class MicrovmApi:
                 if microvm.id in wanted:
                     found[microvm.id] = microvm.state
         return {id: found.get(id, "TERMINATED") for id in ids}
+
+    async def token(self, id: str, port: int, *, minutes: int) -> dict[str, str]:
+        """Headers that let requests through the endpoint of a MicroVM, to one port of it."""
+        answer = await asyncio.to_thread(
+            self._client.create_microvm_auth_token, microvmIdentifier=id, expirationInMinutes=minutes,
+            allowedPorts=[{"port": port}],
+        )  # fmt: skip
+        return {str(name): str(value) for name, value in answer["authToken"].items()}
 
     async def suspend(self, id: str) -> None:
         """Suspends a running MicroVM."""

@@ -22,12 +22,11 @@ from ephemeron import logs
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
 from ephemeron.errors import CorruptMessage
 from ephemeron.functions.aws_microvm.payload import RunPayload
+from ephemeron.functions.aws_microvm.settings import ADDRESS
 from ephemeron.functions.aws_microvm.supervisor import ImageSettings, MicrovmSupervisor, told_by
 
 HOOKS = "/aws/lambda-microvms/runtime/v1"
 PORT = 9000
-ADDRESS = "EPHEMERON_HOOKS"
-"""Variable with another address to listen on, HOST:PORT."""
 
 
 def main() -> None:

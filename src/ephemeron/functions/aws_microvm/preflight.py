@@ -15,6 +15,7 @@ from ephemeron.functions.aws_microvm.api import LaunchSpec
 from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.base import Limits
+from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
 
 COMMAND = "ephemeron deploy aws-microvm"
 DIGEST, MEMORY, ROLE, NAME = "EPHEMERON_CODE", "EPHEMERON_MEMORY_MB", "EPHEMERON_ROLE", "EPHEMERON_IMAGE"
@@ -122,7 +123,7 @@ def inspect(settings: AwsMicrovmSettings, *, tries: int = 6) -> DeployedImage:
         versions.append(other.version)
     launch = LaunchSpec(
         image_arn=first.arn, sizes_mb=sizes, versions=tuple(versions), role=first.variables[ROLE],
-        egress=(EGRESS.format(region=settings.region),), ingress=(NO_INGRESS.format(region=settings.region),),
+        egress=(EGRESS.format(region=settings.region),), ingress=() if first.open else (NO_INGRESS.format(region=settings.region),),
         log_group=settings.log_group,
     )  # fmt: skip
     return DeployedImage(launch=launch, digest=first.digest, quotas=_quotas(settings, tries))
@@ -143,6 +144,11 @@ class _Image:
     @property
     def digest(self) -> str:
         return self.variables.get(DIGEST, "")
+
+    @property
+    def open(self) -> bool:
+        """Whether its MicroVMs connect to each other's endpoints."""
+        return self.variables.get(ENDPOINT_VARIABLE) == "1"
 
 
 def _inspect_one(settings: AwsMicrovmSettings, name: str, tries: int) -> _Image:

@@ -12,6 +12,8 @@ from ephemeron.functions.aws.settings import AwsSettings, code_of
 
 IMAGE = "ephemeron"
 SERVICE = "lambda-microvms"
+ADDRESS = "EPHEMERON_HOOKS"
+"""Variable with another address to take hooks at, HOST:PORT."""
 REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "ap-northeast-1")
 """Regions of the launch in June 2026, for messages only: the service itself knows where it is."""
 

@@ -22,6 +22,7 @@ import psutil
 from ephemeron.errors import ChannelError
 from ephemeron.functions.async_invoke.process_supervisor import ProcessSupervisor, pass_output_on
 from ephemeron.functions.aws_microvm.api import MicrovmApi
+from ephemeron.functions.aws_microvm.endpoint import MICROVM
 from ephemeron.functions.aws_microvm.invoker import MicrovmSender
 from ephemeron.functions.aws_microvm.payload import RunPayload
 from ephemeron.functions.aws_microvm.platform import LIMITS
@@ -91,7 +92,8 @@ class MicrovmSupervisor(ProcessSupervisor):
         renew_randomness()
         # A snapshot has no region of its own, which clients of AWS need.
         region = os.environ.get("AWS_REGION") or payload.launch.region
-        self.variables = {**payload.variables, "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+        own = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region, MICROVM: microvm_id}
+        self.variables = {**payload.variables, **own}
         os.environ.update(self.variables)
         self._payload, self._id = payload, microvm_id
 

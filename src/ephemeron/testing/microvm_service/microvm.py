@@ -125,6 +125,15 @@ class Microvm:
                 "127.0.0.1", self.port, "POST", f"{HOOKS}/{name}", headers=headers, body=json.dumps(dict(body)).encode()
             )
 
+    def port_of(self, wanted: int) -> int:
+        """Port of this machine for a port of the MicroVM: that, if one of its processes listens there, else that of its hooks."""
+        for process in self._tree():
+            with contextlib.suppress(psutil.Error):
+                for found in process.net_connections("tcp"):
+                    if found.status == psutil.CONN_LISTEN and found.laddr.port == wanted:
+                        return wanted
+        return self.port
+
     def stop(self) -> None:
         """Stops every process of it, and its clock."""
         self.suspended_at = time.monotonic()

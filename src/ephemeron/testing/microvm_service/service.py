@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from ephemeron.testing._emulation.service import EmulatedService
 from ephemeron.testing.lambda_service.functions import ACCOUNT, LambdaApiError
 from ephemeron.testing.lambda_service.service import Guard
 from ephemeron.testing.microvm_service.fleet import Fleet
+from ephemeron.testing.microvm_service.forwarding import forward
 from ephemeron.testing.microvm_service.images import Image, Images, ImageVersion, unpack
 from ephemeron.testing.microvm_service.microvm import Microvm
 from ephemeron.testing.microvm_service.model import ServiceError, WireModel
@@ -80,6 +82,8 @@ class MicrovmService(EmulatedService):
         self._variables = dict(environment or {})
         self._fetch = fetch or _from_s3
         self._tokens: dict[str, _Token] = {}
+        self.upgraded: deque[str] = deque(maxlen=_LINES)
+        """MicroVMs to whose ports a connection was passed on as a whole, such as a WebSocket."""
         self._building: set[asyncio.Task[None]] = set()
         self._enforcement = detect() if enforce else Enforcement(kind="none", unenforced=UNENFORCED)
         self._memory_gb, self._ahead = memory_gb, ahead
@@ -325,9 +329,12 @@ class MicrovmService(EmulatedService):
         if microvm.state != "RUNNING":
             return json_response({"message": f"the MicroVM is {microvm.state}"}, status=502)
         headers = {"Host": urlsplit(self.url).netloc, "x-amzn-requestid": str(uuid.uuid4())}
+        to = microvm.port_of(port)
+        if request.headers.get("upgrade"):
+            self.upgraded.append(id)
+            return Response(takes_over=partial(forward, request=request, path=path, more=headers, port=to))
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
-            # Its only port here: MicroVMs share the addresses of this machine.
-            return await ask("127.0.0.1", microvm.port, request.method, path, headers=headers, body=request.body)
+            return await ask("127.0.0.1", to, request.method, path, headers=headers, body=request.body)
         return json_response({"message": "the application does not answer"}, status=502)
 
     async def _work(self) -> None:

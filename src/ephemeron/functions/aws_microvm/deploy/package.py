@@ -16,7 +16,7 @@ from ephemeron.functions import source_bundle
 from ephemeron.functions.aws_microvm.handler import PORT
 
 PYTHON = "3.12"
-REQUIREMENTS = ("boto3>=1.44", *source_bundle.REQUIREMENTS)
+REQUIREMENTS = ("boto3>=1.44", "websockets>=15", *source_bundle.REQUIREMENTS)
 _STAMP = (1980, 1, 1, 0, 0, 0)
 
 DOCKERFILE = f"""\

@@ -22,6 +22,7 @@ _MAKE = [
     "lambda:CreateMicrovmImage", "lambda:UpdateMicrovmImage", "lambda:GetMicrovmImage", "lambda:GetMicrovmImageVersion",
     "lambda:DeleteMicrovmImage",
 ]  # fmt: skip
+_CONNECT = ["lambda:GetMicrovm", "lambda:CreateMicrovmAuthToken"]
 _HANDLE = ["lambda:GetMicrovm", "lambda:SuspendMicrovm", "lambda:ResumeMicrovm", "lambda:TerminateMicrovm"]
 
 
@@ -39,6 +40,8 @@ class MicrovmPlace:
     prefix: str = ""
     sizes_mb: tuple[int, ...] = ()
     """Of the deployment; one size or none: `image` alone."""
+    direct: bool = False
+    """Whether MicroVMs connect to each other's endpoints."""
 
     @property
     def images(self) -> str | tuple[str, ...]:
@@ -53,7 +56,8 @@ class MicrovmPlace:
 
     @property
     def connectors(self) -> tuple[str, ...]:
-        return EGRESS.format(region=self.region), NO_INGRESS.format(region=self.region)
+        egress = EGRESS.format(region=self.region)
+        return (egress,) if self.direct else (egress, NO_INGRESS.format(region=self.region))
 
     def role_arn(self, kind: str) -> str:
         """ARN of a role that the template makes: `build` or `run`."""
@@ -61,7 +65,13 @@ class MicrovmPlace:
 
 
 def place_of(
-    settings: AwsMicrovmSettings, *, account: str, channel: str, artifact: str, sizes_mb: tuple[int, ...] = ()
+    settings: AwsMicrovmSettings,
+    *,
+    account: str,
+    channel: str,
+    artifact: str,
+    sizes_mb: tuple[int, ...] = (),
+    direct: bool = False,
 ) -> MicrovmPlace:
     """From the settings, the channel's address and the place of the ZIP.
 
@@ -79,7 +89,7 @@ def place_of(
     return MicrovmPlace(
         image=settings.image, region=settings.region, account=account, artifact_bucket=code.netloc,
         artifact_key=code.path.strip("/"), bucket=parts.netloc if s3 else "", prefix=parts.path.strip("/") if s3 else "",
-        sizes_mb=sizes_mb,
+        sizes_mb=sizes_mb, direct=direct,
     )  # fmt: skip
 
 
@@ -96,6 +106,7 @@ def run_statements(place: MicrovmPlace) -> list[Statement]:
     return [
         _allow("StartSuccessors", ["lambda:RunMicrovm"], place.images),
         _allow("EndItself", ["lambda:TerminateMicrovm"], place.images),
+        *([_allow("ConnectToOthers", _CONNECT, place.images)] if place.direct else []),
         *_pass(place),
         _logs(place),
         *_objects(place),
