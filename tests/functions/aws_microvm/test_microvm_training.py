@@ -175,19 +175,19 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     assert world.service.microvms() == []
 
 
-def test_functions_connect_through_their_endpoints(world: World, tmp_path: Path) -> None:
+def test_functions_connect_through_their_endpoints(world: World) -> None:
     pytest.importorskip("websockets", "15", reason="no WebSocket; pip install 'ephemeron[aws-microvm]'")
-    opened = deployed(
-        world.service, memory_mb=MEMORY_MB, image="direct",
-        preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
-        more_variables={"EPHEMERON_ENDPOINT": "1", "EPHEMERON_DIRECT_TRANSPORTS": "websocket"},
-    )  # fmt: skip
-    through = dataclasses.replace(world, settings=opened)
-    killed = ("kill:rank=1,iteration=5,phase=upload",)
-    result, events = through.go(channel=f"direct+{world.channels['cache']}", faults=killed, aggregators=0)
+    with MicrovmService(fetch=artifact) as service:
+        opened = deployed(
+            service, memory_mb=MEMORY_MB,
+            preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+            more_variables={"EPHEMERON_ENDPOINT": "1", "EPHEMERON_DIRECT_TRANSPORTS": "websocket"},
+        )  # fmt: skip
+        through = dataclasses.replace(world, settings=opened, service=service)
+        killed = ("kill:rank=1,iteration=5,phase=upload",)
+        result, events = through.go(channel=f"direct+{world.channels['cache']}", faults=killed, aggregators=0)
+        reached = len(service.upgraded)
     world.check_same(result)
     assert len(of(events, FaultFired)) == 1
-    traffic = result.summary.traffic
-    assert traffic.direct_bytes_sent > 0
-    assert traffic.store_requests < world.undisturbed[0].summary.traffic.store_requests
-    assert len(world.service.upgraded) >= 5, "three pairs, and the two of the replacement"
+    assert result.summary.traffic.direct_bytes_sent > 0
+    assert reached >= 5, "three pairs, and the two of the replacement"
