@@ -14,7 +14,7 @@ TRANSPORTS_VARIABLE = "EPHEMERON_DIRECT_TRANSPORTS"
 """Names of the transports that may be used, such as `tcp,punched`; unset: all that there are."""
 ENDPOINT_VARIABLE = "EPHEMERON_ENDPOINT"
 """1 in functions that have an HTTPS endpoint of their own which others may connect to."""
-NAMES = ("unix", "tcp", "websocket", "punched", "relay")
+NAMES = ("shared", "unix", "tcp", "websocket", "punched", "relay")
 
 
 def own_transports() -> list[Transport]:
@@ -24,10 +24,12 @@ def own_transports() -> list[Transport]:
         JobError: a variable of the environment is wrong.
     """
     found = {t.name: t for t in (*kernel_transports(), *_endpoint_transports(), *rendezvous_transports())}
-    wanted = [name.strip() for name in (variable(TRANSPORTS_VARIABLE) or ",".join(NAMES)).split(",") if name.strip()]
+    wanted = [name.strip() for name in (variable(TRANSPORTS_VARIABLE) or "").split(",") if name.strip()]
     for name in wanted:
         if name not in NAMES:
             raise JobError(f"{TRANSPORTS_VARIABLE} names {name!r}, which is no transport", remedy=near(name, NAMES))
+    if not wanted:
+        return list(found.values())
     return [found[name] for name in wanted if name in found]
 
 
