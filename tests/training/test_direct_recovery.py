@@ -179,6 +179,21 @@ def test_deaths_between_hand_offs(sync: str) -> None:
     assert len(run.of(FaultFired)) == 2
 
 
+def test_a_contribution_that_a_hand_off_finds_incomplete_goes_along() -> None:
+    """HAP: others hand off one version behind; what they have sent of it dies with the function that was to sum it."""
+    how = {
+        "workers": 4,
+        "aggregators": 1,
+        "checkpoint_every": 7,
+        "sync": "hap",
+        "epochs": 3,
+        "function_timeout_s": 12.0,
+    }
+    run = synthetic(channel="direct", faults=[kill(3, 2, "upload"), kill(3, 2, "compute", 1)], elements=12000, **how)
+    assert run.sha == undisturbed(elements=12000, **how)
+    assert len(run.of(Invoked)) < 30
+
+
 def test_rounding_errors_are_private_state() -> None:
     run = disturbed(kill(1, 9), kill(2, 9, "aggregate"), compression="int8", elements=3000)
     assert {at for _, at in resumed(run)} <= {9, 10}

@@ -19,7 +19,9 @@ whom they wait for themselves, and so finds the one that does not answer, or doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.connection import LinkFailed
@@ -31,6 +33,7 @@ from ephemeron.training.collectives.direct_messages import (
     NOT_HELD,
     ONE_PHASE_BYTES,
     PIECE_BYTES,
+    ContributionHeader,
     MissingAnswer,
     pack_indices,
     unpack_indices,
@@ -44,6 +47,8 @@ RECHECK_S = 0.1
 """Seconds between two questions to a rank to which there is no route."""
 _MERGED = "merged."
 """Prefix of the arrays of own merged pieces: version, piece and flags follow."""
+_SENT = "sent."
+"""Prefix of the arrays of own contributions: version, and piece or `header` follow."""
 
 
 class DirectReduce(PieceExchange):
@@ -215,7 +220,8 @@ class DirectReduce(PieceExchange):
         version = self._versions.get(number)
         answers = await self._ask_all(number, [] if version is None else version.missing())
         edges = [(number, rank) for rank in ranks()]
-        seen, found = {self.g.rank}, dict[int, int]()
+        past = self._past(number, answers)
+        seen, found = {self.g.rank, *past}, dict.fromkeys(past, number)
         while edges:
             iteration, rank = edges.pop()
             if rank in seen:
@@ -231,6 +237,12 @@ class DirectReduce(PieceExchange):
         # What they waited for may have arrived just now.
         grace_s = GRACE_SHARE * self.g.wait_timeout_s(1) if all(rank in answers for rank in stalled) else 0.0
         return StalledPeers(first, stalled, (), grace_s)
+
+    def _past(self, number: int, answers: Mapping[int, MissingAnswer]) -> set[int]:
+        """Ranks that wait for a version already, or for a later one, and have no contribution to it any more."""
+        version = self._versions.get(number)
+        missing = {rank for sums in version.sums.values() for rank in sums.missing()} if version is not None else set()
+        return {rank for rank in missing & answers.keys() if any(t >= number for t, _ in answers[rank].waits)}
 
     async def stalled_before(self, iteration: int, rank: int, key: str) -> StalledPeers:
         found = await self._stalled(iteration, lambda: [rank])
@@ -272,6 +284,10 @@ class DirectReduce(PieceExchange):
                     arrays[f"{_MERGED}{version.number}.{piece.number}.{flags}"] = version.vector[
                         piece.start : piece.stop
                     ]
+            if version.uploaded and version.payloads is not None and version.header is not None:
+                arrays[f"{_SENT}{version.number}.header"] = np.frombuffer(version.header.pack(), dtype=np.uint8)
+                for index, payload in enumerate(version.payloads):
+                    arrays[f"{_SENT}{version.number}.{index}"] = np.frombuffer(b"".join(payload), dtype=np.uint8)
         applied_at = {self.g.rank: self.g.status.applied, **self.applied}
         durable_at = {self.g.rank: self.g.status.durable, **self.durable_at}
         return arrays, CollectiveState(garbage=GarbageState(applied=applied_at, durable=durable_at))
@@ -286,6 +302,23 @@ class DirectReduce(PieceExchange):
                 version, piece = self._version(number), self.pieces[index]
                 version.vector[piece.start : piece.stop] = part
                 version.finish(piece, flags)
+            elif name.startswith(_SENT) and name.endswith(".header"):
+                self._load_sent(int(name.removeprefix(_SENT).removesuffix(".header")), arrays)
+
+    def _load_sent(self, number: int, arrays: Arrays) -> None:
+        """Restores an own contribution, which others may have lost."""
+        version = self._version(number)
+        version.header = header = ContributionHeader.of(arrays[f"{_SENT}{number}.header"].tobytes())
+        payloads: list[list[Buffer]] = [[arrays[f"{_SENT}{number}.{i}"].tobytes()] for i in range(len(self.pieces))]
+        version.payloads = payloads
+        version.uploaded = True
+        for piece in self.mine:
+            if version.done[piece.number] is None:
+                self._add(
+                    version, piece, self.g.rank, self._decoded(self.upward, payloads[piece.number], piece), header, None
+                )
+        for rank in self.others:
+            self._send_again(version, rank)
 
 
 def _expire(waiter: asyncio.Future[bool]) -> None:
