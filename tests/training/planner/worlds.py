@@ -79,7 +79,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         dataset_mb=draw(numbers(0, 200)), test_samples=draw(st.sampled_from([0, 500])),
         vcpus=draw(st.sampled_from([0.0, 0.5, 1.0])), fold_s_per_mb=draw(st.sampled_from([0.0, 0.01])),
         step_s=draw(st.sampled_from([0.0, 0.005])), apply_s=draw(st.sampled_from([0.0, 0.01])),
-        lockstep_cpu_s=draw(st.sampled_from([0.0, 0.003])), first_cpu_s=draw(st.sampled_from([0.0, 0.2])),
+        lockstep_cpu_s=draw(st.sampled_from([0.0, 0.003])), direct_lockstep_cpu_s=draw(st.sampled_from([None, 0.0, 0.001])), first_cpu_s=draw(st.sampled_from([0.0, 0.2])),
     )  # fmt: skip
     return Profile(workload=what, platform=where)
 

@@ -8,6 +8,7 @@ import pytest
 
 from ephemeron.events import Progress, Started, Traffic
 from ephemeron.functions.base import Limits
+from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
@@ -34,6 +35,7 @@ PLACE = PlatformProfile(
     poll_s=0.0002,
     transfer=(Transfer(memory_mb=1769, up=RATE, down=RATE),),
 )
+LINKED = dataclasses.replace(PLACE, links=DirectLinks(latency_s=0.001, mb_s=500.0))
 LIMITS = Limits(memory_max_mb=8192, concurrency=100)
 
 
@@ -50,6 +52,12 @@ def test_many_with_small_and_large_batches_and_two():
 def test_a_machine_without_room_for_two_functions_calibrates_nothing(cores, concurrency):
     large = dataclasses.replace(WORK, memory_base_mb=900.0)
     assert parts(large, PLACE, batches=(8, 64), cores=cores, limits=Limits(concurrency=concurrency)) == []
+
+
+def test_where_functions_have_links_one_more_run_is_over_them():
+    found = parts(WORK, LINKED, batches=(8, 700), cores=2, limits=LIMITS)
+    assert [p.direct for p in found] == [False, False, False, True]
+    assert found[-1] == dataclasses.replace(found[0], aggregators=4, direct=True)
 
 
 def test_slow_steps_have_fewer_calibration_iterations():
@@ -90,13 +98,18 @@ def test_what_events_say():
     assert measured(part, run_events(cold=False)).started_s == 0.0
 
 
-@pytest.mark.parametrize("lockstep_cpu_s", [0.0, 0.02])
-def test_coefficients_are_found_again(lockstep_cpu_s):
-    truth = dataclasses.replace(WORK, a=1.6, lockstep_cpu_s=lockstep_cpu_s, first_cpu_s=0.05)
+@pytest.mark.parametrize(
+    ("where", "lockstep_cpu_s", "direct_s"), [("store", 0.0, None), ("store", 0.02, None), ("links", 0.02, 0.005)]
+)
+def test_coefficients_are_found_again(where, lockstep_cpu_s, direct_s):
+    truth = dataclasses.replace(
+        WORK, a=1.6, lockstep_cpu_s=lockstep_cpu_s, first_cpu_s=0.05, direct_lockstep_cpu_s=direct_s
+    )
     done = []
-    for part in parts(WORK, PLACE, batches=(8, 700), cores=2, limits=LIMITS):
+    profiled = LINKED if where == "links" else PLACE
+    for part in parts(WORK, profiled, batches=(8, 700), cores=2, limits=LIMITS):
         p = predict(
-            truth, PLACE, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
+            truth, profiled.over_links() if part.direct else profiled, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
             batch=part.batch, other_batch=part.batch,
         )  # fmt: skip
         iteration_s, share = float(p.iteration_s), part.memory_mb / PLACE.mb_per_vcpu
@@ -105,9 +118,10 @@ def test_coefficients_are_found_again(lockstep_cpu_s):
             step_s=float(truth.compute_s(part.batch, part.memory_mb)), scatter=0.1, cpu_s=0.0, polls_per_get=PLACE.polls_per_get,
         )  # fmt: skip
         done.append(result)
-    found, place, note = calibrate(WORK, PLACE, done)
+    found, place, note = calibrate(WORK, profiled, done)
     assert found.a == pytest.approx(truth.a)
     assert found.lockstep_cpu_s == pytest.approx(lockstep_cpu_s, abs=1e-8)
+    assert found.direct_lockstep_cpu_s == (None if direct_s is None else pytest.approx(direct_s, abs=1e-8))
     assert found.first_cpu_s == pytest.approx(0.05)
     assert (place.start_each_s, place.polls_per_get) == (pytest.approx(1.5), PLACE.polls_per_get)
     assert [row.predicted_s for row in note.runs] == pytest.approx([r.iteration_s for r in done], abs=1e-5)

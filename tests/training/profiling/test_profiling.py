@@ -144,6 +144,8 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     assert w.apply_s > 0
     assert min(r.workers for r in fitted.calibration.runs) == 2
     assert w.lockstep_cpu_s > 0
+    assert w.direct_lockstep_cpu_s is not None
+    assert [r.direct for r in fitted.calibration.runs].count(True) == 1
     steps = fitted.steps
     assert {c.batch for c in steps.probes} >= {8, 64}
     assert len(steps.kept_out) == 2

@@ -172,8 +172,9 @@ async def _calibrate(
     todo = calibration.parts(workload, platform, batches=ends, cores=calibration.cores(), limits=prober.limits)
     done = []
     for part in todo:
+        over_links = ", over direct links" if part.direct else ""
         prober.on_progress(
-            f"calibration run of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each"
+            f"calibration run of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each{over_links}"
         )
         result = await calibration.run(
             prepared.job, part, workload, platform=actors, channel=prober.store, address=prober.address,

@@ -3,7 +3,8 @@
 Functions that share a machine start more slowly together than alone; functions in lockstep wait for the slowest; a CPU
 share that a step can use up in a burst makes it quicker than probes said, which compute without a pause. Three
 calibration runs (many functions with small and with large batches, and two functions) determine the coefficients of these
-effects: `start_each_s`, `lockstep_cpu_s`, `first_cpu_s`, `polls_per_get`, and a factor for the step's `a`.
+effects: `start_each_s`, `lockstep_cpu_s`, `first_cpu_s`, `polls_per_get`, and a factor for the step's `a`. Where functions have direct
+links, a fourth run over them determines `direct_lockstep_cpu_s`.
 
 What did not help: explaining lockstep by the scatter of steps (its standard deviation times the expected excess of the
 slowest of W). It predicts large batches too long and small ones too short, since much of what scatters is the phase of the
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.credentials import DIRECT
 from ephemeron.errors import PlatformError
 from ephemeron.events import Event, Progress, RunStarted, Started
 from ephemeron.functions.base import Limits, Platform
@@ -57,6 +59,8 @@ class CalibrationRun:
     aggregators: int
     memory_mb: int
     batch: int
+    direct: bool = False
+    """Over direct links; else through the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,8 @@ def parts(
     if most > 2:
         middle = max(1, round(math.sqrt(small * large)))
         found.append(CalibrationRun(workers=2, aggregators=1, memory_mb=_quota(total / 2, limits), batch=middle))
+    if platform.over_links() is not None:
+        found.append(dataclasses.replace(many, aggregators=most, direct=True))
     return list(dict.fromkeys(found))
 
 
@@ -138,7 +144,7 @@ async def run(
     samples = min(wanted, workload.samples)
     free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None, max_global_batch=None)
     configuration = Configuration(
-        platform="local", channel=address, pattern="k-reduce", workers=part.workers, aggregators=part.aggregators,
+        platform="local", channel=f"{DIRECT}{address}" if part.direct else address, pattern="k-reduce", workers=part.workers, aggregators=part.aggregators,
         memory_mb=part.memory_mb, batch_size=part.batch, function_timeout_s=limits.lifetime_s,
     ).resolved()  # fmt: skip
     prepared = await asyncio.to_thread(
@@ -199,29 +205,35 @@ def calibrate(
 
     Args:
         workload, platform: as single functions had it.
-        results: at least one.
+        results: at least one through the store.
     """
     ratios = [r.step_s / float(workload.compute_s(r.part.batch, r.part.memory_mb)) for r in results]
     scale = statistics.median(ratios)
-    bare = dataclasses.replace(workload, a=workload.a * scale, lockstep_cpu_s=0.0, first_cpu_s=0.0)
+    bare = dataclasses.replace(
+        workload, a=workload.a * scale, lockstep_cpu_s=0.0, direct_lockstep_cpu_s=None, first_cpu_s=0.0
+    )
     together = [r.started_s / r.part.workers for r in results if r.started_s > 0 and r.part.workers > 2]
     placed = dataclasses.replace(
         platform,
         start_each_s=max(together, default=platform.start_each_s),
-        polls_per_get=statistics.median(r.polls_per_get for r in results),
+        polls_per_get=statistics.median(r.polls_per_get for r in results if not r.part.direct),
     )
-    left, first = [], []
+    left: dict[bool, list[float]] = {False: [], True: []}
+    first = []
     for r in results:
         share = min(r.part.memory_mb, (bare.vcpus or math.inf) * platform.mb_per_vcpu) / platform.mb_per_vcpu
         first.append(max(0.0, r.first_s - 2 * r.iteration_s) * share)
-        left.append(max(0.0, r.iteration_s - _iteration_s(bare, placed, r.part)) * share)
-    fitted = dataclasses.replace(bare, lockstep_cpu_s=statistics.fmean(left), first_cpu_s=statistics.median(first))
+        left[r.part.direct].append(max(0.0, r.iteration_s - _iteration_s(bare, placed, r.part)) * share)
+    fitted = dataclasses.replace(
+        bare, lockstep_cpu_s=statistics.fmean(left[False]), first_cpu_s=statistics.median(first),
+        direct_lockstep_cpu_s=statistics.fmean(left[True]) if left[True] else None,
+    )  # fmt: skip
     rows = tuple(
         CalibrationRow(
             workers=r.part.workers, aggregators=r.part.aggregators, memory_mb=r.part.memory_mb, batch=r.part.batch,
             iteration_s=round(r.iteration_s, 6), scatter=round(r.scatter, 4), predicted_s=round(_iteration_s(fitted, placed, r.part), 6),
             step_s=round(r.step_s, 6), first_s=round(r.first_s, 6), started_s=round(r.started_s, 3), cpu_s=round(r.cpu_s, 6),
-            polls_per_get=round(r.polls_per_get, 3),
+            polls_per_get=round(r.polls_per_get, 3), direct=r.part.direct,
         )
         for r in results
     )  # fmt: skip
@@ -229,8 +241,10 @@ def calibrate(
 
 
 def _iteration_s(workload: Workload, platform: PlatformProfile, part: CalibrationRun) -> float:
+    where = platform.over_links() if part.direct else platform
+    assert where is not None  # else there would be no such part
     p = predict(
-        workload, platform, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
+        workload, where, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
         batch=part.batch, other_batch=part.batch,
     )  # fmt: skip
     return float(p.iteration_s)

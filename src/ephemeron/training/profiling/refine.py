@@ -22,6 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ephemeron.communication.channels.address import is_direct
 from ephemeron.errors import JobError
 from ephemeron.events import Ended, Event, Invoked, Progress, RunStarted, Started
 from ephemeron.training.planner.model.exchange import PREDICTED, ExecutionOptions
@@ -126,7 +127,7 @@ def _batches(progress: Mapping[tuple[int, int], Sequence[Progress]], started: Ru
 def _iteration_s(
     workload: Workload, platform: PlatformProfile, started: RunStarted, batches: tuple[int, int]
 ) -> float | None:
-    """Predicted seconds of an iteration of this run; None for protocols that the model does not predict."""
+    """Predicted seconds of an iteration of this run; None for protocols and channels that the profile does not predict."""
     c = started.configuration
     sync = str(c.get("sync", "bsp"))
     if sync not in PREDICTED:
@@ -134,8 +135,11 @@ def _iteration_s(
     terms = ExecutionOptions(
         pattern=str(c.get("pattern", "k-reduce")), sync=sync, compression=str(c.get("compression", "none"))
     )
+    where = platform.over_links() if is_direct(str(c.get("channel", ""))) else platform
+    if where is None:
+        return None
     predicted = predict(
-        workload, platform, terms, workers=started.workers, memory_mb=started.memory_mb, aggregators=started.aggregators,
+        workload, where, terms, workers=started.workers, memory_mb=started.memory_mb, aggregators=started.aggregators,
         batch=batches[0], other_batch=batches[1],
     )  # fmt: skip
     return float(predicted.iteration_s)

@@ -134,9 +134,10 @@ def predict(
     each = np.maximum(ca + e.seconds, cn + e.other_s)
     last_a, last_n = compute(rest)
     last = np.maximum(last_a + e.seconds, last_n + e.other_s)
-    if workload.lockstep_cpu_s:
+    lockstep_s = workload.lockstep_s(platform)
+    if lockstep_s:
         together = np.minimum(k, w) if terms.sync == "hap" else w  # under HAP aggregators wait for each other only
-        late = np.where(together > 1, workload.lockstep_cpu_s / share, 0.0)
+        late = np.where(together > 1, lockstep_s / share, 0.0)
         each, last = each + late, last + late
     loop_s = terms.epochs * ((per_epoch - 1) * (each + own) + last + own)
     compute_s = terms.epochs * ((per_epoch - 1) * ca + last_a) + iterations * own

@@ -66,6 +66,8 @@ class Workload:
     lockstep_cpu_s: NonNegative = 0.0
     """CPU seconds, on one whole vCPU, by which an iteration of functions in lockstep takes longer than its parts: steps
     scatter and all wait for the slowest, polls are late, and bookkeeping takes CPU time of the share."""
+    direct_lockstep_cpu_s: NonNegative | None = None
+    """The same of functions with direct links; None: as over a store."""
     local_steps: Count = 1
     """Batches of an iteration, which `a` and `samples` count as one: see `with_local_steps`."""
     first_cpu_s: NonNegative = 0.0
@@ -83,6 +85,11 @@ class Workload:
             self, a=self.a * steps, samples=-(-self.samples // steps), apply_s=self.apply_s * (steps + 1),
             memory_base_mb=self.memory_base_mb + 2 * self.model_mb, local_steps=steps,
         )  # fmt: skip
+
+    def lockstep_s(self, platform: PlatformProfile) -> float:
+        """CPU seconds, on one whole vCPU, by which an iteration in lockstep takes longer over a platform's channel."""
+        direct = None if platform.direct is None else self.direct_lockstep_cpu_s
+        return self.lockstep_cpu_s if direct is None else direct
 
     def compute_s(self, batch: Array | float, memory_mb: Array | float) -> Array:
         """FasDL, equation 3-12."""

@@ -123,6 +123,8 @@ class CalibrationRow:
     started_s: float
     cpu_s: float
     polls_per_get: float
+    direct: bool = False
+    """Over direct links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

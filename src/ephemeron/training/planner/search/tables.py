@@ -371,7 +371,7 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
         life, write = t.lifetime_s or p.lifetime_s, p.seconds("up", state_mb(w), m)
         many = t.pattern not in ("standalone", "parameter-server")
         found |= {
-            "own_s": w.step_s + w.apply_s / share, "late_s": w.lockstep_cpu_s / share if f.most > 1 else 0.0,
+            "own_s": w.step_s + w.apply_s / share, "late_s": w.lockstep_s(p) / share if f.most > 1 else 0.0,
             "fixed_s": finish, "evaluate_s": sample * w.test_samples / 3 / w.local_steps,
             "evaluate_each_s": sample * w.b / w.local_steps if w.test_samples else 0.0,
             "cold_s": p.cold_start_s, "start_each_s": p.start_each_s, "put_usd": p.price_put,
