@@ -78,6 +78,16 @@ UNUSED = [
 """Packages that neither the client nor the functions of an ordinary run on this machine need before its first iteration."""
 
 
+def test_a_command_ends_without_a_search_for_garbage():
+    program = """
+import atexit, gc
+from ephemeron.cli.main import main
+atexit.register(lambda: print("frozen", gc.get_freeze_count() > 0))  # runs after what the command registers
+main(["schema", "--help"])
+"""
+    assert fresh(program).stdout.endswith("frozen True\n")
+
+
 def test_a_client_imports_little_until_it_knows_what_the_run_needs():
     assert found(imported_by("ephemeron.training.driver.api"), ["torch", *UNUSED]) == []
 

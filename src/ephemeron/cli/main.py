@@ -6,10 +6,13 @@ that are expensive to import are imported by the commands that need them, so tha
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,10 +56,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 STOPPED = 3
 
 
+@cache
+def _end_without_collecting() -> None:
+    """Has this process end without a search for garbage, which takes half a second where PyTorch was imported."""
+    atexit.register(gc.freeze)
+
+
 class CommandGroup(click.Group):
     """Group of commands whose errors become one line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        _end_without_collecting()
         try:
             return super().invoke(ctx)
         except UserError as e:
