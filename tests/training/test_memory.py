@@ -34,6 +34,17 @@ def test_a_model_is_there_several_times():
     assert large.largest[0] == "a checkpoint"
 
 
+def test_members_of_a_direct_channel_keep_versions_for_others():
+    def exchange(**options):
+        sizes = {"state_bytes": 10 * MIB, "vector_bytes": 10 * MIB}
+        return of(configuration(workers=4, aggregators=4, **options), **sizes).exchange
+
+    store = exchange()
+    assert exchange(channel="direct") - store == pytest.approx(10 * (1 + 2 * 3 - 4))
+    behind = exchange(channel="direct", sync="ssp:1", checkpoint_every=25)
+    assert behind - store == pytest.approx(10 * (1 + 2 * 3 + 2 * 25 - 4)), "until no checkpoint needs them"
+
+
 def test_the_largest_of_what_comes_one_after_the_other_counts():
     wide = of(activations=Activations(kept=MIB, widest=MIB / 2), test_samples=1000)
     assert wide.largest == ("an evaluation", pytest.approx(256 * 4 / 2))

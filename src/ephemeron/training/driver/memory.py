@@ -21,6 +21,7 @@ from ephemeron.training.collectives.kreduce import PREFETCHED
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.job import AVERAGE, Configuration
 from ephemeron.training.job.convergence import MOST_PROVISIONAL
+from ephemeron.training.planner.model.direct_links import KEPT_VERSIONS
 from ephemeron.units import MIB
 
 BASE_MB = 250
@@ -106,9 +107,17 @@ def estimate(
     return MemoryEstimate(
         base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies + provisional + local)) / MIB,
         # Merged versions as they came, put together and applied; what is sent in its frame.
-        exchange=(vector_bytes * (4 if c.workers > 1 else 1) + shard * gathered) / MIB, data=data_bytes / MIB,
+        exchange=(vector_bytes * (max(4, 1 + _kept(c)) if c.workers > 1 else 1) + shard * gathered) / MIB, data=data_bytes / MIB,
         largest=(largest, phases[largest] / MIB),
     )  # fmt: skip
+
+
+def _kept(c: Configuration) -> int:
+    """Vectors that a member of a direct channel keeps for the others: contributions, and versions until they are durable."""
+    if not c.direct or c.group == 1:
+        return 0
+    repeated = 0 if c.sync == "bsp" and c.stages == 1 and not c.groups else 2 * c.checkpoint_every
+    return 2 * KEPT_VERSIONS + repeated
 
 
 def quota_for(found: MemoryEstimate, c: Configuration, *, most_mb: int) -> tuple[int, str]:
