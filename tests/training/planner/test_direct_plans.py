@@ -133,6 +133,17 @@ def test_the_planner_chooses_among_store_and_links_and_says_why():
     assert "direct links" in why
 
 
+def test_errors_of_the_store_are_not_said_of_links():
+    measured = dataclasses.replace(linked(mb_s=300.0), measured_mb=1.0, error_up=0.1, error_down=0.1)
+    found = plan(PlanLimits(max_global_batch=256), measured)
+    assert found.choice.channel == "direct"
+    assert found.uncertainty is not None
+    assert found.uncertainty.sources["links"] is None
+    assert "upload" not in found.uncertainty.sources
+    assert not [text for text in found.extrapolated if text.startswith("shards")]
+    assert any(text.startswith("the model of 47 MB") for text in found.extrapolated)
+
+
 def test_a_plan_says_what_pairs_without_a_link_cost():
     found = plan(PlanLimits(max_global_batch=256), linked(failure=0.05))
     (why,) = [text for text in found.advice if "without a link" in text]

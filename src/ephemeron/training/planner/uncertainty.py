@@ -39,12 +39,15 @@ def sources_of(fit: Provenance, platform: PlatformProfile, *, measured: bool) ->
         platform: where the plan would run.
         measured: whether that is the platform that was profiled, not a built-in one.
     """
+    cold = COLD_START if platform.cold_start_s else None
+    if platform.direct is not None:  # exchanges are not over the store, whose errors are known
+        return {"compute": fit.steps.half_width, "links": None, "cold start": cold}
     transfer = fit.platform.transfer
     up = transfer.error_up if measured else platform.error_up
     down = transfer.error_down if measured else platform.error_down
     return {
         "compute": fit.steps.half_width, "upload": _wide(up), "download": _wide(down),
-        "cold start": COLD_START if platform.cold_start_s else None,
+        "cold start": cold,
     }  # fmt: skip
 
 
@@ -104,7 +107,8 @@ def extrapolated(platform: PlatformProfile, choice: Choice, model_mb: float) -> 
     """Sizes and quotas of a choice beyond the measured ones, and the assumptions made there."""
     found = []
     if platform.measured_mb:
-        sizes = {"shards": model_mb / choice.aggregators} if choice.workers > 1 else {}
+        stored = choice.workers > 1 and platform.direct is None
+        sizes = {"shards": model_mb / choice.aggregators} if stored else {}
         for name, size in {**sizes, "the model": model_mb}.items():
             if size > platform.measured_mb:
                 found.append(
