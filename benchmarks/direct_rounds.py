@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.common import SEED, condensed
 from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
@@ -90,7 +91,7 @@ def compare(case: DirectCase, *, turns: int = 5, limit_s: float = 180.0) -> dict
     return {
         **asdict(case), "rounds_per_burst": {side: rounds[i] for i, side in enumerate(("direct", "gloo"))},
         "seconds": {side: condensed(seconds) for side, seconds in sides.items()},
-        "ratio": condensed(ratios), "store_requests_per_round": 0,
+        "ratio": condensed(ratios), "store_requests_per_round": sum(part["requests"] for part in parts),
         "bytes_sent_per_round": round(sum(part["sent"] for part in parts)),
     }  # fmt: skip
 
@@ -138,11 +139,12 @@ async def _measure(case: DirectCase, rank: int, folder: str, turns: int, barrier
         for side, name in enumerate(("direct", "gloo")):
             await loop.run_in_executor(None, barrier.wait)
             n = rounds[side] if turn >= 0 else LEAST_ROUNDS
-            sent = member.mesh.sent_bytes
+            sent, requests = member.mesh.sent_bytes, member.requests
             began = time.monotonic()
             if name == "direct":
                 await member.rounds(vector, n)
                 found["sent"] = (member.mesh.sent_bytes - sent) / n
+                found["requests"] = (member.requests - requests) / n
             else:
                 gloo(n)
             ended = time.monotonic()
@@ -159,10 +161,10 @@ async def _measure(case: DirectCase, rank: int, folder: str, turns: int, barrier
 class DirectMember:
     """One worker without a model."""
 
-    def __init__(self, case: DirectCase, rank: int, mesh: Mesh) -> None:
-        self.mesh, self.t = mesh, 0
+    def __init__(self, case: DirectCase, rank: int, mesh: Mesh, store: Metered) -> None:
+        self.mesh, self.store, self.t = mesh, store, 0
         self.group = Group(
-            keys=Keys("benchmark"), rank=rank, world=case.workers, aggregators=case.workers, channel=open_channel("memory"),
+            keys=Keys("benchmark"), rank=rank, world=case.workers, aggregators=case.workers, channel=self.store,
             policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), mesh=mesh,
         )  # fmt: skip
         self.collective = collective_for("k-reduce", self.group)
@@ -171,12 +173,19 @@ class DirectMember:
     async def join(cls, case: DirectCase, rank: int, folder: str) -> DirectMember:
         """A member that is connected to all others."""
         transport: Transport = _TRANSPORTS[case.transport]()
+        store = Metered(open_channel(f"file://{folder}"))
         mesh = await Mesh.join(
-            store=open_channel(f"file://{folder}"), rank=rank, attempt=0, ranks=case.workers, keys=Keys("benchmark"),
+            store=store, rank=rank, attempt=0, ranks=case.workers, keys=Keys("benchmark"),
             token="benchmark", transports=[transport],
         )  # fmt: skip
         await until(lambda: all(mesh.connected(other) for other in range(case.workers)))
-        return cls(case, rank, mesh)
+        return cls(case, rank, mesh, store)
+
+    @property
+    def requests(self) -> int:
+        """Requests to the store so far."""
+        made = self.store.traffic
+        return made.puts + made.gets + made.polls + made.lists + made.deletes
 
     async def rounds(self, vector: np.ndarray, n: int) -> None:
         """What the training loop does between two computations, n times."""

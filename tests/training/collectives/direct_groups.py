@@ -59,12 +59,13 @@ class Members:
         self.network = MemoryNetwork(latency_s=latency_s)
         self.net = DirectWorld(world, network=self.network)
         self.by_rank: dict[int, DirectReduce] = {}
+        self.store = MemoryChannel()
 
     async def join(self, rank: int, attempt: int = 0) -> DirectReduce:
         """A member, connected to those that are there."""
         mesh = await self.net.join(rank, attempt)
         group = Group(
-            keys=Keys("run"), rank=rank, world=self.world, aggregators=self.aggregators, channel=MemoryChannel(),
+            keys=Keys("run"), rank=rank, world=self.world, aggregators=self.aggregators, channel=self.store,
             policy=policy_for(self.sync), size=self.size, dtype=self.dtype, compression=self.compression, mesh=mesh,
             attempt=attempt, on_timeout=go_on if self.patient else raise_late, wait_timeout_s=lambda times: times * self.timeout_s,
         )  # fmt: skip
@@ -87,11 +88,19 @@ class Members:
 
 
 @asynccontextmanager
-async def members(world: int, aggregators: int | None = None, **options: Any):
-    """Members of a group, connected, and closed at the end."""
+async def members(
+    world: int, aggregators: int | None = None, *, cut: Sequence[tuple[int, int]] = (), **options: Any
+):  # fmt: skip
+    """Members of a group, connected but for the pairs in `cut`, and closed at the end."""
     group = Members(world, aggregators, **options)
+    for a, b in cut:
+        group.network.partition(a, b)
     try:
-        await group.all()
+        if cut:
+            for rank in range(world):
+                await group.join(rank)
+        else:
+            await group.all()
         yield group
     finally:
         for mesh in group.net.meshes:

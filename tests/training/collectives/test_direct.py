@@ -132,6 +132,49 @@ def test_connections_that_break_during_rounds(one_phase_bytes, latency_s):
 
 
 @BOTH_FORMS
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+@pytest.mark.parametrize(
+    ("world", "cut", "stored"),
+    [
+        (2, [(0, 1)], True),
+        (3, [(0, 1)], False),
+        (3, [(0, 1), (0, 2)], True),
+        (4, [(0, 1), (0, 2), (0, 3), (1, 2)], True),
+    ],
+)
+def test_pairs_that_cannot_connect(world, cut, stored, compression, one_phase_bytes):
+    """Through a third rank; where there is none, through the store."""
+    vectors, weights = random_vectors(4, world, 5000, seed=5), [[1.0] * world] * 4
+    plain = Rounds(world, world, compression=compression).reduce(vectors, weights)
+
+    async def scenario():
+        async with members(
+            world, cut=cut, compression=compression, piece_bytes=4096, one_phase_bytes=one_phase_bytes
+        ) as group:
+            found = await rounds(group, vectors, weights)
+            routes = {c.mesh.transport_of(rank) for c in group.by_rank.values() for rank in c.others}
+            assert ("store" in routes) == stored
+            return found
+
+    for ours, theirs in zip(run(scenario()), plain, strict=True):
+        assert {merged.vector.tobytes() for merged in ours} == {theirs[0].vector.tobytes()}
+
+
+def test_a_pair_that_loses_its_only_route_goes_on_through_the_store():
+    vectors, weights = random_vectors(6, 2, 5000, seed=5), [[1.0] * 2] * 6
+
+    async def scenario():
+        async with members(2) as group:
+            found = asyncio.ensure_future(rounds(group, vectors, weights, jitter_s=0.1))
+            await asyncio.sleep(0.2)
+            group.network.partition(0, 1)
+            return await found
+
+    for t, merged in enumerate(run(scenario())):
+        assert {m.vector.tobytes() for m in merged} == {in_rank_order(vectors[t], weights[t]).tobytes()}
+
+
+@BOTH_FORMS
 def test_what_is_sent_twice_counts_once(one_phase_bytes):
     vectors = random_vectors(1, 3, 5000, seed=9)
 
