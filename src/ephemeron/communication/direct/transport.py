@@ -95,7 +95,7 @@ class SocketTransport(Transport):
         except BaseException as e:
             sock.close()
             if isinstance(e, (OSError, ProtocolError, TokenRefused)):  # TimeoutError is an OSError
-                raise LinkFailed(f"{self.name} {address!r}: {e or type(e).__name__}") from e
+                raise LinkFailed(f"{self.name} {address!r}: {str(e) or type(e).__name__}") from e
             raise
 
     async def _accept(self, server: socket.socket, token: str, accepted: Accepted) -> None:
