@@ -10,10 +10,11 @@ import pytest
 
 from ephemeron.communication.direct import Head, LinkFailed, Mesh, store_route
 from ephemeron.communication.direct.connection import Connection
-from ephemeron.communication.direct.memory_transport import MemoryNetwork
+from ephemeron.communication.direct.memory_transport import MemoryNetwork, MemoryTransport
 from ephemeron.communication.direct.message import Kind
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
+from ephemeron.functions import simulation
 from ephemeron.testing.direct_world import DirectWorld, all_connected, memory_mesh, until
 
 MADE: dict[str, Callable[[], list[Transport]]] = {
@@ -242,6 +243,25 @@ def test_a_pair_without_a_third_talks_through_the_store(monkeypatch: pytest.Monk
             await until(lambda: got.numbers == [23])
 
     run(scenario)
+
+
+def test_a_connection_over_a_long_way_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[str] = []
+    dial = MemoryTransport.dial
+
+    async def counted(self: MemoryTransport, address: str, token: str, *, timeout_s: float) -> Connection:
+        dialled.append(address)
+        return await dial(self, address, token, timeout_s=timeout_s)
+
+    monkeypatch.setattr(MemoryTransport, "dial", counted)
+
+    async def scenario() -> None:
+        world = DirectWorld(3, network=MemoryNetwork(latency_s=0.2))
+        async with joined(world):
+            await asyncio.sleep(60)  # of virtual time
+            assert len(dialled) == 3
+
+    simulation.run(scenario())
 
 
 def test_a_member_that_has_gone_has_no_route_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

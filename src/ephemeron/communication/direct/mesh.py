@@ -40,6 +40,7 @@ SILENCE_S = 10.0
 """Seconds without an answer after which a connection is given up."""
 _SETTLED_S = 1.0
 """Age from which on a second connection of a pair replaces the first one, which its other end must have lost."""
+_ANSWERED_S = 0.02
 _LINK = struct.Struct("<HI")
 
 OnMessage = Callable[[int, Head, memoryview], None]
@@ -278,6 +279,9 @@ class Mesh:
                     continue
                 self._dials.connected(name, endpoint.machine, asyncio.get_running_loop().time() - began)
                 self._accepted(connection)
+                # A second one would take its place before the other end has answered.
+                while connection in self._pending:  # noqa: ASYNC110
+                    await asyncio.sleep(_ANSWERED_S)
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_AGAIN_S)
