@@ -59,7 +59,7 @@ class DirectReduce(PieceExchange):
         mesh: connects them.
         replays: replacements repeat iterations from a checkpoint, and need the versions since then.
         piece_bytes: most bytes that are sent, summed and received at a time.
-        one_phase_bytes: largest vector that is sent whole.
+        one_phase_bytes: most bytes that each rank sends where vectors are sent whole.
     """
 
     def __init__(
