@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -197,6 +198,50 @@ def test_a_contribution_that_a_hand_off_finds_incomplete_goes_along() -> None:
 def test_rounding_errors_are_private_state() -> None:
     run = disturbed(kill(1, 9), kill(2, 9, "aggregate"), compression="int8", elements=3000)
     assert {at for _, at in resumed(run)} <= {9, 10}
+
+
+# -- any deaths -------------------------------------------------------------------------------------------
+
+
+def schedule(seed: int) -> tuple[list[str], dict[str, Any]]:
+    """Faults and configuration of a random run: up to seven deaths, most of them close together."""
+    r = random.Random(seed)
+    workers, epochs = r.randint(2, 5), 1
+    how: dict[str, Any] = {
+        "workers": workers, "aggregators": r.randint(1, workers), "checkpoint_every": r.choice([3, 4, 7]),
+        "sync": r.choice(["bsp", "bsp", "bsp", "hap"]), "elements": r.choice([8, 64, 12000]),
+    }  # fmt: skip
+    if r.random() < 0.3:
+        epochs = 3
+        how["function_timeout_s"] = 12.0
+    if r.random() < 0.2 and how["sync"] == "bsp":
+        how["compression"] = "int8"
+    iterations = 10 * epochs
+    center, faults = r.randrange(iterations), []
+    for _ in range(r.randint(1, 7)):
+        near = min(iterations - 1, max(0, center + r.randint(-1, 1)))
+        at = near if r.random() < 0.6 else r.randrange(iterations)
+        faults.append(kill(r.randrange(workers), at, r.choice(PHASES), r.choice([0, 0, 0, 1, 1, 2])))
+    return faults, {**how, "epochs": epochs}
+
+
+def survives(seed: int) -> None:
+    faults, how = schedule(seed)
+    run = synthetic(channel="direct", faults=faults, **how)
+    assert run.sha == undisturbed(**how), (faults, how)
+    assert run.left == {"run/spec", "run/result"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_dies_the_weights_are_those_over_the_store(seed: int) -> None:
+    survives(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", [100, 200, 300])
+def test_three_hundred_random_schedules(hundred: int) -> None:
+    for seed in range(hundred, hundred + 100):
+        survives(seed)
 
 
 # -- models -----------------------------------------------------------------------------------------------
