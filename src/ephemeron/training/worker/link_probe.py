@@ -163,5 +163,5 @@ class _LinkProbe:
 
 async def _connected(mesh: Mesh, ranks: Sequence[int]) -> None:
     """Waits until a member has connections of its own to some ranks."""
-    while any(mesh.transport_of(rank) in ("", "forwarded") for rank in ranks):  # noqa: ASYNC110 - a route that stops being forwarded is no event
+    while any(mesh.transport_of(rank) in ("", "forwarded", "store") for rank in ranks):  # noqa: ASYNC110 - a route that stops being forwarded is no event
         await asyncio.sleep(LOOKS_S)
