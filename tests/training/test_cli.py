@@ -38,7 +38,10 @@ def test_json_is_the_last_line_and_has_the_contract_s_keys(trained, tmp_path):
     value, _ = trained
     assert set(value) >= CONTRACT
     assert set(value["metrics"]) == {"loss", "accuracy"}
-    assert set(value["traffic"]) == {"puts", "gets", "polls", "deletes", "lists", "bytes_up", "bytes_down"}
+    assert set(value["traffic"]) == {
+        "puts", "gets", "polls", "deletes", "lists", "bytes_up", "bytes_down", "store_requests", "direct_bytes_sent",
+        "direct_bytes_received",
+    }  # fmt: skip
     assert set(value["billed"]) == {"gb_seconds", "requests", "storage_usd"}
     assert set(value["phases_s"]) == {"load", "compute", "upload", "aggregate", "download", "wait"}
     assert value["iterations"] == 23
