@@ -35,6 +35,7 @@
     │   ├── ProtocolError            a frame is damaged or exceeds a limit; the connection is closed
     │   ├── CallTimedOut             (also a TimeoutError) no answer before the deadline
     │   └── ConnectionLost           (also a ConnectionError) the connection ended; `may_repeat` says whether to repeat
+    ├── LinkFailed                   (also a ConnectionError) no connection to another function of a run, or it was lost
     ├── NonFiniteValue               a loss, gradient or parameter became NaN or infinite (rank, iteration, batch)
     ├── DatasetError                 a stored dataset cannot be read (dataset, version, variant, index, file)
     │   ├── DatasetDamaged           a file is absent, cut short, or not what the metadata says
@@ -182,6 +183,10 @@ class SignatureRefused(ChannelError):
 
 class CorruptMessage(ChannelError):
     """Bytes in the store are not a message of ours, or are damaged."""
+
+
+class LinkFailed(EphemeronError, ConnectionError):
+    """No connection to a member, or it was lost."""
 
 
 class NonFiniteValue(EphemeronError):

@@ -20,7 +20,8 @@ import xxhash
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.message import HEAD_BYTES, Head, Incoming, pack_head, unpack_head
 from ephemeron.communication.rpc.sockets import not_in_children
-from ephemeron.errors import EphemeronError, ProtocolError
+from ephemeron.errors import LinkFailed as LinkFailed
+from ephemeron.errors import ProtocolError
 
 _BUFFER_BYTES = 256 << 10
 _DIRECT_BYTES = 32 << 10
@@ -31,10 +32,6 @@ _TURN_BYTES = 8 << 20
 _VECTOR = 64
 _SOCKET_BYTES = 4 << 20
 _UNANSWERED_MS = 10_000
-
-
-class LinkFailed(EphemeronError, ConnectionError):
-    """No connection to a member, or it was lost."""
 
 
 class ConnectionHandler(Protocol):
