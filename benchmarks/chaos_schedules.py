@@ -16,6 +16,8 @@ LOCAL_FROM = 5_000_000
 """First seed of schedules whose ranks take local steps with a state of their own between exchanges."""
 RESIZES_FROM = 6_000_000
 """First seed of schedules in which the functions of the run change."""
+DIRECT_FROM = 7_000_000
+"""First seed of schedules whose functions are connected to each other: with partitions, slow links and pairs that never connect."""
 BARRIERS_FROM = 4_000_000
 """First seed of schedules under HSP: several epochs, after which half of them merge their evaluations."""
 
@@ -54,7 +56,7 @@ class Schedule:
     @property
     def local_steps(self) -> int:
         """Steps of each rank between two exchanges; 0: gradients are exchanged."""
-        return 1 + self.seed % 4 if self.seed >= LOCAL_FROM and not self.counts else 0
+        return 1 + self.seed % 4 if LOCAL_FROM <= self.seed < DIRECT_FROM and not self.counts else 0
 
     @property
     def counts(self) -> bool:
@@ -75,7 +77,9 @@ class Schedule:
 
 def schedule(seed: int) -> Schedule:
     """Schedule of a seed."""
-    if seed >= RESIZES_FROM:
+    if seed >= DIRECT_FROM:
+        s = with_partitions(seed)
+    elif seed >= RESIZES_FROM:
         s = with_resizes(seed)
     else:
         s = with_barriers(seed) if BARRIERS_FROM <= seed < LOCAL_FROM else without_store_faults(seed)
@@ -121,6 +125,43 @@ def with_resizes(seed: int) -> Schedule:
         s, configuration=c, epochs=epochs, iterations=epochs * each, faults=tuple(faults),
         watched=s.watched or len(mortal) + 1 >= least,
     )  # fmt: skip
+
+
+def with_partitions(seed: int) -> Schedule:
+    """Schedule of a seed over direct connections, with faults of functions and of the network between them, and late puts.
+
+    Without ASP: there such runs end with too many replacements where many hand-offs and lost messages come together.
+    """
+    s, rng = without_store_faults(seed), random.Random(f"partitions/{seed}")
+    c = dataclasses.replace(s.configuration, sync=s.configuration.sync.replace("asp", "hap"))
+    pattern = "k-reduce" if c.pattern == "parameter-server" else c.pattern
+    workers = max(2, c.workers)
+    world, timeout_s = s.world, c.function_timeout_s
+    if timeout_s < 900.0:  # hand-offs; another route is found in less than a fifth of the function timeout
+        timeout_s, world = 100.0, dataclasses.replace(world, compute={"a": 6.0 * 1769 / 20, "b": 4.0, "m": 0.0})
+        s = dataclasses.replace(s, iterations=s.iterations + 12)
+    c = dataclasses.replace(
+        c,
+        channel="direct",
+        function_timeout_s=timeout_s,
+        pattern=pattern,
+        workers=workers,
+        aggregators=min(c.aggregators, workers),
+    )
+    faults = list(s.faults)
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        ranks = rng.sample(range(workers), workers)
+        apart = rng.choice([1, 1, rng.randint(1, workers - 1)])
+        how = f"iteration={rng.randrange(s.iterations)},seconds={rng.choice([0.1, 1, 3, 12, 40, 1000])}"
+        if rng.random() < 0.5:
+            how += ",silent=1"
+        one, others = ranks[0], ranks[1:]
+        faults += [f"cut:rank={one},to={other},{how}" for other in others[:apart]]
+    world = dataclasses.replace(
+        world, direct_latency_s=rng.choice([0.0005, 0.0005, 0.02, 0.2]), direct_setup_s=rng.choice([0.0, 0.0, 0.3, 1.5]),
+        direct_bandwidth_mb_s=rng.choice([None, None, 0.05]), direct_failure=rng.choice([0.0, 0.0, 0.0, 0.2, 0.6, 1.0]),
+    )  # fmt: skip
+    return dataclasses.replace(s, configuration=c, world=world, faults=tuple(faults))
 
 
 def with_barriers(seed: int) -> Schedule:

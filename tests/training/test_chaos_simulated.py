@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from benchmarks.chaos_schedules import BARRIERS_FROM, LOCAL_FROM, MERGING_FROM, schedule, without_store_faults
+from benchmarks.chaos_schedules import (
+    BARRIERS_FROM,
+    DIRECT_FROM,
+    LOCAL_FROM,
+    MERGING_FROM,
+    schedule,
+    without_store_faults,
+)
 from benchmarks.chaos_simulated import check, run, simulate
 
 from ephemeron.events import Ended, FaultFired, Invoked
@@ -192,3 +199,12 @@ def test_local_steps_survive_what_everything_else_survives(first):
     """Ranks have a state of their own, which no merged version holds."""
     assert any(schedule(seed).local_steps > 1 and schedule(seed).faults for seed in range(first, first + 10))
     assert {seed: found for seed in range(first, first + 10) if (found := run(seed))} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(DIRECT_FROM, DIRECT_FROM + 20, 5))
+def test_partitions_survive_what_everything_else_survives(first):
+    """Functions are connected to each other; pairs of them are cut, silent, slow, or never connect."""
+    seeds = range(first, first + 5)
+    assert any("cut:" in " ".join(schedule(seed).faults) for seed in seeds)
+    assert {seed: found for seed in seeds if (found := run(seed))} == {}
