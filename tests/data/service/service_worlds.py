@@ -116,7 +116,7 @@ class World:
     def loaders(self, flow: str) -> list[psutil.Process]:
         """Processes in which loader functions run or have run."""
         place = str(self.router(flow).folder)
-        hosts = [p for p in self._named(place) if "local_daemon" in " ".join(p.cmdline())]
+        hosts = [p for p in self._named(place) if "daemon_process" in " ".join(p.cmdline())]
         return [child for host in hosts for child in host.children(recursive=True)]
 
     def processes(self) -> list[psutil.Process]:
