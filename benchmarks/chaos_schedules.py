@@ -128,12 +128,9 @@ def with_resizes(seed: int) -> Schedule:
 
 
 def with_partitions(seed: int) -> Schedule:
-    """Schedule of a seed over direct connections, with faults of functions and of the network between them, and late puts.
-
-    Without ASP: there such runs end with too many replacements where many hand-offs and lost messages come together.
-    """
+    """Schedule of a seed over direct connections, with faults of functions and of the network between them, and late puts."""
     s, rng = without_store_faults(seed), random.Random(f"partitions/{seed}")
-    c = dataclasses.replace(s.configuration, sync=s.configuration.sync.replace("asp", "hap"))
+    c = s.configuration
     pattern = "k-reduce" if c.pattern == "parameter-server" else c.pattern
     workers = max(2, c.workers)
     world, timeout_s = s.world, c.function_timeout_s

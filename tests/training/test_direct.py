@@ -8,7 +8,7 @@ from test_stages import staged
 from training_runs import Run, real, synthetic
 
 from ephemeron.errors import JobError
-from ephemeron.events import Ended, FaultFired
+from ephemeron.events import Ended, FaultFired, Invoked
 from ephemeron.training.driver.api import configured
 
 DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5}
@@ -119,3 +119,26 @@ def test_a_killed_stage_changes_no_weight(rank: int, phase: str) -> None:
 def test_a_direct_channel_without_a_store_is_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(JobError, match=re.escape(said)):
         configured(options)
+
+
+@pytest.mark.parametrize("aggregators", [1, 2])
+@pytest.mark.parametrize("sync", ["asp", "hsp"])
+def test_ranks_that_run_ahead_hand_off_without_a_replacement(sync: str, aggregators: int) -> None:
+    how = {"workers": 4, "aggregators": aggregators, "batch_size": 16, "checkpoint_every": 5, "samples": 160}
+    run = synthetic(**how, channel="direct", sync=sync, function_timeout_s=12.0, epochs=20)
+    assert run.ending.status == "finished"
+    reasons = [e.reason for e in run.of(Invoked)]
+    assert reasons.count("relay") >= 4
+    assert reasons.count("replacement") == 0
+    assert run.left == {"run/spec", "run/result"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_stages_hand_off_without_a_replacement(replicas: int) -> None:
+    how = {"replicas": replicas, "function_timeout_s": 25.0}
+    store, direct = staged(**how), staged(**how, channel="direct")
+    assert direct.sha == store.sha
+    reasons = [e.reason for e in direct.of(Invoked)]
+    assert reasons.count("relay") >= 2
+    assert reasons.count("replacement") == 0
+    assert direct.left == store.left

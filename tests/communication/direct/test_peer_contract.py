@@ -13,6 +13,7 @@ from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Kind
 from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
+from ephemeron.communication.direct.pushed_channel import PushedChannel
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import Transport, UnixTransport
 from ephemeron.testing import ChannelContract
@@ -22,7 +23,7 @@ from ephemeron.testing.direct_world import DirectWorld, all_connected, until
 class Parties(Wrapper):
     """Rank 0 writes; each read is made by the next one of the others, once messages on their way have arrived."""
 
-    def __init__(self, channels: Sequence[PeerChannel], store: Channel) -> None:
+    def __init__(self, channels: Sequence[PeerChannel | PushedChannel], store: Channel) -> None:
         super().__init__(store)
         self.channels = channels
         self.writer, self.readers = channels[0], itertools.cycle(channels[1:])
@@ -49,7 +50,7 @@ class Parties(Wrapper):
     async def _arrived(self) -> None:
         """Connections keep the order: an answer comes after all that was sent before it."""
         for channel in self.channels:
-            if channel._tasks:
+            if isinstance(channel, PeerChannel) and channel._tasks:
                 await asyncio.wait(list(channel._tasks))
         meshes = [channel.mesh for channel in self.channels]
         await asyncio.gather(*(answered(a, b) for a, b in itertools.permutations(meshes, 2) if a.connected(b.rank)))
@@ -75,6 +76,7 @@ class PeerContract(ChannelContract):
     pushed = True
     cut: tuple[tuple[int, int], ...] = ()
     made: Callable[[], list[Transport]] | None = None
+    stored = False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Channel]:
@@ -82,16 +84,17 @@ class PeerContract(ChannelContract):
         for a, b in self.cut:
             network.partition(a, b)
         world = DirectWorld(self.members, network=network)
-        channels: list[PeerChannel] = []
+        channels: list[PeerChannel | PushedChannel] = []
         exchange = Exchange(0, range(1, self.members)) if self.pushed else Exchange(None, None)
         try:
             for rank in range(self.members):
                 mesh = await world.join(rank, transports=None if self.made is None else self.made())
                 mesh.answer(Kind.STATUS, nothing)
-                channels.append(PeerChannel(world.store, mesh, lambda key: exchange))
+                kind = PushedChannel if self.stored else PeerChannel
+                channels.append(kind(world.store, mesh, lambda key: exchange))
             await self.ready(world.meshes)
             yield Parties(channels, world.store)
-            assert not world.store.objects.keys() - {world.keys.peer(r, 0) for r in range(self.members)}
+            assert self.stored or not world.store.objects.keys() - {world.keys.peer(r, 0) for r in range(self.members)}
         finally:
             for channel in channels:
                 await channel.leave()
@@ -104,6 +107,22 @@ class PeerContract(ChannelContract):
 
 class TestPushed(PeerContract):
     """As contributions and merged shards are."""
+
+
+class TestPushedAndStored(PeerContract):
+    """As under policies that let ranks run ahead."""
+
+    stored = True
+
+
+class TestStoredAlone(PeerContract):
+    """Between members that cannot connect."""
+
+    stored = True
+    cut = ((0, 1), (0, 2))
+
+    async def ready(self, meshes: list[Mesh]) -> None:
+        await all_connected(*meshes[1:])
 
 
 class TestAskedFor(PeerContract):

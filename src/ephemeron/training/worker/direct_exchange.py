@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
+from ephemeron.communication.direct.pushed_channel import PushedChannel
 from ephemeron.communication.direct.transport import Transport
 from ephemeron.communication.keys import Keys
 from ephemeron.events import Traffic
 from ephemeron.functions.direct_transports import own_transports
+from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.worker.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class DirectExchange:
     """Connections of one invocation to the other ranks."""
 
     mesh: Mesh
-    channel: PeerChannel
+    channel: PeerChannel | PushedChannel
 
     @property
     def traffic(self) -> Traffic:
@@ -61,10 +63,13 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
         store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=spec.configuration.workers,
         keys=invocation.keys, token=token_of(ctx.call.key, ctx.call.run), transports=transports_of(invocation),
     )  # fmt: skip
-    exchange = exchange_of(spec, invocation.keys)
-    invocation.direct = DirectExchange(
-        mesh, PeerChannel(invocation.channel, mesh, exchange, drops=invocation.faults.drops)
-    )
+    exchange, store = exchange_of(spec, invocation.keys), invocation.channel
+    channel: PeerChannel | PushedChannel
+    if policy_for(spec.configuration.sync).waits_for_all:
+        channel = PeerChannel(store, mesh, exchange, drops=invocation.faults.drops)
+    else:
+        channel = PushedChannel(store, mesh, exchange)
+    invocation.direct = DirectExchange(mesh, channel)
 
 
 def exchanges_directly(spec: RunSpec) -> bool:
