@@ -122,7 +122,7 @@ def test_a_direct_channel_without_a_store_is_refused(options: dict[str, str], sa
 
 
 @pytest.mark.parametrize("aggregators", [1, 2])
-@pytest.mark.parametrize("sync", ["asp", "hsp"])
+@pytest.mark.parametrize("sync", ["ssp:2", "asp", "hsp"])
 def test_ranks_that_run_ahead_hand_off_without_a_replacement(sync: str, aggregators: int) -> None:
     how = {"workers": 4, "aggregators": aggregators, "batch_size": 16, "checkpoint_every": 5, "samples": 160}
     run = synthetic(**how, channel="direct", sync=sync, function_timeout_s=12.0, epochs=20)

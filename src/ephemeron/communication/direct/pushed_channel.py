@@ -1,6 +1,6 @@
 """A run's channel whose exchange objects are in the store, and are sent to their readers as well.
 
-For policies under which ranks run ahead of each other: a function that hands off has contributions that others have not used yet,
+For policies under which ranks run ahead of each other (SSP, ASP, HSP): a function that hands off has contributions that others have not used yet,
 and all may hand off at once, so members' memory is no place for them. Everything is as durable as in the store; what is read
 has usually arrived before it is asked for, which saves its request and its latency.
 """

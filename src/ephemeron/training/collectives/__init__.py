@@ -45,7 +45,7 @@ def collective_for(
                 remedy="use --channel parameter_server or ps://host:port",
             )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
-    if group.mesh is not None and group.world > 1 and group.policy.waits_for_all:
+    if group.mesh is not None and group.world > 1 and group.policy.deterministic:
         from ephemeron.training.collectives.direct import DirectReduce
 
         return DirectReduce(group, group.mesh, replays=group.replays)

@@ -114,7 +114,7 @@ def estimate(
 
 def _kept(c: Configuration) -> int:
     """Vectors that a member of a direct channel keeps for the others: contributions, and versions until they are durable."""
-    if not c.direct or c.group == 1:
+    if not c.direct or c.group == 1 or not policy_for(c.sync).deterministic:
         return 0
     repeated = 0 if c.sync == "bsp" and c.stages == 1 and not c.groups else 2 * c.checkpoint_every
     return 2 * KEPT_VERSIONS + repeated

@@ -34,6 +34,11 @@ class DirectExchange:
     channel: PeerChannel | PushedChannel
 
     @property
+    def in_memory(self) -> bool:
+        """See `keeps_in_memory`."""
+        return isinstance(self.channel, PeerChannel)
+
+    @property
     def traffic(self) -> Traffic:
         """Bytes so far."""
         return Traffic(direct_bytes_sent=self.mesh.sent_bytes, direct_bytes_received=self.mesh.received_bytes)
@@ -65,7 +70,7 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
     )  # fmt: skip
     exchange, store = exchange_of(spec, invocation.keys), invocation.channel
     channel: PeerChannel | PushedChannel
-    if policy_for(spec.configuration.sync).waits_for_all:
+    if keeps_in_memory(spec):
         channel = PeerChannel(store, mesh, exchange, drops=invocation.faults.drops)
     else:
         channel = PushedChannel(store, mesh, exchange)
@@ -75,6 +80,15 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
 def exchanges_directly(spec: RunSpec) -> bool:
     """Whether the ranks of a run connect to each other."""
     return spec.configuration.direct and spec.configuration.workers > 1
+
+
+def keeps_in_memory(spec: RunSpec) -> bool:
+    """Whether what the ranks of a run exchange is in their memory alone.
+
+    Not where ranks run ahead of each other: a function that hands off then has contributions that others have not used yet, and
+    all may hand off at once.
+    """
+    return exchanges_directly(spec) and policy_for(spec.configuration.sync).deterministic
 
 
 def transports_of(invocation: InvocationContext) -> list[Transport]:

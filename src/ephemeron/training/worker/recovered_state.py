@@ -57,8 +57,8 @@ class RestoredState:
 def peer_recovery(
     invocation: InvocationContext, spec: RunSpec, copies: PrivateCopies | None = None
 ) -> PeerRecovery | None:  # fmt: skip
-    """This invocation's part in the recovery of its peers, and its own; None: the run's channel is not direct."""
-    if invocation.direct is None:
+    """This invocation's part in the recovery of its peers, and its own; None: all that is exchanged is in a store."""
+    if invocation.direct is None or not invocation.direct.in_memory:
         return None
     return PeerRecovery(
         invocation.direct.mesh, owners=spec.configuration.aggregators, beginning=spec.current_generation.from_iteration,

@@ -24,7 +24,7 @@ from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
-from ephemeron.training.worker.direct_exchange import exchanges_directly, join_members, token_of, transports_of
+from ephemeron.training.worker.direct_exchange import join_members, keeps_in_memory, token_of, transports_of
 from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
@@ -394,7 +394,7 @@ async def _state_or_message(lifecycle: InvocationLifecycle, key: str, deadline: 
         ChannelTimeout: there is neither at the deadline.
     """
     invocation = lifecycle.invocation
-    if not exchanges_directly(lifecycle.spec):
+    if not keeps_in_memory(lifecycle.spec):
         return bytes(await _unless_over(invocation, key, deadline))
     token = token_of(invocation.call.key, invocation.call.run)
     async with from_predecessor(invocation, token=token, transports=transports_of(invocation)) as state:

@@ -96,9 +96,9 @@ class IterationStep(ABC):
 
     def new_group(self, policy: Policy) -> Group:
         """The group of all ranks."""
-        lifecycle, c = self.lifecycle, self.spec.configuration
+        lifecycle, c, direct = self.lifecycle, self.spec.configuration, self.invocation.direct
         return Group(
-            mesh=None if self.invocation.direct is None else self.invocation.direct.mesh,
+            mesh=direct.mesh if direct is not None and direct.in_memory else None,
             keys=lifecycle.keys, rank=self.invocation.rank, world=c.workers, aggregators=c.aggregators,
             channel=self.invocation.exchange, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
             attempt=self.invocation.attempt, compression=c.compression, iterations=self.spec.ends_at,
