@@ -19,7 +19,7 @@ CUTS = {
     "silent, and noticed": ["cut:rank=0,to=2,iteration=3,seconds=30,silent=1"],
     "silent, and over before it is noticed": ["cut:rank=3,to=1,iteration=3,seconds=2,silent=1"],
     "rank 1 is alone": [f"cut:rank=1,to={r},iteration=6,seconds=8" for r in (0, 2, 3)],
-    "nobody reaches rank 0, silently": [f"cut:rank=0,to={r},iteration=6,seconds=15,silent=1" for r in (1, 2, 3)],
+    "no rank reaches rank 0, silently": [f"cut:rank=0,to={r},iteration=6,seconds=15,silent=1" for r in (1, 2, 3)],
     "two halves": [f"cut:rank={a},to={b},iteration=4,seconds=10" for a in (0, 1) for b in (2, 3)],
     "and a death": ["cut:rank=0,to=1,iteration=3,seconds=20", "kill:rank=2,iteration=4,phase=upload"],
 }

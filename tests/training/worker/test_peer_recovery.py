@@ -8,7 +8,7 @@ from ephemeron.functions import simulation
 from ephemeron.testing.direct_world import memory_mesh, until
 from ephemeron.training.worker.common_checkpoint import CommonCheckpoint, newest_common
 from ephemeron.training.worker.peer_recovery import PeerStatus, Source, choose, is_lost
-from ephemeron.training.worker.private_copies import PrivateCopies, PrivateMark, keepers
+from ephemeron.training.worker.private_copies import PrivateCopies, PrivateMark, holders
 
 
 def trains(at, *private, **more):
@@ -43,7 +43,7 @@ def test_a_private_state_is_lost_only_if_no_rank_keeps_one_that_others_may_still
     assert is_lost({1: trains(8), 2: trains(8, 7)}, beginning=0)
     assert not is_lost({1: trains(7), 2: trains(7, 8)}, beginning=0), "rank 2 is about to apply what brings it there"
     assert not is_lost({1: trains(0)}, beginning=0)
-    assert not is_lost({1: PeerStatus()}, beginning=0), "nobody trains: nobody has to go back"
+    assert not is_lost({1: PeerStatus()}, beginning=0), "no rank trains: none has to go back"
 
 
 def test_copies_of_the_last_two_iterations_are_kept_and_a_body_serves_until_it_changes():
@@ -76,10 +76,10 @@ def test_a_mark_arrives_as_it_was_sent():
 
 
 def test_those_who_sum_keep_private_states_first():
-    assert list(keepers(0, 8, 8)) == [1, 2, 3]
-    assert list(keepers(6, 8, 8)) == [7, 0, 1]
-    assert list(keepers(5, 8, 2)) == [0, 1, 6]
-    assert list(keepers(1, 2, 2)) == [0]
+    assert list(holders(0, 8, 8)) == [1, 2, 3]
+    assert list(holders(6, 8, 8)) == [7, 0, 1]
+    assert list(holders(5, 8, 2)) == [0, 1, 6]
+    assert list(holders(1, 2, 2)) == [0]
 
 
 def test_ranks_tell_each_other_which_checkpoints_they_have():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from abc import abstractmethod
 
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
 from ephemeron.communication.direct.endpoint import Endpoint
@@ -39,13 +40,13 @@ class MeetingTransport(Transport):
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
 
+    @abstractmethod
     async def meet(self, ticket: str, *, timeout_s: float) -> socket.socket:
         """A connected socket, whose other end is the other member with the other ticket.
 
         Raises:
             LinkFailed, OSError: they do not meet in time.
         """
-        raise NotImplementedError
 
     async def listen(self, token: str, accepted: Accepted) -> str | None:
         async def answer(ticket: str, timeout_s: float) -> None:

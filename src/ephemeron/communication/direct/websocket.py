@@ -1,7 +1,7 @@
 """Connections between members that each have an HTTPS endpoint of their own, such as AWS Lambda MicroVMs, by WebSocket (RFC 6455).
 
 A member listens on a port of its machine, to which its endpoint passes what has a token of the platform for that port. What is
-announced holds no secret: whoever dials asks the platform for a token (`EndpointAccess`). Then both ends prove the run's token,
+announced holds no secret: the dialling member asks the platform for a token (`EndpointAccess`). Then both ends prove the run's token,
 as everywhere. The endpoint ends TLS, so the platform can read the bytes.
 
 The price is one copy more at each end, and whatever the endpoint's proxy costs in time.

@@ -1,4 +1,4 @@
-"""The reduction over a mesh of direct connections: every rank sends, nobody polls, and a function may die at any point.
+"""The reduction over a mesh of direct connections: every rank sends, no rank polls, and a function may die at any point.
 
 Each rank sends every owner its piece of the vector. The owner adds the pieces up in rank order, each as soon as those of the
 lower ranks are added, and sends the mean to all: a reduce-scatter and an all-gather, whose bytes are the least possible where
@@ -11,7 +11,7 @@ Nothing is stored, so every rank keeps what another one may still need:
 - the version, until all ranks have applied it or, where replacements repeat iterations, until it is durable at all.
 
 A rank that connects again, or in a new attempt, is sent what it may lack; a rank that misses something asks every other one,
-and whoever has it answers. What arrives twice is ignored. A replacement first asks what its predecessor has sent, so that
+and each rank that has it answers. What arrives twice is ignored. A replacement first asks what its predecessor has sent, so that
 all ranks add up the same numbers and learn the same flags. A rank that waits for too long asks those that it waits for
 whom they wait for themselves, and so finds the one that does not answer, or does not go on.
 """

@@ -52,7 +52,7 @@ class _End:
         """See `ConnectionHandler`."""
         if not self.arrived.done():
             self.arrived.set_exception(LinkFailed(why))
-            self.arrived.exception()  # nobody may be waiting
+            self.arrived.exception()  # there may be no caller that waits
 
 
 class HandedOver(NamedTuple):

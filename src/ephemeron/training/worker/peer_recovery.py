@@ -3,11 +3,11 @@
 Where all ranks apply all versions (BSP), they have the same parameters and optimiser states between two updates. What only one rank
 has (random states, buffers, rounding errors) it sends to a few others ahead of each contribution. A replacement asks every
 rank what it can give, takes the shared state of the most advanced one, and its own private state of the same iteration from
-whoever keeps it. A rank gives its state only while it waits, never in the middle of an update.
+the rank that keeps it. A rank gives its state only while it waits, never in the middle of an update.
 
-What remains where nobody can give a state:
+What remains where no rank can give a state:
 
-- nobody trains, since all functions were lost: all go on from the newest checkpoint that all have;
+- no rank trains, since all functions were lost: all go on from the newest checkpoint that all have;
 - others train, but the private state is lost: all go back to that checkpoint;
 - the policy lets ranks run ahead of each other, or the private state is large: newest own checkpoint, and the iterations since
   then are repeated with the versions that the others keep.
@@ -38,7 +38,7 @@ from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.common_checkpoint import CommonCheckpoint
 from ephemeron.training.worker.direct_handoff import Predecessor
-from ephemeron.training.worker.private_copies import EXTRA_BYTES, PrivateCopies, PrivateMark, keepers
+from ephemeron.training.worker.private_copies import EXTRA_BYTES, PrivateCopies, PrivateMark, holders
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
@@ -75,7 +75,7 @@ class Source(NamedTuple):
 
     iteration: int
     donor: int
-    keeper: int | None
+    holder: int | None
     """Rank that keeps the private state; None: the own checkpoint of that iteration, or the beginning, has all."""
 
 
@@ -91,9 +91,9 @@ def choose(statuses: Mapping[int, PeerStatus], *, beginning: int, saved: Collect
         for donor, status in sorted(statuses.items()):
             if not status.training or iteration not in status.gives:
                 continue
-            for keeper, kept in sorted(statuses.items()):
+            for holder, kept in sorted(statuses.items()):
                 if iteration in (kept.private if status.after_compute else kept.private_before_compute):
-                    return Source(iteration, donor, keeper)
+                    return Source(iteration, donor, holder)
             if iteration == beginning or iteration in saved:
                 return Source(iteration, donor, None)
     return None
@@ -170,7 +170,7 @@ class PeerRecovery:
         self.common = CommonCheckpoint(mesh, beginning=beginning)
         self._predecessor = Predecessor(mesh)
         self._copies = copies or PrivateCopies()
-        self._keepers = keepers(mesh.rank, mesh.ranks, owners)
+        self._holders = holders(mesh.rank, mesh.ranks, owners)
         self._current: tuple[PrivateMark, bytes] | None = None
         self._last: tuple[Arrays, Mapping[str, object]] | None = None
         self._trainer: Trainer | None = None
@@ -238,7 +238,7 @@ class PeerRecovery:
         mark = PrivateMark(iteration, body, after_compute, evaluated, spent_usd)
         data = encode_state(arrays, dict(meta)) if changed or self._current is None else self._current[1]
         self._current, self._last = (mark, data), (arrays, meta)
-        for rank in self._keepers:
+        for rank in self._holders:
             self._mesh.send(rank, Kind.PRIVATE, iteration, extra=mark.pack(), buffers=[data] if changed else ())
 
     async def hand_over(self, attempt: int, data: bytes) -> bool:
@@ -251,7 +251,7 @@ class PeerRecovery:
         return await self._predecessor.hand_over(attempt, data, self._copies)
 
     def _on_connect(self, rank: int, attempt: int) -> None:
-        if self._current is not None and rank in self._keepers:
+        if self._current is not None and rank in self._holders:
             mark, data = self._current
             self._mesh.send(rank, Kind.PRIVATE, mark.iteration, extra=mark.pack(), buffers=[data])
 
@@ -326,7 +326,7 @@ class PeerRecovery:
             if training and not live:
                 return None
             source = choose(statuses, beginning=self._beginning, saved=saved) if live else None
-            if source is not None and source.keeper is None:
+            if source is not None and source.holder is None:
                 return OwnCheckpoint(source.iteration)
             if source is not None and (state := await self._fetch(source)) is not None:
                 return state
@@ -373,22 +373,22 @@ class PeerRecovery:
 
     async def _fetch(self, source: Source) -> PeerState | None:
         t = source.iteration
-        assert source.keeper is not None
+        assert source.holder is not None
         try:
             shared, own = await all_of(
                 (
                     self._mesh.request(source.donor, Kind.STATE, b"shared", number=t, timeout_s=STATE_TIMEOUT_S),
-                    self._mesh.request(source.keeper, Kind.STATE, b"private", number=t, timeout_s=ASK_TIMEOUT_S),
+                    self._mesh.request(source.holder, Kind.STATE, b"private", number=t, timeout_s=ASK_TIMEOUT_S),
                 )
             )
             arrays, raw = decode_state(shared, key=f"state of rank {source.donor}")
             meta = build(_SharedMeta, raw, where=f"state of rank {source.donor}")
             mark = PrivateMark.of(t, own[:EXTRA_BYTES])
-            private, notes = decode_state(own[EXTRA_BYTES:], key=f"private state at rank {source.keeper}")
+            private, notes = decode_state(own[EXTRA_BYTES:], key=f"private state at rank {source.holder}")
         except (LinkFailed, CorruptMessage, JobError) as e:
             _log.info("rank %d does not get its state: %s", self._mesh.rank, e)
             return None
-        _log.info("state of iteration %d from rank %d, the own part from rank %d", t, source.donor, source.keeper)
+        _log.info("state of iteration %d from rank %d, the own part from rank %d", t, source.donor, source.holder)
         collective = _with(private, _OF_COLLECTIVE)
         checkpoint = dataclasses.replace(meta.checkpoint, spent_usd=mark.spent_usd)
         return PeerState(

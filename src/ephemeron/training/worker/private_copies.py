@@ -87,7 +87,7 @@ class PrivateCopies:
         return None if mark is None else (mark, self._ranks[rank].bodies[mark.body])
 
 
-def keepers(rank: int, ranks: int, owners: int) -> Sequence[int]:
+def holders(rank: int, ranks: int, owners: int) -> Sequence[int]:
     """Ranks that keep the private state of one: owners first, which a contribution cannot reach before it does.
 
     Args:
