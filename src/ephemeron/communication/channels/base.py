@@ -1,4 +1,4 @@
-"""The port between functions that cannot talk to each other: a place to put bytes and wait for bytes.
+"""The port between functions: a place to put bytes and wait for bytes.
 
 A channel knows nothing of gradients; a collective knows nothing of S3. Behaviour (metering, throttling,
 faults) is added by wrapping: `Metered(Throttled(channel))`.
