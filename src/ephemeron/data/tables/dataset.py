@@ -1,0 +1,119 @@
+"""Reading of prepared datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from ephemeron.data.catalog.files import FileRange, Files
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.tables.arrow import pyarrow
+from ephemeron.data.tables.manifest import MANIFEST, Column, Manifest, Partition, decode
+from ephemeron.errors import DatasetDamaged, DatasetNotFound
+
+
+class TableDataset:
+    """A prepared dataset. Usually made with `open`. Safe to use from several threads; picklable by its URL.
+
+    Args:
+        files: of the dataset.
+        manifest: of the dataset.
+    """
+
+    def __init__(self, files: Files, manifest: Manifest) -> None:
+        self._files, self.manifest = files, manifest
+
+    @classmethod
+    def open(cls, url: str) -> TableDataset:
+        """Opens a folder (a path or `file:///path`), `s3://bucket/prefix`, `gs://…` or `az://…`.
+
+        Raises:
+            DatasetNotFound: there is no prepared dataset.
+            DatasetDamaged: its manifest cannot be read.
+            DatasetUnreachable: the store fails.
+        """
+        files = open_files(str(url))
+        try:
+            (data,) = run(files.fetch([FileRange(MANIFEST)]))
+        except FileNotFoundError:
+            raise DatasetNotFound(
+                f"{url} has no {MANIFEST}: it is no prepared dataset, or not a finished one"
+            ) from None
+        return cls(files, decode(data, where=f"{files.url}/{MANIFEST}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableDataset, (self._files, self.manifest)
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __repr__(self) -> str:
+        return f"TableDataset({self.url!r}: {len(self)} rows, {len(self.partitions)} partitions)"
+
+    @property
+    def url(self) -> str:
+        """URL of the folder or prefix."""
+        return self._files.url
+
+    @property
+    def schema(self) -> tuple[Column, ...]:
+        """Columns, in order."""
+        return self.manifest.schema
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Objects of rows, in order."""
+        return self.manifest.partitions
+
+    @property
+    def version(self) -> str:
+        """Digest of the content."""
+        return self.manifest.version
+
+    def read(self, index: int, columns: list[str] | None = None) -> Any:
+        """Rows of a partition, after its digest is checked.
+
+        Args:
+            index: number of the partition.
+            columns: fields of the table, in the order wanted; None: all.
+
+        Returns:
+            A `pyarrow.Table`.
+
+        Raises:
+            DatasetDamaged: it is absent, or not what the manifest says.
+            DatasetUnreachable: the store fails.
+            KeyError: no such column.
+            IndexError: no such partition.
+        """
+        pa = pyarrow()
+        table = pa.ipc.open_file(pa.BufferReader(self.read_bytes(index))).read_all()
+        return table if columns is None else table.select(columns)
+
+    def read_bytes(self, index: int) -> bytes:
+        """The object of a partition, after its digest is checked. Raises as `read` does."""
+        part = self.partitions[index]
+        try:
+            (data,) = run(self._files.fetch([FileRange(part.file)]))
+        except FileNotFoundError:
+            raise DatasetDamaged("it is absent", dataset=self.manifest.name, file=f"{self.url}/{part.file}") from None
+        if xxhash.xxh3_64_hexdigest(data) != part.xxh3:
+            raise DatasetDamaged(
+                f"its content is not what was written: {len(data)} bytes, {part.nbytes} were written",
+                dataset=self.manifest.name, version=self.version, file=f"{self.url}/{part.file}",
+            )  # fmt: skip
+        return data
+
+    def tables(self) -> Iterator[Any]:
+        """Rows of all partitions, one `pyarrow.Table` after the other."""
+        return (self.read(index) for index in range(len(self.partitions)))
+
+    def pipeline_bytes(self) -> bytes | None:
+        """The file of the pipeline that made it; None: there is none."""
+        if self.manifest.pipeline is None:
+            return None
+        (data,) = run(self._files.fetch([FileRange(self.manifest.pipeline)]))
+        return data
