@@ -186,6 +186,11 @@ def _output_options(command: F) -> F:
     help="Compression of the exchange; int8 has error feedback.  [default: none]",
 )
 @click.option(
+    "--ranks-per-machine",
+    type=int,
+    help="On direct channels, neighbouring functions that share a machine and add up their gradients there first.  [default: 1]",
+)
+@click.option(
     "--function-timeout-s",
     type=float,
     help="Time limit of an invocation; longer runs are handed off to successors.  [default: 900]",

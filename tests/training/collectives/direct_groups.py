@@ -17,6 +17,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.testing.direct_world import DirectWorld, all_connected
 from ephemeron.training.collectives import Group, Reduced, StalledPeers
 from ephemeron.training.collectives.direct import DirectReduce
+from ephemeron.training.collectives.direct_two_level import TwoLevelReduce
 from ephemeron.training.collectives.sync_policy import policy_for
 
 
@@ -45,14 +46,16 @@ class Members:
         latency_s: of every connection.
         timeout_s: of waits.
         patient: waits go on when they have timed out.
-        options: of `DirectReduce`.
+        ranks_per_machine: of `TwoLevelReduce`; None: `DirectReduce`.
+        options: of the collective.
     """
 
     def __init__(
         self, world: int, aggregators: int | None = None, *, size: int = 5000, dtype: Any = np.float32,
         compression: str = "none", sync: str = "bsp", latency_s: float = 0.001, timeout_s: float = 5.0,
-        patient: bool = False, **options: Any,
+        patient: bool = False, ranks_per_machine: int | None = None, **options: Any,
     ) -> None:  # fmt: skip
+        self.ranks_per_machine = ranks_per_machine
         self.world, self.aggregators = world, aggregators or world
         self.size, self.dtype, self.compression, self.sync = size, np.dtype(dtype), compression, sync
         self.timeout_s, self.patient, self.options = timeout_s, patient, options
@@ -69,7 +72,11 @@ class Members:
             policy=policy_for(self.sync), size=self.size, dtype=self.dtype, compression=self.compression, mesh=mesh,
             attempt=attempt, on_timeout=go_on if self.patient else raise_late, wait_timeout_s=lambda times: times * self.timeout_s,
         )  # fmt: skip
-        self.by_rank[rank] = collective = DirectReduce(group, mesh, **self.options)
+        collective = (
+            DirectReduce(group, mesh, **self.options) if self.ranks_per_machine is None
+            else TwoLevelReduce(group, mesh, ranks_per_machine=self.ranks_per_machine, **self.options)
+        )  # fmt: skip
+        self.by_rank[rank] = collective
         return collective
 
     async def all(self) -> list[DirectReduce]:

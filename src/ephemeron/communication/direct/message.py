@@ -44,6 +44,8 @@ class Kind(IntEnum):
     CONTRIBUTION = 40
     MERGED = 41
     MISSING = 42
+    PARTIAL = 43
+    """Sum of one machine's contributions to a piece."""
     PRIVATE = 48
     """What only one rank has, kept by others for its replacement."""
     STATUS = 49

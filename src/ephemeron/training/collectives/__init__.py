@@ -46,6 +46,10 @@ def collective_for(
             )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
     if group.mesh is not None and group.world > 1 and group.policy.deterministic:
+        if 1 < group.ranks_per_machine < group.world:
+            from ephemeron.training.collectives.direct_two_level import TwoLevelReduce
+
+            return TwoLevelReduce(group, group.mesh, ranks_per_machine=group.ranks_per_machine, replays=group.replays)
         from ephemeron.training.collectives.direct import DirectReduce
 
         return DirectReduce(group, group.mesh, replays=group.replays)

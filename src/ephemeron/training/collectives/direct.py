@@ -35,6 +35,7 @@ from ephemeron.training.collectives.direct_messages import (
     PIECE_BYTES,
     ContributionHeader,
     MissingAnswer,
+    Piece,
     pack_indices,
     unpack_indices,
 )
@@ -128,10 +129,16 @@ class DirectReduce(PieceExchange):
 
     def _awaited(self, version: Version) -> list[int]:
         """Ranks whose contributions to own pieces, or whose merged pieces, are missing."""
-        found = {self.pieces[i].owner for i in version.missing()} - {EVERY}
-        for sums in version.sums.values():
-            found.update(sums.missing())
-        return sorted(found - {self.g.rank})
+        found = {self._giver(self.pieces[i]) for i in version.missing()} - {EVERY}
+        return sorted((found | self._absent(version)) - {self.g.rank})
+
+    def _giver(self, piece: Piece) -> int:
+        """Rank from which this one gets a merged piece."""
+        return piece.owner
+
+    def _absent(self, version: Version) -> set[int]:
+        """Ranks whose contributions to sums of this one are missing."""
+        return {rank for sums in version.sums.values() for rank in sums.missing()}
 
     # -- losses and replacements --------------------------------------------------------------------------
 
@@ -148,16 +155,16 @@ class DirectReduce(PieceExchange):
         """Sends a rank what it may lack of a version that it is not known to have applied."""
         if version.number < self.applied[rank]:
             return
-        if version.uploaded and version.payloads is not None and version.header is not None:
-            extra = version.header.pack()
-            for piece in self.pieces:
-                if piece.owner in (rank, EVERY):
-                    self._send(
-                        rank, Kind.CONTRIBUTION, version.number, piece.number, extra, version.payloads[piece.number]
-                    )
-        for piece in self.mine:
-            if version.done[piece.number] is not None:
+        for piece in self.pieces:
+            self._send_held(version, piece, rank)
+            if version.done[piece.number] is not None and (piece.owner == EVERY or rank in self._readers(piece)):
                 self._send_merged(version, piece, [rank])
+
+    def _send_held(self, version: Version, piece: Piece, rank: int) -> None:
+        """Sends a rank what it adds up of this one's."""
+        if version.uploaded and version.payloads is not None and version.header and rank in self._targets(piece):
+            extra, payload = version.header.pack(), version.payloads[piece.number]
+            self._send(rank, Kind.CONTRIBUTION, version.number, piece.number, extra, payload)
 
     def _on_lost(self, member: int) -> None:
         """What a lost rank has merged may have reached another one."""
@@ -179,9 +186,8 @@ class DirectReduce(PieceExchange):
             piece = self.pieces[index]
             if version.done[index] is not None:
                 self._send_merged(version, piece, [rank])
-            elif version.uploaded and version.payloads is not None and version.header and piece.owner in (rank, EVERY):
-                extra = version.header.pack()
-                self._send(rank, Kind.CONTRIBUTION, version.number, index, extra, version.payloads[index])
+            else:
+                self._send_held(version, piece, rank)
 
     async def _answer_missing(self, member: int, head: Head, body: memoryview) -> Sequence[Buffer]:
         self._on_missing(member, head, body)
@@ -241,7 +247,7 @@ class DirectReduce(PieceExchange):
     def _past(self, number: int, answers: Mapping[int, MissingAnswer]) -> set[int]:
         """Ranks that wait for a version already, or for a later one, and have no contribution to it any more."""
         version = self._versions.get(number)
-        missing = {rank for sums in version.sums.values() for rank in sums.missing()} if version is not None else set()
+        missing = self._absent(version) if version is not None else set()
         return {rank for rank in missing & answers.keys() if any(t >= number for t, _ in answers[rank].waits)}
 
     async def stalled_before(self, iteration: int, rank: int, key: str) -> StalledPeers:
@@ -312,7 +318,7 @@ class DirectReduce(PieceExchange):
         payloads: list[list[Buffer]] = [[arrays[f"{_SENT}{number}.{i}"].tobytes()] for i in range(len(self.pieces))]
         version.payloads = payloads
         version.uploaded = True
-        for piece in self.mine:
+        for piece in self.summing:
             if version.done[piece.number] is None:
                 self._add(
                     version, piece, self.g.rank, self._decoded(self.upward, payloads[piece.number], piece), header, None

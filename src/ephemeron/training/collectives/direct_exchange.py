@@ -54,6 +54,9 @@ class PieceExchange(Collective):
         else:
             self.pieces = layout(group.size, group.aggregators, group.dtype.itemsize, piece_bytes=piece_bytes)
         self.mine = [p for p in self.pieces if p.owner in (group.rank, EVERY)]
+        """Pieces of which this rank makes the mean."""
+        self.summing = [p for p in self.pieces if self._adds_up(p)]
+        """Pieces of which it adds up contributions."""
         # Each rank begins with another owner, so that no owner gets everything at once while the others are idle.
         self._order = sorted(self.pieces, key=lambda p: (p.offset, (p.owner - group.rank) % group.world))
         self.others = [r for r in range(group.world) if r != group.rank]
@@ -101,15 +104,27 @@ class PieceExchange(Collective):
         if header is not None and payloads is not None:
             extra, version.uploaded = header.pack(), True
             for piece in self._order:
-                targets = self.others if piece.owner == EVERY else [piece.owner]
-                for rank in targets:
-                    if rank != self.g.rank:
-                        self._send(rank, Kind.CONTRIBUTION, iteration, piece.number, extra, payloads[piece.number])
-            for piece in self.mine:
+                for rank in self._targets(piece):
+                    self._send(rank, Kind.CONTRIBUTION, iteration, piece.number, extra, payloads[piece.number])
+            for piece in self.summing:
                 part = self._decoded(self.upward, payloads[piece.number], piece)
                 self._add(version, piece, self.g.rank, part, header, None)
             await self.mesh.drained()
         self.g.trace.record("upload", began, loop.time())
+
+    def _adds_up(self, piece: Piece) -> bool:
+        """Whether this rank adds up contributions to a piece."""
+        return piece.owner in (self.g.rank, EVERY)
+
+    def _targets(self, piece: Piece) -> Sequence[int]:
+        """Other ranks that this one's contribution to a piece goes to."""
+        if piece.owner == EVERY:
+            return self.others
+        return () if piece.owner == self.g.rank else (piece.owner,)
+
+    def _readers(self, piece: Piece) -> Sequence[int]:
+        """Ranks that get a merged piece from this one."""
+        return self.others if piece.owner == self.g.rank else ()
 
     def _send(self, rank: int, kind: Kind, number: int, index: int, extra: bytes, buffers: Sequence[Buffer]) -> None:
         # A message without a route is not lost: `_on_connect` sends it again.
@@ -135,9 +150,9 @@ class PieceExchange(Collective):
         header = ContributionHeader.of(head.extra)
         self._heard(rank, header.applied, header.durable)
         version.heard[rank] = header.flags
-        sums = version.sums.get(piece.number)
+        sums, at = self._sums(version, piece, rank)
         shared = head.flags & SHARED
-        if sums is None or sums.held[rank]:  # merged, not this rank's to merge, or sent again
+        if sums is None or sums.held[at]:  # merged, not this rank's to merge, or sent again
             if not shared:
                 self._release(body)
             return
@@ -145,22 +160,30 @@ class PieceExchange(Collective):
         part = self._decoded(self.upward, [body], piece)
         self._add(version, piece, rank, part, header, None if shared else body)
         if shared and not self.upward.codec.lossy:
-            sums.keep(rank)
+            sums.keep(at)
+
+    def _sums(self, version: Version, piece: Piece, rank: int) -> tuple[PieceSum | None, int]:
+        """The sum that a rank's contribution belongs to, and its place in the order; None: there is none here (any more)."""
+        return version.sums.get(piece.number), rank
 
     def _add(
         self, version: Version, piece: Piece, rank: int, part: np.ndarray, header: ContributionHeader,
         memory: memoryview | None,
     ) -> None:  # fmt: skip
-        sums = version.sums.get(piece.number)
-        if sums is None or sums.held[rank]:
+        sums, at = self._sums(version, piece, rank)
+        if sums is None or sums.held[at]:
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
-        for free in sums.take(rank, part, header, memory):
+        for free in sums.take(at, part, header, memory):
             self._release(free)
-        if sums.next == self.g.world:
-            self._publish(version, piece, sums)
+        if sums.complete:
+            self._summed(version, piece, sums)
             self.g.trace.record("aggregate", began, loop.time())
+
+    def _summed(self, version: Version, piece: Piece, sums: PieceSum) -> None:
+        """All contributions to a sum are added."""
+        self._publish(version, piece, sums)
 
     def _release(self, memory: memoryview) -> None:
         if memory.nbytes:
@@ -176,7 +199,7 @@ class PieceExchange(Collective):
             mean[:] = self._decoded(self.downward, payload, piece)
         version.finish(piece, sums.flags)
         if piece.owner != EVERY:
-            self._send_merged(version, piece, self.others, payload)
+            self._send_merged(version, piece, self._readers(piece), payload)
 
     def _send_merged(
         self, version: Version, piece: Piece, ranks: Iterable[int], payload: Sequence[Buffer] | None = None
@@ -217,24 +240,24 @@ class PieceExchange(Collective):
             version.vector[piece.start : piece.stop] = self._decoded(self.downward, [body], piece)
         version.finish(piece, header.flags)
         self.g.on_message(rank, header.busy_s)
-        if piece.owner == self.g.rank:  # a predecessor has merged it, and may not have told all
-            self._send_merged(version, piece, [r for r in self.others if r != rank])
+        # A predecessor may have merged it, and not have told all.
+        self._send_merged(version, piece, [r for r in self._readers(piece) if r != rank])
 
     # -- progress and garbage -----------------------------------------------------------------------------
 
     def _version(self, number: int) -> Version:
         version = self._versions.get(number)
         if version is None:
-            vector = self._vector()
-            version = self._versions[number] = Version(number, vector, self.pieces, self.mine, self.g.world)
+            version = self._versions[number] = self._new_version(number)
         return version
 
-    def _vector(self) -> np.ndarray:
-        """Memory for a version: that of an earlier one that nothing refers to any more, which is faster than fresh memory."""
-        for at in range(len(self._spare)):
-            if sys.getrefcount(self._spare[at]) == _UNUSED:
-                return self._spare.pop(at)
-        return np.empty(self.g.size, dtype=self.g.dtype)
+    def _new_version(self, number: int) -> Version:
+        return Version(number, unused(self._spare, self.g.size, self.g.dtype), self.pieces, self.mine, self.g.world)
+
+    def _retire(self, version: Version) -> None:
+        """Keeps the memory of a version that is not needed any more."""
+        self._spare.append(version.vector)
+        del self._spare[:-_SPARE]
 
     def _known(self, number: int) -> Version | None:
         """A version that is still needed."""
@@ -259,8 +282,7 @@ class PieceExchange(Collective):
         if needed > self._floor:
             self._floor = needed
             for number in [n for n in self._versions if n < needed]:
-                self._spare.append(self._versions.pop(number).vector)
-            del self._spare[:-_SPARE]
+                self._retire(self._versions.pop(number))
 
     async def collect_garbage(self) -> None:
         self._tidy()
@@ -270,3 +292,11 @@ class PieceExchange(Collective):
 
     def acknowledged(self, iteration: int) -> int:
         return min(iteration, self.g.status.applied, self._least()[0])
+
+
+def unused(spare: list[np.ndarray], size: int, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """One of these arrays to which nothing refers any more, which is faster than fresh memory; else a new one."""
+    for at in range(len(spare)):
+        if sys.getrefcount(spare[at]) == _UNUSED:
+            return spare.pop(at)
+    return np.empty(size, dtype=dtype)

@@ -11,24 +11,29 @@ from ephemeron.training.collectives.direct_messages import ContributionHeader, P
 
 
 class PieceSum:
-    """Sum of one piece in rank order; contributions that come before their turn wait.
+    """Sum of one piece in a fixed order, that of the ranks; contributions that come before their turn wait.
 
     Args:
-        world: number of ranks.
+        sources: number of contributions.
         into: memory of the sum.
     """
 
-    __slots__ = ("_first", "_into", "flags", "held", "next", "waiting", "weight")
+    __slots__ = ("_first", "flags", "held", "into", "next", "waiting", "weight")
 
-    def __init__(self, world: int, into: np.ndarray) -> None:
-        self._into = into
+    def __init__(self, sources: int, into: np.ndarray) -> None:
+        self.into = into
         self._first: tuple[np.ndarray, memoryview | None] | None = None
         self.next = 0
         """Rank whose contribution is added next."""
         self.waiting: dict[int, tuple[np.ndarray, ContributionHeader, memoryview | None]] = {}
-        self.held = [False] * world
+        self.held = [False] * sources
         """Ranks whose contribution has arrived."""
         self.weight, self.flags = 0.0, 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all contributions are added."""
+        return self.next == len(self.held)
 
     def take(
         self, rank: int, part: np.ndarray, header: ContributionHeader, memory: memoryview | None = None
@@ -54,10 +59,10 @@ class PieceSum:
                 if self._first is not None:  # the first two are added at once, which saves a copy
                     first, before = self._first
                     self._first = None
-                    np.add(first, part, out=self._into)
+                    np.add(first, part, out=self.into)
                     free += [before] if before is not None else []
                 else:
-                    self._into += part
+                    self.into += part
                 free += [memory] if memory is not None else []
             self.next += 1
         return free
@@ -68,14 +73,22 @@ class PieceSum:
             part, header, memory = self.waiting[rank]
             self.waiting[rank] = part.copy(), header, memory
         elif self._first is not None and rank == 0:
-            np.copyto(self._into, self._first[0])
+            np.copyto(self.into, self._first[0])
             self._first = None
+
+    def total(self) -> np.ndarray:
+        """The sum, in its memory."""
+        if self._first is not None:  # of one contribution alone
+            np.copyto(self.into, self._first[0])
+            self._first = None
+        return self.into
 
     def mean(self) -> np.ndarray:
         """Mean over all samples, in the memory of the sum; the sum itself if there are none."""
+        self.total()
         if self.weight > 0:
-            self._into /= self._into.dtype.type(self.weight)
-        return self._into
+            self.into /= self.into.dtype.type(self.weight)
+        return self.into
 
     def missing(self) -> list[int]:
         """Ranks whose contribution has not arrived."""

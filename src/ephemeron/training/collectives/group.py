@@ -91,6 +91,8 @@ class Group:
     """Whether replacements repeat iterations from a checkpoint, and need the versions since then."""
     members: Sequence[int] = ()
     """By rank, the rank in the run; empty: the same."""
+    ranks_per_machine: int = 1
+    """Neighbours that share a machine: see `TwoLevelReduce`."""
     compression: str = "none"
     iterations: int = 1 << 40
     """Iterations of the whole run: the last one of an asynchronous run waits for all ranks, as does the last one before a barrier."""

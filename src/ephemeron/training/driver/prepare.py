@@ -84,6 +84,8 @@ def refuse_contradictions(c: Configuration) -> None:
     _refuse_local_steps(c, sync)
     if c.stages > 1:
         _refuse_with_stages(c, sync)
+    if c.ranks_per_machine > 1:
+        _refuse_two_levels(c)
     if c.pattern == "pipelined" and sync in ("asp", "hsp"):
         raise JobError(
             f"pattern 'pipelined' needs every contribution of an iteration, sync '{sync}' does not wait",
@@ -124,6 +126,16 @@ def _refuse_local_steps(c: Configuration, sync: str) -> None:
             "do not apply",
             remedy="use sync bsp, or pattern k-reduce",
         )
+
+
+def _refuse_two_levels(c: Configuration) -> None:
+    text = f"ranks_per_machine = {c.ranks_per_machine} is for direct channels under BSP and models that are on one function"
+    if not c.direct:
+        raise JobError(f"{text}; channel is '{c.channel}'", remedy="use --channel direct or direct+STORE")
+    if c.sync != "bsp":
+        raise JobError(f"{text}; sync is '{c.sync}'", remedy="use sync 'bsp'")
+    if c.stages > 1:
+        raise JobError(f"{text}; stages = {c.stages}", remedy="leave ranks_per_machine out")
 
 
 def _refuse_with_stages(c: Configuration, sync: str) -> None:

@@ -166,6 +166,9 @@ class Configuration(Typed):
     """Optimiser that is given the merged deltas as gradients: `average`, or a name in `torch.optim` and its options."""
     compression: Compression = "none"
     """Compression of the exchange; int8 has error feedback."""
+    ranks_per_machine: Count = 1
+    """L, on direct channels under BSP: L neighbours by rank share a machine. Their contributions are added up there first, so that an L-th as
+    much is sent between machines. Results are those of all runs with the same L."""
     function_timeout_s: NonNegative = 0.0
     """Time limit of an invocation, seconds; 0: the platform's limit. Longer runs are handed off to successors."""
     checkpoint_every: Count = 25
