@@ -149,6 +149,14 @@ def test_successors_get_the_state_from_their_predecessors(sync: str) -> None:
     assert not messages.ranks
 
 
+def test_successors_are_started_together() -> None:
+    """Also that of a function which began later and would start it later: all ranks would wait for it."""
+    run = disturbed(kill(2, 2), **RELAYS)
+    relays = sorted((e for e in run.of(Invoked) if e.reason == "relay"), key=lambda e: e.t)[:4]
+    assert {e.rank for e in relays} == {0, 1, 2, 3}
+    assert relays[-1].t - relays[0].t < 1.0, "one iteration takes 0.6 s"
+
+
 def test_where_a_successor_cannot_connect_the_store_has_its_state() -> None:
     def cut(driver: Any) -> None:
         driver.platform.network.partition(2, 2)

@@ -22,6 +22,7 @@ from ephemeron.training.tensors import decode_state, digest, encode_state  # noq
 from ephemeron.training.worker.script_trainer import ScriptTrainer  # noqa: E402
 from ephemeron.training.worker.synthetic_trainer import CountingTrainer, SyntheticTrainer  # noqa: E402
 from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.warm_up import rehearse  # noqa: E402
 
 ITERATIONS = 8
 RNG = np.random.default_rng(0)
@@ -200,6 +201,37 @@ def test_a_trainer_says_that_its_parts_do_not_fit_after_compute(case):
     ranks = [torch_trainer(rank, **every(case)) for rank in range(2)]
     together(ranks, range(1))
     assert not ranks[0].shares_after_compute
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rehearsal_changes_nothing(case):
+    """As a successor computes before it gets its predecessor's state, or none."""
+    fresh, rehearsed, trained = (torch_trainer(0, **every(case)) for _ in range(3))
+    rehearse(rehearsed, 2)
+    assert seen(rehearsed) == seen(fresh)
+    together([fresh], range(2))
+    together([rehearsed], range(2))
+    assert seen(rehearsed) == seen(fresh)
+    together([trained], range(5))
+    late = torch_trainer(0, **every(case))
+    rehearse(late, 3)
+    late.load(*sent(trained.state()))
+    together([trained], range(5, ITERATIONS))
+    together([late], range(5, ITERATIONS))
+    assert seen(late) == seen(trained)
+
+
+def test_a_rehearsal_that_fails_is_for_the_iteration_that_counts_to_tell():
+    class Fails(JobTask):
+        def training_step(self, model, batch):
+            raise ValueError("no")
+
+    trainer = torch_trainer(0, task=Fails)
+    before = seen(trainer)
+    rehearse(trainer, 0)
+    assert seen(trainer) == before
+    with pytest.raises(ValueError, match="no"):
+        trainer.compute(0)
 
 
 @pytest.mark.parametrize("local_steps", [0, 3])

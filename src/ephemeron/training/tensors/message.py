@@ -29,6 +29,8 @@ HAND_OFF = 2
 """Flag: the sender will hand off to a successor soon; every rank past the middle of its time limit does so as well."""
 RESIZE = 4
 """Flag: the next generation of the run is agreed on, and stored."""
+SUCCESSOR = 8
+"""Flag: the sender has started its successor; every rank past the middle of its time limit does so as well."""
 
 _DTYPES: dict[int, np.dtype[np.generic]] = {
     1: np.dtype("float32"),

@@ -17,7 +17,7 @@ from ephemeron.functions.base import Reason
 from ephemeron.training.collectives import StalledPeers, all_of
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.job import parse_fault
-from ephemeron.training.tensors import HAND_OFF, RESIZE, STOP
+from ephemeron.training.tensors import HAND_OFF, RESIZE, STOP, SUCCESSOR
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.budget import Budget
 from ephemeron.training.worker.control import ResizeRequest, decode_control
@@ -143,6 +143,7 @@ class InvocationLifecycle:
         """Flags of this rank's next contribution."""
         flags = STOP if self.stop_requested or self.over_limits() else 0
         flags |= RESIZE if self.resizes else 0
+        flags |= SUCCESSOR if self.lease.has_successor else 0
         return flags | (HAND_OFF if self.will_hand_off() else 0)
 
     async def watch_control(self) -> None:

@@ -22,7 +22,7 @@ from ephemeron.training.collectives import Collective, SingleRank, collective_fo
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.schedule import decision_of
-from ephemeron.training.tensors import HAND_OFF, STOP, encode_state
+from ephemeron.training.tensors import HAND_OFF, STOP, SUCCESSOR, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.decisions import decide
@@ -126,7 +126,7 @@ class TrainingLoop:
         self.collective = self._make_collective()
         if self.collective.self_paced:
             self.policy = policy_for("bsp", first=started.beginning)
-        self.stopping = self.handing_off = False
+        self.stopping = self.handing_off = self.others_prepare = False
         self.evaluation = EvaluationSums()
         self.decisions = started.decisions
         self.change = GenerationChange(self.lifecycle, started.agreed)
@@ -296,6 +296,7 @@ class TrainingLoop:
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
         self.handing_off = bool(merged.flags & HAND_OFF)
+        self.others_prepare = bool(merged.flags & SUCCESSOR) and self.sharing.hands_over
         await self.change.learn(merged.flags)
 
     async def _exchange_with_groups(self, groups: GroupExchange) -> None:
@@ -407,7 +408,9 @@ class TrainingLoop:
             return
         if self.lifecycle.must_hand_off() or (self.handing_off and self.lifecycle.is_past_middle()):
             await self._hand_off()
-        if self.lifecycle.needs_successor(self.iterations - self.t):
+        # Where hand-offs take no longer than an iteration, all ranks wait for a successor that is started late.
+        together = self.others_prepare and self.lifecycle.is_past_middle()
+        if together or self.lifecycle.needs_successor(self.iterations - self.t):
             await self.lifecycle.invoke_successor()
         if self.t % self.configuration.checkpoint_every == 0 and self.background.is_free("checkpoint"):
             await self.lifecycle.check_fence()

@@ -36,6 +36,7 @@ from ephemeron.training.worker.recovered_state import RestoredState, peer_recove
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
+from ephemeron.training.worker.warm_up import pays, warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     if not invocation.stays:
         invocation.load_s = invocation.now() - invocation.began - channel.outages_s
     lifecycle.handoff.load_s = invocation.load_s
-    restored = await _handed_over(lifecycle, checkpoints) if invocation.reason == "relay" else None
+    restored = await _handed_over(lifecycle, checkpoints, trainer) if invocation.reason == "relay" else None
     if invocation.reason == "relay":  # its predecessor was a member until now
         await join_members(invocation, spec)
         recovery = peer_recovery(invocation, spec, None if restored is None else restored.copies)
@@ -352,13 +353,15 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec, found: list[mem
     return build_trainer(spec, rank, folders=folders, feed=feed), feed.test_samples
 
 
-async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> RestoredState | None:
+async def _handed_over(
+    lifecycle: InvocationLifecycle, checkpoints: Checkpoints, trainer: Trainer
+) -> RestoredState | None:  # fmt: skip
     """State that the predecessor hands over; None: it has not, and this attempt recovers."""
     invocation = lifecycle.invocation
     channel, request = invocation.channel, invocation.request
     key = invocation.keys.hand(invocation.rank, invocation.attempt)
     try:
-        message = await _state_or_message(lifecycle, key, invocation.now() + (request.hand_within_s or 0.0))
+        message = await _state_or_message(lifecycle, key, invocation.now() + (request.hand_within_s or 0.0), trainer)
         if isinstance(message, HandedOver):
             state, copies = checkpoints.taken(message.state), PrivateCopies()
             for of in message.copies:
@@ -386,8 +389,16 @@ async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints)
     return None
 
 
-async def _state_or_message(lifecycle: InvocationLifecycle, key: str, deadline: float) -> HandedOver | bytes:
+async def _state_or_message(
+    lifecycle: InvocationLifecycle, key: str, deadline: float, trainer: Trainer
+) -> HandedOver | bytes:
     """The predecessor's state, over a connection to it, or its message in the store, whichever is first.
+
+    Args:
+        lifecycle: of the successor.
+        key: of the message.
+        deadline: loop time.
+        trainer: is warmed up meanwhile.
 
     Raises:
         InvocationExit: the run has ended meanwhile.
@@ -400,6 +411,8 @@ async def _state_or_message(lifecycle: InvocationLifecycle, key: str, deadline: 
     async with from_predecessor(invocation, token=token, transports=transports_of(invocation)) as state:
         message = asyncio.get_running_loop().create_task(_unless_over(invocation, key, deadline))
         try:
+            if pays(lifecycle):
+                await warm_up(lifecycle, trainer)
             await asyncio.wait((state, message), return_when=asyncio.FIRST_COMPLETED)
             return bytes(message.result()) if message.done() else state.result()
         finally:

@@ -80,6 +80,11 @@ class StateSharing:
         if self._recovery is not None:
             self._recovery.common.stored(iterations)
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a successor gets the state over a connection, and need not read it from the store."""
+        return self._recovery is not None
+
     async def hand_over(self, data: bytes) -> bool:
         """Sends this rank's state to its successor; whether that has it."""
         if self._recovery is None:
