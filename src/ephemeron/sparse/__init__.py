@@ -1,0 +1,1 @@
+"""Sparse models: a sharded parameter store, and what trains through it."""

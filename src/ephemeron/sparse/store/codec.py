@@ -1,0 +1,131 @@
+"""Indices and values on the connection: fewer bytes for what can be written shorter, decoded by a few NumPy calls.
+
+Ascending indices are sent as differences in the narrowest integer that holds all of them, other ones as int32 or int64. Values are
+float32, float16 (half the bytes, clipped to ±65504) or int8 with one factor per frame (a quarter).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ephemeron.errors import ProtocolError
+from ephemeron.sparse.store.optimizers import Floats, Indices
+
+ValueType: TypeAlias = Literal["float32", "float16", "int8"]
+_FLOAT16_MAX = np.float32(65504)
+
+
+class IndexCode(IntEnum):
+    """Encoding of indices."""
+
+    INT64 = 0
+    INT32 = 1
+    DELTA8 = 2
+    DELTA16 = 3
+    DELTA32 = 4
+
+
+class ValueCode(IntEnum):
+    """Encoding of values."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    INT8 = 2
+
+
+VALUE_CODES: dict[str, ValueCode] = {
+    "float32": ValueCode.FLOAT32,
+    "float16": ValueCode.FLOAT16,
+    "int8": ValueCode.INT8,
+}
+_INDEX_TYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(t) for t in ("<i8", "<i4", "u1", "<u2", "<u4"))
+_VALUE_TYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(t) for t in ("<f4", "<f2", "i1"))
+
+
+class EncodedIndices(NamedTuple):
+    """Indices ready to send."""
+
+    code: IndexCode
+    base: int
+    """The first index, where differences follow."""
+    data: NDArray[Any]
+
+
+def encode_indices(indices: Indices, steps: Indices | None) -> EncodedIndices:
+    """Encodes indices of one shard, none negative and at least one.
+
+    Args:
+        indices: relative to the shard's first row.
+        steps: their differences, if none is negative; None: the indices are not ascending.
+    """
+    if steps is not None:
+        largest = int(steps.max()) if steps.size else 0
+        base = int(indices[0])
+        if largest < 1 << 8:
+            return EncodedIndices(IndexCode.DELTA8, base, steps.astype("u1"))
+        if largest < 1 << 16:
+            return EncodedIndices(IndexCode.DELTA16, base, steps.astype("<u2"))
+        if largest < 1 << 32:
+            return EncodedIndices(IndexCode.DELTA32, base, steps.astype("<u4"))
+    elif int(indices.max()) < 1 << 31:
+        return EncodedIndices(IndexCode.INT32, 0, indices.astype("<i4"))
+    return EncodedIndices(IndexCode.INT64, 0, indices)
+
+
+def index_bytes(code: int, count: int) -> int:
+    """Bytes of so many encoded indices.
+
+    Raises:
+        ProtocolError: no such encoding.
+    """
+    if not 0 <= code < len(_INDEX_TYPES):
+        raise ProtocolError(f"indices are encoded in an unknown way ({code})")
+    return (count - (code >= IndexCode.DELTA8)) * _INDEX_TYPES[code].itemsize
+
+
+def decode_indices(code: int, base: int, count: int, data: memoryview) -> Indices:
+    """The inverse of `encode_indices`: int64[count]."""
+    stored = np.frombuffer(data, _INDEX_TYPES[code])
+    if code < IndexCode.DELTA8:
+        return stored.astype(np.int64)
+    indices = np.empty(count, np.int64)
+    indices[0] = base
+    np.cumsum(stored, out=indices[1:])
+    indices[1:] += base
+    return indices
+
+
+def value_bytes(code: int, values: int) -> int:
+    """Bytes of so many encoded values.
+
+    Raises:
+        ProtocolError: no such encoding.
+    """
+    if not 0 <= code < len(_VALUE_TYPES):
+        raise ProtocolError(f"values are encoded in an unknown way ({code})")
+    return values * _VALUE_TYPES[code].itemsize + (8 if code == ValueCode.INT8 else 0)
+
+
+def encode_values(code: ValueCode, values: Floats) -> bytes:
+    """Encodes float32 values of any shape."""
+    if code is ValueCode.FLOAT32:
+        return values.tobytes()
+    if code is ValueCode.FLOAT16:
+        return np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX).astype("<f2").tobytes()
+    factor = np.float64(np.max(np.abs(values), initial=0)) / 127 or np.float64(1)
+    return factor.tobytes() + np.rint(values / factor).astype("i1").tobytes()
+
+
+def decode_values(code: int, data: memoryview) -> Floats:
+    """The inverse of `encode_values`: flat; of float32, a view."""
+    if code == ValueCode.FLOAT32:
+        return np.frombuffer(data, "<f4")
+    if code == ValueCode.FLOAT16:
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    factor = np.frombuffer(data, "<f8", 1)[0]
+    values: Floats = (np.frombuffer(data, "i1", offset=8) * factor).astype(np.float32)
+    return values
