@@ -27,6 +27,7 @@ import shutil
 import struct
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -118,6 +119,8 @@ class NatNetwork:
 
     def __init__(self) -> None:
         self.nats: list[Nat] = []
+        self.carried: Counter[tuple[str, str]] = Counter()
+        """Bytes of packets from one public address that were delivered to another one."""
         self._hosts: dict[int, Host] = {}
         """By the handle of their device."""
         self._at: dict[bytes, tuple[int, Host]] = {}
@@ -237,6 +240,8 @@ class NatNetwork:
                 return
             _rewrite(packet, flow, target=inner)
             handle = self._inside.get((id(nat), inner[0]), -1)
+        if handle >= 0:
+            self.carried[_text(flow.source[0]), _text(flow.target[0])] += len(packet)
         _write(handle, packet)
 
     def _answer_with_reset(self, packet: bytearray, flow: _Flow) -> None:
@@ -268,6 +273,10 @@ def _write(handle: int, packet: bytearray) -> None:
             os.write(handle, packet)
         except OSError:
             pass  # the device is down, or its queue is full: TCP sends it again
+
+
+def _text(address: bytes) -> str:
+    return ".".join(map(str, address))
 
 
 def _start(packet: bytearray) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from ephemeron.communication.direct import Head, LinkFailed, Mesh, store_route
 from ephemeron.communication.direct.connection import Connection
+from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.memory_transport import MemoryNetwork, MemoryTransport
 from ephemeron.communication.direct.message import Kind
 from ephemeron.communication.direct.shared_memory import SharedTransport
@@ -345,6 +346,17 @@ def test_requests_are_answered_or_fail() -> None:
                 await waiting
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("machine", "address", "reached"),
+    [("here", "10.0.0.2/5000", True), ("there", "10.0.0.2/5000", False), ("there", "10.0.0.3/5000", True),
+     ("there", "127.0.0.1/5000", False), ("here", "127.0.0.1/5000", True)],
+)  # fmt: skip
+def test_an_address_within_every_machine_is_of_no_use_between_two(machine: str, address: str, reached: bool) -> None:
+    own = Endpoint(rank=0, attempt=0, machine="here", addresses={"tcp": "10.0.0.2/6000"})
+    theirs = Endpoint(rank=1, attempt=0, machine=machine, addresses={"tcp": address})
+    assert TcpTransport("10.0.0.2").reaches(own, theirs) == reached
 
 
 def test_strangers_and_other_runs_get_no_connection() -> None:

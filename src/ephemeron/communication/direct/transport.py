@@ -188,7 +188,11 @@ class TcpTransport(SocketTransport):
     def reaches(self, own: Endpoint, theirs: Endpoint) -> bool:
         if not super().reaches(own, theirs):
             return False
-        return own.machine == theirs.machine or not theirs.addresses[self.name].startswith("127.")
+        if own.machine == theirs.machine:
+            return True
+        host, own_host = (e.addresses.get(self.name, "").rpartition("/")[0] for e in (theirs, own))
+        # On Lambda without a VPC all functions have one and the same address, each within its own machine.
+        return host != own_host and not host.startswith("127.")
 
 
 async def prove(sock: socket.socket, token: str, *, client: bool) -> None:

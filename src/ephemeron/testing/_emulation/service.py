@@ -1,4 +1,4 @@
-"""An HTTP service on loopback, in a thread with an event loop of its own."""
+"""An HTTP service in a thread with an event loop of its own, on loopback unless its owner has another network."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from ephemeron.communication.direct.transport import LOOPBACK
 from ephemeron.communication.rpc.http import Handler, listen
 from ephemeron.testing._emulation.faults import FaultConfig
 
@@ -27,10 +28,11 @@ class EmulatedService(ABC):
     Args:
         name: of the thread and of the temporary folder.
         port: 0: a free one.
+        host: address of this machine at which it listens.
     """
 
-    def __init__(self, name: str, port: int) -> None:
-        self._name, self._port = name, port
+    def __init__(self, name: str, port: int, host: str = LOOPBACK) -> None:
+        self._name, self._port, self.host = name, port, host
         self._folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -40,7 +42,7 @@ class EmulatedService(ABC):
     @property
     def url(self) -> str:
         """Address of the service."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self.host}:{self._port}"
 
     @property
     @abstractmethod
@@ -101,7 +103,7 @@ class EmulatedService(ABC):
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            server = self._loop.run_until_complete(listen(self._handler(), port=self._port))
+            server = self._loop.run_until_complete(listen(self._handler(), host=self.host, port=self._port))
             self._port = server.port
         except OSError as e:
             self._problem = e

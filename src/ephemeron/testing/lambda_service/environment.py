@@ -21,13 +21,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ephemeron.communication.direct.transport import LOOPBACK
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Listener, Response, json_response, listen
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
@@ -74,11 +75,13 @@ class LambdaEnvironment:
         folder: for its temporary files; removed in the end.
         log: takes its lines.
         stream: name of its log stream.
+        host: where its Runtime API listens.
+        launcher: command that runs the one which follows it, in a network of the process's own; empty: on this machine's.
     """
 
     def __init__(
         self, function: LambdaFunction, enforcement: Enforcement, *, variables: Mapping[str, str], region: str, folder: Path,
-        log: Log, stream: str,
+        log: Log, stream: str, host: str = LOOPBACK, launcher: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.function, self.stream = function, stream
         self.pid = 0
@@ -88,7 +91,7 @@ class LambdaEnvironment:
         """Seconds from the start of the process to its first request for work; billed with the first invocation."""
         self._n = next(_numbers)
         self._enforcement, self._region, self._log = enforcement, region, log
-        self._variables = variables
+        self._variables, self._host, self._launcher = variables, host, launcher
         self._tmp = folder / f"tmp-{self._n}"
         self._process: LimitedProcess | None = None
         self._server: Listener | None = None
@@ -110,10 +113,10 @@ class LambdaEnvironment:
     async def start(self) -> None:
         """Starts the process; returns before it is ready."""
         self._tmp.mkdir(parents=True)
-        self._server = await listen(self._runtime_api())
+        self._server = await listen(self._runtime_api(), host=self._host)
         self._began = time.monotonic()
         self._process = await LimitedProcess.start(
-            [sys.executable, "-P", "-m", "awslambdaric", self.function.handler], self._enforcement, self._n,
+            [*self._launcher, sys.executable, "-P", "-m", "awslambdaric", self.function.handler], self._enforcement, self._n,
             memory_mb=self.function.memory_mb, env=self._environment(), folder=self.function.folder, on_line=self._log,
         )  # fmt: skip
         self.pid = self._process.pid
@@ -214,14 +217,15 @@ class LambdaEnvironment:
     def _environment(self) -> dict[str, str]:
         function = self.function
         assert self._server is not None
-        mine = on_loopback({**self._variables, **function.environment})
+        wanted = {**self._variables, **function.environment}
+        mine = wanted if self._launcher else on_loopback(wanted)
         # The deployed code comes first, as where the runtime client puts its folder before all others.
         path = os.pathsep.join(filter(None, (str(function.folder), mine.get("PYTHONPATH"))))
         return {
             **inherited(), "LANG": "en_US.UTF-8", "TZ": ":UTC", "TMPDIR": str(self._tmp), "HOME": str(self._tmp),
             "AWS_ACCESS_KEY_ID": "ASIALOCALFUNCTION", "AWS_SECRET_ACCESS_KEY": "local", "AWS_SESSION_TOKEN": "local",
             **mine, "PYTHONPATH": path,
-            "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self._server.port}", "AWS_LAMBDA_FUNCTION_NAME": function.name,
+            "AWS_LAMBDA_RUNTIME_API": f"{self._host}:{self._server.port}", "AWS_LAMBDA_FUNCTION_NAME": function.name,
             "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
             "AWS_LAMBDA_LOG_GROUP_NAME": function.log_group, "AWS_LAMBDA_LOG_STREAM_NAME": self.stream,
             "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand", "AWS_REGION": self._region,

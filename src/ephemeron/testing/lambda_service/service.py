@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
+from ephemeron.communication.direct.transport import LOOPBACK
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
 from ephemeron.testing._emulation.faults import FaultConfig
@@ -67,7 +68,7 @@ class Guard:
 
 
 class LambdaService(EmulatedService):
-    """AWS Lambda and the reading side of CloudWatch Logs on a port of loopback, in a thread of this process.
+    """AWS Lambda and the reading side of CloudWatch Logs on a port, in a thread of this process.
 
     Args:
         region: the only one that it serves.
@@ -77,14 +78,19 @@ class LambdaService(EmulatedService):
         enforce: False leaves CPU alone and watches memory, as where control groups are missing.
         retry_after_s, queue_pause_s, idle_s: pauses, see `Invoker`.
         memory_quota_mb: of the account; new ones have 3,008.
+        host: where the service and the Runtime API listen.
+        launcher: makes the beginning of the command of each process, such as `ip netns exec NAME` for a network namespace
+            of its own, from which `host` must be reached; called in the service's thread.
     """
 
     def __init__(
         self, *, region: str = "us-east-1", concurrency: int = 1_000, environment: Mapping[str, str] | None = None,
         port: int = 0, enforce: bool = True, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
-        idle_s: float = 300.0, memory_quota_mb: int = 10_240,
+        idle_s: float = 300.0, memory_quota_mb: int = 10_240, host: str = LOOPBACK,
+        launcher: Callable[[], Sequence[str]] = tuple,
     ) -> None:  # fmt: skip
-        super().__init__("lambda", port)
+        super().__init__("lambda", port, host)
+        self._launcher = launcher
         self.region = region
         self.guard = Guard()
         self.logs = Logs()
@@ -258,7 +264,8 @@ class LambdaService(EmulatedService):
         variables = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **self._variables}
         return LambdaEnvironment(
             function, self._enforcement, variables=variables, region=self.region, folder=self._folder, stream=stream,
-            log=lambda message: self.logs.write(function.log_group, stream, message),
+            log=lambda message: self.logs.write(function.log_group, stream, message), host=self.host,
+            launcher=self._launcher(),
         )  # fmt: skip
 
     def _shared_stream(self, function: LambdaFunction) -> str:
