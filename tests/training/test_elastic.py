@@ -336,7 +336,7 @@ def test_code_decides_after_each_epoch():
     check_over(run)
     begun = run.of(GenerationStarted)
     assert [e.workers for e in begun] == [3, 4]
-    assert [e.request for e in begun] == ["epoch 1", f"epoch {begun[0].from_epoch + 1}"]
+    assert [e.request for e in begun] == ["epoch 1", f"epoch {begun[0].from_epoch}"]
     once = Target(target="tiny_policies:once", options={"workers": 1})
     assert [e.workers for e in real(job, workers=2, batch_size=16, resize_policy=once).of(GenerationStarted)] == [1]
 

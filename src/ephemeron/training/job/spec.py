@@ -321,7 +321,7 @@ class SchedulerSpec(Typed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopping(Typed):
-    """End of the run when a metric has stopped improving. All functions decide alike, from the merged metric."""
+    """End of the run when a metric has stopped improving, or has reached a value. All functions decide alike, from the merged metric."""
 
     monitor: str = "loss"
     """Metric of the evaluation."""
@@ -331,6 +331,8 @@ class EarlyStopping(Typed):
     """Evaluations without improvement after which the run ends."""
     min_delta: NonNegative = 0.0
     """Smallest change that counts as an improvement."""
+    threshold: float | None = None
+    """Value at which the run ends: the metric is as good, or better; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

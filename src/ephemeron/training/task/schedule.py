@@ -36,6 +36,12 @@ class EpochMeasurements:
     """Cost of the run so far, as rank 0 estimates it: its own cost times the number of functions."""
     loss: float
     """Mean training loss of rank 0's batches of the epoch."""
+    fetch_s: float = 0.0
+    """Seconds of the epoch in which rank 0 loaded data and merged parameters; transfers overlap other phases."""
+    compute_s: float = 0.0
+    """Seconds in which it computed."""
+    update_s: float = 0.0
+    """Seconds in which it uploaded contributions and merged those of others."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Metrics of the last evaluation: of all ranks where functions merge them, else of rank 0's slice."""
     workers: int

@@ -79,6 +79,8 @@ def decide(options: TrainingOptions, state: DecisionState, metrics: Metrics, ite
             state = replace(state, without_improvement=state.without_improvement + 1)
             if state.without_improvement >= early.patience:
                 stop = f"{early.monitor} has not improved in {early.patience} evaluations"
+        if value is not None and early.threshold is not None and sign * (value - early.threshold) <= 0:
+            stop = f"{early.monitor} = {value:.6g} has reached {early.threshold:g}"
     if best is not None:
         value = monitored(metrics, best.monitor, "keep_best")
         sign = 1 if best.mode == "min" else -1

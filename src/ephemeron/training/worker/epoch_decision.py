@@ -5,6 +5,7 @@ from __future__ import annotations
 from ephemeron.training.metrics import Metrics
 from ephemeron.training.task.schedule import Decide, EpochMeasurements
 from ephemeron.training.worker.control import ResizeRequest
+from ephemeron.training.worker.generations import EndedEpoch
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 
 
@@ -14,17 +15,36 @@ class EpochDecision:
     Args:
         lifecycle: of the invocation.
         decide: the user's code.
+        ended: the epoch that has ended with the generation before; None: none has.
     """
 
-    def __init__(self, lifecycle: InvocationLifecycle, decide: Decide) -> None:
-        self._lifecycle, self._decide = lifecycle, decide
+    def __init__(self, lifecycle: InvocationLifecycle, decide: Decide, ended: EndedEpoch | None = None) -> None:
+        self._lifecycle, self._decide, self._ended = lifecycle, decide, ended
         self._timeline = lifecycle.spec.timeline
-        self._began = lifecycle.now()
+        self._trace = lifecycle.invocation.trace
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began, self._before = self._lifecycle.now(), dict(self._trace.totals)
         self._loss, self._samples = 0.0, 0
 
     def record(self, loss: float, samples: int) -> None:
         """Takes in the loss of an iteration."""
         self._loss, self._samples = self._loss + loss * samples, self._samples + samples
+
+    def ended(self, metrics: Metrics) -> EndedEpoch:
+        """The epoch until now.
+
+        Args:
+            metrics: of the last evaluation.
+        """
+        phases: dict[str, float] = {phase: total - self._before[phase] for phase, total in self._trace.totals.items()}
+        return EndedEpoch(
+            seconds=self._lifecycle.now() - self._began,
+            loss=self._loss / max(1, self._samples),
+            phases=phases,
+            metrics=dict(metrics),
+        )
 
     async def after(self, iteration: int, metrics: Metrics) -> None:
         """Asks for a change, if an epoch has ended and the user's code wants one.
@@ -33,17 +53,21 @@ class EpochDecision:
             iteration: which is computed next.
             metrics: of the last evaluation.
         """
+        before, self._ended = self._ended, None
         if not self._timeline.starts_epoch(iteration):
             return
-        lifecycle, c = self._lifecycle, self._lifecycle.spec.configuration
+        epoch = self.ended(metrics) if before is None else before
+        lifecycle, c, phases = self._lifecycle, self._lifecycle.spec.configuration, epoch.phases
         measured = EpochMeasurements(
             epoch=self._timeline.epoch_of(iteration), epochs=lifecycle.spec.epochs, iteration=iteration,
-            run_s=lifecycle.run_now(), epoch_s=lifecycle.now() - self._began, iteration_s=lifecycle.timeouts.typical_s,
-            spent_usd=lifecycle.spent_usd() * c.workers, loss=self._loss / max(1, self._samples), metrics=dict(metrics),
+            run_s=lifecycle.run_now(), epoch_s=epoch.seconds, iteration_s=lifecycle.timeouts.typical_s,
+            spent_usd=lifecycle.spent_usd() * c.workers, loss=epoch.loss, metrics=epoch.metrics,
+            fetch_s=phases.get("load", 0.0) + phases.get("download", 0.0), compute_s=phases.get("compute", 0.0),
+            update_s=phases.get("upload", 0.0) + phases.get("aggregate", 0.0),
             workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators, batch_size=c.batch_size,
             nonaggregator_batch_size=c.nonaggregator_batch_size,
         )  # fmt: skip
-        self._began, self._loss, self._samples = lifecycle.now(), 0.0, 0
+        self._begin()
         wanted = await lifecycle.invocation.compute(lambda: self._decide(measured), samples=0)
         if wanted is not None and wanted.changes:
             lifecycle.resize_request = ResizeRequest(name=f"epoch {measured.epoch}", resize=wanted)

@@ -48,6 +48,19 @@ class Begin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEpoch:
+    """An epoch as rank 0 has measured it, for a decision on the functions."""
+
+    seconds: float
+    loss: float
+    """Mean training loss of rank 0's batches."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Metrics of the last evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BeginMeta:
     """Plain values of the state in which a generation begins."""
 
@@ -56,6 +69,8 @@ class BeginMeta:
     """Cost of the run so far, as rank 0 estimates it."""
     times: IterationTimes = field(default_factory=IterationTimes)
     decisions: DecisionState = field(default_factory=DecisionState)
+    ended: EndedEpoch | None = None
+    """The epoch that ends where the generation begins, if code decides on the functions after it."""
     trainer: Mapping[str, object] = field(default_factory=dict)
     """See `Trainer.state`."""
 
@@ -321,6 +336,7 @@ async def delete_generation(channel: Channel, keys: Keys, number: int, *, ranks:
 __all__ = [
     "Begin",
     "BeginMeta",
+    "EndedEpoch",
     "GenerationChange",
     "decode_begin",
     "decode_members",

@@ -133,7 +133,7 @@ class TrainingLoop:
         policy = self.configuration.resize_policy
         decides = self.invocation.rank == 0 and policy is not None
         self.deciding = (
-            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code or []))
+            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code or []), started.ended)
             if decides and policy
             else None
         )
@@ -195,7 +195,7 @@ class TrainingLoop:
                 await self._stop()
             if self.change.begins_at(self.t):
                 await self._end_generation()
-            if self.deciding is not None and self.t > self.first:
+            if self.deciding is not None and (self.t > self.first or self.started.ended is not None):
                 await self.deciding.after(self.t, self._metrics())
             await self.change.prepare(self.t)
             lifecycle.end_iteration()
@@ -391,8 +391,9 @@ class TrainingLoop:
             await self._hand_off()
         async with self.sharing.idle():
             await begin_next_generation(
-                self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions
-            )
+                self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions,
+                ended=None if self.deciding is None else self.deciding.ended(self._metrics()),
+            )  # fmt: skip
 
     # -- state --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,14 @@ from ephemeron.events import GenerationStarted
 from ephemeron.training.collectives import Collective, StalledPeers, wait_for_object
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.worker.decisions import DecisionState
-from ephemeron.training.worker.generations import Begin, BeginMeta, GenerationChange, delete_generation, members_of
+from ephemeron.training.worker.generations import (
+    Begin,
+    BeginMeta,
+    EndedEpoch,
+    GenerationChange,
+    delete_generation,
+    members_of,
+)
 from ephemeron.training.worker.invocation import InvocationContext, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.trainer import Trainer
@@ -29,6 +36,7 @@ async def begin_next_generation(
     *,
     iteration: int,
     decisions: DecisionState,
+    ended: EndedEpoch | None = None,
 ) -> NoReturn:
     """All versions are applied: rank 0 stores the state in which the next generation begins, all others wait for it.
 
@@ -36,6 +44,7 @@ async def begin_next_generation(
         lifecycle, change, collective, trainer: of this rank.
         iteration: with which the next generation begins.
         decisions: what evaluations have decided so far.
+        ended: see `BeginMeta`.
 
     Raises:
         NextGeneration: it is there.
@@ -45,7 +54,7 @@ async def begin_next_generation(
     key = lifecycle.keys.begin(following.number)
     begun = None
     if lifecycle.rank == 0:
-        begun = await _store_begin(lifecycle, change, trainer, following, decisions)
+        begun = await _store_begin(lifecycle, change, trainer, following, decisions, ended)
     await change.start_members()
     if begun is not None:
         raise NextGeneration(following.number, begun, change.agreed)
@@ -66,13 +75,14 @@ async def _store_begin(
     trainer: Trainer,
     following: Generation,
     decisions: DecisionState,
+    ended: EndedEpoch | None,
 ) -> bytes | None:
     """Stores the state in which the next generation begins, and returns what is stored; None: it may be lost."""
     invocation, spec = lifecycle.invocation, lifecycle.spec
     arrays, notes = await invocation.compute(trainer.state, samples=0)
     meta = BeginMeta(
         iteration=following.from_iteration, spent_usd=lifecycle.spent_usd() * spec.configuration.workers,
-        times=lifecycle.timeouts.state(), decisions=decisions, trainer=notes,
+        times=lifecycle.timeouts.state(), decisions=decisions, ended=ended, trainer=notes,
     )  # fmt: skip
     stored = await change.store_begin(Begin(arrays, meta))
     invocation.emit(

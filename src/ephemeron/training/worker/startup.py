@@ -27,7 +27,7 @@ from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.direct_exchange import join_members, keeps_in_memory, token_of, transports_of
 from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
-from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
+from ephemeron.training.worker.generations import Begin, EndedEpoch, decode_begin, decode_members, members_of
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.peer_recovery import PeerRecovery
@@ -75,6 +75,8 @@ class StartedWorker:
     """Whether the evaluation before the next iteration is still to be done by this rank."""
     evaluated: bool = True
     """Whether what follows from that evaluation is in the state already."""
+    ended: EndedEpoch | None = None
+    """See `BeginMeta`; None: nothing is decided where it begins."""
 
 
 async def load(invocation: InvocationContext) -> StartedWorker:
@@ -163,6 +165,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=restored.replaying, test_samples=test_samples,
         recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated,
+        ended=None if begin is None else begin.meta.ended,
         state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip
 

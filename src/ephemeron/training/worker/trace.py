@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ephemeron.events import Phase
+from ephemeron.events import PHASES, Phase
 from ephemeron.training.worker.faults import FaultInjector
 
 Span = tuple[Phase, float, float]
@@ -19,6 +19,8 @@ class PhaseTrace:
         self._spans: list[Span] = []
         self.busy_s = 0.0
         """Seconds between the last two flushes without waits."""
+        self.totals: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        """Seconds of each phase until the last flush."""
 
     def record(self, phase: Phase, start: float, end: float) -> None:
         self._spans.append((phase, start - self._origin, end - self._origin))
@@ -31,6 +33,8 @@ class PhaseTrace:
         """Spans since the last flush: united by phase; a wait only where no other phase was active."""
         spans, self._spans = exclusive(self._spans), []
         self.busy_s = sum(end - start for phase, start, end in spans if phase != "wait")
+        for phase, start, end in spans:
+            self.totals[phase] += end - start
         return spans
 
 

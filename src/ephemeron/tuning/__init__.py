@@ -1,0 +1,1 @@
+"""Search for good parameters and configurations of jobs."""
