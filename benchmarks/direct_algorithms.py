@@ -43,8 +43,8 @@ from ephemeron.units import MB
 
 BURST_S = 0.4
 LIMIT_S = 300.0
-SMALL_MB = 1.0
-"""Largest vectors that are also reduced by one owner."""
+FEWER, MOST_MB_FEWER = (1, 2), 4.0
+"""Numbers of owners with which vectors of at most this size are reduced, too."""
 _KINDS = {name: 90 + i for i, name in enumerate(REDUCTIONS)}
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -73,8 +73,8 @@ class AlgorithmCase:
     def sides(self) -> list[str]:
         halving = [] if self.workers & (self.workers - 1) else ["halving"]
         levels = ["two levels"] if self.machines > 1 else []
-        one = ["one owner"] if self.size_mb <= SMALL_MB else []
-        return ["owners", *one, *levels, "ring", *halving, "tree", "gloo"]
+        fewer = [f"{n} owners" for n in FEWER if n < self.workers] if self.size_mb <= MOST_MB_FEWER else []
+        return ["owners", *fewer, *levels, "ring", *halving, "tree", "gloo"]
 
 
 def main() -> None:
@@ -215,8 +215,9 @@ async def _measure(
 
     run: dict[str, Callable[[int], Awaitable[None]]] = {"gloo": gloo}
     run["owners"] = _collective(case, await joined("owners"), vector)
-    if "one owner" in case.sides:
-        run["one owner"] = _collective(case, await joined("one"), vector, owners=1)
+    for n in FEWER:
+        if f"{n} owners" in case.sides:
+            run[f"{n} owners"] = _collective(case, await joined(f"{n}"), vector, owners=n)
     if "two levels" in case.sides:
         run["two levels"] = _collective(case, await joined("levels"), vector, block=case.ranks_per_machine)
     others = await joined("others")
