@@ -38,6 +38,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.testing.direct_world import until
 from ephemeron.training.collectives import Group, collective_for
 from ephemeron.training.collectives.direct import DirectReduce
+from ephemeron.training.collectives.direct_messages import Division
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.units import MB
 
@@ -259,7 +260,7 @@ def _collective(
         mesh=mesh, ranks_per_machine=block, replays=False,
     )  # fmt: skip
     collective, number = (
-        DirectReduce(group, mesh, one_phase_bytes=0) if owners else collective_for("k-reduce", group),
+        DirectReduce(group, mesh, division=Division(whole_bytes=0)) if owners else collective_for("k-reduce", group),
         0,
     )
 

@@ -25,6 +25,7 @@ from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
 from ephemeron.communication.keys import Keys
+from ephemeron.functions.host import cores
 from ephemeron.testing.direct_world import until
 from ephemeron.training.collectives import Group, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
@@ -165,7 +166,7 @@ class DirectMember:
         self.mesh, self.store, self.t = mesh, store, 0
         self.group = Group(
             keys=Keys("benchmark"), rank=rank, world=case.workers, aggregators=case.workers, channel=self.store,
-            policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), mesh=mesh,
+            policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), mesh=mesh, shared_cores=cores(),
         )  # fmt: skip
         self.collective = collective_for("k-reduce", self.group)
 

@@ -17,6 +17,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.testing.direct_world import DirectWorld, all_connected
 from ephemeron.training.collectives import Group, Reduced, StalledPeers
 from ephemeron.training.collectives.direct import DirectReduce
+from ephemeron.training.collectives.direct_messages import ONE_PHASE_BYTES, PIECE_BYTES, Division
 from ephemeron.training.collectives.direct_two_level import TwoLevelReduce
 from ephemeron.training.collectives.sync_policy import policy_for
 
@@ -47,18 +48,22 @@ class Members:
         timeout_s: of waits.
         patient: waits go on when they have timed out.
         ranks_per_machine: of `TwoLevelReduce`; None: `DirectReduce`.
-        options: of the collective.
+        replays, piece_bytes, one_phase_bytes, shard_bytes: of the collective.
     """
 
     def __init__(
         self, world: int, aggregators: int | None = None, *, size: int = 5000, dtype: Any = np.float32,
         compression: str = "none", sync: str = "bsp", latency_s: float = 0.001, timeout_s: float = 5.0,
-        patient: bool = False, ranks_per_machine: int | None = None, **options: Any,
+        patient: bool = False, ranks_per_machine: int | None = None, replays: bool = True, piece_bytes: int = PIECE_BYTES,
+        one_phase_bytes: int = ONE_PHASE_BYTES, shard_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.ranks_per_machine = ranks_per_machine
         self.world, self.aggregators = world, aggregators or world
         self.size, self.dtype, self.compression, self.sync = size, np.dtype(dtype), compression, sync
-        self.timeout_s, self.patient, self.options = timeout_s, patient, options
+        self.timeout_s, self.patient = timeout_s, patient
+        self.options: dict[str, Any] = {
+            "replays": replays, "division": Division(one_phase_bytes, shard_bytes, piece_bytes),
+        }  # fmt: skip
         self.network = MemoryNetwork(latency_s=latency_s)
         self.net = DirectWorld(world, network=self.network)
         self.by_rank: dict[int, DirectReduce] = {}

@@ -17,7 +17,8 @@ from ephemeron.functions.simulation import run
 from ephemeron.testing.direct_world import until
 from ephemeron.training.collectives import KReduce, StalledPeers, collective_for
 from ephemeron.training.collectives.direct import DirectReduce
-from ephemeron.training.collectives.direct_messages import layout, pack_indices, unpack_indices
+from ephemeron.training.collectives.direct_messages import Division, layout, pack_indices, unpack_indices
+from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.tensors import HAND_OFF, STOP
 
 BOTH_FORMS = pytest.mark.parametrize("one_phase_bytes", [0, 1 << 30])
@@ -37,9 +38,9 @@ def exchanges(draw):
 @settings(max_examples=80, deadline=None)
 @given(
     exchanges(), st.sampled_from(["none", "bf16", "int8"]), st.sampled_from([np.float32, np.float64, np.float16]),
-    st.sampled_from([0, 1 << 30]),
+    st.sampled_from([0, 1 << 30]), st.sampled_from([0, 10_000]),
 )  # fmt: skip
-def test_same_bits_as_over_the_store(case, compression, dtype, one_phase_bytes):
+def test_same_bits_as_over_the_store(case, compression, dtype, one_phase_bytes, shard_bytes):
     world, owners, size, weights, seed = case
     vectors = random_vectors(2, world, size, seed=seed).astype(dtype)
     vectors[np.array(weights) == 0] = 0
@@ -48,7 +49,7 @@ def test_same_bits_as_over_the_store(case, compression, dtype, one_phase_bytes):
     async def scenario():
         async with members(
             world, owners, size=size, dtype=dtype, compression=compression, piece_bytes=4096,
-            one_phase_bytes=one_phase_bytes,
+            one_phase_bytes=one_phase_bytes, shard_bytes=shard_bytes,
         ) as group:  # fmt: skip
             return await rounds(group, vectors, weights, jitter_s=0.01, seed=seed)
 
@@ -67,6 +68,22 @@ def test_pieces_cover_the_vector_at_the_blocks_of_the_codec(size, owners, itemsi
     assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
     assert {p.owner for p in pieces} == set(range(owners))
     assert all(p.offset % 1024 == 0 for p in pieces)
+
+
+@pytest.mark.parametrize(
+    ("cores", "elements", "owners"),
+    [(0, 12_000, 4), (2, 100_000, 1), (2, 300_000, 2), (2, 10_000_000, 4), (16, 100_000, 4)],
+)
+def test_small_vectors_have_fewer_owners(cores, elements, owners):
+    async def scenario():
+        async with members(4, size=elements) as group:
+            g = group.by_rank[0].g
+            g.shared_cores = cores
+            assert {p.owner for p in collective_for("k-reduce", g).pieces} == set(range(owners))
+            g.policy = policy_for("hap")
+            assert {p.owner for p in collective_for("k-reduce", g).pieces} == set(range(4))
+
+    run(scenario())
 
 
 @given(st.sets(st.integers(0, 99)))
@@ -458,7 +475,7 @@ def test_members_that_are_not_all_ranks_of_the_run():
             for rank, member in enumerate((1, 3)):
                 g = group.by_rank[member].g
                 g.rank, g.world, g.aggregators, g.members = rank, 2, 2, (1, 3)
-                found.append(DirectReduce(g, g.mesh, one_phase_bytes=0))
+                found.append(DirectReduce(g, g.mesh, division=Division(whole_bytes=0)))
 
             async def worker(rank):
                 found[rank].submit(0, vectors[rank], 1.0)

@@ -46,13 +46,15 @@ def collective_for(
             )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
     if group.mesh is not None and group.world > 1 and group.policy.deterministic:
-        if 1 < group.ranks_per_machine < group.world:
+        from ephemeron.training.collectives.direct import DirectReduce
+        from ephemeron.training.collectives.direct_messages import Division
+
+        division, block = Division.of(group.world, group.shared_cores), group.ranks_per_machine
+        if 1 < block < group.world:
             from ephemeron.training.collectives.direct_two_level import TwoLevelReduce
 
-            return TwoLevelReduce(group, group.mesh, ranks_per_machine=group.ranks_per_machine, replays=group.replays)
-        from ephemeron.training.collectives.direct import DirectReduce
-
-        return DirectReduce(group, group.mesh, replays=group.replays)
+            return TwoLevelReduce(group, group.mesh, ranks_per_machine=block, replays=group.replays, division=division)
+        return DirectReduce(group, group.mesh, replays=group.replays, division=division)
     if pattern == "pipelined":
         if not chunk_bytes:
             return KReduce(group)

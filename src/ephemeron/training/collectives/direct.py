@@ -31,9 +31,8 @@ from ephemeron.training.collectives._tasks import all_of
 from ephemeron.training.collectives.direct_exchange import EVERY, PieceExchange
 from ephemeron.training.collectives.direct_messages import (
     NOT_HELD,
-    ONE_PHASE_BYTES,
-    PIECE_BYTES,
     ContributionHeader,
+    Division,
     MissingAnswer,
     Piece,
     pack_indices,
@@ -59,15 +58,13 @@ class DirectReduce(PieceExchange):
         group: the ranks that reduce together; the first K own a shard each.
         mesh: connects them.
         replays: replacements repeat iterations from a checkpoint, and need the versions since then.
-        piece_bytes: most bytes that are sent, summed and received at a time.
-        one_phase_bytes: most bytes that each rank sends where vectors are sent whole.
+        division: how vectors are divided.
     """
 
     def __init__(
-        self, group: Group, mesh: Mesh, *, replays: bool = True, piece_bytes: int = PIECE_BYTES,
-        one_phase_bytes: int = ONE_PHASE_BYTES,
+        self, group: Group, mesh: Mesh, *, replays: bool = True, division: Division = Division()  # noqa: B008
     ) -> None:  # fmt: skip
-        super().__init__(group, mesh, replays=replays, piece_bytes=piece_bytes, one_phase_bytes=one_phase_bytes)
+        super().__init__(group, mesh, replays=replays, division=division)
         mesh.handle(Kind.MISSING, self._on_missing)
         mesh.answer(Kind.MISSING, self._answer_missing)
         mesh.on_connect.append(self._on_connect)

@@ -15,9 +15,8 @@ from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import IN_PLACE, SHARED, Head, Kind
 from ephemeron.training.collectives.direct_messages import (
-    ONE_PHASE_BYTES,
-    PIECE_BYTES,
     ContributionHeader,
+    Division,
     MergedHeader,
     Piece,
     layout,
@@ -39,8 +38,7 @@ class PieceExchange(Collective):
     overlaps = True
 
     def __init__(
-        self, group: Group, mesh: Mesh, *, replays: bool = True, piece_bytes: int = PIECE_BYTES,
-        one_phase_bytes: int = ONE_PHASE_BYTES,
+        self, group: Group, mesh: Mesh, *, replays: bool = True, division: Division = Division()  # noqa: B008
     ) -> None:  # fmt: skip
         self.g, self.mesh, self.replays = group, mesh, replays
         self.upward = Compressor(codec_by_name(group.compression), group.size, group.dtype)
@@ -49,10 +47,14 @@ class PieceExchange(Collective):
         self.downward = Compressor(down, group.size, group.dtype)
         # Flags and bits of all ranks agree in one phase only if a replacement makes the same contribution again.
         whole = group.policy.deterministic and not self.upward.codec.feedback
-        if whole and group.size * group.dtype.itemsize * (group.world - 1) <= one_phase_bytes:
+        nbytes = group.size * group.dtype.itemsize
+        if whole and nbytes * (group.world - 1) <= division.whole_bytes:
             self.pieces = [Piece(0, EVERY, 0, group.size, 0)]
         else:
-            self.pieces = layout(group.size, group.aggregators, group.dtype.itemsize, piece_bytes=piece_bytes)
+            owners = group.aggregators
+            if whole and division.shard_bytes and group.policy.staleness(aggregator=False) == 0:
+                owners = max(1, min(owners, nbytes // division.shard_bytes))
+            self.pieces = layout(group.size, owners, group.dtype.itemsize, piece_bytes=division.piece_bytes)
         self.mine = [p for p in self.pieces if p.owner in (group.rank, EVERY)]
         """Pieces of which this rank makes the mean."""
         self.summing = [p for p in self.pieces if self._adds_up(p)]

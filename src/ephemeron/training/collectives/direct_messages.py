@@ -18,6 +18,10 @@ PIECE_BYTES = 1 << 20
 ONE_PHASE_BYTES = 128 << 10
 """Most bytes that a rank sends where all send their vectors to all. On one machine this takes 0.6 to 0.9 of the time of two steps up
 to about 0.5 MB, and more from 0.7 MB on; links between machines are slower, and their latency is longer."""
+SHARED_SHARD_BYTES = 1 << 20
+"""Least bytes of the shards that the cores of one machine, on which all ranks are, sum at a time. A shard costs each rank W − 1 messages, which
+take longer than they save where no core is free to sum it. On two cores, 4 and 8 ranks reduce 0.1 MB in one shard in 0.3 to 0.6 of the
+time, and 1 MB in two in 0.6 to 0.9; from 4 MB on there is no difference (`benchmarks.direct_algorithms`)."""
 NOT_HELD = 255
 """In place of flags: there is no such contribution."""
 
@@ -113,6 +117,29 @@ def unpack_indices(data: bytes) -> list[int]:
         bits >>= 1
         index += 1
     return found
+
+
+class Division(NamedTuple):
+    """Limits by which vectors are divided.
+
+    Args:
+        whole_bytes: most bytes that each rank sends where vectors are sent whole.
+        shard_bytes: least bytes of a shard, where fewer owners give the same bits.
+        piece_bytes: most bytes that are sent, summed and received at a time.
+    """
+
+    whole_bytes: int = ONE_PHASE_BYTES
+    shard_bytes: int = 0
+    piece_bytes: int = PIECE_BYTES
+
+    @classmethod
+    def of(cls, world: int, shared_cores: int) -> Division:
+        """For W ranks that have cores of their own (0), or share some."""
+        if not shared_cores:
+            return cls()
+        # Whole vectors save a delay, and take W/2 times as many messages.
+        whole = ONE_PHASE_BYTES if world <= shared_cores else 0
+        return cls(whole, SHARED_SHARD_BYTES // shared_cores)
 
 
 def layout(size: int, owners: int, itemsize: int, *, piece_bytes: int = PIECE_BYTES) -> list[Piece]:

@@ -24,9 +24,8 @@ from ephemeron.communication.direct.message import SHARED, Head, Kind
 from ephemeron.training.collectives.direct import DirectReduce
 from ephemeron.training.collectives.direct_exchange import EVERY, unused
 from ephemeron.training.collectives.direct_messages import (
-    ONE_PHASE_BYTES,
-    PIECE_BYTES,
     ContributionHeader,
+    Division,
     Piece,
 )
 from ephemeron.training.collectives.direct_version import PieceSum, Version
@@ -99,19 +98,19 @@ class TwoLevelReduce(DirectReduce):
     """See `Collective`. For policies under which all ranks have applied all earlier versions (BSP).
 
     Args:
-        group, mesh, replays, piece_bytes, one_phase_bytes: see `DirectReduce`. Vectors that are sent whole have one level.
+        group, mesh, replays, division: see `DirectReduce`. Vectors that are sent whole have one level.
         ranks_per_machine: L, ranks of a block.
     """
 
     def __init__(
-        self, group: Group, mesh: Mesh, *, ranks_per_machine: int, replays: bool = True, piece_bytes: int = PIECE_BYTES,
-        one_phase_bytes: int = ONE_PHASE_BYTES,
+        self, group: Group, mesh: Mesh, *, ranks_per_machine: int, replays: bool = True,
+        division: Division = Division(),  # noqa: B008
     ) -> None:  # fmt: skip
         self.blocks = Blocks(group.world, ranks_per_machine)
         self.block = self.blocks.of(group.rank)
         self.mates = [r for r in self.blocks.ranks(self.block) if r != group.rank]
         self._scratch: list[np.ndarray] = []
-        super().__init__(group, mesh, replays=replays, piece_bytes=piece_bytes, one_phase_bytes=one_phase_bytes)
+        super().__init__(group, mesh, replays=replays, division=division)
         mesh.handle(Kind.PARTIAL, self._on_partial, self._contribution_memory)
 
     @property

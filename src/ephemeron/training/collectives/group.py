@@ -93,6 +93,8 @@ class Group:
     """By rank, the rank in the run; empty: the same."""
     ranks_per_machine: int = 1
     """Neighbours that share a machine: see `TwoLevelReduce`."""
+    shared_cores: int = 0
+    """Cores of the machine on which all ranks are; 0: each has its own."""
     compression: str = "none"
     iterations: int = 1 << 40
     """Iterations of the whole run: the last one of an asynchronous run waits for all ranks, as does the last one before a barrier."""

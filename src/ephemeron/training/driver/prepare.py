@@ -17,6 +17,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.data import assign
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Call, Limits
+from ephemeron.functions.host import cores
 from ephemeron.training.driver.admission import check_call, check_memory, check_time
 from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.memory import estimate, quota_for
@@ -222,7 +223,7 @@ def prepare(
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
         flow=data.flow, last_batch=job.data.last_batch, script=loop, trainer="torch" if loop is None else "script",
-        test_samples=data.test_samples, samples_globally=_samples_globally(job, configuration, data.flow is not None),
+        shared_cores=cores() if configuration.platform == "local" else 0, test_samples=data.test_samples, samples_globally=_samples_globally(job, configuration, data.flow is not None),
     )  # fmt: skip
     if spec.samples_globally:
         spec = dataclasses.replace(spec, parts=(spec.samples,))

@@ -14,6 +14,7 @@ from ephemeron.communication.channels.credentials import public_address
 from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
 from ephemeron.functions.async_invoke.provider import Settings
 from ephemeron.functions.base import Limits
+from ephemeron.functions.host import cores
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver.launch import platform_limits
 from ephemeron.training.driver.prepare import Prepared
@@ -169,7 +170,7 @@ async def _calibrate(
     ends = over.batches[0], over.batches[-1]
     actors = prober.actors
     assert actors is not None  # `live.probing` has them
-    todo = calibration.parts(workload, platform, batches=ends, cores=calibration.cores(), limits=prober.limits)
+    todo = calibration.parts(workload, platform, batches=ends, cores=cores(), limits=prober.limits)
     done = []
     for part in todo:
         over_links = ", over direct links" if part.direct else ""
@@ -285,7 +286,7 @@ async def _second_cpu(prober: Prober, cells: Sequence[Measurement], high: int, e
     limits = prober.limits
     quota = _quota(2 * limits.mb_per_vcpu, limits, up=True)
     at_one = [c for c in cells if c.memory_mb == high]
-    if calibration.cores() < 2 or quota < 2 * limits.mb_per_vcpu or not at_one or time.monotonic() > end:
+    if cores() < 2 or quota < 2 * limits.mb_per_vcpu or not at_one or time.monotonic() > end:
         return None
     largest = max(at_one, key=lambda c: c.batch)
     (cell,) = await prober.steps(quota, [largest.batch], windows=2)

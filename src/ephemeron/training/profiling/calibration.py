@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import os
 import statistics
 import time
 from collections import defaultdict
@@ -248,8 +247,3 @@ def _iteration_s(workload: Workload, platform: PlatformProfile, part: Calibratio
         batch=part.batch, other_batch=part.batch,
     )  # fmt: skip
     return float(p.iteration_s)
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

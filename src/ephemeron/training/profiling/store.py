@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import platform as machine
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.config import typed
 from ephemeron.errors import JobError
+from ephemeron.functions.host import cores
 from ephemeron.training.driver import run_dir
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
 from ephemeron.training.planner.model.provenance import PlatformProvenance
@@ -34,8 +34,7 @@ class Known:
 
 def this_machine() -> str:
     """Description of the machine that a measurement depends on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{machine.system()} {machine.machine()}, {_processor()}, {cores} cores"
+    return f"{machine.system()} {machine.machine()}, {_processor()}, {cores()} cores"
 
 
 def path_of(name: str, channel: str) -> Path:

@@ -153,6 +153,8 @@ class RunSpec:
     """None: every function holds the whole model."""
     chunk_bytes: int = CHUNK_BYTES
     """Chunk size of the pipelined form, from the store's request times; 0: the plain form is faster."""
+    shared_cores: int = 0
+    """Cores of the machine on which all functions run; 0: each has its own."""
 
     @property
     def split(self) -> SampleSplit:

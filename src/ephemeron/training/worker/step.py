@@ -101,7 +101,7 @@ class IterationStep(ABC):
             mesh=direct.mesh if direct is not None and direct.in_memory else None,
             keys=lifecycle.keys, rank=self.invocation.rank, world=c.workers, aggregators=c.aggregators,
             channel=self.invocation.exchange, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
-            attempt=self.invocation.attempt, compression=c.compression, ranks_per_machine=c.ranks_per_machine, iterations=self.spec.ends_at,
+            attempt=self.invocation.attempt, compression=c.compression, ranks_per_machine=c.ranks_per_machine, shared_cores=self.spec.shared_cores, iterations=self.spec.ends_at,
             status=self.status, trace=self.invocation.trace, poll_worth_s=poll_worth_s(self.spec),
             wait_timeout_s=lifecycle.wait_timeout_s, silence_timeout_s=lifecycle.timeouts.timeout_s,
             on_message=self.on_message, suspect=lifecycle.suspect, on_timeout=lifecycle.on_timeout,
