@@ -39,6 +39,7 @@ from ephemeron.cli.results import evaluate as evaluate_command
 from ephemeron.cli.results import export as export_command
 from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
+from ephemeron.cli.tune import tune as tune_command
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
@@ -93,6 +94,7 @@ def main() -> None:
     ephemeron train job.toml --platform aws-microvm     train on AWS Lambda MicroVMs, after `ephemeron deploy aws-microvm`
     ephemeron train job.toml --platform openfaas        train on your cluster, after `ephemeron deploy openfaas`
     ephemeron train job.toml --platform ray             train on your Ray cluster, through a channel that its nodes share
+    ephemeron tune examples/digits/study.toml           find the best parameters of a job, over many runs
     ephemeron platforms                                 list platforms, and what has to be installed for each
     ephemeron doctor --platform aws --channel s3://…    check credentials, permissions, quotas, one object, one function
     ephemeron runs                                      list runs and how they ended
@@ -444,6 +446,7 @@ main.add_command(map_command)
 main.add_command(predict_command)
 main.add_command(profile_command)
 main.add_command(plan_command)
+main.add_command(tune_command)
 main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(rendezvous_command)

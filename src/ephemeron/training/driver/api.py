@@ -17,7 +17,6 @@ from ephemeron import blocking
 from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
-from ephemeron.events import Event
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
@@ -278,7 +277,7 @@ def attach(
         RunFailed: the run failed, and `check` is set.
     """
     folder, run, spec = open_run(run_id)
-    once = _OnceEach(on_event)
+    once = lifecycle.OnceEach(on_event)
     while True:
         try:
             with driving_lock(folder):
@@ -300,27 +299,6 @@ def attach(
             if result is not None:
                 copy(result.folder, out)
                 return _checked(result, check)
-
-
-class _OnceEach:
-    """Passes every event of a stream on once, though the stream is read from its beginning several times."""
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self._on_event = on_event
-        self._passed_on = 0
-
-    def again(self) -> OnEvent:
-        """A callback for another reading of the stream."""
-        seen = 0
-
-        def on_event(event: Event) -> None:
-            nonlocal seen
-            seen += 1
-            if seen > self._passed_on:
-                self._passed_on = seen
-                self._on_event(event)
-
-        return on_event
 
 
 def resume(

@@ -61,6 +61,10 @@ class LaunchRequest:
     profile: Profile | None = None
     cloud: Settings | Sequence[Settings] | None = None
     loggers: Sequence[LoggerChoice] | None = None
+    run_id: str | None = None
+    """Its name; None: a new one."""
+    report: bool = True
+    """Whether its report is written at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,8 @@ class BegunRun:
 
     def conclude(self, ending: RunOutcome, meter: CostMeter, out: Path | None = None) -> Result:
         """Writes and logs the end of the run; `out` gets a copy."""
-        return self.log.conclude(conclude(self.folder, self.ready.prepared.spec, meter, ending, out))
+        report = self.ready.request.report
+        return self.log.conclude(conclude(self.folder, self.ready.prepared.spec, meter, ending, out, report=report))
 
 
 def platform_limits(name: str, world: Simulation | None = None) -> Limits:
@@ -124,7 +129,7 @@ def prepared_run(
 
     Args:
         request: the run.
-        run_id: its name; None: a new one.
+        run_id: its name; None: that of the request, or a new one.
         part: positions of the training samples to train on; None: all.
 
     Raises:
@@ -135,7 +140,7 @@ def prepared_run(
     c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
     _begin_functions(c, limits)
     prepared = prepare(
-        job, c, run_id=run_id or run_dir.new_run_id(job.name), limits=limits, part=part,
+        job, c, run_id=run_id or request.run_id or run_dir.new_run_id(job.name), limits=limits, part=part,
         prices=load_prices(service_of(c.store), request.prices_file, platform=c.platform), faults=request.faults,
         peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),

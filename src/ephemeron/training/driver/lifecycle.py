@@ -172,6 +172,27 @@ async def observe(folder: RunFolder, on_event: OnEvent) -> Result | None:
     return Result(result, folder, tuple(causes))
 
 
+class OnceEach:
+    """Passes every event of a stream on once, though the stream is read from its beginning several times."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._passed_on = 0
+
+    def again(self) -> OnEvent:
+        """A callback for another reading of the stream."""
+        seen = 0
+
+        def on_event(event: Event) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > self._passed_on:
+                self._passed_on = seen
+                self._on_event(event)
+
+        return on_event
+
+
 class _DriverGone(Exception):
     """The client that drove the run has ended."""
 

@@ -168,8 +168,11 @@ def last_t(folder: RunFolder) -> float:
     return max((e.t for e in events_of(folder)), default=0.0)
 
 
-def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOutcome, out: Path | None) -> Result:
-    """Writes result, weights and report, and copies them to `out`. A run that has finished is never marked otherwise."""
+def conclude(
+    folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOutcome, out: Path | None, *, report: bool = True
+) -> Result:
+    """Writes result, weights and, if `report`, the report, and copies them to `out`. A run that has finished is never marked
+    otherwise."""
     known = records.read_result(folder)
     if known is not None and known.status == "finished" and ending.status != "finished":
         return Result(known, folder)
@@ -180,7 +183,8 @@ def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOut
         write_weights(folder.weights, ending.arrays, () if ending.final is None else ending.final.bf16)
     for iteration, (arrays, notes) in ending.kept.items():
         write_weights(folder.kept_weights(iteration), arrays, build(WeightNotes, notes, where="kept weights").bf16)
-    write_report(folder, ledger.prices)
+    if report:
+        write_report(folder, ledger.prices)
     copy(folder, out)
     return Result(value, folder, tuple(ending.causes))
 

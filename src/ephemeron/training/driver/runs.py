@@ -8,7 +8,8 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,19 @@ from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.simulated import SimulatedPool
-from ephemeron.training.driver import lifecycle, notebook, run_dir
+from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging
 from ephemeron.training.driver.cost import CostMeter, servers_of
+from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.launch import BegunRun, LaunchRequest, PreparedRun, begun, platform_limits, prepared_run
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.places import Places
-from ephemeron.training.driver.result import Result
+from ephemeron.training.driver.records import RunRecord
+from ephemeron.training.driver.result import Result, conclude, events_of, open_run
+from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.driver.stop_requests import RunStop
+from ephemeron.training.job import Simulation
+from ephemeron.training.worker.spec import RunSpec
 
 if TYPE_CHECKING:
     from ephemeron.functions.local import LocalPlatform
@@ -62,6 +68,10 @@ class Runs:
         """Cost of all runs so far, as far as their events tell."""
         return sum(self._costs.values())
 
+    def cost_of(self, run_id: str) -> float:
+        """Cost of a run so far; 0 of a run that has not begun."""
+        return self._costs.get(run_id, 0.0)
+
     async def run(
         self, request: LaunchRequest, stop: RunStop, *, on_event: OnEvent | None, out: Path | None,
         relay: Callable[[OnEvent], OnEvent], show: bool = False,
@@ -79,15 +89,66 @@ class Runs:
         Raises:
             UserError: it is refused, or was not begun.
         """
+        with self._known(stop, f"run of job {request.job.name!r} was not begun"):
+            return await self._run(request, stop, on_event, out, relay, show)
+
+    async def proceed(self, run_id: str, stop: RunStop, *, on_event: OnEvent | None, report: bool) -> Result:
+        """Waits for places, then attaches to a run whose client has ended, or resumes it, and supervises it to its end.
+
+        Args:
+            run_id: of the run.
+            stop: stops it.
+            on_event: called with its events, old ones first; None: nothing is.
+            report: whether to write its report.
+
+        Raises:
+            RunNotFound: there is no such run.
+            UserError: it is refused, simulated, or another client drives it.
+        """
+        folder, record, spec = open_run(run_id)
+        known = records.read_result(folder)
+        if known is not None and known.status == "finished":
+            seen = self._metered(spec, on_event or _ignore)
+            for event in events_of(folder):
+                seen(event)
+            return Result(known, folder)
+        self._check_budget()
+        places = self._places_of(record.platform, None)
+        with self._known(stop, f"run {run_id} was not continued"):
+            async with places.taken(spec.configuration.workers, lambda text: _log.info("run %s %s", run_id, text)):
+                on_each = self._metered(spec, on_event or _ignore)
+                loggers = run_logging.continued(folder, ())
+                with driving_lock(folder), run_logging.logged(folder, spec, loggers, on_each) as log:
+                    ending, meter = await self._continued(folder, record, spec, stop, log.on_event, places)
+                    return log.conclude(
+                        await self._blocking(lambda: conclude(folder, spec, meter, ending, None, report=report))
+                    )
+
+    async def _continued(
+        self, folder: RunFolder, record: RunRecord, spec: RunSpec, stop: RunStop, on_event: OnEvent, places: Places
+    ) -> tuple[RunOutcome, CostMeter]:
+        once = lifecycle.OnceEach(on_event)
+        try:
+            return await lifecycle.drive(folder, record, spec, once.again(), {}, stop, attach=True)
+        except UserError as e:
+            _log.info("resuming run %s: %s", folder.run_id, e)
+        hosted = record.platform not in CLOUDS
+        return await lifecycle.drive(
+            folder, record, spec, once.again(), {}, stop, session=await self._hosting(places) if hosted else None
+        )
+
+    @contextmanager
+    def _known(self, stop: RunStop, what: str) -> Iterator[None]:
+        """Inside, the current task is stopped with all runs."""
         task = asyncio.current_task()
         assert task is not None
         self._running[stop] = task
         stop.belongs_to(task)
         try:
-            return await self._run(request, stop, on_event, out, relay, show)
+            yield
         except asyncio.CancelledError:
             if stop.reason:
-                raise UserError(f"run of job {request.job.name!r} was not begun: {stop.reason}") from None
+                raise UserError(f"{what}: {stop.reason}") from None
             raise
         finally:
             del self._running[stop]
@@ -105,7 +166,7 @@ class Runs:
         if self._host is not None:
             await self._host.shutdown()
             self._host = None
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await self._blocking(lambda: shutil.rmtree(self._folder, ignore_errors=True))
 
     async def _run(
         self, request: LaunchRequest, stop: RunStop, on_event: OnEvent | None, out: Path | None,
@@ -115,7 +176,7 @@ class Runs:
             raise JobError("a run of several groups is not for a session", remedy="train it with ephemeron.train")
         self._check_budget()
         given = _ignore if on_event is None else relay(on_event)
-        places = self._places_for(request)
+        places = self._places_of(request.configuration.platform, request.job.simulation)
         waited = False
 
         def on_wait(text: str) -> None:
@@ -131,7 +192,7 @@ class Runs:
                 ready = ready.with_note(f"the run has waited {wait_s:.1f} s for places")
             if show and on_event is None:
                 given = relay(notebook.on_event_in_notebook(ready.prepared.spec.prices))
-            with begun(ready, self._metered(ready, given)) as run, logs.context(run=run.folder.run_id):
+            with begun(ready, self._metered(ready.prepared.spec, given)) as run, logs.context(run=run.folder.run_id):
                 ending, meter = await self._driven(run, stop, places)
                 result: Result = await self._blocking(lambda: run.conclude(ending, meter, out))
                 return result
@@ -160,11 +221,10 @@ class Runs:
                 self._host = await LocalPlatform.start(self._folder, limits=limits, restart=True)
         return self._folder
 
-    def _places_for(self, request: LaunchRequest) -> Places:
-        platform = request.configuration.platform
+    def _places_of(self, platform: str, world: Simulation | None) -> Places:
         key = "" if self._max_functions is not None else platform
         if key not in self._places:
-            limit = self._max_functions or platform_limits(platform, request.job.simulation).concurrency
+            limit = self._max_functions or platform_limits(platform, world).concurrency
             self._places[key] = Places(limit)
         return self._places[key]
 
@@ -172,9 +232,8 @@ class Runs:
         if self._budget_usd is not None and self._budget_is_spent:
             raise PlanInfeasible(f"the session's budget of ${self._budget_usd:g} is spent", binding="budget")
 
-    def _metered(self, ready: PreparedRun, on_event: OnEvent) -> OnEvent:
+    def _metered(self, spec: RunSpec, on_event: OnEvent) -> OnEvent:
         """A callback that takes the cost of a run into account. Above the budget, all runs are stopped."""
-        spec = ready.prepared.spec
         meter, servers = CostMeter(spec.prices), servers_of(spec)
 
         def seen(event: Event) -> None:

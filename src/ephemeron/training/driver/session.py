@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,6 +75,10 @@ class Session:
         """Cost of all runs so far, as far as their events tell."""
         return self._runs.spent_usd
 
+    def cost_of(self, run_id: str) -> float:
+        """Cost of one of its runs so far; 0 of a run that has not begun."""
+        return self._runs.cost_of(run_id)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -82,13 +87,17 @@ class Session:
 
     async def train(
         self, job: Job | Program, configuration: Configuration | None = None, *, on_event: OnEvent | None = None,
-        out: Path | None = None, check: bool = True, **more: Any,
+        out: Path | None = None, check: bool = True, stop: RunStop | None = None, run_id: str | None = None,
+        report: bool = True, **more: Any,
     ) -> Result:  # fmt: skip
         """Trains a job as `train` does, beside the other runs of the session.
 
         Args:
             job, configuration, out, check, more: as for `train`.
             on_event: called in the caller's event loop with every event of the run. A wait for places is a `Note`.
+            stop: stops this run; to be asked in the loop that drives it.
+            run_id: name of the run, which no other has; None: a new one.
+            report: whether to write its report.
 
         Returns:
             The result of a run that has finished, or was stopped at a checkpoint.
@@ -97,7 +106,36 @@ class Session:
             UserError, RunFailed: as for `train`. The session has not enough places, was stopped, or its budget is spent.
             CancelledError: this call was cancelled. A run that had begun has stopped at a checkpoint, and can be resumed.
         """
-        return await self._train(job, configuration, on_event=on_event, out=out, check=check, show=False, more=more)
+        return await self._train(
+            job, configuration, on_event=on_event, out=out, check=check, show=False, more=more, stop=stop,
+            run_id=run_id, report=report,
+        )  # fmt: skip
+
+    async def proceed(
+        self, run_id: str, *, on_event: OnEvent | None = None, check: bool = True, stop: RunStop | None = None,
+        report: bool = True,
+    ) -> Result:  # fmt: skip
+        """Goes on with a run whose client has ended, beside the other runs of the session: attaches to its functions, collects
+        its result, or resumes it from its checkpoints.
+
+        Args:
+            run_id: name of a run that is not simulated.
+            on_event: called with every event of the run, old ones first. They count for the session's budget.
+            check: raise an error if the run fails; False: return its result.
+            stop: stops this run.
+            report: whether to write its report.
+
+        Raises:
+            RunNotFound: there is no such run.
+            UserError, RunFailed: as for `train`, or another client drives the run.
+        """
+        if self._closed:
+            raise JobError("the session has ended", remedy="open another one")
+        if self._simulated:
+            raise JobError("a session has simulated runs or real ones, not both", remedy="open two sessions")
+        self._simulated = False
+        result = await self._runs.proceed(run_id, stop or RunStop(), on_event=on_event, report=report)
+        return result.raise_if_failed() if check else result
 
     async def stop(self) -> None:
         """Stops all runs at a checkpoint, and waits for their end."""
@@ -118,16 +156,17 @@ class Session:
 
     async def _train(
         self, job: Job | Program, configuration: Configuration | None, *, on_event: OnEvent | None, out: Path | None,
-        check: bool, show: bool, more: dict[str, Any],
+        check: bool, show: bool, more: dict[str, Any], stop: RunStop | None = None, run_id: str | None = None,
+        report: bool = True,
     ) -> Result:  # fmt: skip
-        request = launch_request(job, configuration, **more)
+        request = dataclasses.replace(launch_request(job, configuration, **more), run_id=run_id, report=report)
         simulated = request.configuration.platform == "simulated"
         if self._closed:
             raise JobError("the session has ended", remedy="open another one")
         if self._simulated is not None and self._simulated != simulated:
             raise JobError("a session has simulated runs or real ones, not both", remedy="open two sessions")
         self._simulated = simulated
-        stop = RunStop()
+        stop = stop or RunStop()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Result]
         call: Callable[[Callable[[], None]], None]

@@ -45,3 +45,8 @@ class RunStop:
             self._callback(reason)
         elif self._phase == "before" and self._task is not None:
             self._task.cancel()
+
+    def kill(self, reason: str) -> None:
+        """Ends the functions of the run at once, in the loop of its task."""
+        self.request(reason)
+        self.request()

@@ -1,0 +1,184 @@
+"""`ephemeron tune`: search for the best parameters of a job and of its run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ephemeron.cli.terminal import make_console
+from ephemeron.errors import UserError
+
+if TYPE_CHECKING:
+    from ephemeron.tuning.folder import StudyStatus, TrialRecord
+    from ephemeron.tuning.prediction import SpacePrediction
+    from ephemeron.tuning.study import Study, StudyResult
+
+SHOWN = 20
+STOPPED = 3
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the study.  [default: ~/.ephemeron/studies/NAME]"
+)
+@click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
+@click.option(
+    "--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends."
+)
+@click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
+@click.option("--dry-run", is_flag=True, help="Check everything and predict time and cost of all trials; start none.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output.")
+def tune(
+    study: Path, out: Path | None, resume: bool, attach: bool, end_trial: int | None, dry_run: bool, as_json: bool
+) -> None:
+    """Search for the best values of the parameters that STUDY, a TOML file, names.
+
+    \b
+    ephemeron tune study.toml                    run all trials, on one pool of warm functions
+    ephemeron tune study.toml --dry-run          predicted time and cost; nothing is started
+    ephemeron tune study.toml --resume           after an interrupt, or when the client was killed
+    ephemeron tune study.toml --attach           watch it from another terminal
+    ephemeron train ~/.ephemeron/studies/study/best.toml    train with the best values
+
+    Ctrl-C stops all trials at a checkpoint; Ctrl-C twice kills their functions. --resume continues in both cases.
+    """
+    from ephemeron.tuning.study import Study
+
+    chosen = [name for name, given in (("--resume", resume), ("--attach", attach), ("--dry-run", dry_run),
+                                       ("--end-trial", end_trial is not None)) if given]  # fmt: skip
+    if len(chosen) > 1:
+        raise UserError(f"{chosen[0]} and {chosen[1]} exclude each other")
+    opened = Study.open(study, out=out)
+    if end_trial is not None:
+        opened.end_trial(end_trial)
+        click.echo(f"trial {end_trial} of study {opened.file.spec.name} is asked to end", err=as_json)
+        return
+    if dry_run:
+        opened.check()
+        expected, predictor = opened.predict(_say)
+        _show_prediction(opened, expected, predictor.note, as_json=as_json)
+        return
+    result = (
+        opened.attach(on_trial=_on_trial(opened))
+        if attach
+        else opened.run(resume=resume, on_trial=_on_trial(opened), on_progress=_say)
+    )
+    _show(opened, result, as_json=as_json)
+    if result.status.state == "stopped":
+        sys.exit(STOPPED)
+    if result.best is None:
+        sys.exit(1)
+
+
+class _on_trial:
+    """Prints a line for every trial that ends."""
+
+    def __init__(self, study: Study) -> None:
+        self._metric = study.file.spec.metric
+        self._running: set[int] = set()
+
+    def __call__(self, trial: TrialRecord) -> None:
+        from ephemeron.tuning.study import parameters_text
+        from ephemeron.units import human_usd
+
+        if trial.state in ("running", "waiting"):
+            self._running.add(trial.number)
+            return
+        value = "" if trial.value is None else f"  {self._metric} {trial.value:.4f}"
+        took = f"  {trial.seconds:.1f} s  {human_usd(trial.cost_usd)}" if trial.started else ""
+        reason = f"  ({trial.reason})" if trial.reason else ""
+        _say(f"trial {trial.number} {trial.state}{value}{took}  {parameters_text(trial.parameters)}{reason}")
+
+
+def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_json: bool) -> None:
+    from ephemeron.tuning.study import parameters_text
+    from ephemeron.units import duration
+
+    spec = study.file.spec
+    if as_json:
+        document = {
+            "trials": expected.trials, "seconds": round(expected.seconds, 3), "cost_usd": expected.cost_usd,
+            "looked_at": expected.looked_at, "unpredicted": expected.unpredicted, "note": note,
+            **{
+                name: None if found is None else {
+                    "parameters": dict(found[0]), "seconds": found[1].seconds, "cost_usd": found[1].cost_usd
+                }
+                for name, found in (("cheapest", expected.cheapest), ("dearest", expected.dearest))
+            },
+        }  # fmt: skip
+        click.echo(json.dumps(document))
+        return
+    click.echo(f"study {spec.name}: {expected.trials} trials, {spec.sampler}, pruner {spec.pruner.name}")
+    if expected.cheapest is None or expected.dearest is None:
+        click.echo(f"- {note or 'time and cost of these configurations cannot be predicted'}")
+        return
+    for name, (values, p) in (("cheapest", expected.cheapest), ("dearest", expected.dearest)):
+        click.echo(f"- {name} trial: {duration(p.seconds)} for ${p.cost_usd:.4g}: {parameters_text(values)}")
+    click.echo(f"- all trials, without pruning: {duration(expected.seconds)} for ${expected.cost_usd:.4g}")
+    if spec.budget_usd is not None:
+        click.echo(
+            f"- budget: ${spec.budget_usd:g}; a trial that is predicted to exceed what is left of it is not started"
+        )
+    if expected.unpredicted:
+        click.echo(
+            f"- {expected.unpredicted} of {expected.looked_at} combinations contradict themselves or cannot be predicted"
+        )
+
+
+def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
+    from ephemeron.tuning.study import parameters_text
+    from ephemeron.units import duration, human_usd
+
+    status, best = result.status, result.best
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+        return
+    _table(status)
+    counts = ", ".join(f"{result.count(state)} {state}" for state in ("finished", "pruned", "failed"))
+    click.echo(
+        f"study {status.name} {_ended(status)}: {counts}; {duration(status.seconds)}, {human_usd(status.spent_usd)}"
+    )
+    if best is None:
+        click.echo("no trial has finished")
+        return
+    click.echo(f"best: {status.metric} {best.value:.6g} with {parameters_text(best.parameters)} (trial {best.number})")
+    click.echo(f"  train it: ephemeron train {study.folder.path / 'best.toml'}")
+    click.echo(f"  pictures, table and Optuna's storage: {study.folder.path}")
+
+
+def _ended(status: StudyStatus) -> str:
+    return {
+        "budget": "has ended: its budget is spent", "deadline": "has ended: its deadline is reached", "stopped": "was stopped",
+        "finished": "has finished", "running": "runs",
+    }[status.state]  # fmt: skip
+
+
+def _table(status: StudyStatus) -> None:
+    from rich.table import Table
+
+    from ephemeron.tuning.results import ranked
+
+    trials = ranked(status)
+    table = Table("trial", status.metric, *(k.removeprefix("run.") for k in status.parameters), "s", "USD", "predicted", "",
+                  box=None, pad_edge=False)  # fmt: skip
+    for t in trials[:SHOWN]:
+        values = [t.parameters.get(k, "") for k in status.parameters]
+        table.add_row(
+            str(t.number), "" if t.value is None else f"{t.value:.4f}",
+            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
+            f"{t.seconds:.1f}" if t.started else "", f"{t.cost_usd:.4g}" if t.started else "",
+            "" if t.predicted_usd is None else f"{t.predicted_usd:.4g}",
+            "" if t.state == "finished" else t.reason or t.state, style="bold" if t.number == status.best else None,
+        )  # fmt: skip
+    make_console(piped_width=140).print(table)
+    if len(trials) > SHOWN:
+        click.echo(f"… {len(trials) - SHOWN} more in trials.csv")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,350 @@
+"""Trials side by side: which begins when, which ends early, and what is told to Optuna.
+
+A trial is a gang of functions: it begins when there are places for all of them, when its predicted cost is within what is left
+of the budget, less what running trials are still predicted to cost, and when its predicted time is within the deadline. One
+trial waits at most, so that suggestions know as many results as possible. Times are those of the event loop: a simulated study
+takes place in virtual time as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from ephemeron.errors import EphemeronError, UserError
+from ephemeron.events import Event, RunStarted
+from ephemeron.training.driver import Session, run_dir
+from ephemeron.training.driver.result import Result
+from ephemeron.training.job import Configuration, Job
+from ephemeron.tuning import sampling
+from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord, TrialStatus
+from ephemeron.tuning.prediction import Prediction, Predictor
+from ephemeron.tuning.study_file import StudyFile
+from ephemeron.tuning.trial import (
+    COST,
+    PREDICTED_S,
+    PREDICTED_USD,
+    REASON,
+    RUN,
+    SECONDS,
+    WORKERS,
+    TrialRun,
+    recorded,
+)
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+"""Interval at which requests to end trials are looked for, and `study.json` is renewed."""
+OnTrial = Callable[[TrialRecord], None]
+
+
+class Engine:
+    """Drives a study to its end.
+
+    Args:
+        file: what the study is.
+        folder: of the study, whose lock the caller holds.
+        study: of Optuna.
+        predictor: of trials.
+        places: functions of all trials at once.
+        token: part of the names of runs.
+        seconds: for which the study was driven before.
+        simulated: whether trials take place in virtual time.
+        on_trial: called with every trial that has begun or ended.
+        on_change: called when anything has changed.
+    """
+
+    def __init__(
+        self, file: StudyFile, folder: StudyFolder, study: optuna.Study, predictor: Predictor, *, places: int, token: str,
+        seconds: float, simulated: bool, on_trial: OnTrial, on_change: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
+        self._places, self._token, self._simulated = places, token, simulated
+        self._on_trial, self._on_change = on_trial, on_change
+        self._before_s, self._began_at = seconds, 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._trials: dict[int, TrialRun] = {}
+        """Those that run."""
+        self._held: tuple[TrialRun, Job, Configuration] | None = None
+        """A trial that waits."""
+        self._over: Literal["", "stopped", "budget", "deadline"] = ""
+        self._ended_usd = sum(recorded(t).cost_usd for t in study.get_trials(deepcopy=False) if t.state.is_finished())
+
+    @property
+    def seconds(self) -> float:
+        """For which the study was driven so far."""
+        return self._before_s + (0.0 if self._loop is None else self._loop.time() - self._began_at)
+
+    @property
+    def spent_usd(self) -> float:
+        """Cost of all trials so far."""
+        return self._ended_usd + sum(t.cost_usd for t in self._trials.values())
+
+    @property
+    def unfinished(self) -> list[TrialRecord]:
+        """Trials that run or wait."""
+        running = [t.record("running") for t in self._trials.values()]
+        return (
+            running if self._held is None else [*running, self._held[0].record("waiting", "waits for places or budget")]
+        )
+
+    def interrupt(self) -> None:
+        """Stops all trials at a checkpoint; the second time, kills their functions. The study can be resumed."""
+        reason = "" if self._over else "the study was interrupted"
+        self._over = self._over or "stopped"
+        for trial in self._trials.values():
+            trial.stop.request(reason)
+
+    async def run(self) -> StudyState:
+        """Drives the study to its end; returns how it ended."""
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        spec = self._file.spec
+        left_usd = None if spec.budget_usd is None else spec.budget_usd - self._ended_usd
+        if left_usd is not None and left_usd <= 0:
+            return self._close("budget")
+        tasks: set[asyncio.Task[None]] = set()
+        async with (
+            Session(max_functions=self._places, budget_usd=left_usd) as session,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            for helper in [self._deadline()] + ([] if self._simulated else [self._look()]):
+                task = asyncio.create_task(helper)
+                stack.callback(task.cancel)
+            for trial in self._study.get_trials(deepcopy=False):
+                if not trial.state.is_finished():
+                    self._go_on(session, trial, tasks)
+            while True:
+                self._begin(session, tasks)
+                if not tasks:
+                    break
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        if self._over == "stopped":
+            return "stopped"
+        return self._close(self._over or "finished")
+
+    def _close(self, state: StudyState) -> StudyState:
+        if self._held is not None:
+            trial, self._held = self._held[0], None
+            self._tell(trial, "pruned", f"not started: the {state} of the study is reached")
+        return state
+
+    # -- beginning ------------------------------------------------------------------------------------------
+
+    def _begin(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
+        """Begins as many trials as fit."""
+        while not self._over:
+            if self._held is None and not self._ask():
+                return
+            if self._held is None:
+                continue  # refused, and another one may be suggested
+            trial, job, c = self._held
+            verdict = self._admitted(trial)
+            if verdict == "wait":
+                return
+            self._held = None
+            if verdict:
+                self._tell(trial, "pruned", f"not started: {verdict}")
+            else:
+                self._start(trial, tasks, lambda t=trial, j=job, c=c: self._train(session, t, j, c))  # type: ignore[misc]
+
+    def _ask(self) -> bool:
+        """Suggests a trial, if there is a place and there may be another trial. It is held until it fits."""
+        number = len(self._study.get_trials(deepcopy=False))
+        if number >= self._file.trials or self._used >= self._places:
+            return False
+        values, system = sampling.suggest(self._study, self._file.spec, self._file.space)
+        self._held = self._prepared(values, system, number)
+        return True
+
+    def _prepared(
+        self, values: dict[str, object], system: object, number: int
+    ) -> tuple[TrialRun, Job, Configuration] | None:
+        """Stores a trial; None: its values contradict each other."""
+        attributes: dict[str, object] = {RUN: f"{self._file.spec.name}-{number}-{self._token}"}
+        refusal, job, c, predicted = "", None, None, None
+        try:
+            job, c = self._file.template.configured(values)  # type: ignore[arg-type]
+            predicted = self._predictor.predict(job, c, values)  # type: ignore[arg-type]
+        except UserError as e:
+            refusal = " ".join(str(e).split())
+        if c is not None:
+            attributes[WORKERS] = c.workers
+        if predicted is not None:
+            attributes |= {PREDICTED_USD: predicted.cost_usd, PREDICTED_S: predicted.seconds}
+        frozen = sampling.begin_trial(self._study, self._file.space, values, system, attributes)  # type: ignore[arg-type]
+        trial = self._run_of(frozen)
+        if job is None or c is None or refusal:
+            self._tell(trial, "pruned", f"not started: {refusal}")
+            return None
+        return trial, job, c
+
+    def _run_of(self, trial: FrozenTrial) -> TrialRun:
+        attributes = trial.user_attrs
+        predicted = (
+            Prediction(attributes[PREDICTED_S], attributes[PREDICTED_USD]) if PREDICTED_S in attributes else None
+        )
+        return TrialRun(
+            self._study, trial, metric=self._file.spec.metric, workers=attributes.get(WORKERS, 0), predicted=predicted,
+            on_change=self._changed,
+        )  # fmt: skip
+
+    @property
+    def _used(self) -> int:
+        return sum(t.workers for t in self._trials.values())
+
+    def _admitted(self, trial: TrialRun) -> str:
+        """`""`: it may begin; `wait`: it may later; else why it never will."""
+        spec, p = self._file.spec, trial.predicted
+        if trial.workers > self._places:
+            return f"it needs {trial.workers} functions at once, and all trials together may have {self._places}"
+        if spec.deadline_s is not None and p is not None and self.seconds + p.seconds > spec.deadline_s:
+            return f"predicted to take {p.seconds:.1f} s, and {max(0.0, spec.deadline_s - self.seconds):.1f} s are left until the deadline"
+        if spec.budget_usd is not None and p is not None:
+            left = spec.budget_usd - self.spent_usd
+            if p.cost_usd > left:
+                return f"predicted to cost ${p.cost_usd:.4g}, and ${max(0.0, left):.4g} are left of the budget"
+            due = sum(max(0.0, t.predicted.cost_usd - t.cost_usd) for t in self._trials.values() if t.predicted)
+            if p.cost_usd > left - due and self._trials:
+                return "wait"
+        return "wait" if self._used + trial.workers > self._places else ""
+
+    def _start(self, trial: TrialRun, tasks: set[asyncio.Task[None]], work: Callable[[], object]) -> None:
+        self._trials[trial.number] = trial
+        tasks.add(asyncio.create_task(self._conducted(trial, work)))
+        self._on_trial(trial.record("running"))
+
+    def _go_on(self, session: Session, stored: FrozenTrial, tasks: set[asyncio.Task[None]]) -> None:
+        """Goes on with a trial of a client that has ended."""
+        trial = self._run_of(stored)
+        try:
+            job, c = self._file.template.configured(stored.params)
+        except UserError as e:
+            return self._tell(trial, "pruned", f"not started: {e}")
+        folder = run_dir.RunFolder(run_dir.runs_folder() / trial.run)
+        if not self._simulated and folder.events.exists():
+            return self._start(trial, tasks, lambda: session.proceed(
+                trial.run, on_event=self._followed(session, trial), stop=trial.stop, check=False, report=False
+            ))  # fmt: skip
+        if trial.ending:
+            return self._tell(trial, "pruned", trial.ending)
+        if folder.path.exists():  # a simulated run has ended with its client, and begins anew
+            trial.run = f"{trial.run}-again"
+            trial.store(RUN, trial.run)
+        if not trial.started and self._held is None:
+            self._held = trial, job, c
+        else:
+            self._start(trial, tasks, lambda: self._train(session, trial, job, c))
+        return None
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    async def _train(self, session: Session, trial: TrialRun, job: Job, c: Configuration) -> Result:
+        return await session.train(
+            job,
+            c,
+            on_event=self._followed(session, trial),
+            stop=trial.stop,
+            run_id=trial.run,
+            check=False,
+            report=False,
+        )
+
+    def _followed(self, session: Session, trial: TrialRun) -> Callable[[Event], None]:
+        def on_event(event: Event) -> None:
+            trial.cost_usd = session.cost_of(trial.run)
+            if isinstance(event, RunStarted):
+                self._folder.link(trial.number, run_dir.runs_folder() / trial.run)
+            trial.on_event(event)
+
+        return on_event
+
+    async def _conducted(self, trial: TrialRun, work: Callable[[], object]) -> None:
+        """Runs a trial to its end, and tells Optuna how it ended."""
+        try:
+            result = await work()  # type: ignore[misc]
+        except UserError as e:
+            return self._not_begun(trial, " ".join(str(e).split()))
+        except EphemeronError as e:
+            return self._tell(trial, "failed", f"{type(e).__name__}: {' '.join(str(e).split())}")
+        finally:
+            del self._trials[trial.number]
+        assert isinstance(result, Result)
+        trial.cost_usd, trial.seconds = result.summary.cost_usd, result.summary.seconds
+        if result.finished:
+            if trial.value is None:
+                return self._tell(trial, "failed", f"its last evaluation reports no finite {self._file.spec.metric}")
+            self._predictor.learn(trial.values, trial.predicted, trial.seconds, trial.cost_usd)
+            return self._tell(trial, "finished", "")
+        if result.summary.status == "failed":
+            return self._tell(trial, "failed", "; ".join(result.causes) or "its run failed")
+        if trial.ending:
+            return self._tell(trial, "pruned", trial.ending)
+        if self._over == "stopped":
+            return self._on_trial(trial.record("running", "stopped at a checkpoint"))
+        if self._budget_is_spent(trial.cost_usd):
+            self._over = self._over or "budget"
+            return self._tell(trial, "pruned", "the budget of the study is spent")
+        return self._tell(trial, "pruned", "its run was stopped, by a limit of the job or by a user")
+
+    def _not_begun(self, trial: TrialRun, why: str) -> None:
+        if self._over == "stopped" and not trial.ending:
+            return
+        if not trial.ending and self._budget_is_spent(0.0):
+            self._over = self._over or "budget"
+        self._tell(trial, "pruned", trial.ending or f"not started: {why}")
+
+    def _budget_is_spent(self, more_usd: float) -> bool:
+        budget = self._file.spec.budget_usd
+        return budget is not None and self.spent_usd + more_usd >= budget
+
+    def _tell(self, trial: TrialRun, state: TrialStatus, reason: str) -> None:
+        """Stores the end of a trial: its cost first, its state last."""
+        from optuna.trial import TrialState
+
+        for name, value in ((COST, trial.cost_usd), (SECONDS, trial.seconds), (REASON, reason)):
+            trial.store(name, value)
+        states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        with sampling.quiet():
+            self._study.tell(
+                trial.number, trial.value if state == "finished" else None, state=states[state], skip_if_finished=True
+            )
+        self._ended_usd += trial.cost_usd
+        self._on_trial(trial.record(state, reason))
+        self._on_change()
+
+    def _changed(self, trial: TrialRun) -> None:
+        if self._folder.end_is_requested(trial.number):
+            trial.end("ended by request")
+        if self._simulated:
+            self._on_change()
+
+    # -- limits ---------------------------------------------------------------------------------------------
+
+    async def _deadline(self) -> None:
+        limit = self._file.spec.deadline_s
+        if limit is None:
+            return
+        await asyncio.sleep(max(0.0, limit - self.seconds))
+        self._over = self._over or "deadline"
+        for trial in list(self._trials.values()):
+            trial.end("the deadline of the study is reached")
+
+    async def _look(self) -> None:
+        """Looks for requests, and renews the status."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for trial in list(self._trials.values()):
+                if self._folder.end_is_requested(trial.number):
+                    trial.end("ended by request")
+            self._on_change()

@@ -1,0 +1,219 @@
+"""Time and cost of a trial before its start: the planner's model, from a profile of the study's job.
+
+The profile is of the job as its file has it. What trials that have finished took, relative to their predictions, corrects those
+of later trials: of the same model where there are any, else of all. Asynchronous protocols and divided models are not predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.errors import PlanInfeasible, UserError
+from ephemeron.training import planning_workflow
+from ephemeron.training.job import Configuration, Job, sync_name
+from ephemeron.training.planner.model.exchange import ExecutionOptions
+from ephemeron.training.planner.model.prediction import predict
+from ephemeron.training.planner.model.profile import PlatformProfile, Workload, load_profile
+from ephemeron.tuning.space import Parameter, Value, Values, grid_size
+from ephemeron.tuning.study_file import StudyFile
+
+_log = logging.getLogger(__name__)
+
+SAMPLES = 200
+"""Combinations of which a space is estimated, where it has more."""
+_NEUTRAL = ("optimizer", "run", "limits", "seed", "scheduler", "epochs", "clip_norm", "clip_value")
+"""Keys of a job that its time per step does not depend on, or whose influence the model knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Time and cost of one run."""
+
+    seconds: float
+    cost_usd: float
+
+
+@dataclass(slots=True)
+class Predictor:
+    """Predictions of trials, corrected by what earlier ones took.
+
+    Args:
+        workload: of the job; None: nothing is predicted.
+        platforms: on which it may run, with their channels.
+        note: why nothing is predicted.
+    """
+
+    workload: Workload | None = None
+    platforms: tuple[PlatformProfile, ...] = ()
+    note: str = ""
+    _ratios: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, study: StudyFile, on_progress: Callable[[str], None]) -> Predictor:
+        """Reads the profile of a study's job, or measures it."""
+        spec, (job, c) = study.spec, any_of(study)
+        if not spec.predict:
+            return cls(note="predictions are switched off (predict = false)")
+        try:
+            profile = (
+                load_profile(spec.profile)
+                if spec.profile is not None
+                else planning_workflow.profile_for(job, c.platform, channel=_probed(c), on_progress=on_progress)
+            )
+            found = planning_workflow.platforms_for(c.platform, profile.platform, channel=None)
+            return cls(workload=planning_workflow.scaled(profile, found).workload, platforms=found)
+        except UserError as e:
+            if spec.profile is not None:
+                raise
+            return cls(note=f"time and cost are not predicted: {e}")
+
+    def predict(self, job: Job, c: Configuration, values: Values) -> Prediction | None:
+        """Time and cost of a run to its end; None: they cannot be predicted."""
+        platform = next((p for p in self.platforms if p.channel == _channel(c)), None)
+        known = sync_name(c.sync)[0] in ("bsp", "hap") and c.stages == 1 and c.memory_mb and not c.resizes
+        if self.workload is None or platform is None or not known:
+            return None
+        terms = ExecutionOptions(
+            pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs,
+            lifetime_s=c.function_timeout_s or None, checkpoint_every=c.checkpoint_every,
+        )  # fmt: skip
+        p = predict(
+            self.workload.with_local_steps(c.local_steps), platform, terms, workers=c.workers, memory_mb=c.memory_mb,
+            aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size,
+        )  # fmt: skip
+        times, costs = self._ratio(values)
+        seconds, cost_usd = float(p.seconds) * times, float(p.cost_usd) * costs
+        return Prediction(seconds, cost_usd) if seconds < float("inf") else None
+
+    def learn(self, values: Values, predicted: Prediction | None, seconds: float, cost_usd: float) -> None:
+        """Takes into account what a finished trial took.
+
+        Args:
+            values: of the trial.
+            predicted: what was predicted, as corrected then.
+            seconds, cost_usd: what it took.
+        """
+        if predicted is not None and predicted.seconds > 0 and predicted.cost_usd > 0:
+            times, costs = self._ratio(values)
+            taken = times * seconds / predicted.seconds, costs * cost_usd / predicted.cost_usd
+            self._ratios.setdefault(_kind(values), []).append(taken)
+
+    def _ratio(self, values: Values) -> tuple[float, float]:
+        same = self._ratios.get(_kind(values)) or [r for each in self._ratios.values() for r in each]
+        if not same:
+            return 1.0, 1.0
+        return statistics.median(r[0] for r in same), statistics.median(r[1] for r in same)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpacePrediction:
+    """What a whole study would take, without pruning."""
+
+    trials: int
+    seconds: float
+    """At least: the functions' time, divided by the places, or the longest trial."""
+    cost_usd: float
+    cheapest: tuple[Values, Prediction] | None
+    dearest: tuple[Values, Prediction] | None
+    unpredicted: int
+    """Combinations, of those that were looked at, that cannot be predicted or are contradictory."""
+    looked_at: int
+
+
+def predict_space(study: StudyFile, predictor: Predictor, places: int) -> SpacePrediction:
+    """Predicts a study from its grid, or from combinations that are drawn at random (seeded)."""
+    found: list[tuple[Values, Prediction, int]] = []
+    points = [] if predictor.workload is None else list(_points(study))
+    for values in points:
+        try:
+            job, c = study.template.configured(values)
+        except (UserError, PlanInfeasible):
+            continue
+        p = predictor.predict(job, c, values)
+        if p is not None:
+            found.append((values, p, c.workers))
+    if not found:
+        return SpacePrediction(
+            trials=study.trials, seconds=0.0, cost_usd=0.0, cheapest=None, dearest=None, unpredicted=len(points), looked_at=len(points)
+        )  # fmt: skip
+    busy = statistics.fmean(p.seconds * workers for _, p, workers in found) * study.trials
+    by_cost = sorted(((values, p) for values, p, _ in found), key=lambda each: each[1].cost_usd)
+    return SpacePrediction(
+        trials=study.trials, seconds=max(busy / places, max(p.seconds for _, p, _ in found)),
+        cost_usd=statistics.fmean(p.cost_usd for _, p, _ in found) * study.trials,
+        cheapest=by_cost[0], dearest=by_cost[-1], unpredicted=len(points) - len(found), looked_at=len(points),
+    )  # fmt: skip
+
+
+def any_of(study: StudyFile) -> tuple[Job, Configuration]:
+    """Job and configuration of the first combination that contradicts nothing.
+
+    Raises:
+        UserError: all that were looked at contradict themselves.
+    """
+    first: UserError | None = None
+    for values in _points(study):
+        try:
+            return study.template.configured(values)
+        except UserError as e:
+            first = first or e
+    assert first is not None
+    raise first
+
+
+def most_workers(study: StudyFile) -> int:
+    """The largest number of functions of a trial, of the combinations that are looked at."""
+    found = 1
+    for values in _points(study):
+        try:
+            found = max(found, study.template.configured(values)[1].workers)
+        except UserError:
+            continue
+    return found
+
+
+def _points(study: StudyFile) -> Sequence[dict[str, Value]]:
+    draw = random.Random(study.spec.seed)
+    space = study.space
+    if study.spec.sampler == "grid" and grid_size(space) <= SAMPLES:
+        points: list[dict[str, Value]] = [{}]
+        for parameter in space:
+            points = [{**point, parameter.key: value} for point in points for value in parameter.grid_values()]
+        return points
+    edges = [{p.key: p.edges[0] for p in space}, {p.key: p.edges[-1] for p in space}]
+    return [*edges, *({p.key: _drawn(p, draw) for p in space} for _ in range(SAMPLES - 2))]
+
+
+def _drawn(parameter: Parameter, draw: random.Random) -> Value:
+    r = parameter.range
+    if r is None:
+        return draw.choice(parameter.choices)
+    if parameter.integer or r.step is not None:
+        values = parameter.grid_values()
+        return draw.choice(values)
+    if r.log:
+        return float(r.low * (r.high / r.low) ** draw.random())
+    return draw.uniform(r.low, r.high)
+
+
+def _kind(values: Mapping[str, Any]) -> str:
+    """What a step's time depends on, of a trial's values."""
+    return json.dumps({k: v for k, v in sorted(values.items()) if k.split(".")[0] not in _NEUTRAL})
+
+
+def _channel(c: Configuration) -> str:
+    if c.direct:
+        return "direct"
+    if c.store.startswith(("redis://", "rediss://")):
+        return "cache"
+    return "server" if c.store.startswith(("ps://", "parameter_server")) else "objects"
+
+
+def _probed(c: Configuration) -> str:
+    return "folder" if c.platform == "simulated" else c.channel

@@ -1,0 +1,104 @@
+"""Results of a study: rows of its table, the job file with the best values, and pictures."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.config.toml import toml_text
+from ephemeron.tuning import pictures
+from ephemeron.tuning.folder import StudyFolder, StudyStatus, TrialRecord
+from ephemeron.tuning.study_file import StudyFile
+
+if TYPE_CHECKING:
+    import optuna
+
+_log = logging.getLogger(__name__)
+
+BEST_FILE, TABLE_FILE = "best.toml", "trials.csv"
+PARALLEL_FILE, IMPORTANCES_FILE = "parallel-coordinates.svg", "importances.svg"
+
+
+def ranked(status: StudyStatus) -> list[TrialRecord]:
+    """Trials, best first: finished ones, then others by their last value."""
+    sign = 1 if status.mode == "min" else -1
+
+    def key(t: TrialRecord) -> tuple[bool, bool, float, int]:
+        return t.state != "finished", t.value is None, sign * (t.value or 0.0), t.number
+
+    return sorted(status.trials, key=key)
+
+
+def rows(status: StudyStatus) -> list[dict[str, Any]]:
+    """Trials as rows, best first."""
+    return [
+        {
+            "trial": t.number, "state": t.state, status.metric: t.value, **t.parameters, "evaluations": t.evaluations,
+            "cost_usd": t.cost_usd, "seconds": t.seconds, "predicted_usd": t.predicted_usd, "predicted_s": t.predicted_s,
+            "run": t.run, "reason": t.reason,
+        }
+        for t in ranked(status)
+    ]  # fmt: skip
+
+
+def write(folder: StudyFolder, file: StudyFile, status: StudyStatus, study: optuna.Study) -> list[Path]:
+    """Writes the files of a study's results; returns those that could be made."""
+    written = []
+    table = rows(status)
+    if table:
+        path = folder.path / TABLE_FILE
+        with path.open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(table[0]))
+            writer.writeheader()
+            writer.writerows(table)
+        written.append(path)
+    best = next((t for t in status.trials if t.number == status.best), None)
+    if best is not None:
+        path = folder.path / BEST_FILE
+        path.write_text(best_job(file, status, best))
+        written.append(path)
+    weights = importances(study)
+    for name, picture in (
+        (PARALLEL_FILE, pictures.parallel_coordinates(status, file.space)),
+        (IMPORTANCES_FILE, pictures.importances(status, weights)),
+    ):
+        if picture:
+            (folder.path / name).write_text(picture)
+            written.append(folder.path / name)
+    return written
+
+
+def importances(study: optuna.Study) -> dict[str, float]:
+    """Share of each parameter in the differences between finished trials; empty where there are too few of them."""
+    from optuna.importance import get_param_importances
+    from optuna.trial import TrialState
+
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < 2:
+        return {}
+    try:
+        return dict(get_param_importances(study))
+    except (RuntimeError, ValueError) as e:
+        _log.info("no importances: %s", e)
+        return {}
+
+
+def best_job(file: StudyFile, status: StudyStatus, best: TrialRecord) -> str:
+    """The job file with the values of a trial. Its paths are absolute, so that it can be moved."""
+    document = copy.deepcopy(file.template.with_values(best.parameters))  # type: ignore[arg-type]
+    folder = file.template.path.parent
+
+    def absolute(table: Any, name: str) -> None:
+        if isinstance(table, dict) and isinstance(table.get(name), str) and table[name]:
+            table[name] = str((folder / Path(table[name]).expanduser()).resolve())
+
+    document["code"] = [str((folder / Path(p).expanduser()).resolve()) for p in document["code"]]
+    absolute(document, "init")
+    absolute(document.get("data"), "path")
+    absolute(document.get("run"), "placement")
+    for logger in document.get("loggers", ()):
+        absolute(logger, "folder")
+    text = f"# Trial {best.number} of study {status.name}: {status.metric} {best.value!r}, run {best.run}.\n"
+    return text + toml_text(document)

@@ -1,0 +1,341 @@
+"""`Study`: the interface of tuning in Python, and what the command `ephemeron tune` calls.
+
+study = Study.open("study.toml")
+result = study.run()
+print(result.best, study.table())
+study.to_optuna()                    # the study in Optuna's own terms
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ephemeron import blocking
+from ephemeron.errors import JobError, MissingExtra, UserError
+from ephemeron.training.driver import run_dir
+from ephemeron.training.driver.launch import LaunchRequest, platform_limits, prepared_run
+from ephemeron.training.job.spec import KeepBest
+from ephemeron.tuning import prediction, results, sampling
+from ephemeron.tuning.engine import Engine, OnTrial
+from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, studies_folder
+from ephemeron.tuning.prediction import Predictor, SpacePrediction
+from ephemeron.tuning.study_file import StudyFile, load_study
+from ephemeron.tuning.trial import recorded
+
+if TYPE_CHECKING:
+    import optuna
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.3
+"""Interval at which a client that watches reads the status."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """A study that has ended, or was stopped."""
+
+    status: StudyStatus
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best finished trial; None: none has finished."""
+        return next((t for t in self.status.trials if t.number == self.status.best), None)
+
+    def count(self, state: str) -> int:
+        """Number of trials in a state."""
+        return sum(t.state == state for t in self.status.trials)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `ephemeron tune --json` prints."""
+        best, s = self.best, self.status
+        return {
+            "best": None if best is None else {
+                "value": best.value, "parameters": dict(best.parameters), "trial": best.number, "run": best.run
+            },
+            "trials": {state: self.count(state) for state in ("finished", "pruned", "failed")},
+            "not_started": sum(not t.started and t.state == "pruned" for t in s.trials),
+            "seconds": round(s.seconds, 3), "cost_usd": round(s.spent_usd, 9), "state": s.state,
+            "predicted": None if s.predicted_usd is None else {"seconds": s.predicted_s, "cost_usd": s.predicted_usd},
+        }  # fmt: skip
+
+
+class Study:
+    """A search for the best parameters of a job.
+
+    Args:
+        file: what the study is.
+        folder: of its files, which need not exist.
+    """
+
+    def __init__(self, file: StudyFile, folder: StudyFolder) -> None:
+        self.file, self.folder = file, folder
+
+    @classmethod
+    def open(cls, path: str | Path, *, out: str | Path | None = None) -> Study:
+        """A study of a study file, which may have begun.
+
+        Args:
+            path: of the file.
+            out: folder of the study; None: one in the home folder, by its name.
+
+        Raises:
+            JobError: the file is refused, or has changed since the study began.
+            MissingExtra: Optuna is not installed.
+        """
+        try:
+            import optuna  # noqa: F401
+        except ModuleNotFoundError:
+            raise MissingExtra("Optuna", "tuning") from None
+        file = load_study(path)
+        folder = StudyFolder(studies_folder() / file.spec.name if out is None else Path(out))
+        study = cls(file, folder)
+        if folder.exists and folder.status().digest != file.digest:
+            raise JobError(
+                f"{path} or its job has changed since the study in {folder.path} began",
+                remedy="restore the files, or begin another study: --out FOLDER",
+            )
+        return study
+
+    # -- results --------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> StudyStatus:
+        """As of the latest change.
+
+        Raises:
+            UserError: the study has not begun.
+        """
+        return self.folder.status()
+
+    @property
+    def trials(self) -> tuple[TrialRecord, ...]:
+        """All trials in the order of their numbers; none before the study begins."""
+        return self.status.trials if self.folder.exists else ()
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best finished trial so far."""
+        return StudyResult(self.status).best if self.folder.exists else None
+
+    def table(self) -> list[dict[str, Any]]:
+        """Trials as rows, best first: number, state, value, parameters by their keys, cost, time, predictions, reason."""
+        return results.rows(self.status)
+
+    def to_optuna(self) -> optuna.Study:
+        """The study as Optuna has it, with its storage.
+
+        Raises:
+            UserError: it has not begun.
+        """
+        if not self.folder.exists:
+            raise UserError(f"the study in {self.folder.path} has not begun")
+        return self._stored(1)
+
+    def end_trial(self, number: int) -> None:
+        """Asks the client that drives the study to end a running trial.
+
+        Raises:
+            UserError: the trial does not run.
+        """
+        if not any(t.number == number and t.state == "running" for t in self.trials):
+            raise UserError(f"trial {number} of the study in {self.folder.path} does not run")
+        self.folder.request_end(number)
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    def predict(self, on_progress: Callable[[str], None] = lambda text: None) -> tuple[SpacePrediction, Predictor]:
+        """Time and cost of all trials without pruning. Nothing is started, but the job is profiled if it is not known.
+
+        Raises:
+            UserError: the study is refused.
+        """
+        predictor = Predictor.of(self.file, on_progress)
+        return prediction.predict_space(self.file, predictor, self._places()), predictor
+
+    def run(
+        self, *, resume: bool = False, on_trial: OnTrial = lambda trial: None,
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> StudyResult:  # fmt: skip
+        """Runs the study to its end, or until it is interrupted.
+
+        Args:
+            resume: go on with a study whose client has ended.
+            on_trial: called with every trial that has begun or ended.
+            on_progress: called with a description of what is measured before the start.
+
+        Raises:
+            UserError: the study is refused, has begun already or has not, or another client drives it.
+        """
+        with self.folder.driving():
+            known = self.folder.status() if self.folder.exists else None
+            if known is not None and known.over:
+                if resume:
+                    return StudyResult(known)
+                raise UserError(
+                    f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER"
+                )
+            if known is not None and not resume:
+                raise UserError(f"the study in {self.folder.path} has begun; go on with it: --resume")
+            if known is None and resume:
+                raise UserError(f"there is no study in {self.folder.path}; begin it without --resume")
+            evaluations = self.check()
+            expected, predictor = self.predict(on_progress)
+            if known is None:
+                self.folder.path.mkdir(parents=True, exist_ok=True)
+                self.folder.database.unlink(missing_ok=True)
+                study = self._stored(evaluations)
+                known = self._first_status(expected, predictor.note)
+                self.folder.create(self.file.text, known)
+            else:
+                study = self._stored(evaluations)
+            return self._drive(study, known, predictor, on_trial)
+
+    def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
+        """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
+
+        Raises:
+            UserError: the study has not begun.
+        """
+        told: dict[int, str] = {}
+        while True:
+            driven = self.folder.is_driven
+            status = self.folder.status()
+            for trial in status.trials:
+                if told.get(trial.number) != trial.state:
+                    told[trial.number] = trial.state
+                    on_trial(trial)
+            if status.over or (status.state == "stopped" and not driven):
+                return StudyResult(status)
+            if not driven:
+                return self.run(resume=True, on_trial=on_trial)
+            time.sleep(LOOK_EVERY_S)
+
+    def check(self) -> int:
+        """Refuses what cannot work before anything starts: builds the job with one combination and does a step.
+
+        Returns:
+            Evaluations of a trial that runs to its end.
+
+        Raises:
+            UserError: see above.
+        """
+        spec = self.file.spec
+        job, c = prediction.any_of(self.file)
+        if c.groups:
+            raise JobError("runs of several groups cannot be tuned", remedy="leave run.groups out of the job")
+        wanted = dataclasses.replace(job, keep_best=KeepBest(monitor=spec.metric, mode=spec.mode))
+        try:
+            ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp")))
+        except JobError as e:
+            if e.problem.startswith("keep_best monitors"):
+                raise JobError(
+                    f"{spec.name}: metric = {spec.metric!r} is not reported by the job's evaluations",
+                    remedy=str(e.remedy).replace("monitor", "use"),
+                ) from None
+            if "need evaluation data" in e.problem:
+                raise JobError(
+                    f"{spec.name}: the job has no evaluation data, of which trials are judged", remedy=e.remedy
+                ) from None
+            raise
+        every, unit = job.evaluate_every.split()
+        of_run = job.epochs if unit.startswith("epoch") else ready.prepared.spec.planned_iterations
+        evaluations = -(-of_run // int(every))
+        if spec.pruner.name != "none" and job.script is None and evaluations <= spec.pruner.min_evaluations:
+            raise JobError(
+                f"{spec.name}: pruner {spec.pruner.name} decides after {spec.pruner.min_evaluations} evaluations, and a trial has "
+                f"{evaluations}, the last one at its end",
+                remedy="set evaluate_every or epochs in the job, or pruner = \"none\"",
+            )  # fmt: skip
+        return evaluations
+
+    def _drive(self, study: optuna.Study, known: StudyStatus, predictor: Predictor, on_trial: OnTrial) -> StudyResult:
+        _, c = prediction.any_of(self.file)
+        simulated = c.platform == "simulated"
+        for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
+            if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
+                p = prediction.Prediction(each.predicted_s, each.predicted_usd)
+                predictor.learn(each.parameters, p, each.seconds, each.cost_usd)  # type: ignore[arg-type]
+        engine = Engine(
+            self.file, self.folder, study, predictor, places=self._places(), token=known.token, seconds=known.seconds,
+            simulated=simulated, on_trial=on_trial, on_change=lambda: write(),
+        )  # fmt: skip
+
+        def write() -> None:
+            self.folder.write(self._now(study, known, engine, "running"))
+
+        async def main(interrupts: blocking.Interrupts) -> StudyState:
+            if simulated:
+                return await engine.run()
+            with interrupts.handled(engine.interrupt):
+                return await engine.run()
+
+        from ephemeron.functions import simulation
+
+        state = blocking.run(main, runner=simulation.run if simulated else asyncio.run)
+        status = self._now(study, known, engine, state)
+        self.folder.write(status)
+        results.write(self.folder, self.file, status, study)
+        return StudyResult(status)
+
+    def _now(self, study: optuna.Study, known: StudyStatus, engine: Engine, state: StudyState) -> StudyStatus:
+        ended = [recorded(t) for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+        unfinished = engine.unfinished
+        if state == "stopped":
+            ids = {t.number for t in ended}
+            unfinished = [recorded(t) for t in study.get_trials(deepcopy=False) if t.number not in ids]
+        sign = 1 if self.file.spec.mode == "min" else -1
+        finished = [t for t in ended if t.state == "finished" and t.value is not None]
+        best = min(finished, key=lambda t: (sign * (t.value or 0.0), t.number), default=None)
+        return dataclasses.replace(
+            known, state=state, seconds=round(engine.seconds, 3), spent_usd=round(engine.spent_usd, 9),
+            best=None if best is None else best.number, trials=tuple(sorted([*ended, *unfinished], key=lambda t: t.number)),
+        )  # fmt: skip
+
+    def _first_status(self, expected: SpacePrediction, note: str) -> StudyStatus:
+        spec = self.file.spec
+        predicted = expected.cheapest is not None
+        return StudyStatus(
+            name=spec.name, digest=self.file.digest, token=secrets.token_hex(3), state="running", metric=spec.metric, mode=spec.mode,
+            sampler=spec.sampler, pruner=spec.pruner.name, job=self.file.template.path.name,
+            parameters=tuple(p.key for p in self.file.space), trials_planned=self.file.trials, concurrency=self._places(),
+            budget_usd=spec.budget_usd, deadline_s=spec.deadline_s, predicted_usd=expected.cost_usd if predicted else None,
+            predicted_s=expected.seconds if predicted else None, notes=(note,) if note else (),
+        )  # fmt: skip
+
+    def _stored(self, evaluations: int) -> optuna.Study:
+        import optuna
+
+        with sampling.quiet():
+            return optuna.create_study(
+                study_name=self.file.spec.name, storage=storage_of(self.folder.database), load_if_exists=True,
+                direction="minimize" if self.file.spec.mode == "min" else "maximize",
+                sampler=optuna.samplers.RandomSampler(seed=0), pruner=sampling.pruner_of(self.file.spec, evaluations),
+            )  # fmt: skip
+
+    def _places(self) -> int:
+        if self.file.spec.concurrency is not None:
+            return self.file.spec.concurrency
+        job, c = prediction.any_of(self.file)
+        if c.platform == "local":
+            return max(os.cpu_count() or 1, prediction.most_workers(self.file))
+        return platform_limits(c.platform, job.simulation).concurrency
+
+
+def parameters_text(parameters: Mapping[str, object]) -> str:
+    """`{"a.b": 0.5} -> 'a.b = 0.5'`, shortened for people."""
+    return ", ".join(f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in parameters.items())
+
+
+def run_folder(trial: TrialRecord) -> Path:
+    """Folder of a trial's run."""
+    return run_dir.runs_folder() / trial.run

@@ -1,0 +1,157 @@
+"""Study files in TOML, read strictly: every mistake is one line that names the file, the value and a remedy.
+
+job = "job.toml"                     # relative to this file
+metric = "accuracy"                  # of the job's evaluations
+mode = "max"
+sampler = "tpe"                      # grid, random or tpe
+pruner = "asha"                      # none, asha or hyperband
+trials = 40
+budget_usd = 0.50                    # of all trials together
+
+[space]
+optimizer.options.lr = { low = 1e-3, high = 1.0, log = true }
+run.workers = [1, 2, 4]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from ephemeron.config.toml import parse_toml
+from ephemeron.config.typed import AtLeast, Count, Form, Positive, Typed, build, plain
+from ephemeron.errors import JobError
+from ephemeron.training.job.spec import Mode
+from ephemeron.tuning.space import JobTemplate, Parameter, grid_size, parameters_of
+
+SamplerName = Literal["grid", "random", "tpe"]
+PrunerName = Literal["none", "asha", "hyperband"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunerSpec(Typed):
+    """When trials that do badly are ended early."""
+
+    SHORTHAND: ClassVar[str] = "name"
+
+    name: PrunerName = "none"
+    """`asha`: successive halving, decided as soon as a trial has reported; `hyperband`: several of them, with other first
+    decisions."""
+    reduction_factor: Annotated[int, AtLeast(2)] = 3
+    """One in so many trials goes on after a decision; the next one comes after so many times the evaluations."""
+    min_evaluations: Count = 1
+    """Evaluations of a trial before the first decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySpec(Typed):
+    """What is tuned, how, and within which limits."""
+
+    name: Annotated[str, Form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, dots, hyphens and underscores")]
+    """Name of the study; in a file, the file's name by default. Its folder and its runs begin with it."""
+    job: Path
+    """The job file; relative to the study's."""
+    metric: str = "loss"
+    """Metric of the job's evaluations. The value of a trial is that of its last evaluation."""
+    mode: Mode = "min"
+    """`min`: lower is better; `max`: higher is better."""
+    sampler: SamplerName = "tpe"
+    """`grid`: all combinations; `random`; `tpe`: tree-structured Parzen estimators."""
+    pruner: PrunerSpec = field(default_factory=PrunerSpec)
+    """When trials are ended early: a name, or a table with `name`."""
+    trials: Count | None = None
+    """Number of trials; None: all of a grid."""
+    seed: int = 0
+    """Seed of the suggestions."""
+    concurrency: Count | None = None
+    """Functions of all trials at once; None: as many as the platform has; on this machine, one for each core, or the largest
+    trial."""
+    budget_usd: Positive | None = None
+    """Cost of all trials together, US dollars."""
+    deadline_s: Positive | None = None
+    """Seconds for which the study may run, over all of its clients."""
+    predict: bool = True
+    """Predict time and cost of every trial from a profile of the job, which is measured once if it is not known."""
+    profile: Path | None = None
+    """A profile.json, instead of measuring; relative to the study's file."""
+    space: Mapping[str, object]
+    """By dotted key of the job file: a list of values, or a table with `low`, `high`, and optionally `log` or `step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFile:
+    """A study as it was read."""
+
+    spec: StudySpec
+    template: JobTemplate
+    """The job, of which trials are variants."""
+    space: tuple[Parameter, ...]
+    text: str
+    """The file."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of all values of the study file and the job file."""
+        spec = dataclasses.replace(self.spec, job=Path(self.spec.job.name))
+        value = {"study": plain(spec), "job": self.template.document}
+        return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def trials(self) -> int:
+        """Number of trials."""
+        if self.spec.sampler == "grid":
+            return min(self.spec.trials or grid_size(self.space), grid_size(self.space))
+        assert self.spec.trials is not None
+        return self.spec.trials
+
+
+def load_study(path: str | Path) -> StudyFile:
+    """Reads a study file and its job.
+
+    Raises:
+        JobError: a file is absent or malformed, has an unknown key, a wrong type or a value out of bounds; the space is empty, or
+            names a key that the job does not have.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise JobError(f"study file {path} does not exist", remedy="give the path of a TOML file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise JobError(f"study file {path} cannot be read: {e}") from None
+    raw = {"name": path.stem, **parse_toml(text, where=str(path))}
+    return parse_study(raw, folder=path.resolve().parent, where=str(path), text=text)
+
+
+def parse_study(raw: Mapping[str, Any], *, folder: Path, where: str = "study", text: str = "") -> StudyFile:
+    """A study from a mapping such as TOML yields.
+
+    Args:
+        raw: the mapping.
+        folder: that relative paths are relative to.
+        where: prefix of messages.
+        text: the file, which is copied into the study's folder.
+
+    Raises:
+        JobError: see `load_study`.
+    """
+    spec = build(StudySpec, raw, where=where)
+    spec = dataclasses.replace(
+        spec,
+        job=folder / spec.job.expanduser(),
+        profile=None if spec.profile is None else folder / spec.profile.expanduser(),
+    )
+    space = parameters_of(spec.space, where=f"{where}: space")
+    template = JobTemplate.load(spec.job)
+    template.check(space, where=f"{where}: space")
+    if spec.sampler == "grid":
+        for parameter in space:
+            parameter.grid_values(where=f"{where}: space")
+    elif spec.trials is None:
+        raise JobError(f"{where}: missing key trials", remedy="say how many trials there may be, such as trials = 20")
+    return StudyFile(spec=spec, template=template, space=space, text=text)

@@ -1,0 +1,138 @@
+"""One trial: evaluations of its run become values of Optuna, and the pruner decides on each whether it goes on.
+
+What is known of a trial is in Optuna's storage, written before anything follows from it: its values and the name of its run
+before the run starts, each evaluation before the decision on it, cost and reason before the state it ends with. So a client that
+goes on after another was killed reads the events of the run again, and finds what has been stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.events import Event, RunStarted
+from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
+from ephemeron.training.driver.stop_requests import RunStop
+from ephemeron.tuning.folder import TrialRecord, TrialStatus
+from ephemeron.tuning.prediction import Prediction
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+_log = logging.getLogger(__name__)
+
+RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS = (
+    "run", "ending", "reason", "cost_usd", "seconds", "predicted_usd", "predicted_s", "started", "workers",
+)  # fmt: skip
+"""Names of a trial's user attributes in Optuna's storage."""
+
+
+class TrialRun:
+    """A trial that waits or runs.
+
+    Args:
+        study: of Optuna.
+        trial: as it is stored.
+        metric: whose value is reported.
+        workers: number of its functions; 0: not known.
+        predicted: its time and cost; None: not predicted.
+        on_change: called after its evaluations and its first event.
+    """
+
+    def __init__(
+        self, study: optuna.Study, trial: FrozenTrial, *, metric: str, workers: int, predicted: Prediction | None,
+        on_change: Callable[[TrialRun], None],
+    ) -> None:  # fmt: skip
+        self._study, self._id = study, trial._trial_id
+        self.number, self.values = trial.number, dict(trial.params)
+        self.run: str = trial.user_attrs[RUN]
+        self.workers, self.predicted, self.stop = workers, predicted, RunStop()
+        self.ending: str = trial.user_attrs.get(ENDING, "")
+        """Why it ends early; empty: it does not."""
+        self.started = bool(trial.user_attrs.get(STARTED))
+        self.value: float | None = None
+        self.cost_usd = self.seconds = 0.0
+        self._metric, self._on_change = metric, on_change
+        self._known = set(trial.intermediate_values)
+        self._merger: StepMerger | None = None
+        self._steps: dict[int, int] = {}
+        """By iteration, the number of the evaluation, from 1."""
+        self._iterations = 0
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations so far."""
+        return len(self._steps)
+
+    def on_event(self, event: Event) -> None:
+        """Takes an event of the run in. Events that are read again change nothing."""
+        if isinstance(event, RunStarted):
+            self._iterations = event.iterations
+            self._merger = self._merger or StepMerger(merged=event.merges_evaluations)
+            if not self.started:
+                self.started = True
+                self.store(STARTED, True)
+            if self.ending:  # a client was killed while it ended the trial
+                self.stop.kill(self.ending)
+            self._on_change(self)
+        self.seconds = max(self.seconds, event.t)
+        row = None if self._merger is None else self._merger.feed(event)
+        if row is not None and row.split == "evaluation":
+            self._evaluated(row)
+
+    def end(self, reason: str) -> None:
+        """Ends the trial's functions at once."""
+        if not self.ending:
+            self.ending = reason
+            self.store(ENDING, reason)
+            _log.info("ending trial %d: %s", self.number, reason)
+            self.stop.kill(reason)
+
+    def store(self, name: str, value: object) -> None:
+        """Stores an attribute of the trial."""
+        self._study._storage.set_trial_user_attr(self._id, name, value)
+
+    def _evaluated(self, row: StepMetrics) -> None:
+        step = self._steps.setdefault(row.step, len(self._steps) + 1)
+        value = row.metrics.get(self._metric, math.nan)
+        self.value = None if math.isnan(value) else value
+        if step not in self._known:
+            self._known.add(step)
+            self._study._storage.set_trial_intermediate_value(self._id, step, value)
+            if not self.ending and row.step < self._iterations:
+                trial = self._study._storage.get_trial(self._id)
+                if self._study.pruner.prune(self._study, trial):
+                    self.end(f"pruned at evaluation {step}")
+        self._on_change(self)
+
+    def record(self, state: TrialStatus, reason: str = "") -> TrialRecord:
+        """The trial in `study.json`."""
+        p = self.predicted
+        return TrialRecord(
+            number=self.number, state=state, parameters=self.values, run=self.run, value=self.value, evaluations=self.evaluations,
+            workers=self.workers, cost_usd=round(self.cost_usd, 9), seconds=round(self.seconds, 3),
+            predicted_usd=None if p is None else p.cost_usd, predicted_s=None if p is None else p.seconds, started=self.started,
+            reason=reason or self.ending,
+        )  # fmt: skip
+
+
+def recorded(trial: FrozenTrial) -> TrialRecord:
+    """A trial that has ended, as Optuna's storage has it."""
+    from optuna.trial import TrialState
+
+    names: Mapping[TrialState, TrialStatus] = {
+        TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed", TrialState.WAITING: "waiting",
+        TrialState.RUNNING: "running",
+    }  # fmt: skip
+    attributes: Mapping[str, Any] = trial.user_attrs
+    steps = sorted(trial.intermediate_values)
+    value = trial.value if trial.value is not None else trial.intermediate_values[steps[-1]] if steps else None
+    return TrialRecord(
+        number=trial.number, state=names[trial.state], parameters=dict(trial.params), run=attributes.get(RUN, ""),
+        value=None if value is None or math.isnan(value) else value, evaluations=len(steps), workers=attributes.get(WORKERS, 0),
+        cost_usd=attributes.get(COST, 0.0), seconds=attributes.get(SECONDS, 0.0), predicted_usd=attributes.get(PREDICTED_USD),
+        predicted_s=attributes.get(PREDICTED_S), started=bool(attributes.get(STARTED)), reason=attributes.get(REASON, ""),
+    )  # fmt: skip
