@@ -1,0 +1,71 @@
+"""From raw data to prepared datasets, over functions: loading, scaling, hashing, splitting (Cirrus, survey 2.1 and 2.2).
+
+    import ephemeron.preparation as prep
+
+    raw = prep.load_csv("clicks-*.csv", out="prepared/raw", label="click")
+    pipeline = prep.Pipeline([prep.StandardScaler(), prep.FeatureHasher()]).fit(raw)
+    train = pipeline.transform(raw, out="prepared/train")
+
+    loading, load_plan, load_part      files to partitions: `sources`, `records`, `csv_text`, `libsvm_text`, `parquet_plan`
+    moments, histogram, occupancy      statistics that merge exactly
+    transforms, hashing, pipeline      what changes rows, fitted once; `columns`, `inputs`: rows in memory
+    fitting, applying                  a pipeline over the partitions of a dataset
+    recipe                             `ephemeron prepare`
+
+Formats are in `ephemeron.data.tables`; `docs/preparation.md` says how to use it and what is guaranteed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ephemeron.data.tables import TableDataset
+    from ephemeron.preparation.columns import SparseRows
+    from ephemeron.preparation.hashing import FeatureHasher, HashSplit
+    from ephemeron.preparation.layout import Layout
+    from ephemeron.preparation.loading import load_csv, load_libsvm, load_parquet
+    from ephemeron.preparation.pipeline import Pipeline
+    from ephemeron.preparation.running import InProcess
+    from ephemeron.preparation.transforms import MinMaxScaler, QuantileBinner, StandardScaler, Transform
+
+_MODULES = {
+    "TableDataset": "ephemeron.data.tables",
+    "SparseRows": "ephemeron.preparation.columns",
+    "FeatureHasher": "ephemeron.preparation.hashing",
+    "HashSplit": "ephemeron.preparation.hashing",
+    "Layout": "ephemeron.preparation.layout",
+    "load_csv": "ephemeron.preparation.loading",
+    "load_libsvm": "ephemeron.preparation.loading",
+    "load_parquet": "ephemeron.preparation.loading",
+    "Pipeline": "ephemeron.preparation.pipeline",
+    "InProcess": "ephemeron.preparation.running",
+    "MinMaxScaler": "ephemeron.preparation.transforms",
+    "QuantileBinner": "ephemeron.preparation.transforms",
+    "StandardScaler": "ephemeron.preparation.transforms",
+    "Transform": "ephemeron.preparation.transforms",
+}
+
+__all__ = [
+    "FeatureHasher",
+    "HashSplit",
+    "InProcess",
+    "Layout",
+    "MinMaxScaler",
+    "Pipeline",
+    "QuantileBinner",
+    "SparseRows",
+    "StandardScaler",
+    "TableDataset",
+    "Transform",
+    "load_csv",
+    "load_libsvm",
+    "load_parquet",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(_MODULES[name]), name)

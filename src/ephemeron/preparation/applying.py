@@ -1,0 +1,150 @@
+"""The application of a pipeline to a dataset over functions: each makes partitions of equal size of the new dataset.
+
+The rows of the old dataset are cut into as many ranges as the new one has partitions, so that these have `partition_mb` each. A
+function reads the partitions that its range touches, keeps the rows of its side of the split, changes them, and creates its
+partition; the receipt that it creates afterwards says what was stored. What has a receipt is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import xxhash
+
+from ephemeron.config.typed import build, plain
+from ephemeron.data.tables import TableDataset, TableWriter
+from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.data.tables.manifest import Partition
+from ephemeron.data.tables.writer import encode_table
+from ephemeron.errors import DatasetNotFound, JobError
+from ephemeron.preparation.columns import from_table, taken, to_table
+from ephemeron.preparation.hashing import HashSplit
+from ephemeron.preparation.running import Runner, runner
+from ephemeron.preparation.state import State
+
+if TYPE_CHECKING:
+    from ephemeron.preparation.pipeline import Pipeline
+
+Side = Literal["all", "train", "test"]
+
+PARTITION_MB = 10.0
+_SAMPLE = 4096
+_CLOSE = 1.35
+"""Partitions are made of one old one each, if their sizes are within this factor of what was asked for."""
+
+
+def apply_to_dataset(
+    pipeline: Pipeline | None, dataset: TableDataset, out: str, *, pool: Runner | None = None, partition_mb: float = PARTITION_MB,
+    split: HashSplit | None = None, side: Side = "all", name: str | None = None,
+) -> TableDataset:  # fmt: skip
+    """A new dataset of changed rows.
+
+    Args:
+        pipeline: fitted; None: rows stay as they are.
+        dataset: to read.
+        out: folder or URL of the new dataset. One that is unfinished there is finished, if it is of the same pipeline and data.
+        pool: see `Pipeline.fit`.
+        partition_mb: size of a partition.
+        split: divides the rows.
+        side: which rows are wanted.
+        name: of the new dataset; None: that of the old one.
+
+    Raises:
+        JobError: `out` holds something else.
+        TaskFailed: a function failed in every try.
+    """
+    if partition_mb <= 0:
+        raise JobError(f"partition_mb = {partition_mb} is not above 0")
+    document = None if pipeline is None else pipeline.document()
+    ranges = row_ranges(pipeline, dataset, partition_mb, split, side)
+    rule = (
+        None
+        if split is None
+        else {"test_fraction": split.test_fraction, "key": split.key, "seed": split.seed, "side": side}
+    )
+    plan = {"from": dataset.version, "pipeline": _digest(document), "split": rule, "ranges": ranges}
+    state = State(out)
+    columns = dataset.schema if pipeline is None else pipeline.schema_out_
+    content = None if pipeline is None else pipeline.to_bytes()
+    if state.create("plan", plan) != plan:
+        raise JobError(f"{out} holds what was prepared from other data or steps", remedy="name another folder")
+    try:
+        return TableDataset.open(out)
+    except DatasetNotFound:
+        pass
+    receipts = {int(at): build(Partition, raw, where="receipt") for at, raw in state.read_all("done/").items()}
+    item: dict[str, Any] = {"url": dataset.url, "out": out, "pipeline": document, "split": rule}
+    items: list[dict[str, Any]] = [
+        {**item, "index": n, "rows": rows} for n, rows in enumerate(ranges) if n not in receipts
+    ]
+    with runner(pool, items) as run:
+        for one, raw in zip(items, run.map(apply_to_range, items), strict=True):
+            receipts[one["index"]] = build(Partition, raw, where="receipt")
+    parts = [receipts[n] for n in range(len(ranges))]
+    return TableWriter(out, columns).finish(
+        name or dataset.manifest.name, parts, source=dataset.manifest.source, pipeline=content
+    )
+
+
+def apply_to_range(item: dict[str, Any]) -> dict[str, Any]:
+    """In a function: makes one partition and its receipt."""
+    from ephemeron.preparation.pipeline import Pipeline
+
+    dataset = TableDataset.open(item["url"])
+    pipeline = None if item["pipeline"] is None else Pipeline.from_document(item["pipeline"])
+    rows = from_table(read_rows(dataset, *item["rows"]), dataset.schema)
+    if (rule := item["split"]) is not None:
+        split = HashSplit(rule["test_fraction"], key=rule["key"], seed=rule["seed"])
+        test = split.is_test(rows, split.names(dataset.schema))
+        rows = taken(rows, test if rule["side"] == "test" else ~test)
+    columns = dataset.schema
+    if pipeline is not None:
+        rows, columns = pipeline.apply(rows), pipeline.schema_out_
+    made = TableWriter(item["out"], columns).write(item["index"], to_table(rows, columns))
+    found: dict[str, Any] = State(item["out"]).create(f"done/{item['index']:05d}", plain(made))
+    return found
+
+
+def read_rows(dataset: TableDataset, begin: int, end: int) -> Any:
+    """Rows `begin` to `end` of a dataset as one `pyarrow.Table`; only partitions that have some of them are read."""
+    starts = [0, *accumulate(part.rows for part in dataset.partitions)]
+    tables = []
+    for index in range(max(0, bisect_right(starts, begin) - 1), len(dataset.partitions)):
+        if starts[index] >= end:
+            break
+        low, high = max(begin, starts[index]), min(end, starts[index + 1])
+        if low < high:
+            tables.append(dataset.read(index).slice(low - starts[index], high - low))
+    return pyarrow().concat_tables(tables) if tables else schema_of(dataset.schema).empty_table()
+
+
+def row_ranges(
+    pipeline: Pipeline | None, dataset: TableDataset, partition_mb: float, split: HashSplit | None, side: Side
+) -> list[list[int]]:
+    """Ranges of rows of the dataset of which the new partitions are made: as many as their size, known from a sample, needs."""
+    total = len(dataset)
+    if not total:
+        return []
+    first = next(n for n, part in enumerate(dataset.partitions) if part.rows)
+    rows = from_table(dataset.read(first).slice(0, _SAMPLE), dataset.schema)
+    count = min(_SAMPLE, dataset.partitions[first].rows)
+    columns = dataset.schema if pipeline is None else pipeline.schema_out_
+    nbytes = len(encode_table(to_table(rows if pipeline is None else pipeline.apply(rows), columns), columns))
+    share = (
+        1.0 if split is None or side == "all" else split.test_fraction if side == "test" else 1 - split.test_fraction
+    )
+    wanted = max(1.0, total * nbytes / count * share / (partition_mb * 1e6))
+    parts = dataset.partitions
+    if 1 / _CLOSE <= wanted / len(parts) <= _CLOSE:
+        ends = [0, *accumulate(part.rows for part in parts)]
+    else:
+        ends = [int(end) for end in np.linspace(0, total, max(1, round(wanted)) + 1).round()]
+    return [[begin, end] for begin, end in pairwise(ends)]
+
+
+def _digest(document: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())

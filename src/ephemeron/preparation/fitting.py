@@ -1,0 +1,71 @@
+"""The fit of a pipeline over functions: each reads partitions and takes statistics, trees of functions merge them.
+
+Statistics travel through the channel of the executor, a cache where it has one. Statistics of 32 partitions at a time reach the client,
+which stores them, so that an interrupted fit repeats the partitions of unfinished groups only.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ephemeron.data.tables import TableDataset
+from ephemeron.preparation.columns import from_table
+from ephemeron.preparation.pipeline import Pipeline, merge_statistics, read_statistics, statistic_document
+from ephemeron.preparation.running import Runner, runner
+from ephemeron.preparation.state import State
+from ephemeron.preparation.transforms import Statistic
+
+GROUP = 32
+"""Partitions whose statistics are stored as one."""
+FAN_IN = 4
+
+
+def observe_dataset(
+    pipeline: Pipeline, end: int, dataset: TableDataset, *, pool: Runner | None = None, state: str | None = None
+) -> dict[str, Statistic]:
+    """Statistics of all rows for the steps up to `end`.
+
+    Args:
+        pipeline: bound; steps before those are fitted.
+        end: number of steps.
+        dataset: to read.
+        pool: see `Pipeline.fit`.
+        state: where statistics of groups are stored; None: nowhere.
+    """
+    document = pipeline.document()
+    kept = None if state is None else State(state)
+    prefix = f"fit/{pipeline.fitted_}/"
+    known = {} if kept is None else {int(name): read_statistics(raw) for name, raw in kept.read_all(prefix).items()}
+    indices = range(len(dataset.partitions))
+    groups = {n: indices[at : at + GROUP] for n, at in enumerate(range(0, len(indices), GROUP))}
+    items = {
+        n: [{"url": dataset.url, "index": index, "pipeline": document, "end": end} for index in group]
+        for n, group in groups.items() if n not in known
+    }  # fmt: skip
+    if items:
+        with runner(pool, [item for group in items.values() for item in group]) as run:
+            futures = {
+                n: run.map_reduce(observe_partition, group, merge_statistics, chunksize=1, fan_in=FAN_IN)
+                for n, group in items.items()
+            }
+            for n, future in futures.items():
+                known[n] = future.result()
+                if kept is not None:
+                    kept.create(f"{prefix}{n:05d}", statistic_document(known[n]))
+    if not known:
+        return pipeline.observe(from_table(_empty(dataset), dataset.schema), end)
+    return functools.reduce(merge_statistics, (known[n] for n in sorted(known)))
+
+
+def observe_partition(item: dict[str, Any]) -> dict[str, Statistic]:
+    """In a function: statistics of one partition."""
+    dataset = TableDataset.open(item["url"])
+    pipeline = Pipeline.from_document(item["pipeline"])
+    return pipeline.observe(from_table(dataset.read(item["index"]), dataset.schema), item["end"])
+
+
+def _empty(dataset: TableDataset) -> Any:
+    from ephemeron.data.tables.arrow import schema_of
+
+    return schema_of(dataset.schema).empty_table()

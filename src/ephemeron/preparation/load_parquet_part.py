@@ -1,0 +1,104 @@
+"""What a function does in a load of Parquet: it reads row groups, and creates the partitions that are made of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ephemeron.config.typed import build, plain
+from ephemeron.data.catalog.files import FileReader
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.tables import TableWriter
+from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.preparation.layout import Reject, invalid_rows
+from ephemeron.preparation.load_part import SHOWN, Receipt, reject_lines
+from ephemeron.preparation.load_plan import LoadPlan, Piece
+from ephemeron.preparation.sources import Source
+from ephemeron.preparation.state import State
+
+
+def parquet_file(source: Source) -> Any:
+    """The file, opened; only what is asked for is read."""
+    pyarrow()
+    from pyarrow import parquet
+
+    reader = FileReader(open_files(source.root), source.path, length=source.nbytes)
+    return parquet.ParquetFile(io.BufferedReader(reader, 1 << 16))
+
+
+def load_parquet_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """Loads parts that begin in one row group.
+
+    Args:
+        item: `plan` of these parts alone; `out`, URL of the dataset; `indices` of the parts.
+
+    Returns:
+        A `Receipt` for each.
+    """
+    plan = build(LoadPlan, item["plan"], where="plan")
+    groups = _Groups(plan)
+    return [
+        _load(plan, item["out"], index, pieces, groups)
+        for index, pieces in zip(item["indices"], plan.parts, strict=True)
+    ]
+
+
+class _Groups:
+    """Row groups; the latest one is kept."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._plan, self._key = plan, (-1, -1)
+        self._table: Any = None
+
+    def rows(self, piece: Piece) -> Any:
+        """Rows of a piece."""
+        if self._key != (piece.file, piece.group):
+            names = [column.name for column in self._plan.columns]
+            with parquet_file(self._plan.sources[piece.file]) as file:
+                self._key, self._table = (
+                    (piece.file, piece.group),
+                    file.read_row_group(piece.group, columns=names).select(names),
+                )
+        return _typed(self._table.slice(piece.begin, piece.end - piece.begin), self._plan)
+
+
+def _typed(table: Any, plan: LoadPlan) -> Any:
+    """Rows with numbers as float64 and categories as text."""
+    pa = pyarrow()
+    types = [(c.name, pa.string() if c.kind == "categorical" else pa.float64()) for c in plan.columns]
+    return table.cast(pa.schema(types))
+
+
+def _load(plan: LoadPlan, out: str, index: int, pieces: Sequence[Piece], groups: _Groups) -> dict[str, Any]:
+    pa = pyarrow()
+    tables, rejects = [], list[tuple[int, Reject]]()
+    for n, piece in enumerate(pieces):
+        table = groups.rows(piece)
+        bad = invalid_rows(table, plan.columns, plan.layout.label_kind)
+        for row in sorted(bad):
+            text = json.dumps(table.slice(row, 1).to_pylist()[0])
+            rejects.append((n, Reject(row, *bad[row], text)))
+        if bad:
+            table = table.filter(pa.array(np.isin(np.arange(table.num_rows), list(bad), invert=True)))
+        tables.append(table)
+    first = tuple((n, r.line, r.column, r.reason) for n, r in rejects[:SHOWN])
+    if rejects and plan.on_error == "fail":
+        return _plain(Receipt(rejected=len(rejects), first=first))
+    for source in {plan.sources[piece.file] for piece in pieces}:
+        source.check()
+    if rejects and plan.on_error == "quarantine":
+        run(open_files(out).create(f"state/rejected/{index:05d}.jsonl", reject_lines(rejects)))
+    made = TableWriter(out, plan.columns).write(index, pa.concat_tables(tables).cast(schema_of(plan.columns)))
+    receipt = Receipt(partition=made, rejected=len(rejects), first=first)
+    found: dict[str, Any] = State(out).create(f"loaded/{index:05d}", _plain(receipt))
+    return found
+
+
+def _plain(receipt: Receipt) -> dict[str, Any]:
+    found: dict[str, Any] = plain(receipt)
+    return found

@@ -1,0 +1,49 @@
+"""What an unfinished preparation knows, as JSON objects beside its output. Each is created once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ephemeron.data.catalog.files import FileRange
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.open_files import open_files
+
+STATE = "state"
+
+
+class State:
+    """Objects below `URL/state`.
+
+    Args:
+        url: folder or prefix of a dataset.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._files = open_files(str(url))
+
+    def create(self, name: str, value: Any) -> Any:
+        """Stores a value, or returns the one that is stored under this name already."""
+        path = f"{STATE}/{name}.json"
+        if run(self._files.create(path, json.dumps(value, separators=(",", ":")).encode())):
+            return value
+        return self.read(name)
+
+    def read(self, name: str) -> Any:
+        """A value; None: there is none."""
+        try:
+            (data,) = run(self._files.fetch([FileRange(f"{STATE}/{name}.json")]))
+        except FileNotFoundError:
+            return None
+        return json.loads(data)
+
+    def names(self, prefix: str) -> list[str]:
+        """Names that begin with `prefix`, which ends in a slash."""
+        found = run(self._files.tree(f"{STATE}/{prefix.rstrip('/')}"))
+        return [path.removeprefix(f"{STATE}/").removesuffix(".json") for path in found if path.endswith(".json")]
+
+    def read_all(self, prefix: str) -> dict[str, Any]:
+        """Values by the rest of their names."""
+        names = self.names(prefix)
+        found = run(self._files.fetch([FileRange(f"{STATE}/{name}.json") for name in names])) if names else []
+        return {name.removeprefix(prefix): json.loads(data) for name, data in zip(names, found, strict=True)}

@@ -1,0 +1,350 @@
+"""The port of transforms, scalers, and quantile bins.
+
+A transform sees rows twice. `observe` takes statistics of some rows, which merge; `conclude` sets the fitted attributes from those of
+all rows, and `apply` changes rows, from the fitted attributes alone. Fitted attributes have scikit-learn's names and end in `_`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ephemeron.config.typed import near
+from ephemeron.data.tables.manifest import Column
+from ephemeron.errors import JobError
+from ephemeron.preparation.columns import Categories, ColumnData, Rows
+from ephemeron.preparation.histogram import Histogram
+from ephemeron.preparation.moments import Moments
+from ephemeron.preparation.occupancy import Occupancy
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ephemeron.preparation.running import Runner
+
+Statistic: TypeAlias = Moments | Histogram | Occupancy
+KINDS: dict[str, Any] = {"moments": Moments, "histogram": Histogram, "occupancy": Occupancy}
+
+
+class Transform(ABC):
+    """One step of a pipeline.
+
+    Args:
+        columns: names; None: all that it can change.
+    """
+
+    step: ClassVar[str]
+    """Name in recipes and pipeline files."""
+
+    def __init__(self, columns: Sequence[str] | None) -> None:
+        if isinstance(columns, str):
+            raise JobError(f"columns = {columns!r} is text", remedy=f"write [{columns!r}]")
+        self.columns = None if columns is None else list(columns)
+        self.feature_names_in_: list[str] = []
+        """Columns that it changes, once it is bound to a schema."""
+
+    def fit(self, data: Any, *, pool: Runner | None = None) -> Self:
+        """Sets the fitted attributes; see `Pipeline.fit`."""
+        from ephemeron.preparation.pipeline import Pipeline
+
+        Pipeline([self]).fit(data, pool=pool)
+        return self
+
+    def transform(self, data: Any, **options: Any) -> Any:
+        """Changes rows by the fitted attributes; see `Pipeline.transform`."""
+        from ephemeron.preparation.pipeline import Pipeline
+
+        return Pipeline.of_fitted([self]).transform(data, **options)
+
+    def fit_transform(self, data: Any, **options: Any) -> Any:
+        """`fit`, then `transform`."""
+        return self.fit(data, pool=options.get("pool")).transform(data, **options)
+
+    def save(self, path: str) -> None:
+        """Writes it as a pipeline of one step."""
+        from ephemeron.preparation.pipeline import Pipeline
+
+        Pipeline.of_fitted([self]).save(path)
+
+    def bind(self, schema: Sequence[Column]) -> None:
+        """Chooses the columns of a schema.
+
+        Raises:
+            JobError: a column is unknown, or of a kind that this step cannot change.
+        """
+        self.schema_in_ = tuple(schema)
+        self.feature_names_in_ = chosen(schema, self.columns, self.kinds, step=self.step)
+
+    kinds: ClassVar[tuple[str, ...]] = ("numeric",)
+    """Kinds of columns that it can change."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Arguments from which an equal transform is made, as JSON."""
+
+    @abstractmethod
+    def fitted(self) -> dict[str, Any]:
+        """Fitted attributes, as JSON."""
+
+    @abstractmethod
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        """The inverse of `fitted`."""
+
+    @abstractmethod
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        """Statistics of rows by name. Bound."""
+
+    @abstractmethod
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        """Sets the fitted attributes from the statistics of all rows. Bound."""
+
+    @abstractmethod
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        """Changed rows. Fitted."""
+
+    @abstractmethod
+    def schema_out(self) -> tuple[Column, ...]:
+        """Columns of changed rows. Bound."""
+
+    def observed_columns(self) -> set[str]:
+        """Columns whose values its statistics depend on. Bound."""
+        return set(self.feature_names_in_)
+
+
+def chosen(schema: Sequence[Column], names: Sequence[str] | None, kinds: Sequence[str], *, step: str) -> list[str]:
+    """Names of columns of some kinds.
+
+    Raises:
+        JobError: a column is unknown or of another kind.
+    """
+    known = {column.name: column for column in schema}
+    if names is None:
+        found = [column.name for column in schema if column.kind in kinds]
+        if not found:
+            raise JobError(f"{step}: there is no {' or '.join(kinds)} column among {', '.join(known)}")
+        return found
+    for name in names:
+        if name not in known:
+            raise JobError(f"{step}: unknown column {name}", remedy=near(name, known, what="columns"))
+        if known[name].kind not in kinds:
+            raise JobError(f"{step}: column {name} is {known[name].kind}", remedy=f"name {' or '.join(kinds)} columns")
+    return list(names)
+
+
+class _NumericStep(Transform):
+    """A step on numeric columns by their moments."""
+
+    n_samples_seen_: NDArray[np.int64]
+    """Values per column that are there."""
+
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        return {name: Moments.of(_numbers(rows, name)) for name in self.feature_names_in_}
+
+    def schema_out(self) -> tuple[Column, ...]:
+        changed = set(self.feature_names_in_)
+        return tuple(
+            Column(name=c.name, kind="numeric", dtype="float64") if c.name in changed else c for c in self.schema_in_
+        )
+
+    def _moments(self, found: Mapping[str, Any]) -> list[Moments]:
+        moments = [found[name] for name in self.feature_names_in_]
+        for name, one in zip(self.feature_names_in_, moments, strict=True):
+            if one.infinite:
+                raise JobError(f"{self.step}: column {name} has {one.infinite} infinite values")
+        self.n_samples_seen_ = np.array([one.count for one in moments], np.int64)
+        return moments
+
+
+class StandardScaler(_NumericStep):
+    """(x - mean) / standard deviation, of the population. Columns of one value are only centred. Absent values stay absent.
+
+    Args:
+        columns: names; None: all numeric columns.
+        with_mean: subtract the mean.
+        with_std: divide by the standard deviation.
+    """
+
+    step = "standardise"
+
+    mean_: NDArray[np.float64]
+    var_: NDArray[np.float64]
+    scale_: NDArray[np.float64]
+
+    def __init__(self, columns: Sequence[str] | None = None, *, with_mean: bool = True, with_std: bool = True) -> None:
+        super().__init__(columns)
+        self.with_mean, self.with_std = with_mean, with_std
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": self.columns, "with_mean": self.with_mean, "with_std": self.with_std}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        moments = self._moments(found)
+        self.mean_ = np.array([one.mean for one in moments])
+        self.var_ = np.array([one.variance for one in moments])
+        self.scale_ = np.where(self.var_ == 0, 1.0, np.sqrt(self.var_))
+
+    def fitted(self) -> dict[str, Any]:
+        return {name: _listed(getattr(self, name)) for name in ("mean_", "var_", "scale_")} | {
+            "n_samples_seen_": self.n_samples_seen_.tolist()
+        }
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self.mean_, self.var_, self.scale_ = (_floats(fitted[name]) for name in ("mean_", "var_", "scale_"))
+        self.n_samples_seen_ = np.array(fitted["n_samples_seen_"], np.int64)
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        out = dict(rows)
+        for n, name in enumerate(self.feature_names_in_):
+            values = _numbers(rows, name)
+            values = values - self.mean_[n] if self.with_mean else values
+            out[name] = values / self.scale_[n] if self.with_std else values
+        return out
+
+
+class MinMaxScaler(_NumericStep):
+    """Least value to the lower end of a range, greatest to the upper one. Absent values stay absent.
+
+    Args:
+        columns: names; None: all numeric columns.
+        feature_range: of the result.
+        clip: bring values that were not seen into the range.
+    """
+
+    step = "min_max"
+
+    data_min_: NDArray[np.float64]
+    data_max_: NDArray[np.float64]
+    data_range_: NDArray[np.float64]
+    scale_: NDArray[np.float64]
+    min_: NDArray[np.float64]
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        feature_range: tuple[float, float] = (0.0, 1.0),
+        clip: bool = False,
+    ) -> None:
+        super().__init__(columns)
+        low, high = feature_range
+        if not low < high:
+            raise JobError(
+                f"min_max: feature_range = {list(feature_range)} is empty", remedy="write the lower end first"
+            )
+        self.feature_range, self.clip = (float(low), float(high)), clip
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": self.columns, "feature_range": list(self.feature_range), "clip": self.clip}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        moments = self._moments(found)
+        self._from(
+            np.array([one.minimum if one.count else np.nan for one in moments]),
+            np.array([one.maximum if one.count else np.nan for one in moments]),
+        )
+
+    def _from(self, least: NDArray[np.float64], most: NDArray[np.float64]) -> None:
+        low, high = self.feature_range
+        self.data_min_, self.data_max_ = least, most
+        self.data_range_ = most - least
+        self.scale_ = (high - low) / np.where(self.data_range_ == 0, 1.0, self.data_range_)
+        self.min_ = low - least * self.scale_
+
+    def fitted(self) -> dict[str, Any]:
+        return {
+            "data_min_": _listed(self.data_min_),
+            "data_max_": _listed(self.data_max_),
+            "n_samples_seen_": self.n_samples_seen_.tolist(),
+        }
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self._from(_floats(fitted["data_min_"]), _floats(fitted["data_max_"]))
+        self.n_samples_seen_ = np.array(fitted["n_samples_seen_"], np.int64)
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        out = dict(rows)
+        for n, name in enumerate(self.feature_names_in_):
+            values = _numbers(rows, name) * self.scale_[n] + self.min_[n]
+            out[name] = np.clip(values, *self.feature_range) if self.clip else values
+        return out
+
+
+class QuantileBinner(Transform):
+    """Numbers as categories: into which of `n_bins` ranges with equal numbers of rows a value belongs. Absent values stay absent.
+
+    Edges are exact for up to 8,192 distinct values of a column; beyond that their rank is wrong by at most `rank_error_`
+    (`preparation.histogram`). Equal edges are one, so a column may have fewer bins.
+
+    Args:
+        columns: names; None: all numeric columns.
+        n_bins: at least 2.
+    """
+
+    step = "quantile_bins"
+
+    bin_edges_: list[NDArray[np.float64]]
+    """Per column, ascending, with both ends."""
+    rank_error_: NDArray[np.float64]
+    """Per column: bound of the error of an edge, as a share of the rows."""
+
+    def __init__(self, columns: Sequence[str] | None = None, *, n_bins: int = 10) -> None:
+        super().__init__(columns)
+        if n_bins < 2:
+            raise JobError(f"quantile_bins: n_bins = {n_bins} is below 2")
+        self.n_bins = n_bins
+
+    @property
+    def n_bins_(self) -> NDArray[np.int64]:
+        """Bins per column."""
+        return np.array([max(1, len(edges) - 1) for edges in self.bin_edges_], np.int64)
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": self.columns, "n_bins": self.n_bins}
+
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        return {name: Histogram.of(_numbers(rows, name)) for name in self.feature_names_in_}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        shares = [float(share) for share in np.linspace(0, 1, self.n_bins + 1)]
+        histograms = [found[name] for name in self.feature_names_in_]
+        self.bin_edges_ = [np.unique(one.quantiles(shares)) for one in histograms]
+        self.rank_error_ = np.array([one.largest_share for one in histograms])
+
+    def fitted(self) -> dict[str, Any]:
+        return {"bin_edges_": [_listed(edges) for edges in self.bin_edges_], "rank_error_": _listed(self.rank_error_)}
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self.bin_edges_ = [_floats(edges) for edges in fitted["bin_edges_"]]
+        self.rank_error_ = _floats(fitted["rank_error_"])
+
+    def schema_out(self) -> tuple[Column, ...]:
+        changed = set(self.feature_names_in_)
+        return tuple(
+            Column(name=c.name, kind="categorical", dtype="string") if c.name in changed else c for c in self.schema_in_
+        )
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        out = dict(rows)
+        for name, edges in zip(self.feature_names_in_, self.bin_edges_, strict=True):
+            values = _numbers(rows, name)
+            codes = np.searchsorted(edges[1:-1], values, side="right").astype(np.int64)
+            codes[np.isnan(values)] = -1
+            out[name] = Categories(codes, [str(n) for n in range(max(1, len(edges) - 1))])
+        return out
+
+
+def _numbers(rows: Rows, name: str) -> NDArray[np.float64]:
+    return np.asarray(rows[name], np.float64)
+
+
+def _listed(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers as JSON, which reads them back unchanged; NaN as null."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -1,0 +1,348 @@
+"""Loading of CSV, LIBSVM and Parquet: every row once, in order, whatever the partitioning; invalid rows named."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ephemeron.data.tables import TableDataset, csr_batch
+from ephemeron.errors import DatasetError, JobError
+from ephemeron.preparation import InProcess, load_csv, load_libsvm, load_parquet, loading
+from ephemeron.preparation.load_plan import equal_parts
+
+pa = pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
+
+HERE = InProcess()
+
+
+def write_csv(path, rows, header=("click", "age", "site"), **options):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n", **options)
+        if header:
+            writer.writerow(header)
+        writer.writerows(rows)
+
+
+def rows_of(dataset):
+    return [tuple(row.values()) for row in pa.concat_tables(dataset.tables()).to_pylist()]
+
+
+TEXTS = st.text(alphabet='ab", \né;', min_size=1, max_size=8).filter(str.strip)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 1), st.floats(-1e9, 1e9), TEXTS), min_size=1, max_size=8),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 9),
+)
+def test_csv_with_quotes_and_line_ends_in_any_number_of_parts(files, count):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        for n, rows in enumerate(files):
+            write_csv(folder / f"{n}.csv", rows)
+        before, loading._parts = loading._parts, lambda *_: count
+        try:
+            dataset = load_csv(
+                str(folder),
+                out=str(folder / "out"),
+                label="click",
+                columns={"age": "numeric", "site": "categorical"},
+                pool=HERE,
+            )
+        finally:
+            loading._parts = before
+        assert rows_of(dataset) == [row for rows in files for row in rows]
+        assert len(dataset) == sum(map(len, files))
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_part_that_is_within_quotes_is_read_anew(tmp_path):
+    text = "\n".join(["line of a long text, without a quote"] * 400)
+    write_csv(tmp_path / "a.csv", [(1, 0.5, "x"), (0, 1.5, text), (1, 2.5, "y")])
+    dataset = load_csv(
+        str(tmp_path / "a.csv"),
+        out=str(tmp_path / "out"),
+        partition_mb=0.001,
+        label="click",
+        on_error="skip",
+        pool=HERE,
+    )
+    assert rows_of(dataset) == [(1, 0.5, "x"), (0, 1.5, text), (1, 2.5, "y")]
+    assert any("again" in part.file for part in dataset.partitions)
+    assert len(dataset.partitions) > 8
+    assert dataset.manifest.rejected == 0
+
+
+def test_partitions_are_alike_in_size(tmp_path):
+    rng = np.random.default_rng(0)
+    for n, count in enumerate((2000, 10, 3000)):
+        write_csv(tmp_path / f"{n}.csv", [(i % 2, rng.normal(), f"s{rng.integers(99)}") for i in range(count)])
+    dataset = load_csv(str(tmp_path / "*.csv"), out=str(tmp_path / "out"), partition_mb=0.02, label="click", pool=HERE)
+    sizes = [part.nbytes for part in dataset.partitions]
+    assert len(sizes) > 4
+    assert max(sizes) < 1.1 * min(sizes)
+    assert 0.7 < np.mean(sizes) / 20_000 < 1.3
+    assert len(dataset) == 5010
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 40))
+def test_files_are_cut_into_equal_parts(sizes, count):
+    parts = equal_parts(sizes, count)
+    lengths = [sum(piece.end - piece.begin for piece in part) for part in parts]
+    assert max(lengths) - min(lengths) <= 1
+    at = [(piece.file, byte) for part in parts for piece in part for byte in range(piece.begin, piece.end)]
+    assert at == [(file, byte) for file, size in enumerate(sizes) for byte in range(size)]
+
+
+def test_absent_values_headers_and_dialects(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfage;site;day\r\n1;;x\r\n\r\nNA;b;y\r\n")
+    dataset = load_csv(
+        str(tmp_path / "a.csv"), out=str(tmp_path / "out"), delimiter=";", columns={"day": "ignore"}, pool=HERE
+    )
+    assert [c.name for c in dataset.schema] == ["age", "site"]
+    assert rows_of(dataset) == [(1.0, None), (None, "b")]
+    (tmp_path / "b.csv").write_text("1,a\n2,b\n")
+    other = load_csv(str(tmp_path / "b.csv"), out=str(tmp_path / "o2"), header=False, names=["n", "t"], pool=HERE)
+    assert rows_of(other) == [(1.0, "a"), (2.0, "b")]
+
+
+BAD = 'click,age,site\n1,2.5,a\n0,abc,b\n1,3.5\n7,1.5,"c\nd"\n0,inf,e\n,1,f\n0,9.5,g\n'
+WRONG = [
+    (3, "age", "'abc' is not a number"), (4, "", "has 2 fields instead of 3"), (5, "click", "7 is no binary label: 0 or 1"),
+    (7, "age", "is infinite"), (8, "click", "is absent, and every row needs a label"),
+]  # fmt: skip
+
+
+def bad(tmp_path, on_error, count=1, monkeypatch=None):
+    (tmp_path / "in.csv").write_text(BAD)
+    monkeypatch.setattr(loading, "_parts", lambda *_: count)
+    return load_csv(
+        str(tmp_path / "in.csv"),
+        out=str(tmp_path / f"{on_error}{count}"),
+        label="click",
+        columns={"age": "numeric"},
+        on_error=on_error,
+        pool=HERE,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_invalid_rows_are_named_left_out_or_kept_apart(tmp_path, count, monkeypatch):
+    with pytest.raises(JobError, match=r"in\.csv, line 3, column age: 'abc' is not a number; mend it, or set on_error"):
+        bad(tmp_path, "fail", count, monkeypatch)
+    skipped = bad(tmp_path, "skip", count, monkeypatch)
+    assert rows_of(skipped) == [(1, 2.5, "a"), (0, 9.5, "g")]
+    assert skipped.manifest.rejected == 5
+    kept = bad(tmp_path, "quarantine", count, monkeypatch)
+    assert rows_of(kept) == rows_of(skipped)
+    rows = [json.loads(line) for line in (tmp_path / f"quarantine{count}/rejected.jsonl").read_text().splitlines()]
+    assert [(r["line"], r["column"], r["reason"]) for r in rows] == WRONG
+    assert rows[0]["file"] == str(tmp_path / "in.csv")
+    assert [r["text"] for r in rows][2] == '7,1.5,"c\nd"'
+
+
+def test_a_column_of_mostly_numbers_has_mixed_types_where_it_has_text(tmp_path):
+    write_csv(tmp_path / "a.csv", [(i % 2, i if i != 37 else "unknown", "s") for i in range(100)])
+    with pytest.raises(JobError, match=r"a\.csv, line 39, column age: 'unknown' is not a number"):
+        load_csv(str(tmp_path / "a.csv"), out=str(tmp_path / "out"), label="click", pool=HERE)
+
+
+def test_wrong_inputs_are_one_line_each(tmp_path):
+    good, empty, header = tmp_path / "a.csv", tmp_path / "empty.csv", tmp_path / "header.csv"
+    write_csv(good, [(1, 2.0, "a")])
+    empty.touch()
+    header.write_text("click,age\n")
+    (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    (tmp_path / "a.csv.gz").write_bytes(b"x")
+
+    def refused(path, text, **options):
+        with pytest.raises(JobError, match=text) as e:
+            load_csv(str(path), out=str(tmp_path / "out"), pool=HERE, **options)
+        assert "\n" not in str(e.value)
+
+    refused(empty, r"empty\.csv is empty")
+    refused(header, r"header\.csv has no rows")
+    refused(tmp_path / "none.csv", r"none\.csv names no file")
+    refused(tmp_path / "a.csv.gz", "is compressed")
+    refused(tmp_path / "twice.csv", "has two columns 'a'")
+    refused(good, r"has no column 'klick'; did you mean click", label="klick")
+    refused(good, r"has no column 'sight'; did you mean site", columns={"sight": "numeric"})
+    refused(good, r"columns\.age = 'number' is not known", columns={"age": "number"})
+    refused(good, "unknown key labl", labl="click")
+    refused(good, "delimiter = '--' should be one character", delimiter="--")
+    refused(good, "partition_mb = 0 is not above 0", partition_mb=0)
+    refused(good, "need the names of their columns", header=False)
+
+
+def test_files_with_other_columns_are_named(tmp_path):
+    write_csv(tmp_path / "a.csv", [(1, 2.0, "a")])
+    write_csv(tmp_path / "b.csv", [(1, 2.0, "a")], header=("click", "page", "site"))
+    with pytest.raises(ValueError, match=r"b\.csv has other columns than the first file: 'page' instead of 'age'"):
+        load_csv(str(tmp_path / "*.csv"), out=str(tmp_path / "out"), pool=HERE)
+
+
+def test_an_interrupted_load_goes_on_and_a_finished_one_is_returned(tmp_path):
+    write_csv(tmp_path / "a.csv", [(i % 2, i, f's"{i}\n') for i in range(6000)])
+    options = {"out": str(tmp_path / "out"), "label": "click", "partition_mb": 0.005}
+
+    class Interrupted(InProcess):
+        left = 9
+
+        def map(self, fn, *items):
+            for result in super().map(fn, *items):
+                if not self.left:
+                    raise KeyboardInterrupt
+                Interrupted.left -= 1
+                yield result
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            load_csv(str(tmp_path / "a.csv"), pool=Interrupted(), **options)
+        Interrupted.left = 9
+    stored = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.arrow")}
+    dataset = load_csv(str(tmp_path / "a.csv"), pool=HERE, **options)
+    assert rows_of(dataset) == [(i % 2, i, f's"{i}\n') for i in range(6000)]
+    assert len(dataset.partitions) > 27
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in stored} == stored
+    assert load_csv(str(tmp_path / "a.csv"), pool=None, **options).version == dataset.version
+    whole = load_csv(str(tmp_path / "a.csv"), pool=HERE, **{**options, "out": str(tmp_path / "whole")})
+    assert whole.version == dataset.version
+    with pytest.raises(JobError, match="was loaded with other options; name another folder"):
+        load_csv(str(tmp_path / "a.csv"), pool=HERE, **{**options, "on_error": "skip"})
+    (tmp_path / "a.csv").write_text("click,age,site\n1,2,a\n")
+    with pytest.raises(JobError, match="was loaded from other files, or these have changed since"):
+        load_csv(str(tmp_path / "a.csv"), pool=HERE, **options)
+
+
+def test_a_file_that_changes_during_a_load_is_named(tmp_path):
+    write_csv(tmp_path / "a.csv", [(i % 2, i, "s") for i in range(500)])
+
+    class Changing(InProcess):
+        def map(self, fn, *items):
+            write_csv(tmp_path / "a.csv", [(i % 2, i + 1, "t") for i in range(500)])
+            return super().map(fn, *items)
+
+    with pytest.raises(DatasetError, match="has changed since the preparation began"):
+        load_csv(str(tmp_path / "a.csv"), out=str(tmp_path / "out"), label="click", partition_mb=0.005, pool=Changing())
+
+
+# -- LIBSVM -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_libsvm_equals_scikit_learn(tmp_path, count, monkeypatch):
+    datasets = pytest.importorskip("sklearn.datasets", reason="the reader to compare with")
+    rng = np.random.default_rng(0)
+    dense = np.where(rng.random((300, 40)) < 0.2, rng.normal(size=(300, 40)), 0)
+    labels = rng.integers(0, 2, 300) * 2 - 1
+    datasets.dump_svmlight_file(dense, labels, str(tmp_path / "a.svm"), zero_based=False, comment="made\nby a test")
+    monkeypatch.setattr(loading, "_parts", lambda *_: count)
+    dataset = load_libsvm(str(tmp_path / "a.svm"), out=str(tmp_path / "out"), pool=HERE)
+    batch = csr_batch(pa.concat_tables(dataset.tables()).combine_chunks())
+    made = np.zeros((300, dataset.schema[1].width), np.float32)
+    made[np.repeat(np.arange(300), np.diff(batch.indptr)), batch.indices] = batch.values
+    np.testing.assert_allclose(made, dense[:, : made.shape[1]], rtol=1e-6)
+    assert np.array_equal(batch.labels, labels > 0)
+    assert len(dataset.partitions) == count
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("x 1:2", "column label: 'x' is not a number"),
+        ("2 1:2", "column label: 2 is no binary label: 0 or 1, or -1 or 1"),
+        ("1 3:1 2:1", "column features: index 2 comes after 3: indices should rise"),
+        ("1 0:1", "column features: index 0 is below 1"),
+        ("1 9:1", "column features: index 9 is above 8"),
+        ("1 2:x", "column features: 'x' is not a number"),
+        ("1 2:inf", "column features: 'inf' is not a number"),
+        ("1 2:1:3 4", "column features: '1:3' is not a number"),
+        ("1 2.5:1", "column features: '2.5:1' is no INDEX:VALUE"),
+        ("1 qid", "column features: 'qid' is no INDEX:VALUE"),
+        ("1:2", "column label: '1:2' is not a number"),
+    ],
+)
+def test_invalid_lines_of_libsvm(tmp_path, line, reason):
+    (tmp_path / "a.svm").write_text(f"1 1:0.5 3:2\n\n# a comment\n0\n{line}\n-1 8:1 # behind\n")
+    options = {"n_features": 8, "pool": HERE}
+    with pytest.raises(JobError) as e:
+        load_libsvm(str(tmp_path / "a.svm"), out=str(tmp_path / "out"), **options)
+    assert f"a.svm, line 5, {reason}" in str(e.value)
+    good = load_libsvm(str(tmp_path / "a.svm"), out=str(tmp_path / "o2"), on_error="skip", **options)
+    assert [(row[0], row[1]) for row in rows_of(good)] == [(1, [0, 2]), (0, []), (0, [7])]
+
+
+# -- Parquet ----------------------------------------------------------------------------------------------------
+
+
+def write_parquet(path, rows, per_group=100, **more):
+    from pyarrow import parquet
+
+    table = pa.table(
+        {
+            "click": pa.array([n % 2 for n in rows], pa.int8()), "age": [n / 3 for n in rows],
+            "site": pa.array([f"s{n % 7}" for n in rows]).dictionary_encode(), **more,
+        }
+    )  # fmt: skip
+    parquet.write_table(table, path, row_group_size=per_group)
+
+
+@pytest.mark.parametrize("partition_mb", [0.001, 0.004, 1])
+def test_parquet_by_row_groups(tmp_path, partition_mb):
+    write_parquet(tmp_path / "a.parquet", range(250))
+    write_parquet(tmp_path / "b.parquet", range(250, 1000), per_group=33)
+    dataset = load_parquet(
+        str(tmp_path), out=str(tmp_path / "out"), partition_mb=partition_mb, label="click", pool=HERE
+    )
+    assert rows_of(dataset) == [(n % 2, n / 3, f"s{n % 7}") for n in range(1000)]
+    sizes = [part.rows for part in dataset.partitions]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) > 3 or partition_mb == 1
+
+
+def test_invalid_rows_and_columns_of_parquet(tmp_path):
+    write_parquet(tmp_path / "a.parquet", range(250), score=[1.0 if n != 203 else float("inf") for n in range(250)])
+    with pytest.raises(JobError, match=r"a\.parquet, row 204, column score: is infinite"):
+        load_parquet(
+            str(tmp_path / "a.parquet"), out=str(tmp_path / "out"), partition_mb=0.003, label="click", pool=HERE
+        )
+    kept = load_parquet(
+        str(tmp_path / "a.parquet"),
+        out=str(tmp_path / "o2"),
+        partition_mb=0.003,
+        label="click",
+        on_error="quarantine",
+        pool=HERE,
+    )
+    assert len(kept) == 249
+    assert json.loads((tmp_path / "o2/rejected.jsonl").read_text())["line"] == 204
+    write_parquet(tmp_path / "b.parquet", range(5), score=["x"] * 5)
+    with pytest.raises(JobError, match=r"b\.parquet has string as column score, which is double in"):
+        load_parquet(str(tmp_path / "*.parquet"), out=str(tmp_path / "o3"), pool=HERE)
+    write_parquet(tmp_path / "c.parquet", range(5), lists=[[1]] * 5)
+    with pytest.raises(JobError, match=r"column lists is list.*neither numbers nor text"):
+        load_parquet(str(tmp_path / "c.parquet"), out=str(tmp_path / "o4"), pool=HERE)
+    (tmp_path / "d.parquet").write_text("no parquet")
+    with pytest.raises(JobError, match=r"d\.parquet is no Parquet file"):
+        load_parquet(str(tmp_path / "d.parquet"), out=str(tmp_path / "o5"), pool=HERE)
+
+
+def test_the_dataset_is_found_again(tmp_path):
+    write_csv(tmp_path / "a.csv", [(1, 2.0, "a")])
+    made = load_csv(str(tmp_path / "a.csv"), out=str(tmp_path / "clicks"), label="click", pool=None)
+    found = TableDataset.open(str(tmp_path / "clicks"))
+    assert (found.version, found.manifest.name) == (made.version, "clicks")
+    assert found.manifest.source[0].url.endswith("a.csv")
