@@ -39,6 +39,7 @@ from ephemeron.cli.results import evaluate as evaluate_command
 from ephemeron.cli.results import export as export_command
 from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
+from ephemeron.cli.sparse_store import sparse_store as sparse_store_command
 from ephemeron.cli.tune import tune as tune_command
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import EphemeronError, UserError
@@ -450,6 +451,7 @@ main.add_command(tune_command)
 main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(rendezvous_command)
+main.add_command(sparse_store_command)
 main.add_command(platforms_command)
 main.add_command(doctor_command)
 main.add_command(logs_command)

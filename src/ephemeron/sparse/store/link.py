@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import (
+    ChannelError,
     JobError,
     ProtocolError,
     RemoteError,
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 0.5
 """Between attempts to connect."""
+_REFUSALS = 1
+"""Refusals of the token that a first connection survives."""
 
 
 class Sink(Protocol):
@@ -73,7 +76,7 @@ class ShardLink:
         self._wire: _Wire | None = None
         self._ids = 0
         self._task: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = self._opened = False
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asked = False
@@ -236,19 +239,24 @@ class ShardLink:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         deadline, pause, problem = loop.time() + self._connect_s, _FIRST_PAUSE_S, "no address"
-        place = ""
+        place, refusals = "", 0
         while True:
             wire: _Wire | None = None
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(min(deadline, loop.time() + self._answer_s)):  # a frozen shard is left
                     host, port = await self._where()
                     place = f" at {host}:{port}"
                     _, wire = await loop.create_connection(lambda: _Wire(self, self._token), host, port)
                     reply = await wire.opened
-            except (TokenRefused, ServiceRefused, JobError) as e:
+            except (ServiceRefused, JobError) as e:
                 self._fail(e)
                 return
-            except (OSError, ProtocolError) as e:  # a timeout is an OSError
+            except (OSError, ProtocolError, TokenRefused, ChannelError) as e:  # a timeout is an OSError
+                # A process that is killed in the middle of the proof looks like one that refuses the token.
+                refusals += isinstance(e, TokenRefused)
+                if refusals > _REFUSALS and not self._opened:
+                    self._fail(e)
+                    return
                 if wire is not None:
                     wire.end(ConnectionAbortedError("no answer in time"))
                 problem = str(e) or problem
@@ -264,7 +272,7 @@ class ShardLink:
 
     def _resume(self, wire: _Wire, reply: OpenReply) -> None:
         """Sends again, in their order, what was not answered."""
-        self._wire, self._asked = wire, False
+        self._wire, self._asked, self._opened = wire, False, True
         self._acknowledged(max(self.sequence, reply.sequence))
         frames = [(id, frame) for _, id, frame in self._changes]
         frames += [(id, frame) for id, (frame, _) in self._requests.items() if all(id != i for i, _ in frames)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ephemeron.communication.rpc.sockets import listen_tcp
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError, ProtocolError
+from ephemeron.errors import ChannelError, JobError, ProtocolError
 from ephemeron.sparse.store import codec
 from ephemeron.sparse.store.frame import HEAD_BYTES, FrameProtocol, Head, Kind, pack, pack_json, prefilled, unpack_json
 from ephemeron.sparse.store.messages import ErrorReply, NameRequest, OpenReply, OpenRequest, ShardStatus
@@ -24,15 +25,18 @@ from ephemeron.sparse.store.state import ClientReplaced, ClientState, ShardState
 _log = logging.getLogger(__name__)
 
 
-class Journal(Protocol):
-    """What makes changes outlive the process."""
-
-    def record(self, client: ClientState, frame: bytes) -> None:
-        """Takes a change that has just been made."""
+class Recorder(Protocol):
+    """What makes changes outlive the process, and knows whether another process has taken over."""
 
     @property
-    def pending(self) -> bool:
-        """Whether changes that were taken are not safe yet."""
+    def confirmed(self) -> bool:
+        """Whether this process was the shard's a moment ago. If not, nothing is answered until `confirm`."""
+
+    async def confirm(self) -> None:
+        """Returns once this process is known to be the shard's."""
+
+    def record(self, client: ClientState, frame: bytes) -> bool:
+        """Takes a change that has just been made. Whether it is acknowledged later, by `ShardServer.acknowledge`."""
 
     async def snapshot(self) -> None:
         """Stores the whole state now."""
@@ -40,6 +44,21 @@ class Journal(Protocol):
     @property
     def statistics(self) -> tuple[int, int]:
         """Snapshots and objects of the log that this process has written."""
+
+
+def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Clients that connect wait until it is served.
+
+    Raises:
+        JobError: the port is occupied, or other machines could reach it and `allow_remote` is not set.
+    """
+    try:
+        return listen_tcp(host, port, allow_remote=allow_remote)
+    except OSError as e:
+        raise JobError(
+            f"cannot listen at {host}:{port}: {(e.strerror or str(e)).partition(' (while')[0]}",
+            remedy="give another address",
+        ) from None
 
 
 class ShardServer:
@@ -52,34 +71,46 @@ class ShardServer:
         journal: None: changes are lost with the process.
     """
 
-    def __init__(self, state: ShardState, *, token: str, attempt: int = 0, journal: Journal | None = None) -> None:
+    def __init__(self, state: ShardState, *, token: str, attempt: int = 0, journal: Recorder | None = None) -> None:
         if not token:
             raise ValueError("a store without a token would answer anybody")
         self.state, self.token, self.attempt, self.journal = state, token, attempt, journal
         self.connections: set[_Connection] = set()
+        """Of clients that have proved the token."""
+        self.sockets: set[_Connection] = set()
+        """All."""
+        self.stopped = False
+        self.address = ("", 0)
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False) -> tuple[str, int]:
-        """Listens and returns the address; port 0 takes a free one.
+        """Listens and returns the address; see `bind`."""
+        sock = bind(host, port, allow_remote=allow_remote)
+        await self.serve(sock)
+        return self.address
 
-        Raises:
-            JobError: other machines could reach it, and `allow_remote` is not set.
-            OSError: the port is occupied.
-        """
-        sock = listen_tcp(host, port, allow_remote=allow_remote)
+    async def serve(self, sock: socket.socket) -> None:
+        """Answers the clients of a listening socket, also those that have connected already."""
+        host, port, *_ = sock.getsockname()
+        self.address = (str(host), int(port))
         try:
             self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), sock=sock)
         except BaseException:
             sock.close()
             raise
-        bound_host, bound_port, *_ = sock.getsockname()
-        return str(bound_host), int(bound_port)
+
+    def stop_answering(self) -> None:
+        """Takes no more requests. Acknowledgements of earlier ones may follow."""
+        self.stopped = True
+        if self._server is not None:
+            self._server.close()
+        for connection in self.sockets:
+            connection.pause_reading()
 
     async def close(self) -> None:
         """Stops listening and closes all connections."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self.connections):
+        self.stop_answering()
+        for connection in list(self.sockets):
             connection.end(ConnectionResetError("this shard was closed"))
         await asyncio.sleep(0)
 
@@ -118,24 +149,58 @@ class _Connection(FrameProtocol):
         self._held: list[tuple[int, bytes]] = []
         """Replies to changes by sequence number, until those are safe."""
         self._told = 0
+        self._confirming: asyncio.Task[None] | None = None
         self.client: ClientState | None = None
         self.attempt = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._server.sockets.add(self)
+        super().connection_made(transport)
+        if self._server.stopped:  # accepted in its last moment
+            self.end(ConnectionResetError("this shard was closed"))
 
     def greeted(self) -> None:
         self._server.connections.add(self)
 
     def lost(self, cause: Exception) -> None:
+        self._server.sockets.discard(self)
         self._server.connections.discard(self)
+        if self._confirming is not None:
+            self._confirming.cancel()
         _log.debug("a connection ends: %s", cause)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self.pause_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._resume_reading()
+
+    def pause_reading(self) -> None:
+        """Takes nothing more from the socket for now."""
         if self.transport is not None:
+            self.transport.pause_reading()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        journal = self._server.journal
+        if self._server.stopped:
+            return  # the successor is sent it again
+        if journal is None or journal.confirmed:
+            super().buffer_updated(nbytes)
+        else:
+            self._end += nbytes
+            self.pause_reading()
+            self._confirming = asyncio.get_running_loop().create_task(self._confirm(journal))
+
+    async def _confirm(self, journal: Recorder) -> None:
+        await journal.confirm()
+        if self.transport is not None and not self._server.stopped:
+            self._resume_reading()
+            super().buffer_updated(0)
+
+    def _resume_reading(self) -> None:
+        if self.transport is not None and self.writable and not self._server.stopped:
             self.transport.resume_reading()
 
     def arrived(self, head: Head, body: memoryview) -> None:
@@ -265,8 +330,11 @@ class _Connection(FrameProtocol):
             )
             self._refuse(head, error)
         else:
-            await journal.snapshot()
-            self._reply(head, {}, b"")
+            try:
+                await journal.snapshot()
+                self._reply(head, {}, b"")
+            except ChannelError as e:
+                self._refuse(head, ErrorReply(kind=type(e).__name__, text=str(e)))
         self.acknowledge()
 
     def _reply(self, head: Head, reply: Any, data: bytes) -> None:

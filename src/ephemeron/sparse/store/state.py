@@ -7,7 +7,7 @@ log of frames is a copy of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,8 @@ class Table:
         shape = (spec.stop - spec.first, spec.width)
         self.weights = initial_weights(spec.initial, spec.first, *shape) if weights is None else weights
         self.slots = {name: np.zeros(shape, np.float32) for name in self.optimizer.slots} if slots is None else slots
+        self.before_change: Callable[[Indices], None] | None = None
+        """Told which rows are about to change."""
         # Rows of one value as flat arrays: NumPy takes and puts those faster.
         one = spec.width == 1
         self._weights = self.weights[:, 0] if one else self.weights
@@ -84,12 +86,16 @@ class Table:
 
     def apply(self, rows: Indices, gradient: Floats) -> None:
         """Applies the gradient of distinct rows: float32[n * width]."""
+        if self.before_change is not None:
+            self.before_change(rows)
         if self._weights.ndim == 2:
             gradient = gradient.reshape(-1, self.spec.width)
         self.optimizer.apply(self._weights, self._slots, rows, gradient)
 
     def assign(self, rows: Indices, values: Floats) -> None:
         """Replaces weights; the slots stay."""
+        if self.before_change is not None:
+            self.before_change(rows)
         self._weights[rows] = values if self._weights.ndim == 1 else values.reshape(-1, self.spec.width)
 
 

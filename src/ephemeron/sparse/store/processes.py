@@ -1,0 +1,244 @@
+"""Shards as processes of this machine: started, supervised, and started again with their state when they die.
+
+    python -m ephemeron.sparse.store.processes          one shard; settings as JSON in the first line of its input
+
+A shard's process ends, and stores its state first, when its input ends: also when its parent is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ephemeron.communication.channels.address import open_channel
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import EphemeronError, JobError, ServiceUnreachable, UserError
+from ephemeron.sparse.store.places import framed
+from ephemeron.sparse.store.shard import TOKEN_VARIABLE, Shard, ShardOptions
+
+_log = logging.getLogger(__name__)
+
+_MOST_DEATHS = 5
+"""Deaths of a shard in a row, none of which came later than `_STEADY_S` after its start."""
+_STEADY_S = 10.0
+_END_S = 30.0
+"""Seconds in which a shard stores its state when it is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """First line of a process's input."""
+
+    options: ShardOptions
+    channel: str = ""
+    """Address of the channel; empty: the state is lost with the process."""
+    token: str
+    """Never in an argument or a log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReport:
+    """A line of a process's output: its address when it is ready, and its end."""
+
+    host: str = ""
+    port: int = 0
+    attempt: int = 0
+    end: str = ""
+    error: str = ""
+    user: bool = False
+    """Whether the error is a mistake of the user."""
+    gets: int = 0
+    pushes: int = 0
+
+
+class ShardProcesses:
+    """All shards of a store, each a process.
+
+    Args:
+        options: of each shard.
+        token: of the store.
+        channel: address for snapshots, logs and addresses; empty: none.
+    """
+
+    def __init__(self, options: Sequence[ShardOptions], *, token: str, channel: str = "") -> None:
+        if not token:
+            raise JobError("a sparse store has no token", remedy=f"set {TOKEN_VARIABLE} to a long random text")
+        self._settings = [ProcessSettings(options=o, channel=channel, token=token) for o in options]
+        self._processes: list[asyncio.subprocess.Process | None] = [None] * len(options)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending = False
+        self.restarts = 0
+        """Processes that died and were started again."""
+        self.reports: list[ProcessReport] = [ProcessReport()] * len(options)
+        """The last report of each shard."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """`HOST:PORT` of each shard, as clients name them."""
+        return [
+            f"{settings.options.reached_at or report.host}:{report.port}"
+            for settings, report in zip(self._settings, self.reports, strict=True)
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process of each shard."""
+        return [process.pid for process in self._processes if process is not None]
+
+    async def start(self) -> list[str]:
+        """Starts all shards and returns their addresses.
+
+        Raises:
+            JobError: a port is occupied, or the store has other settings.
+            EphemeronError: a shard did not start.
+        """
+        try:
+            await asyncio.gather(*(self._start(shard) for shard in range(len(self._settings))))
+        except BaseException:
+            await self.close()
+            raise
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._supervise(shard)) for shard in range(len(self._settings))]
+        return self.addresses
+
+    async def wait(self) -> None:
+        """Waits until a shard cannot be kept alive.
+
+        Raises:
+            EphemeronError: says why.
+        """
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+
+    async def close(self) -> None:
+        """Ends all shards, which store their state."""
+        self._ending = True
+        for process in self._processes:
+            if process is not None and process.stdin is not None:
+                process.stdin.close()
+        try:
+            async with asyncio.timeout(_END_S):
+                await asyncio.gather(*(self._drain(shard) for shard in range(len(self._processes))))
+        except TimeoutError:
+            _log.warning("shards did not end within %g s, and are killed", _END_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for process in self._processes:
+            if process is not None:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+
+    async def _start(self, shard: int) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ephemeron.sparse.store.processes", stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self._processes[shard] = process
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(plain(self._settings[shard])).encode() + b"\n")
+        report = await self._report(process)
+        if report is None or not report.port:
+            await process.wait()
+            if report is not None and report.user:
+                raise JobError(report.error)
+            reason = report.error if report is not None and report.error else f"exit code {process.returncode}"
+            raise ServiceUnreachable(f"shard {shard} of the sparse store did not start: {reason}")
+        self.reports[shard] = report
+        options = replace(self._settings[shard].options, port=report.port)
+        self._settings[shard] = replace(self._settings[shard], options=options)
+
+    async def _report(self, process: asyncio.subprocess.Process) -> ProcessReport | None:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        return build(ProcessReport, json.loads(line), where="report of a shard") if line.strip() else None
+
+    async def _drain(self, shard: int) -> None:
+        process = self._processes[shard]
+        if self._tasks:
+            await asyncio.wait({self._tasks[shard]})
+        elif process is not None:
+            await process.communicate()
+
+    async def _supervise(self, shard: int) -> None:
+        loop, deaths = asyncio.get_running_loop(), 0
+        while True:
+            process, begun = self._processes[shard], loop.time()
+            assert process is not None
+            last = await self._report(process)
+            if last is not None:
+                self.reports[shard] = replace(last, host=self.reports[shard].host, port=self.reports[shard].port)
+            code = await process.wait()
+            if self._ending:
+                return
+            deaths = 1 if loop.time() - begun > _STEADY_S else deaths + 1
+            what = last.error or last.end if last is not None else f"exit code {code}"
+            if not self._settings[shard].channel:
+                raise ServiceUnreachable(f"shard {shard} has ended ({what}), and its state with it: it had no channel")
+            if deaths > _MOST_DEATHS or (last is not None and last.end == "replaced"):
+                raise ServiceUnreachable(f"shard {shard} has ended ({what})")
+            _log.warning("shard %d has ended (%s): starting it again", shard, what)
+            await self._start(shard)
+            self.restarts += 1
+
+
+async def _serve(settings: ProcessSettings, tell: Callable[[ProcessReport], None], ended: asyncio.Event) -> None:
+    options = settings.options
+    channel = open_channel(settings.channel) if settings.channel else None
+    owner = f"shard-{options.shard}-{os.getpid()}"
+    shard = Shard(
+        options, token=settings.token, channel=None if channel is None else framed(channel, owner=owner),
+        ready=lambda host, port: tell(ProcessReport(host=host, port=port, attempt=shard.attempt)),
+    )  # fmt: skip
+    watching = asyncio.get_running_loop().create_task(_end_with(ended, shard))
+    try:
+        end = await shard.run()
+        status = shard.status
+        tell(ProcessReport(end=end, attempt=shard.attempt, gets=status.gets, pushes=status.pushes))
+    finally:
+        watching.cancel()
+        if channel is not None:
+            await channel.close()
+
+
+async def _end_with(ended: asyncio.Event, shard: Shard) -> None:
+    await ended.wait()
+    shard.stop.set()
+
+
+async def _main() -> int:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    settings = build(ProcessSettings, json.loads(await reader.readline()), where="settings of a shard")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+
+    async def until_eof() -> None:
+        await reader.read()
+        ended.set()
+
+    def tell(report: ProcessReport) -> None:
+        print(json.dumps(plain(report)), flush=True)
+
+    watching = loop.create_task(until_eof())
+    try:
+        await _serve(settings, tell, ended)
+    except EphemeronError as e:
+        tell(ProcessReport(error=str(e), user=isinstance(e, UserError)))
+        return 1
+    finally:
+        watching.cancel()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_main()))
