@@ -20,6 +20,7 @@ import click
 
 from ephemeron.cli.bounds import bounded, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.dashboard import dashboard as dashboard_command
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
@@ -452,6 +453,7 @@ main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(rendezvous_command)
 main.add_command(sparse_store_command)
+main.add_command(dashboard_command)
 main.add_command(platforms_command)
 main.add_command(doctor_command)
 main.add_command(logs_command)

@@ -1,0 +1,180 @@
+"""What every function did, by phase: kept as covered seconds, drawn as tiles of any zoom.
+
+The spans of one rank and phase become a union of intervals with their running total, so the seconds of a phase within any column
+of a picture are two look-ups, whatever it holds: one span or ten thousand. A tile is `COLUMNS` columns of a width that is a power of
+two, as maps have them; a browser keeps tiles as pictures and moves them, so panning needs neither the server nor the spans.
+
+Each lane of a tile has some rows, in which the phases are stacked in proportion to their seconds. Their borders fall between
+two rows; an ordered dither along the columns decides which, so that over a stretch each phase has its true share. Where a column is
+shorter than a span, all rows have its phase. Memory: 24 bytes a span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ephemeron.events import PHASES, Phase
+
+Floats = npt.NDArray[np.floating[Any]]
+
+COLUMNS = 512
+"""Columns of a tile."""
+SHOWN_FIRST: tuple[Phase, ...] = ("compute", "aggregate", "upload", "download", "load", "wait")
+"""Phases by the right to be shown where they overlap, as in the report."""
+NOTHING, ALIVE = 0, 1
+"""Values of a cell in which no function is, or one of which no phase is known; 2 on: phases, as in `PHASES`."""
+_NUMBER = {phase: i for i, phase in enumerate(PHASES)}
+_STACK: tuple[Phase, ...] = PHASES
+"""Phases from the top of a lane to its bottom."""
+_DITHER = 64
+
+
+class Coverage:
+    """A union of intervals that are added about in the order of time."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._starts, self._ends, self._before = (np.empty(16) for _ in range(3))
+        self.seconds = 0.0
+
+    def add(self, starts: Sequence[float] | Floats, ends: Sequence[float] | Floats) -> None:
+        """Adds intervals. What lies before the end of an earlier one counts once."""
+        a, b = np.asarray(starts, dtype=np.float64), np.asarray(ends, dtype=np.float64)
+        if not a.size:
+            return
+        last = self._ends[self._n - 1] if self._n else -np.inf
+        reached = np.maximum.accumulate(np.concatenate(([last], b)))[:-1]
+        a = np.maximum(a, reached)
+        kept = b > a
+        a, b = a[kept], b[kept]
+        if not a.size:
+            return
+        self._reserve(self._n + a.size)
+        where = slice(self._n, self._n + a.size)
+        lengths = b - a
+        self._starts[where], self._ends[where] = a, b
+        self._before[where] = self.seconds + np.cumsum(lengths) - lengths
+        self.seconds += float(lengths.sum())
+        self._n += a.size
+
+    def until(self, times: Floats) -> Floats:
+        """Covered seconds before each of some times."""
+        if not self._n:
+            return np.zeros(len(times))
+        starts = self._starts[: self._n]
+        at = np.searchsorted(starts, times, side="right") - 1
+        inside = np.minimum(times, self._ends[at]) - starts[at]
+        return np.where(at < 0, 0.0, self._before[at] + inside)
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._starts):
+            more = max(size, 2 * len(self._starts))
+            for name in ("_starts", "_ends", "_before"):
+                grown = np.empty(more)
+                grown[: self._n] = getattr(self, name)[: self._n]
+                setattr(self, name, grown)
+
+
+class PhaseLanes:
+    """Phases of all ranks. `add` collects, `settle` makes what was collected visible: once for many events."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, dict[str, Coverage]] = {}
+        self._new: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+
+    def add(self, rank: int, spans: Iterable[tuple[str, float, float]]) -> None:
+        """Collects spans of a rank: (phase, start, end)."""
+        for phase, start, end in spans:
+            new = self._new.get((rank, phase))
+            if new is None:
+                new = self._new[rank, phase] = ([], [])
+            new[0].append(start)
+            new[1].append(end)
+
+    def settle(self) -> None:
+        """Adds what was collected."""
+        for (rank, phase), (starts, ends) in self._new.items():
+            if phase in _NUMBER:
+                lane = self._lanes.setdefault(rank, {})
+                coverage = lane.get(phase)
+                if coverage is None:
+                    coverage = lane[phase] = Coverage()
+                coverage.add(starts, ends)
+        self._new.clear()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks with any span."""
+        return sorted(self._lanes)
+
+    def totals(self, rank: int | None = None) -> dict[str, float]:
+        """Seconds by phase of one rank or of all. Phases may overlap."""
+        lanes = self._lanes.values() if rank is None else [self._lanes.get(rank, {})]
+        return {phase: sum(lane[phase].seconds for lane in lanes if phase in lane) for phase in PHASES}
+
+    def tile(
+        self,
+        ranks: Sequence[int],
+        alive: dict[int, list[tuple[float, float]]],
+        *,
+        start: float,
+        column_s: float,
+        rows: int,
+    ) -> npt.NDArray[np.uint8]:
+        """A picture of a stretch of time.
+
+        Args:
+            ranks: lanes from the top to the bottom.
+            alive: by rank, when functions of it ran.
+            start: of the first column, in run seconds.
+            column_s: width of a column in seconds.
+            rows: of each lane.
+
+        Returns:
+            Cells, [lanes * rows, COLUMNS].
+        """
+        edges = start + column_s * np.arange(COLUMNS + 1, dtype=np.float64)
+        out = np.empty((len(ranks), rows, COLUMNS), dtype=np.uint8)
+        dither = _van_der_corput(COLUMNS)
+        levels = (np.arange(rows)[:, None] + dither[None, :]) / rows
+        for i, rank in enumerate(ranks):
+            out[i] = self._cells(rank, alive.get(rank, []), edges, column_s, levels)
+        return out.reshape(len(ranks) * rows, COLUMNS)
+
+    def _cells(
+        self, rank: int, alive: list[tuple[float, float]], edges: Floats, column_s: float, levels: Floats
+    ) -> npt.NDArray[np.uint8]:
+        shown, left = {}, np.ones(COLUMNS)
+        lane = self._lanes.get(rank, {})
+        for phase in SHOWN_FIRST:
+            if phase in lane:
+                share = np.diff(lane[phase].until(edges)) / column_s
+                shown[phase] = np.minimum(share, left)
+                left = left - shown[phase]
+        present = Coverage()
+        for a, b in alive:
+            present.add([a], [b])
+        idle = np.minimum(left, np.maximum(0.0, np.diff(present.until(edges)) / column_s - (1.0 - left)))
+        cells = np.zeros(levels.shape, dtype=np.uint8)
+        reached = np.zeros(COLUMNS)
+        for value, share in [*((2 + _NUMBER[p], shown[p]) for p in _STACK if p in shown), (ALIVE, idle)]:
+            above = reached + share
+            cells[(levels >= reached) & (levels < above - 1e-9)] = value
+            reached = above
+        return cells
+
+
+def rows_of(lanes: int) -> int:
+    """Rows of each lane of a tile: the pixels of its height."""
+    return 20 if lanes <= 16 else 12 if lanes <= 48 else 6 if lanes <= 100 else 3
+
+
+def _van_der_corput(n: int) -> Floats:
+    """A sequence in [0, 1) of which every stretch is spread evenly."""
+    bits = _DITHER.bit_length() - 1
+    one = [int(f"{i:0{bits}b}"[::-1], 2) / _DITHER for i in range(_DITHER)]
+    return np.resize(np.asarray(one), n)

@@ -1,0 +1,48 @@
+// Executors of tasks: depth of the queue and functions.
+import * as api from "./api.js";
+import { Chart } from "./chart.js";
+import { card, count, h, nothing, number, pill, seconds } from "./dom.js";
+import { Table } from "./table.js";
+
+export const title = "Tasks";
+
+export function mount(root) {
+  const body = h("div", { class: "stack" }), parts = new Map();
+  root.append(h("div", { class: "head" }, h("h1", {}, "Tasks")), body);
+  const empty = nothing("No tasks are running.", h("span", {}, "Functions over many items appear here while they run: ", h("code", {}, "ephemeron map"), " or ", h("code", {}, "FunctionExecutor"), ". Those that end well remove their folder."));
+
+  function part(t) {
+    const state = h("span"), tiles = h("dl", { class: "tiles" }), about = h("p", { class: "note" });
+    const chart = new Chart({ label: "Depth of the queue", empty: "Measured while this page is open.", xFormat: (v) => new Date(v * 1000).toTimeString().slice(0, 8), y: count, zero: true });
+    const table = new Table([
+      { name: "rank", label: "Executor", kind: "n", value: (f) => f.rank, cell: (f) => f.rank },
+      { name: "status", label: "Status", value: (f) => f.status, cell: (f) => pill(f.status === "ok" ? "finished" : f.status === "unknown" ? "no end recorded" : f.status === "running" ? "running" : "failed") },
+      { name: "outcome", label: "How", value: (f) => f.outcome, cell: (f) => f.outcome || f.error },
+      { name: "start", label: "From", kind: "n", value: (f) => f.start, cell: (f) => seconds(f.start) },
+      { name: "ran", label: "Ran for", kind: "n", value: (f) => f.end - f.start, cell: (f) => seconds(f.end - f.start) },
+      { name: "memory_mb", label: "Memory", kind: "n", value: (f) => f.memory_mb, cell: (f) => count(f.memory_mb) + " MB" },
+    ], { key: (f) => f.invocation, sort: "rank", caption: "Executors", tall: true });
+    const node = card(t.run, { tools: [state] }, h("div", { class: "stack" }, tiles, about, chart.node, table.node));
+    return { node, chart, show(d) {
+      state.replaceChildren(pill(d.running ? "running" : "interrupted"));
+      const q = d.depth, one = (label, value, sub) => h("div", {}, h("dt", {}, label), h("dd", {}, value), h("dd", { class: "sub" }, sub || ""));
+      tiles.replaceChildren(one("Waiting tasks", q ? count(q.ready) : "–", q && q.closed ? "no more will come" : ""), one("Leased tasks", q ? count(q.leased) : "–"), one("Executors", count(d.executors), count(d.invocations) + " invocations"), one("Ended badly", count(d.failed)), one("Billed", number(d.gb_seconds, 4), "GB-s"));
+      about.textContent = q ? "" : "The queue is in " + (d.channel || "a channel elsewhere") + ", so its depth is not known here.";
+      about.hidden = !!q; chart.node.hidden = !d.history;
+      if (d.history) { const [t0, ready, leased, executors] = d.history; chart.show([{ label: "waiting", x: t0, y: ready, colour: "c4" }, { label: "leased", x: t0, y: leased, colour: "c0" }, { label: "executors", x: t0, y: executors, colour: "c2" }], { x: "time" }); }
+      table.show(d.functions);
+    } };
+  }
+
+  const end = api.follow("tasks", "", (d) => {
+    const there = new Set(d.tasks.map((t) => t.run));
+    for (const [run, p] of parts) if (!there.has(run)) { p.node.remove(); p.chart.destroy(); parts.delete(run); }
+    if (!d.tasks.length) { body.replaceChildren(empty); return; }
+    empty.remove();
+    for (const t of d.tasks) {
+      if (!parts.has(t.run)) { parts.set(t.run, part(t)); body.append(parts.get(t.run).node); }
+      parts.get(t.run).show(t);
+    }
+  });
+  return () => { end(); parts.forEach((p) => p.chart.destroy()); };
+}

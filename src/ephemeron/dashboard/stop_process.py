@@ -1,0 +1,35 @@
+"""`python -m ephemeron.dashboard.stop_process FOLDER [--now]`: stops the run of a folder, as `ephemeron stop` does by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ephemeron import blocking
+from ephemeron.errors import EphemeronError, UserError
+from ephemeron.training.driver import lifecycle
+from ephemeron.training.driver.records import read_record
+from ephemeron.training.driver.run_dir import GROUPS, RunFolder
+
+
+def main() -> int:
+    """Exit code 0: asked; 1: refused, with one line on standard error."""
+    folder, now = RunFolder(Path(sys.argv[1])), "--now" in sys.argv[2:]
+    try:
+        run = read_record(folder)
+        if run is None:
+            raise UserError(f"run {folder.run_id} has no readable run.json")
+        if run.platform == GROUPS:
+            from ephemeron.training.driver.group_runs import stop_groups
+
+            stop_groups(folder, now=now)
+        else:
+            blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
+    except EphemeronError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

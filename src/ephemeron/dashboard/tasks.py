@@ -1,0 +1,102 @@
+"""Executors of small tasks (`FunctionExecutor`, `ephemeron map`): depth of their queues, and their functions.
+
+A client that is killed leaves its folder, one that ends well removes it. Where its channel is a folder, the names of the queue's
+objects tell what waits and what is leased; nothing is opened. Functions are in the event log.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from ephemeron.dashboard.run_documents import Document, finite, functions_of
+from ephemeron.dashboard.run_view import RunView
+from ephemeron.functions.local import is_hosted
+from ephemeron.functions.tasks.object_keys import QueueKeys, tasks_of
+
+_HISTORY = 600
+"""Looks at a queue that are kept."""
+
+
+class Tasks:
+    """Executors below some folders.
+
+    Args:
+        roots: folders, of which `tasks/` is looked through.
+    """
+
+    def __init__(self, roots: list[Path]) -> None:
+        self._roots = roots
+        self._views: dict[Path, RunView] = {}
+        self._history: dict[Path, deque[tuple[float, int, int, int]]] = {}
+        self._lock = threading.Lock()
+
+    def document(self) -> list[Document]:
+        """All executors, newest first."""
+        with self._lock:
+            folders = [p for root in self._roots for p in (root / "tasks").glob("*/") if p.is_dir()]
+            for gone in set(self._views) - set(folders):
+                self._views.pop(gone, None)
+                self._history.pop(gone, None)
+            return [self._one(p) for p in sorted(folders, key=lambda p: p.stat().st_mtime, reverse=True)[:50]]
+
+    def _one(self, folder: Path) -> Document:
+        view = self._views.setdefault(folder, RunView(folder))
+        for _ in range(8):
+            if not view.advance():
+                break
+        hosted = is_hosted(folder)
+        with view.lock:
+            functions = functions_of(view)
+            running = sum(r.status == "running" for r in functions) if hosted else 0
+            out: Document = {
+                "run": folder.name, "folder": str(folder), "running": hosted, "seconds": finite(view.t),
+                "invocations": len(functions), "executors": running,
+                "failed": sum(not r.well and r.status not in ("unknown", "cancelled") for r in functions),
+                "gb_seconds": finite(sum(r.gb_seconds for r in functions)),
+                "functions": [
+                    {"rank": r.rank, "invocation": r.invocation, "status": r.status if hosted or r.ended else "unknown",
+                     "outcome": r.outcome, "start": finite(r.start), "end": finite(r.end), "memory_mb": r.memory_mb,
+                     "error": r.error[:500]}
+                    for r in functions[-200:]
+                ],
+            }  # fmt: skip
+        address = _address(folder)
+        depth = _depth(folder) if (folder / "objects").is_dir() else None
+        out |= {"channel": address, "depth": depth}
+        if depth is not None:
+            history = self._history.setdefault(folder, deque(maxlen=_HISTORY))
+            history.append((round(time.time(), 2), depth["ready"], depth["leased"], out["executors"]))
+            out["history"] = [list(column) for column in zip(*history, strict=True)]
+        return out
+
+
+def _depth(folder: Path) -> Document:
+    """Tasks of a queue whose objects are files, by the names of the files."""
+    keys = QueueKeys(folder.name)
+    names = [f"{keys.work}{name}" for name in _names(folder / "objects" / keys.work)]
+    batches, closed = keys.listed(n for n in names if not n.endswith(".part"))
+    leased = {name: b for name, b in batches.items() if b.attempt > b.expired}
+    return {
+        "ready": sum(tasks_of(name) for name in batches if name not in leased),
+        "leased": sum(map(tasks_of, leased)), "batches": len(batches), "closed": closed,
+        "announced": len({name.rpartition(".")[0] for name in _names(folder / "objects" / keys.live)}),
+    }  # fmt: skip
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [p.name for p in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _address(folder: Path) -> str:
+    try:
+        value = json.loads((folder / "client.json").read_text())
+        return str(value["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
