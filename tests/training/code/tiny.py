@@ -68,6 +68,23 @@ def tied() -> nn.Module:
     return Tied()
 
 
+def partly(hidden: int) -> nn.Module:
+    """A layer that takes part in every third forward pass."""
+
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(64, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)
+            self.register_buffer("passes", torch.tensor(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += self.training
+            x = torch.tanh(self.first(x.flatten(1)))
+            return self.last(x if self.passes % 3 else torch.tanh(self.inner(x)))
+
+    return Partly()
+
+
 def bulky(width: int, layers: int) -> nn.Module:
     """Many parameters and little to compute: a batch of one row of them."""
     middle = [m for _ in range(layers) for m in (nn.Linear(width, width, bias=False), nn.Tanh())]
@@ -77,9 +94,9 @@ def bulky(width: int, layers: int) -> nn.Module:
 class _Counted(nn.Module):
     """Becomes NaN after so many forward passes in training."""
 
-    def __init__(self, passes: int, grad_only: bool) -> None:
+    def __init__(self, passes: int, grad_only: bool, hidden: int = 16) -> None:
         super().__init__()
-        self.inner, self.grad_only = mlp(), grad_only
+        self.inner, self.grad_only = mlp(hidden), grad_only
         self.register_buffer("left", torch.tensor(passes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,9 +118,9 @@ class _NanGradient(torch.autograd.Function):
         return g * float("nan")
 
 
-def nan_after(passes: int, grad_only: bool = False) -> nn.Module:
+def nan_after(passes: int, grad_only: bool = False, hidden: int = 16) -> nn.Module:
     """A model whose loss, or only its gradients, are NaN from some iteration on."""
-    return _Counted(passes, grad_only)
+    return _Counted(passes, grad_only, hidden)
 
 
 def sequences(samples: int = 48, length: int = 6, words: int = 6) -> torch.utils.data.Dataset:

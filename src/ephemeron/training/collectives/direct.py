@@ -159,7 +159,8 @@ class DirectReduce(PieceExchange):
 
     def _send_held(self, version: Version, piece: Piece, rank: int) -> None:
         """Sends a rank what it adds up of this one's."""
-        if version.uploaded and version.payloads is not None and version.header and rank in self._targets(piece):
+        sent = piece.number in version.sent and rank in self._targets(piece)
+        if sent and version.payloads is not None and version.header is not None:
             extra, payload = version.header.pack(), version.payloads[piece.number]
             self._send(rank, Kind.CONTRIBUTION, version.number, piece.number, extra, payload)
 
@@ -167,7 +168,7 @@ class DirectReduce(PieceExchange):
         """What a lost rank has merged may have reached another one."""
         rank = self._rank_of.get(member)
         for version in self._versions.values():
-            if rank is not None and version.uploaded and not version.complete:
+            if rank is not None and version.sent and not version.complete:
                 self._ask(version, [r for r in self.others if r != rank])
 
     def _ask(self, version: Version, ranks: Iterable[int]) -> None:
@@ -289,7 +290,7 @@ class DirectReduce(PieceExchange):
                     ]
             if version.uploaded and version.payloads is not None and version.header is not None:
                 arrays[f"{_SENT}{version.number}.header"] = np.frombuffer(version.header.pack(), dtype=np.uint8)
-                for index, payload in enumerate(version.payloads):
+                for index, payload in version.payloads.items():
                     arrays[f"{_SENT}{version.number}.{index}"] = np.frombuffer(b"".join(payload), dtype=np.uint8)
         applied_at = {self.g.rank: self.g.status.applied, **self.applied}
         durable_at = {self.g.rank: self.g.status.durable, **self.durable_at}
@@ -312,9 +313,11 @@ class DirectReduce(PieceExchange):
         """Restores an own contribution, which others may have lost."""
         version = self._version(number)
         version.header = header = ContributionHeader.of(arrays[f"{_SENT}{number}.header"].tobytes())
-        payloads: list[list[Buffer]] = [[arrays[f"{_SENT}{number}.{i}"].tobytes()] for i in range(len(self.pieces))]
+        payloads: dict[int, list[Buffer]] = {
+            p.number: [arrays[f"{_SENT}{number}.{p.number}"].tobytes()] for p in self.pieces
+        }
         version.payloads = payloads
-        version.uploaded = True
+        version.sent, version.uploaded = set(payloads), True
         for piece in self.summing:
             if version.done[piece.number] is None:
                 self._add(

@@ -67,6 +67,9 @@ class PieceExchange(Collective):
         role = group.policy.staleness(aggregator=group.is_aggregator)
         self._copies = role > 0 or not group.policy.exact
         """The caller may compute the next contribution, in the same memory, while this one is still needed."""
+        # The first piece of each owner is never early. So no owner has all of a contribution before what is sent ahead of the rest
+        # of it: see `private_copies`.
+        self._early = [] if self._copies or self.upward.codec.feedback else [p for p in self.pieces if p.offset]
         self.applied, self.durable_at = dict.fromkeys(self.others, 0), dict.fromkeys(self.others, 0)
         self._least_applied = self._least_durable = 0
         self._versions: dict[int, Version] = {}
@@ -87,30 +90,54 @@ class PieceExchange(Collective):
         version = self._version(iteration)
         if self._copies and not self.upward.codec.lossy:
             vector = vector.copy()
-        payloads: list[list[Buffer]] = [
-            self.upward.encode(vector[p.start : p.stop], p.start, p.stop) for p in self.pieces
-        ]
-        status = self.g.status
-        if version.complete:
-            return
-        version.header = ContributionHeader(
-            self._flags.pop(iteration, flags), weight, status.applied, status.durable, status.busy_s
-        )
-        version.payloads = payloads
+        payloads = {} if version.payloads is None else version.payloads
+        for p in self.pieces:
+            if p.number not in payloads:
+                payloads[p.number] = self.upward.encode(vector[p.start : p.stop], p.start, p.stop)
+        if not version.complete:
+            self._register(version, payloads, weight, flags)
+
+    @property
+    def early(self) -> Sequence[tuple[int, int]]:
+        return [(p.start, p.stop) for p in self._early]
+
+    def submit_piece(self, iteration: int, number: int, part: np.ndarray, weight: float, flags: int = 0) -> None:
+        version, piece = self._version(iteration), self._early[number]
+        payloads = {} if version.payloads is None else version.payloads
+        if not version.complete and piece.number not in payloads:
+            payloads[piece.number] = self.upward.encode(part, piece.start, piece.stop)
+            self._register(version, payloads, weight, flags)
+            self._contribute(version, [piece])
+
+    def _register(self, version: Version, payloads: dict[int, list[Buffer]], weight: float, flags: int) -> None:
+        """Takes payloads of this rank's contribution; all have the header of the first one."""
+        version.payloads, status = payloads, self.g.status
+        if version.header is None:
+            flags = self._flags.pop(version.number, flags)
+            version.header = ContributionHeader(flags, weight, status.applied, status.durable, status.busy_s)
+
+    def _contribute(self, version: Version, pieces: Sequence[Piece]) -> None:
+        """Sends pieces of this rank's contribution to their owners, and adds those that it owns itself."""
+        header, payloads = version.header, version.payloads
+        assert header is not None
+        assert payloads is not None
+        extra = header.pack()
+        version.sent.update(piece.number for piece in pieces)
+        for piece in pieces:
+            for rank in self._targets(piece):
+                self._send(rank, Kind.CONTRIBUTION, version.number, piece.number, extra, payloads[piece.number])
+        for piece in pieces:
+            if self._adds_up(piece):
+                part = self._decoded(self.upward, payloads[piece.number], piece)
+                self._add(version, piece, self.g.rank, part, header, None)
 
     async def upload(self, iteration: int) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         version = self._version(iteration)
-        header, payloads = version.header, version.payloads
-        if header is not None and payloads is not None:
-            extra, version.uploaded = header.pack(), True
-            for piece in self._order:
-                for rank in self._targets(piece):
-                    self._send(rank, Kind.CONTRIBUTION, iteration, piece.number, extra, payloads[piece.number])
-            for piece in self.summing:
-                part = self._decoded(self.upward, payloads[piece.number], piece)
-                self._add(version, piece, self.g.rank, part, header, None)
+        if version.header is not None and version.payloads is not None:
+            version.uploaded = True
+            self._contribute(version, [p for p in self._order if p.number not in version.sent])
             await self.mesh.drained()
         self.g.trace.record("upload", began, loop.time())
 

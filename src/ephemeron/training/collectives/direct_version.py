@@ -108,7 +108,7 @@ class Version:
 
     __slots__ = (
         "awaited", "complete", "done", "first_merged", "flags", "header", "heard", "left", "mine_left", "number", "payloads", "receiving",
-        "sums", "uploaded", "vector", "view", "waiters",
+        "sent", "sums", "uploaded", "vector", "view", "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int, vector: np.ndarray, pieces: list[Piece], mine: list[Piece], world: int) -> None:
@@ -126,8 +126,10 @@ class Version:
         """Pieces that are being received into their place."""
         self.flags = 0
         self.complete = False
-        self.payloads: list[list[Buffer]] | None = None
+        self.payloads: dict[int, list[Buffer]] | None = None
         """By piece, this rank's own contribution: kept until the version is complete here."""
+        self.sent: set[int] = set()
+        """Pieces of it that were sent."""
         self.header: ContributionHeader | None = None
         """Of the own contribution."""
         self.uploaded = False

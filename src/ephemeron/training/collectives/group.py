@@ -155,6 +155,21 @@ class Collective(ABC):
             flags: `STOP`, `HAND_OFF` or 0.
         """
 
+    @property
+    def early(self) -> Sequence[tuple[int, int]]:
+        """Elements `start:stop` of the pieces that `submit_piece` takes while the rest of a vector is computed; none by default."""
+        return ()
+
+    def submit_piece(self, iteration: int, number: int, part: np.ndarray, weight: float, flags: int = 0) -> None:
+        """Registers a piece of this rank's contribution, and sends it at once. `submit` follows with the whole.
+
+        Args:
+            iteration, weight, flags: see `submit`, which gets the same.
+            number: of the piece, in `early`.
+            part: its elements, which stay in place and are part of the whole vector later.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     async def upload(self, iteration: int) -> None:
         """Sends the submitted contribution."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class PartReport(NamedTuple):
 
 def backward(
     task: Task, model: nn.Module, part: Any, *, samples: int, whole: int, turn: int | None,
-    autocast: AbstractContextManager[object],
+    autocast: AbstractContextManager[object], weighed: Callable[[float, bool, float], None] | None = None,
 ) -> PartReport:  # fmt: skip
     """Forward and backward pass over a part of a batch.
 
@@ -35,6 +35,7 @@ def backward(
         samples, whole: in the part, and in the whole batch.
         turn: number of the optimiser whose turn it is; None: the program is not told.
         autocast: context of the forward pass.
+        weighed: called before the backward pass with the weight, whether the program said it, and the loss.
 
     Raises:
         JobError: the program returned no scalar loss.
@@ -52,6 +53,8 @@ def backward(
     given = "weight" in report
     weight = number_of(report.pop("weight", samples), "weight", where)
     scaled = loss * weight if given else loss / (whole / samples)
+    if weighed is not None:
+        weighed(weight, given, number_of(loss, "loss", where))
     torch.autograd.backward(loss if samples == whole else scaled)
     return PartReport(weight, given, {name: number_of(value, name, where) for name, value in report.items()})
 

@@ -228,7 +228,7 @@ class TrainingLoop:
                 upload, reduce = await self.collective.pending(t)
             self.replaying = not (upload and reduce)
         version = self.status.applied
-        step, flags = await self.step.run(t)
+        step, flags = await self.step.run(t, early=self.collective if upload and reduce else None)
         weight = step.samples if step.weight is None else step.weight
         self.collective.submit(t, step.vector, weight, flags)
         self.sharing.submitted(t)

@@ -10,6 +10,7 @@ The cost is one pass over each vector, 0.3 ms per MB, which is little compared w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,16 @@ def all_finite(vector: np.ndarray) -> bool:
     return bool(np.isfinite(vector).all())
 
 
+def gaps(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """What disjoint ranges `start:stop` leave of `0:size`, ascending."""
+    found, at = [], 0
+    for start, stop in [*sorted(ranges), (size, size)]:
+        if start > at:
+            found.append((at, start))
+        at = max(at, stop)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteCheck:
     """Raises `NonFiniteValue` where the run's configuration says `stop`; otherwise checks nothing.
@@ -46,12 +57,18 @@ class FiniteCheck:
     rank: int
     member: int
 
-    def step(self, step: TrainingStep, iteration: int) -> TrainingStep:
-        """Checks and returns a rank's own contribution."""
+    def step(self, step: TrainingStep, iteration: int, checked: Sequence[tuple[int, int]] = ()) -> TrainingStep:
+        """Checks and returns a rank's own contribution.
+
+        Args:
+            step: the contribution.
+            iteration: that it belongs to.
+            checked: ranges `start:stop` of elements that were checked already.
+        """
         if self.stops:
             if not math.isfinite(step.loss):
                 self._fail(f"the loss is {step.loss}", iteration)
-            if not all_finite(step.vector):
+            if not all(all_finite(step.vector[start:stop]) for start, stop in gaps(checked, step.vector.size)):
                 self._fail(f"the loss is {step.loss:.6g}, but {self._exchanged} are not finite", iteration)
         return step
 

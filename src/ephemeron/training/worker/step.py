@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ephemeron.errors import EphemeronError, JobError
-from ephemeron.training.collectives import Group, ReductionStatus
+from ephemeron.training.collectives import Collective, Group, ReductionStatus
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.metrics import EvaluationSums
+from ephemeron.training.worker.early_pieces import EarlyContribution, GivesEarly, overlaps
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.non_finite import FiniteCheck
 from ephemeron.training.worker.spec import RunSpec
@@ -80,8 +81,13 @@ class IterationStep(ABC):
         """The ranks with which this one reduces gradients."""
 
     @abstractmethod
-    async def run(self, iteration: int) -> tuple[TrainingStep, int]:
-        """Contribution to an iteration, and the flags for all ranks."""
+    async def run(self, iteration: int, *, early: Collective | None = None) -> tuple[TrainingStep, int]:
+        """Contribution to an iteration, and the flags for all ranks.
+
+        Args:
+            iteration: to compute.
+            early: takes pieces of the contribution meanwhile.
+        """
 
     @abstractmethod
     async def evaluate(self, iteration: int) -> EvaluationSums:
@@ -127,19 +133,33 @@ class WholeModelStep(IterationStep):
         super().__init__(started)
         if self.spec.stages is not None:
             raise JobError("this run divides its model into stages", remedy="call the entry 'stage'")
+        self._overlaps = overlaps() and isinstance(self.trainer, GivesEarly)
 
     def group(self, policy: Policy) -> Group:
         return self.new_group(policy)
 
-    async def run(self, iteration: int) -> tuple[TrainingStep, int]:
-        step = await self.compute(
-            lambda: self._computed(iteration),
-            samples=self.batch(iteration),
-            batches=self.spec.configuration.local_steps,
-        )
-        return step, self.lifecycle.flags()
+    async def run(self, iteration: int, *, early: Collective | None = None) -> tuple[TrainingStep, int]:
+        pieces = self._early(iteration, early)
+        try:
+            step = await self.compute(
+                lambda: self._computed(iteration, pieces),
+                samples=self.batch(iteration),
+                batches=self.spec.configuration.local_steps,
+            )
+        finally:
+            if pieces is not None:
+                pieces.close()
+        flags = None if pieces is None else pieces.flags
+        return step, self.lifecycle.flags() if flags is None else flags
 
-    def _computed(self, iteration: int) -> TrainingStep:
+    def _early(self, iteration: int, collective: Collective | None) -> EarlyContribution | None:
+        if collective is None or not self._overlaps or not collective.early:
+            return None
+        return EarlyContribution(collective, iteration, self.lifecycle.flags, checked=self.finite.stops)
+
+    def _computed(self, iteration: int, early: EarlyContribution | None) -> TrainingStep:
+        if isinstance(self.trainer, GivesEarly):
+            self.trainer.give_early(early)
         try:
             step = self.trainer.compute(iteration)
         except EphemeronError:
@@ -147,7 +167,7 @@ class WholeModelStep(IterationStep):
         except Exception as e:
             e.add_note(f"(in iteration {iteration}: {self.finite.batch_text(iteration)})")
             raise
-        return self.finite.step(step, iteration)
+        return self.finite.step(step, iteration, early.taken if early is not None else ())
 
     async def evaluate(self, iteration: int) -> EvaluationSums:
         samples = self.started.test_samples / 3  # a forward pass is about a third of a step

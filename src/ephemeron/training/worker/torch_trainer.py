@@ -8,6 +8,7 @@ there, with a pinned copy on the host for the exchange.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -33,7 +34,9 @@ from ephemeron.training.task.state_codec import pack, unpack
 from ephemeron.training.task.task import StatefulTask
 from ephemeron.training.task.tensors import as_tensors, named_tensors, parts_of, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
+from ephemeron.training.worker.early_pieces import EarlyPieces
 from ephemeron.training.worker.flat_parameters import wide_dtype
+from ephemeron.training.worker.gradient_pieces import GradientPieces
 from ephemeron.training.worker.torch_state import RandomState, TorchTrainerState
 from ephemeron.training.worker.trainer import TrainingStep
 
@@ -71,14 +74,16 @@ class TorchTrainer:
         self.dtype = self._host.numpy().dtype
         self.views: list[torch.Tensor] = []
         self._bounds: list[tuple[int, int]] = []
-        self._took_part: set[int] = set()
-        """Numbers of the parameters that have a gradient."""
         start = 0
-        for i, (_, p) in enumerate(self.named):
+        for _, p in self.named:
             self._bounds.append((start, start + p.numel()))
             self.views.append(self.flat[start : start + p.numel()].view(p.shape))
             start += p.numel()
-            p.register_post_accumulate_grad_hook(partial(_add, self._took_part, i))  # type: ignore[no-untyped-call]
+        self._pieces = GradientPieces(self.flat, self.views, self._bounds)
+        for i, (_, p) in enumerate(self.named):
+            self._pieces.watch(i, p)
+        self._took_part = self._pieces.took_part
+        """Numbers of the parameters that have a gradient."""
         self._groups = _owned(self.named, program.optimizers) if program.takes_turns else []
         self._call: nn.Module = torch.compile(self.model) if program.options.compile else self.model  # type: ignore[assignment]
         self._local_steps = local_steps
@@ -103,6 +108,11 @@ class TorchTrainer:
 
     # -- training -----------------------------------------------------------------------------------------
 
+    def give_early(self, to: EarlyPieces | None) -> None:
+        """See `GivesEarly`. None are given of local steps, after provisional ones, or on an accelerator."""
+        whole = self.exchange != "gradients" or self._alone or self._own is not None or self._host is not self.flat
+        self._pieces.to = None if whole else to
+
     def compute(self, iteration: int) -> TrainingStep:
         batch = self.feed.batch(self.sampler, iteration)
         n, first = batch.samples, iteration * self._local_steps
@@ -124,7 +134,7 @@ class TorchTrainer:
         weight = sum(report.weight for report in reports)
         self._record(iteration)
         if self.exchange != "changes" and not self._alone:
-            self.flat.mul_(weight)
+            self._pieces.finish(weight)
         metrics = averaged(reports, weight)
         if self._host is not self.flat:
             self._host.copy_(self.flat)
@@ -138,15 +148,22 @@ class TorchTrainer:
         with self._only(turn):
             self._zero(turn)
             parts = parts_of(batch, n, self.program.options.accumulate)
-            reports = [
-                backward(
-                    self.program.task, self._call, part, samples=samples, whole=n, turn=turn, autocast=self._autocast()
-                )
-                for part, samples in parts
-            ]
+            reports: list[PartReport] = []
+            for part, samples in parts:
+                last = len(reports) + 1 == len(parts)
+                report = backward(
+                    self.program.task, self._call, part, samples=samples, whole=n, turn=turn, autocast=self._autocast(),
+                    weighed=partial(self._begin_last, reports) if last and self._pieces.to is not None else None,
+                )  # fmt: skip
+                reports.append(report)
             if len(reports) > 1 and reports[0].given:
                 self._divide_gradients(sum(report.weight for report in reports))
         return reports
+
+    def _begin_last(self, reports: Sequence[PartReport], weight: float, given: bool, loss: float) -> None:
+        """Before the last backward pass of a batch: pieces may be sent while it goes on, unless its gradients are divided afterwards."""
+        if not (given and reports) and all(map(math.isfinite, [loss, *(r.metrics["loss"] for r in reports)])):
+            self._pieces.begin(sum(r.weight for r in reports) + weight)
 
     def _train_locally(self, batch: Any, n: int, first: int) -> list[PartReport]:
         """Optimiser steps with this rank's own gradients, as many as there are samples for; then the exchanged vector.
@@ -284,7 +301,7 @@ class TorchTrainer:
 
     def _zero(self, turn: int | None) -> None:
         self.flat.zero_()
-        self._took_part.clear()
+        self._pieces.reset()
         for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
             own = turn is None or i in self._groups[turn]
             p.grad = view if own and p.dtype == view.dtype else None
@@ -484,7 +501,3 @@ def _owned(named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch
     """By optimiser, the numbers of its parameters."""
     number = {id(p): i for i, (_, p) in enumerate(named)}
     return [{number[id(p)] for group in o.param_groups for p in group["params"] if id(p) in number} for o in optimizers]
-
-
-def _add(found: set[int], number: int, _: torch.Tensor) -> None:
-    found.add(number)

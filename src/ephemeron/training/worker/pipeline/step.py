@@ -28,7 +28,7 @@ from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundari
 from ephemeron.partition.runtime.device import StageMessage
 from ephemeron.partition.runtime.micro_batches import sizes
 from ephemeron.partition.schedule_simulator.schedule import Pass
-from ephemeron.training.collectives import Group, StalledPeers
+from ephemeron.training.collectives import Collective, Group, StalledPeers
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.metrics import EvaluationSums
@@ -97,7 +97,7 @@ class PipelineStep(IterationStep):
 
     # -- one iteration ------------------------------------------------------------------------------------
 
-    async def run(self, iteration: int) -> tuple[TrainingStep, int]:
+    async def run(self, iteration: int, *, early: Collective | None = None) -> tuple[TrainingStep, int]:
         samples, lifecycle = self.batch(iteration), self.lifecycle
         if lifecycle.over_limits() and not lifecycle.stop_requested:
             # A rank that repeats iterations reads messages from before this flag: it learns of the stop here.
