@@ -32,6 +32,7 @@ _TABLE = {
     "probe": "ephemeron.training.worker.probe:run_probe",
     "loader": "ephemeron.data.service.loader:run_loader",
     "task-executor": "ephemeron.functions.tasks.executor_entry:run_task_executor",
+    "sparse-shard": "ephemeron.sparse.store.functions:run_sparse_shard",
     "provisioner": "ephemeron.functions.tasks.provisioner:run_provisioner",
 }
 ENTRIES = tuple(_TABLE)

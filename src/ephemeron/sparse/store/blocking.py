@@ -107,6 +107,10 @@ class BlockingSparseStore:
         """See `SparseStore.status`."""
         return self._run(self.store.status())
 
+    def stop(self) -> None:
+        """See `SparseStore.stop`."""
+        self._run(self.store.stop())
+
     def close(self, *, flush: bool = True) -> None:
         """See `SparseStore.close`."""
         try:

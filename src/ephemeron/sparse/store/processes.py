@@ -108,7 +108,7 @@ class ShardProcesses:
         return self.addresses
 
     async def wait(self) -> None:
-        """Waits until a shard cannot be kept alive.
+        """Waits until all shards have been stopped by a client, or one cannot be kept alive.
 
         Raises:
             EphemeronError: says why.
@@ -177,7 +177,7 @@ class ShardProcesses:
             if last is not None:
                 self.reports[shard] = replace(last, host=self.reports[shard].host, port=self.reports[shard].port)
             code = await process.wait()
-            if self._ending:
+            if self._ending or (last is not None and last.end == "stopped"):
                 return
             deaths = 1 if loop.time() - begun > _STEADY_S else deaths + 1
             what = last.error or last.end if last is not None else f"exit code {code}"

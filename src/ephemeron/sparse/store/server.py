@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,6 +80,8 @@ class ShardServer:
         """Of clients that have proved the token."""
         self.sockets: set[_Connection] = set()
         """All."""
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called when a client ends the shard."""
         self.stopped = False
         self.address = ("", 0)
         self._server: asyncio.Server | None = None
@@ -315,6 +318,8 @@ class _Connection(FrameProtocol):
             case "leave":
                 if self.client is not None:
                     self._state.leave(self.client)
+            case "stop":
+                self._server.on_stop()
             case "snapshot":
                 asyncio.get_running_loop().create_task(self._snapshot(head))
                 return

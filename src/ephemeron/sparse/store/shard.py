@@ -130,6 +130,7 @@ class Shard:
     async def _serve(self, sock: socket.socket, state: ShardState, place: ShardPlace | None) -> End:
         replaced = asyncio.Event()
         server = self._server = ShardServer(state, token=self._token, attempt=self.attempt)
+        server.on_stop = self.stop.set
         journal: Journal | None = None
         if place is not None:
 
