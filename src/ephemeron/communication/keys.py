@@ -15,6 +15,7 @@ RUN/kept/ITERATION                         weights of an evaluation that are kep
 RUN/done/RANK  RUN/result                  the end
 RUN/control                                requests of the user during the run
 RUN/peer/GENERATION/RANK.ATTEMPT           where a function can be reached by the others, on direct channels
+RUN/waiting/GENERATION/RANK.ATTEMPT        the same of a successor that is no member yet
 RUN/mail/GENERATION/FROM.ATTEMPT-TO.ATTEMPT/NUMBER   messages of functions that cannot connect
 
 For a run whose functions change (generations; in those after the first, gGROUP and state/RANK end in .GENERATION):
@@ -122,6 +123,14 @@ class Keys:
 
     def peer(self, rank: int, attempt: int) -> str:
         return f"{self.peers}{rank}.{attempt}"
+
+    @property
+    def waiting(self) -> str:
+        """Prefix of the announcements of successors that wait for their predecessors."""
+        return f"{self.run}/waiting/{self.generation}/"
+
+    def waiting_peer(self, rank: int, attempt: int) -> str:
+        return f"{self.waiting}{rank}.{attempt}"
 
     def mail(self, sender: str, target: str) -> str:
         """Prefix of the messages from one function to another, each named RANK.ATTEMPT."""

@@ -35,11 +35,13 @@ class DirectWorld:
         self.keys = Keys("run")
         self.meshes: list[Mesh] = []
 
-    async def join(self, rank: int, attempt: int = 0, transports: list[Transport] | None = None) -> Mesh:
-        """A member joins."""
+    async def join(
+        self, rank: int, attempt: int = 0, transports: list[Transport] | None = None, *, waits: bool = False
+    ) -> Mesh:
+        """A member joins, or a successor that is no member yet."""
         mesh = await Mesh.join(
             store=self.store, rank=rank, attempt=attempt, ranks=self.ranks, keys=self.keys, token=TOKEN,
-            transports=transports or [self.network.transport(rank)], silence_s=self.silence_s,
+            transports=transports or [self.network.transport(rank)], silence_s=self.silence_s, waits=waits,
         )  # fmt: skip
         self.meshes.append(mesh)
         return mesh

@@ -393,3 +393,95 @@ def test_a_member_that_is_announced_and_dead_does_not_stop_others() -> None:
             await mesh.close()
 
     run(scenario)
+
+
+# -- successors that connect before they are members --------------------------------------------------------
+
+
+def linked(mesh: Mesh, rank: int, attempt: int) -> bool:
+    """Whether a mesh is connected to an attempt, which may be no member yet."""
+    peer = mesh._peers[rank]
+    return peer.attempt == attempt or (peer.successor is not None and peer.successor.attempt == attempt)
+
+
+def test_a_waiting_successor_takes_its_predecessors_place_at_once() -> None:
+    async def scenario() -> None:
+        world = DirectWorld(3)
+        async with joined(world) as meshes:
+            successor = await world.join(1, 1, waits=True)
+            await until(lambda: all(linked(meshes[r], 1, 1) and linked(successor, r, 0) for r in (0, 2)))
+            assert [mesh.attempt_of(1) for mesh in meshes] == [0, 0, 0]
+            assert not successor.connected(0)
+            assert not successor.send(0, Kind.CONTRIBUTION, 1)
+            old, new, others = Inbox(meshes[1]), Inbox(successor), [Inbox(meshes[0]), Inbox(meshes[2])]
+            assert meshes[0].send(1, Kind.CONTRIBUTION, 2)
+            await until(lambda: old.numbers == [2])
+            connected: list[tuple[int, int]] = []
+            meshes[0].on_connect.append(lambda rank, attempt: connected.append((rank, attempt)))
+            successor.become_member(world.store)
+            assert successor.send(0, Kind.CONTRIBUTION, 3), "no connection has to be made first"
+            assert successor.send(2, Kind.CONTRIBUTION, 4)
+            assert meshes[1].send(0, Kind.CONTRIBUTION, 5), "its predecessor does not know yet"
+            await until(lambda: [i.numbers for i in others] == [[3], [4]])
+            assert connected == [(1, 1)]
+            assert meshes[0].send(1, Kind.CONTRIBUTION, 6)
+            await until(lambda: new.numbers == [6])
+            await until(lambda: meshes[1].superseded or not meshes[1].send(0, Kind.CONTRIBUTION, 7))
+            assert old.numbers == [2]
+            assert [i.numbers for i in others] == [[3], [4]]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_all_hand_off_at_once(order: list[int]) -> None:
+    async def scenario() -> None:
+        world = DirectWorld(3)
+        async with joined(world):
+            after = list(await asyncio.gather(*(world.join(r, 1, waits=True) for r in range(3))))
+            await until(lambda: all(linked(a, b.rank, 1) for a in after for b in after if a is not b))
+            inboxes = [Inbox(mesh) for mesh in after]
+            for mesh in after:
+                mesh.on_connect.append(
+                    lambda rank, attempt, own=mesh: own.send(rank, Kind.CONTRIBUTION, own.rank, attempt)
+                )
+            for rank in order:
+                after[rank].become_member(world.store)
+            await until(lambda: all(set(i.numbers) == {0, 1, 2} - {n} for n, i in enumerate(inboxes)))
+
+    run(scenario)
+
+
+def test_a_member_that_came_meanwhile_is_found() -> None:
+    async def scenario() -> None:
+        world = DirectWorld(3)
+        async with joined(world) as meshes:
+            successor = await world.join(1, 1, waits=True)
+            await until(lambda: linked(meshes[0], 1, 1) and linked(successor, 2, 0))
+            await meshes[2].close()
+            replacement = await world.join(2, 1)
+            await until(lambda: replacement.attempt_of(1) == 0)
+            successor.become_member(world.store)
+            inbox = Inbox(replacement)
+            await until(lambda: successor.send(2, Kind.CONTRIBUTION, 1) and replacement.attempt_of(1) == 1)
+            await until(lambda: 1 in inbox.numbers)
+
+    run(scenario)
+
+
+def test_a_waiting_successor_is_refused_after_a_newer_attempt() -> None:
+    async def scenario() -> None:
+        world = DirectWorld(2)
+        async with joined(world) as meshes:
+            late = await world.join(1, 1, waits=True)
+            await until(lambda: linked(meshes[0], 1, 1))
+            newest = await world.join(1, 2)
+            await until(lambda: meshes[0].attempt_of(1) == 2)
+            inbox = Inbox(meshes[0])
+            late.become_member(world.store)
+            late.send(0, Kind.CONTRIBUTION, 1)
+            await until(lambda: late.superseded)
+            assert newest.send(0, Kind.CONTRIBUTION, 2)
+            await until(lambda: inbox.numbers == [2])
+
+    run(scenario)

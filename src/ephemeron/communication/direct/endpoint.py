@@ -51,12 +51,27 @@ async def announce(store: Channel, keys: Keys, own: Endpoint) -> dict[int, Endpo
         ChannelUnreachable: the store does not answer.
     """
     await store.put(keys.peer(own.rank, own.attempt), [own.to_bytes()])
+    return await _announced(store, keys.peers, own.rank)
+
+
+async def announce_waiting(store: Channel, keys: Keys, own: Endpoint) -> tuple[dict[int, Endpoint], dict[int, Endpoint]]:
+    """Announces a successor that is no member yet, and returns the newest members and waiting successors of other ranks.
+
+    Raises:
+        ChannelUnreachable: the store does not answer.
+    """
+    await store.put(keys.waiting_peer(own.rank, own.attempt), [own.to_bytes()])
+    members, waiting = await asyncio.gather(*(_announced(store, at, own.rank) for at in (keys.peers, keys.waiting)))
+    return members, {r: e for r, e in waiting.items() if r not in members or e.attempt > members[r].attempt}
+
+
+async def _announced(store: Channel, prefix: str, own_rank: int) -> dict[int, Endpoint]:
     newest: dict[int, int] = {}
-    for key in await store.list(keys.peers):
+    for key in await store.list(prefix):
         rank, attempt = map(int, key.rpartition("/")[2].split("."))
-        if rank != own.rank:
+        if rank != own_rank:
             newest[rank] = max(attempt, newest.get(rank, 0))
-    wanted = {rank: keys.peer(rank, attempt) for rank, attempt in newest.items()}
+    wanted = {rank: f"{prefix}{rank}.{attempt}" for rank, attempt in newest.items()}
     fetched = await asyncio.gather(*(store.fetch(key) for key in wanted.values()))
     found = {
         rank: Endpoint.of(bytes(data), where=key)

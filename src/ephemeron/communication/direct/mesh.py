@@ -4,6 +4,9 @@ A member listens, announces where (`RUN/peer/GENERATION/RANK.ATTEMPT` in the run
 and dials them; members that come later dial it. So nothing is ever polled: a start costs each function one put and one
 listing, and a replacement dials everybody.
 
+A successor connects before it is a member: it announces itself apart (`RUN/waiting/…`), and what is sent goes to its
+predecessor until it says on its connections that it is a member (`become_member`).
+
 Fencing: of each rank a member accepts the highest attempt that it has seen. When a newer attempt proves itself the older
 one's connection is closed; what a frozen function sends after its replacement has come never arrives.
 
@@ -24,7 +27,7 @@ from typing import Any
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.direct.connection import Connection, LinkFailed
 from ephemeron.communication.direct.dial_history import DialHistory
-from ephemeron.communication.direct.endpoint import Endpoint, announce, machine
+from ephemeron.communication.direct.endpoint import Endpoint, announce, announce_waiting, machine
 from ephemeron.communication.direct.message import FORWARDED, Head, Kind
 from ephemeron.communication.direct.requests import Answer, Requests
 from ephemeron.communication.direct.store_route import StoreRoutes
@@ -41,12 +44,23 @@ SILENCE_S = 10.0
 _SETTLED_S = 1.0
 """Age from which on a second connection of a pair replaces the first one, which its other end must have lost."""
 _ANSWERED_S = 0.02
+_WAITS = 1
+"""Number of the first message of a successor that is no member yet."""
 _LINK = struct.Struct("<HI")
 
 OnMessage = Callable[[int, Head, memoryview], None]
 """Handler of a kind: rank of the sender, head, body."""
 Allocate = Callable[[int, Head, int], "memoryview | None"]
 """Chooses memory for a body: rank of the sender, head, bytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Successor:
+    """A connected next attempt of another rank, which is no member yet."""
+
+    attempt: int
+    connection: Connection
+    endpoint: Endpoint | None
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +77,7 @@ class _Peer:
     told: int | None = None
     """Attempt for which `on_connect` was called last; None: there was no route since."""
     dialling: asyncio.Task[None] | None = None
+    successor: _Successor | None = None
 
 
 class Mesh:
@@ -101,19 +116,21 @@ class Mesh:
         self._requests = Requests(self, self._start)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stored: StoreRoutes | None = None
-        self._closed = False
+        self._closed = self._waits = False
+        self._announcing: asyncio.Task[None] | None = None
         self._ended_sent = self._ended_received = 0
 
     @classmethod
     async def join(
         cls, *, store: Channel, rank: int, attempt: int, ranks: int, keys: Keys, token: str,
-        transports: Sequence[Transport], silence_s: float = SILENCE_S,
+        transports: Sequence[Transport], silence_s: float = SILENCE_S, waits: bool = False,
     ) -> Mesh:  # fmt: skip
         """Announces this member and begins to connect to those that were announced before. Does not wait for connections.
 
         Args:
             store: of the run.
             rank, attempt, ranks, keys, token, transports, silence_s: see `Mesh`.
+            waits: it is a successor, and no member before `become_member`.
 
         Raises:
             ChannelUnreachable: the store does not answer.
@@ -121,17 +138,37 @@ class Mesh:
         mesh = cls(
             rank=rank, attempt=attempt, ranks=ranks, keys=keys, token=token, transports=transports, silence_s=silence_s
         )
+        mesh._waits = waits
         try:
-            await mesh._announce(store)
+            await mesh._listen()
+            await (mesh._announce_waiting(store) if waits else mesh._announce(store))
         except BaseException:
             await mesh.close()
             raise
-        mesh._stored = StoreRoutes(mesh, store, keys, silence_s=silence_s)
         mesh._start(mesh._watch())
-        mesh._start(mesh._stored.run())
+        if not waits:
+            mesh._use_store(store)
         return mesh
 
-    async def _announce(self, store: Channel) -> None:
+    def become_member(self, store: Channel) -> None:
+        """The predecessor has ended: the others send to this attempt from now on, and accept what it sends.
+
+        Args:
+            store: of the run.
+        """
+        self._waits = False
+        dialled = [connection for connection in self._pending if connection.dialled]
+        for connection in [*dialled, *self._connections(), *self._successors()]:
+            connection.send(self._head(Kind.MEMBER, 0))
+        self._announcing = self._start(self._announce(store))
+        self._use_store(store)
+        asyncio.get_running_loop().call_soon(self.update_routes)
+
+    def _use_store(self, store: Channel) -> None:
+        self._stored = StoreRoutes(self, store, self._keys, silence_s=self._silence_s)
+        self._start(self._stored.run())
+
+    async def _listen(self) -> None:
         for transport in self._transports.values():
             try:
                 address = await transport.listen(self._token, self._accepted)
@@ -140,11 +177,22 @@ class Mesh:
                 continue
             if address is not None:
                 self._endpoint.addresses[transport.name] = address
-        for rank, endpoint in (await announce(store, self._keys, self._endpoint)).items():
+
+    async def _announce(self, store: Channel) -> None:
+        self._dial_all(await announce(store, self._keys, self._endpoint))
+
+    async def _announce_waiting(self, store: Channel) -> None:
+        members, waiting = await announce_waiting(store, self._keys, self._endpoint)
+        self._dial_all(members)
+        for rank, endpoint in waiting.items():
             if rank in self._peers:
-                self._peers[rank].endpoint = endpoint
-        for rank, peer in self._peers.items():
-            if peer.endpoint is not None:
+                self._start(self._dial_once(rank, endpoint))
+
+    def _dial_all(self, members: dict[int, Endpoint]) -> None:
+        for rank, endpoint in members.items():
+            peer = self._peers.get(rank)
+            if peer is not None and (peer.connection is None or endpoint.attempt > peer.attempt):
+                peer.endpoint = endpoint
                 self._dial(rank, peer)
 
     # -- what callers use ---------------------------------------------------------------------------------
@@ -232,19 +280,21 @@ class Mesh:
     async def close(self) -> None:
         """Closes all connections and stops listening."""
         self._closed = True
+        if self._announcing is not None:  # what a cancelled put stores late, nobody deletes
+            await asyncio.gather(self._announcing, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._stored is not None:
             self._stored.close()
-        for connection in [*self._pending, *self._connections()]:
+        for connection in [*self._pending, *self._successors(), *self._connections()]:
             self._count(connection)
             connection.close()
         for handle in self._pending.values():
             handle.cancel()
         self._pending.clear()
         for peer in self._peers.values():
-            peer.connection = None
+            peer.connection = peer.successor = None
         for transport in self._transports.values():
             await transport.close()
 
@@ -265,26 +315,30 @@ class Mesh:
         while not (self.superseded or peer.connection) and (endpoint := peer.endpoint) is not None:
             if endpoint.attempt < peer.attempt:  # a newer one will dial
                 return
-            for name in self._dials.order(endpoint.machine):
-                transport, began = self._transports[name], asyncio.get_running_loop().time()
-                if not transport.reaches(self._endpoint, endpoint):
-                    continue
-                try:
-                    connection = await transport.dial(
-                        endpoint.addresses[transport.name], self._token, timeout_s=DIAL_TIMEOUT_S
-                    )
-                except LinkFailed as e:
-                    _log.debug("rank %d to rank %d: %s", self.rank, rank, e)
-                    self._dials.failed(name, endpoint.machine)
-                    continue
-                self._dials.connected(name, endpoint.machine, asyncio.get_running_loop().time() - began)
-                self._accepted(connection)
-                # A second one would take its place before the other end has answered.
-                while connection in self._pending:  # noqa: ASYNC110
-                    await asyncio.sleep(_ANSWERED_S)
-                break
+            await self._dial_once(rank, endpoint)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_AGAIN_S)
+
+    async def _dial_once(self, rank: int, endpoint: Endpoint) -> None:
+        """Tries each transport until one connects, and waits until the other end has answered."""
+        for name in self._dials.order(endpoint.machine):
+            transport, began = self._transports[name], asyncio.get_running_loop().time()
+            if not transport.reaches(self._endpoint, endpoint):
+                continue
+            try:
+                connection = await transport.dial(
+                    endpoint.addresses[transport.name], self._token, timeout_s=DIAL_TIMEOUT_S
+                )
+            except LinkFailed as e:
+                _log.debug("rank %d to rank %d: %s", self.rank, rank, e)
+                self._dials.failed(name, endpoint.machine)
+                continue
+            self._dials.connected(name, endpoint.machine, asyncio.get_running_loop().time() - began)
+            self._accepted(connection)
+            # A second one would take its place before the other end has answered.
+            while connection in self._pending:  # noqa: ASYNC110
+                await asyncio.sleep(_ANSWERED_S)
+            return
 
     def _accepted(self, connection: Connection) -> None:
         """The end that has dialled says who it is, then the other one."""
@@ -302,7 +356,7 @@ class Mesh:
             connection.close()
 
     def _say_hello(self, connection: Connection) -> None:
-        connection.send(self._head(Kind.HELLO, 0, extra=self._endpoint.to_bytes()))
+        connection.send(self._head(Kind.HELLO, 0, _WAITS if self._waits else 0, extra=self._endpoint.to_bytes()))
 
     def _head(self, kind: int, target: int, number: int = 0, part: int = 0, extra: bytes = b"") -> Head:
         return Head(kind, self.rank, target, number, part, extra, self.attempt)
@@ -328,8 +382,17 @@ class Mesh:
                 connection.send(self._head(Kind.REFUSED, rank))
             connection.close()
             return
-        now, before = asyncio.get_running_loop().time(), peer.connection
-        at_once = attempt == peer.attempt and now - peer.since < _SETTLED_S
+        waits = head.number == _WAITS
+        if waits and attempt == peer.attempt:  # it has become a member meanwhile, over another connection
+            connection.close()
+            return
+        endpoint = Endpoint.of(head.extra, where=f"endpoint of rank {rank}")
+        now, known = asyncio.get_running_loop().time(), peer.successor
+        if waits:
+            before = None if known is None else known.connection
+            at_once = known is not None and known.attempt == attempt
+        else:
+            before, at_once = peer.connection, attempt == peer.attempt and now - peer.since < _SETTLED_S
         if (
             before is not None
             and at_once
@@ -341,12 +404,21 @@ class Mesh:
             return
         if not connection.dialled:
             self._say_hello(connection)
-        peer.endpoint = Endpoint.of(head.extra, where=f"endpoint of rank {rank}") or peer.endpoint
-        if before is not None:
-            self._retire(before)
+        if waits:
+            if before is not None:
+                self._retire(before)
+            peer.successor = _Successor(attempt, connection, endpoint)
+        else:
+            self._take(peer, attempt, connection, endpoint)
+
+    def _take(self, peer: _Peer, attempt: int, connection: Connection, endpoint: Endpoint | None) -> None:
+        """From now on this is the connection to a rank, and this the attempt that is accepted."""
+        peer.endpoint = endpoint or peer.endpoint
+        if peer.connection is not None:
+            self._retire(peer.connection)
         if attempt > peer.attempt:
             peer.links.clear()
-        peer.attempt, peer.connection, peer.since = attempt, connection, now
+        peer.attempt, peer.connection, peer.since = attempt, connection, asyncio.get_running_loop().time()
         peer.told = None
         self._tell_links()
         self.update_routes()
@@ -362,9 +434,14 @@ class Mesh:
     def _connections(self) -> list[Connection]:
         return [peer.connection for peer in self._peers.values() if peer.connection is not None]
 
+    def _successors(self) -> list[Connection]:
+        return [peer.successor.connection for peer in self._peers.values() if peer.successor is not None]
+
     # -- routes -------------------------------------------------------------------------------------------
 
     def _route(self, rank: int) -> Connection | None:
+        if self._waits:
+            return None
         peer = self._peers[rank]
         if peer.connection is not None:
             return peer.connection
@@ -378,6 +455,8 @@ class Mesh:
         return [r for r in self._peers if (route := self._route(r)) is None or route.transport == "store"]
 
     def _tell_links(self) -> None:
+        if self._waits:
+            return
         links = b"".join(_LINK.pack(r, p.attempt) for r, p in self._peers.items() if p.connection is not None)
         for rank, peer in self._peers.items():
             if peer.connection is not None:
@@ -433,9 +512,13 @@ class Mesh:
 
     def _own_message(self, connection: Connection, head: Head) -> None:
         peer = self._peers.get(head.sender)
+        if peer is not None and (successor := peer.successor) is not None and successor.connection is connection:
+            return self._message_of_successor(peer, successor, head)
         if peer is None or peer.connection is not connection:
             return
-        if head.kind == Kind.LINKS:
+        if head.kind == Kind.REFUSED:
+            self.superseded = True
+        elif head.kind == Kind.LINKS:
             peer.links = dict(_LINK.iter_unpack(head.extra))
             self.superseded |= peer.links.get(self.rank, -1) > self.attempt
             for rank, attempt in peer.links.items():
@@ -444,6 +527,17 @@ class Mesh:
             self.update_routes()
         elif head.kind == Kind.PING:
             connection.send(self._head(Kind.PONG, head.sender))
+
+    def _message_of_successor(self, peer: _Peer, successor: _Successor, head: Head) -> None:
+        if head.kind == Kind.PING:
+            successor.connection.send(self._head(Kind.PONG, head.sender))
+        elif head.kind == Kind.MEMBER:
+            peer.successor = None
+            if successor.attempt < peer.attempt:
+                successor.connection.send(self._head(Kind.REFUSED, head.sender))
+                self._retire(successor.connection)
+            else:
+                self._take(peer, successor.attempt, successor.connection, successor.endpoint)
 
     def _newer(self, rank: int, attempt: int) -> None:
         """A newer attempt of a rank than the known one exists."""
@@ -471,6 +565,8 @@ class Mesh:
             handle.cancel()
             return
         for rank, peer in self._peers.items():
+            if peer.successor is not None and peer.successor.connection is connection:
+                peer.successor = None
             if peer.connection is connection:
                 _log.info("rank %d has lost the connection to rank %d: %s", self.rank, rank, why)
                 self._count(connection)

@@ -35,6 +35,8 @@ class Kind(IntEnum):
     REQUEST = 5
     REPLY = 6
     REFUSED = 7
+    MEMBER = 8
+    """A successor that was connected already is a member from now on."""
     OBJECT = 32
     """An object of a `PeerChannel`; `extra` is its key."""
     DELETED = 33

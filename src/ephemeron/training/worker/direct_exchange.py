@@ -55,8 +55,13 @@ class DirectExchange:
             await self.mesh.close()
 
 
-async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
+async def join_members(invocation: InvocationContext, spec: RunSpec, *, waits: bool = False) -> None:
     """Connects an invocation to the other ranks of its generation, where the run's channel is direct.
+
+    Args:
+        invocation: joins.
+        spec: of the run.
+        waits: it is a successor, and takes its predecessor's place in `become_member`.
 
     Raises:
         ChannelUnreachable: the store does not answer.
@@ -66,7 +71,7 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
         return
     mesh = await Mesh.join(
         store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=spec.configuration.workers,
-        keys=invocation.keys, token=token_of(ctx.call.key, ctx.call.run), transports=transports_of(invocation),
+        keys=invocation.keys, token=token_of(ctx.call.key, ctx.call.run), transports=transports_of(invocation), waits=waits,
     )  # fmt: skip
     exchange, store = exchange_of(spec, invocation.keys), invocation.channel
     channel: PeerChannel | PushedChannel
@@ -75,6 +80,12 @@ async def join_members(invocation: InvocationContext, spec: RunSpec) -> None:
     else:
         channel = PushedChannel(store, mesh, exchange)
     invocation.direct = DirectExchange(mesh, channel)
+
+
+def become_member(invocation: InvocationContext) -> None:
+    """The others send to this successor from now on, and no more to its predecessor."""
+    if invocation.direct is not None:
+        invocation.direct.mesh.become_member(invocation.channel)
 
 
 def exchanges_directly(spec: RunSpec) -> bool:

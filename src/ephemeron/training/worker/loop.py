@@ -76,11 +76,13 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
         try:
             with invocation.at_end:
                 async with asyncio.TaskGroup() as tasks:
-                    started = await load(invocation)
                     try:
-                        summary = await TrainingLoop(started, step(started), tasks).run()
+                        started = await load(invocation)
+                        try:
+                            summary = await TrainingLoop(started, step(started), tasks).run()
+                        finally:
+                            known = started.lifecycle.timeouts.state()
                     finally:
-                        known = started.lifecycle.timeouts.state()
                         await invocation.leave_members()
             break
         except BaseExceptionGroup as group:

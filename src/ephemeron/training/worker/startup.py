@@ -24,7 +24,13 @@ from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
-from ephemeron.training.worker.direct_exchange import join_members, keeps_in_memory, token_of, transports_of
+from ephemeron.training.worker.direct_exchange import (
+    become_member,
+    join_members,
+    keeps_in_memory,
+    token_of,
+    transports_of,
+)
 from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, EndedEpoch, decode_begin, decode_members, members_of
@@ -121,9 +127,11 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     if not invocation.stays:
         invocation.load_s = invocation.now() - invocation.began - channel.outages_s
     lifecycle.handoff.load_s = invocation.load_s
-    restored = await _handed_over(lifecycle, checkpoints, trainer) if invocation.reason == "relay" else None
-    if invocation.reason == "relay":  # its predecessor was a member until now
-        await join_members(invocation, spec)
+    restored: RestoredState | None = None
+    if invocation.reason == "relay":
+        await join_members(invocation, spec, waits=True)
+        restored = await _handed_over(lifecycle, checkpoints, trainer)
+        become_member(invocation)
         recovery = peer_recovery(invocation, spec, None if restored is None else restored.copies)
     if restored is None:
         restored = await recovered_state(lifecycle, checkpoints, trainer, recovery) if number > 0 else RestoredState()
