@@ -208,3 +208,8 @@ def test_partitions_survive_what_everything_else_survives(first):
     seeds = range(first, first + 5)
     assert any("cut:" in " ".join(schedule(seed).faults) for seed in seeds)
     assert {seed: found for seed in seeds if (found := run(seed))} == {}
+
+
+def test_a_replacement_that_asks_a_dead_rank_is_not_replaced_for_it():
+    """Over direct channels; it is slow, too, and computes before it asks what its predecessor has sent."""
+    assert run(7000121) == []

@@ -54,7 +54,9 @@ async def announce(store: Channel, keys: Keys, own: Endpoint) -> dict[int, Endpo
     return await _announced(store, keys.peers, own.rank)
 
 
-async def announce_waiting(store: Channel, keys: Keys, own: Endpoint) -> tuple[dict[int, Endpoint], dict[int, Endpoint]]:
+async def announce_waiting(
+    store: Channel, keys: Keys, own: Endpoint
+) -> tuple[dict[int, Endpoint], dict[int, Endpoint]]:
     """Announces a successor that is no member yet, and returns the newest members and waiting successors of other ranks.
 
     Raises:

@@ -65,6 +65,8 @@ class DirectReduce(PieceExchange):
         self, group: Group, mesh: Mesh, *, replays: bool = True, division: Division = Division()  # noqa: B008
     ) -> None:  # fmt: skip
         super().__init__(group, mesh, replays=replays, division=division)
+        self._asks: tuple[int, list[int]] = 0, []
+        """Iteration of which this rank asks what its predecessor has sent, and the ranks that have not answered."""
         mesh.handle(Kind.MISSING, self._on_missing)
         mesh.answer(Kind.MISSING, self._answer_missing)
         mesh.on_connect.append(self._on_connect)
@@ -191,9 +193,10 @@ class DirectReduce(PieceExchange):
         self._on_missing(member, head, body)
         rank, version = self._rank_of.get(member), self._versions.get(head.number)
         held = NOT_HELD if version is None or rank is None else version.heard.get(rank, NOT_HELD)
-        waits = next(((v.number, self._awaited(v)) for v in self._by_number() if v.awaited), (0, []))
-        members = [(waits[0], self._members[r]) for r in waits[1]]
-        return [MissingAnswer(held, self.g.status.applied, members).pack()]
+        waits = next(((v.number, self._awaited(v)) for v in self._by_number() if v.awaited), None)
+        number, ranks = waits or self._asks
+        members = [(number, self._members[r]) for r in ranks]
+        return [MissingAnswer(held, self.g.status.applied, members, waits is None).pack()]
 
     def _by_number(self) -> list[Version]:
         return sorted(self._versions.values(), key=lambda v: v.number)
@@ -246,7 +249,8 @@ class DirectReduce(PieceExchange):
         """Ranks that wait for a version already, or for a later one, and have no contribution to it any more."""
         version = self._versions.get(number)
         missing = self._absent(version) if version is not None else set()
-        return {rank for rank in missing & answers.keys() if any(t >= number for t, _ in answers[rank].waits)}
+        found = {rank: answers[rank] for rank in missing & answers.keys() if not answers[rank].asks}
+        return {rank for rank, answer in found.items() if any(t >= number for t, _ in answer.waits)}
 
     async def stalled_before(self, iteration: int, rank: int, key: str) -> StalledPeers:
         found = await self._stalled(iteration, lambda: [rank])
@@ -264,10 +268,12 @@ class DirectReduce(PieceExchange):
             left -= answers.keys()
             if version.complete or not left:
                 break
+            self._asks = iteration, sorted(left)
             if loop.time() >= ends:
                 await self.g.on_timeout(StalledPeers(iteration, sorted(left)))
                 ends = loop.time() + self.g.wait_timeout_s(1)
             await asyncio.sleep(RECHECK_S)
+        self._asks = 0, []
         return not version.complete, not version.complete
 
     def take_over(self, iteration: int, *, uploaded: bool) -> None:

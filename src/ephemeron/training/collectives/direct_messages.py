@@ -27,7 +27,7 @@ NOT_HELD = 255
 
 _CONTRIBUTION = struct.Struct("<BdQQf")
 _MERGED = struct.Struct("<BQQf")
-_ANSWER = struct.Struct("<BQH")
+_ANSWER = struct.Struct("<BQH?")
 _WAIT = struct.Struct("<QH")
 
 
@@ -88,16 +88,18 @@ class MissingAnswer(NamedTuple):
     """Number of versions that its parameters contain."""
     waits: list[tuple[int, int]]
     """Iterations and ranks of what it waits for itself; none: it computes, or is late for another reason."""
+    asks: bool = False
+    """Whether it has not contributed yet: it asks these ranks what its predecessor has sent."""
 
     def pack(self) -> bytes:
-        head = _ANSWER.pack(self.held, self.applied, len(self.waits))
+        head = _ANSWER.pack(self.held, self.applied, len(self.waits), self.asks)
         return head + b"".join(_WAIT.pack(*wait) for wait in self.waits)
 
     @classmethod
     def of(cls, data: memoryview) -> MissingAnswer:
-        held, applied, n = _ANSWER.unpack_from(data)
+        held, applied, n, asks = _ANSWER.unpack_from(data)
         waits = list(_WAIT.iter_unpack(data[_ANSWER.size : _ANSWER.size + n * _WAIT.size]))
-        return cls(held, applied, waits)
+        return cls(held, applied, waits, asks)
 
 
 def pack_indices(indices: Iterable[int], pieces: int) -> bytes:

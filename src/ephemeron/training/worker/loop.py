@@ -225,12 +225,13 @@ class TrainingLoop:
         await background.settle("upload")
         upload = reduce = True
         await self.sharing.before(t)
+        version = self.status.applied
+        step, flags = await self.step.run(t, early=None if self.replaying else self.collective)
         if self.replaying:
+            # Not before: this may wait for a rank that is dead, and others wait for this one meanwhile.
             async with self.sharing.idle():
                 upload, reduce = await self.collective.pending(t)
             self.replaying = not (upload and reduce)
-        version = self.status.applied
-        step, flags = await self.step.run(t, early=self.collective if upload and reduce else None)
         weight = step.samples if step.weight is None else step.weight
         self.collective.submit(t, step.vector, weight, flags)
         self.sharing.submitted(t)
