@@ -1,0 +1,155 @@
+"""The port of sparse models, and the batches that they are given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ephemeron.errors import JobError, MissingExtra
+
+Floats: TypeAlias = NDArray[np.float32]
+Indices: TypeAlias = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Samples with sparse features, in compressed rows, and their labels."""
+
+    indptr: Indices
+    """int64[samples + 1]: sample i has the entries `indptr[i]` to `indptr[i + 1]`."""
+    indices: Indices
+    """int64[entries]: features, unique in a sample."""
+    values: Floats
+    """float32[entries]."""
+    labels: NDArray[Any] | None = None
+    """[samples]; None: there are none."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.indptr) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of parameters, as a store creates it."""
+
+    rows: int
+    width: int = 1
+    """Values of a row."""
+    value: float = 0.0
+    """Initial value."""
+    std: float = 0.0
+    """Standard deviation of the normal noise of initial values."""
+    adds: bool = False
+    """Gradients are changes, which are added whatever the optimiser."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of a batch."""
+
+    loss: float
+    """Mean over the samples, without penalties."""
+    gradients: Mapping[str, Floats]
+    """By table, float32[rows that the batch needs, width]: gradient of the mean loss and of the penalties of these rows."""
+
+
+class SparseModel(ABC):
+    """A model whose parameters are rows of tables.
+
+    For each minibatch: `rows` says what to read, `step` takes what was read and gives the gradient of these rows. Both are functions
+    of their arguments alone.
+    """
+
+    @property
+    @abstractmethod
+    def tables(self) -> Mapping[str, Table]:
+        """All tables, by name."""
+
+    @abstractmethod
+    def rows(self, batch: Batch) -> Mapping[str, Indices]:
+        """Rows that a batch needs, by table: ascending and unique.
+
+        Raises:
+            JobError: a feature is not below the number of features.
+        """
+
+    @abstractmethod
+    def step(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats], iteration: int = 0) -> Step:
+        """Loss of a batch, and gradient of the rows.
+
+        Args:
+            batch: with labels, where the model needs them.
+            rows: as `rows` returned them.
+            values: of these rows, float32[rows, width] each.
+            iteration: number of the step; some models weigh later ones more.
+
+        Raises:
+            JobError: labels are absent, or have other values than the model takes.
+        """
+
+    @abstractmethod
+    def predict(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> NDArray[np.float64]:
+        """Predictions for a batch; arguments as for `step`, labels are not looked at."""
+
+    @abstractmethod
+    def evaluate(
+        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
+    ) -> Mapping[str, tuple[float, float]]:
+        """Sums of metrics over a batch, and what to divide each by: add both up over batches."""
+
+
+class Local(NamedTuple):
+    """Features of a batch by their place among those that it has."""
+
+    features: Indices
+    """Those that occur, ascending."""
+    matrix: Any
+    """`scipy.sparse.csr_array` [samples, features that occur], float32."""
+
+
+def local(batch: Batch, features: int) -> Local:
+    """The features of a batch.
+
+    Raises:
+        JobError: one is not below the number of features.
+        MissingExtra: SciPy is not installed.
+    """
+    found, places = np.unique(batch.indices, return_inverse=True)
+    if found.size and (found[0] < 0 or found[-1] >= features):
+        wrong = found[0] if found[0] < 0 else found[-1]
+        at = int(np.searchsorted(batch.indptr, np.argmax(batch.indices == wrong), side="right")) - 1
+        raise JobError(
+            f"sample {at} of a batch has feature {wrong}, and the model has features 0 to {features - 1}",
+            remedy="set the model's number of features to that of the dataset",
+        )
+    shape = (batch.samples, len(found))
+    return Local(found, scipy_sparse().csr_array((batch.values, places.ravel(), batch.indptr), shape=shape))
+
+
+def labels_of(batch: Batch, what: str) -> NDArray[Any]:
+    """Labels of a batch.
+
+    Raises:
+        JobError: there are none.
+    """
+    if batch.labels is None:
+        raise JobError(f"{what} needs labels, and the dataset has none", remedy="name the label column in the recipe")
+    return batch.labels
+
+
+def scipy_sparse() -> Any:
+    """The module `scipy.sparse`.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import scipy.sparse
+    except ModuleNotFoundError:
+        raise MissingExtra("scipy", "sparse") from None
+    return scipy.sparse
