@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.data.tables import TableDataset, csr_batch
-from ephemeron.errors import DatasetError, JobError
+from ephemeron.errors import JobError
 from ephemeron.preparation import InProcess, load_csv, load_libsvm, load_parquet, loading
 from ephemeron.preparation.load_plan import equal_parts
 
@@ -190,7 +190,7 @@ def test_wrong_inputs_are_one_line_each(tmp_path):
 def test_files_with_other_columns_are_named(tmp_path):
     write_csv(tmp_path / "a.csv", [(1, 2.0, "a")])
     write_csv(tmp_path / "b.csv", [(1, 2.0, "a")], header=("click", "page", "site"))
-    with pytest.raises(ValueError, match=r"b\.csv has other columns than the first file: 'page' instead of 'age'"):
+    with pytest.raises(JobError, match=r"b\.csv has other columns than the first file: 'page' instead of 'age'"):
         load_csv(str(tmp_path / "*.csv"), out=str(tmp_path / "out"), pool=HERE)
 
 
@@ -235,7 +235,7 @@ def test_a_file_that_changes_during_a_load_is_named(tmp_path):
             write_csv(tmp_path / "a.csv", [(i % 2, i + 1, "t") for i in range(500)])
             return super().map(fn, *items)
 
-    with pytest.raises(DatasetError, match="has changed since the preparation began"):
+    with pytest.raises(JobError, match="has changed since the preparation began"):
         load_csv(str(tmp_path / "a.csv"), out=str(tmp_path / "out"), label="click", partition_mb=0.005, pool=Changing())
 
 

@@ -108,13 +108,13 @@ def test_a_pipeline_is_the_same_whatever_the_partitioning(tmp_path_factory, ends
 def test_steps_are_fitted_in_as_few_passes_as_their_order_allows():
     made = Pipeline([StandardScaler(), FeatureHasher()])
     made.bind(COLUMNS)
-    assert next(made._passes()) == 2
+    assert next(made.passes()) == 2
     made = Pipeline([QuantileBinner(), FeatureHasher()])
     made.bind(COLUMNS)
-    assert next(made._passes()) == 1
+    assert next(made.passes()) == 1
     made = Pipeline([MinMaxScaler(["age"]), StandardScaler()])
     made.bind(COLUMNS)
-    assert next(made._passes()) == 1
+    assert next(made.passes()) == 1
 
 
 def test_hashing_is_what_its_definition_says():

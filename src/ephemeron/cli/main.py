@@ -33,6 +33,7 @@ from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
+from ephemeron.cli.prepare import prepare_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.cli.rendezvous import rendezvous as rendezvous_command
 from ephemeron.cli.resize import resize as resize_command
@@ -96,6 +97,7 @@ def main() -> None:
     ephemeron train job.toml --platform aws-microvm     train on AWS Lambda MicroVMs, after `ephemeron deploy aws-microvm`
     ephemeron train job.toml --platform openfaas        train on your cluster, after `ephemeron deploy openfaas`
     ephemeron train job.toml --platform ray             train on your Ray cluster, through a channel that its nodes share
+    ephemeron prepare examples/clicks/recipe.toml       load, transform and split raw data, on functions
     ephemeron tune examples/digits/study.toml           find the best parameters of a job, over many runs
     ephemeron platforms                                 list platforms, and what has to be installed for each
     ephemeron doctor --platform aws --channel s3://…    check credentials, permissions, quotas, one object, one function
@@ -449,6 +451,7 @@ main.add_command(predict_command)
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(tune_command)
+main.add_command(prepare_command)
 main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(rendezvous_command)

@@ -214,6 +214,16 @@ class FunctionExecutor(concurrent.futures.Executor):
         return self._session.bill()
 
     @property
+    def memory_mb(self) -> int:
+        """Memory of a function."""
+        return self._options.memory_mb
+
+    @property
+    def max_workers(self) -> int:
+        """Functions at once."""
+        return self._options.max_workers
+
+    @property
     def folder(self) -> Path:
         """Folder with the events and logs of the functions. It is removed at the end unless a task or a function has failed."""
         return self._folder

@@ -21,7 +21,7 @@ from ephemeron.data.tables.arrow import pyarrow, schema_of
 from ephemeron.data.tables.manifest import Partition
 from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import DatasetNotFound, JobError
-from ephemeron.preparation.columns import from_table, taken, to_table
+from ephemeron.preparation.columns import from_table, to_table
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.state import State
@@ -61,11 +61,7 @@ def apply_to_dataset(
         raise JobError(f"partition_mb = {partition_mb} is not above 0")
     document = None if pipeline is None else pipeline.document()
     ranges = row_ranges(pipeline, dataset, partition_mb, split, side)
-    rule = (
-        None
-        if split is None
-        else {"test_fraction": split.test_fraction, "key": split.key, "seed": split.seed, "side": side}
-    )
+    rule = None if split is None or side == "all" else {**split.document(), "side": side}
     plan = {"from": dataset.version, "pipeline": _digest(document), "split": rule, "ranges": ranges}
     state = State(out)
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
@@ -99,8 +95,7 @@ def apply_to_range(item: dict[str, Any]) -> dict[str, Any]:
     rows = from_table(read_rows(dataset, *item["rows"]), dataset.schema)
     if (rule := item["split"]) is not None:
         split = HashSplit(rule["test_fraction"], key=rule["key"], seed=rule["seed"])
-        test = split.is_test(rows, split.names(dataset.schema))
-        rows = taken(rows, test if rule["side"] == "test" else ~test)
+        rows = split.side(rows, dataset.schema, rule["side"])
     columns = dataset.schema
     if pipeline is not None:
         rows, columns = pipeline.apply(rows), pipeline.schema_out_

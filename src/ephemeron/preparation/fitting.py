@@ -11,6 +11,7 @@ from typing import Any
 
 from ephemeron.data.tables import TableDataset
 from ephemeron.preparation.columns import from_table
+from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.pipeline import Pipeline, merge_statistics, read_statistics, statistic_document
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.state import State
@@ -22,7 +23,13 @@ FAN_IN = 4
 
 
 def observe_dataset(
-    pipeline: Pipeline, end: int, dataset: TableDataset, *, pool: Runner | None = None, state: str | None = None
+    pipeline: Pipeline,
+    end: int,
+    dataset: TableDataset,
+    *,
+    split: HashSplit | None = None,
+    pool: Runner | None = None,
+    state: str | None = None,
 ) -> dict[str, Statistic]:
     """Statistics of all rows for the steps up to `end`.
 
@@ -30,17 +37,19 @@ def observe_dataset(
         pipeline: bound; steps before those are fitted.
         end: number of steps.
         dataset: to read.
+        split: only training rows are observed.
         pool: see `Pipeline.fit`.
         state: where statistics of groups are stored; None: nowhere.
     """
     document = pipeline.document()
+    rule = None if split is None else split.document()
     kept = None if state is None else State(state)
     prefix = f"fit/{pipeline.fitted_}/"
     known = {} if kept is None else {int(name): read_statistics(raw) for name, raw in kept.read_all(prefix).items()}
     indices = range(len(dataset.partitions))
     groups = {n: indices[at : at + GROUP] for n, at in enumerate(range(0, len(indices), GROUP))}
     items = {
-        n: [{"url": dataset.url, "index": index, "pipeline": document, "end": end} for index in group]
+        n: [{"url": dataset.url, "index": index, "pipeline": document, "end": end, "split": rule} for index in group]
         for n, group in groups.items() if n not in known
     }  # fmt: skip
     if items:
@@ -62,7 +71,10 @@ def observe_partition(item: dict[str, Any]) -> dict[str, Statistic]:
     """In a function: statistics of one partition."""
     dataset = TableDataset.open(item["url"])
     pipeline = Pipeline.from_document(item["pipeline"])
-    return pipeline.observe(from_table(dataset.read(item["index"]), dataset.schema), item["end"])
+    rows = from_table(dataset.read(item["index"]), dataset.schema)
+    if item["split"] is not None:
+        rows = HashSplit(**item["split"]).side(rows, dataset.schema, "train")
+    return pipeline.observe(rows, item["end"])
 
 
 def _empty(dataset: TableDataset) -> Any:

@@ -7,7 +7,7 @@ depends on nothing else, so it is the same in every function, in every run, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
-from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, length_of
+from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, length_of, taken
 from ephemeron.preparation.occupancy import Occupancy
 from ephemeron.preparation.transforms import Statistic, Transform, chosen
 
@@ -170,6 +170,15 @@ class HashSplit:
             JobError: one is unknown.
         """
         return chosen(schema, self.key, ("numeric", "categorical", "sparse"), step="split")
+
+    def document(self) -> dict[str, Any]:
+        """Its arguments, as JSON."""
+        return {"test_fraction": self.test_fraction, "key": self.key, "seed": self.seed}
+
+    def side(self, rows: Rows, schema: Sequence[Column], side: Literal["train", "test"]) -> dict[str, ColumnData]:
+        """The rows of one side."""
+        test = self.is_test(rows, self.names(schema))
+        return taken(rows, test if side == "test" else ~test)
 
     def is_test(self, rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
         """Whether each row is for testing.

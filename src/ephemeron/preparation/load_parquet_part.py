@@ -15,6 +15,7 @@ from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.errors import JobError
 from ephemeron.preparation.layout import Reject, invalid_rows
 from ephemeron.preparation.load_part import SHOWN, Receipt, reject_lines
 from ephemeron.preparation.load_plan import LoadPlan, Piece
@@ -42,10 +43,13 @@ def load_parquet_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
     """
     plan = build(LoadPlan, item["plan"], where="plan")
     groups = _Groups(plan)
-    return [
-        _load(plan, item["out"], index, pieces, groups)
-        for index, pieces in zip(item["indices"], plan.parts, strict=True)
-    ]
+    try:
+        return [
+            _load(plan, item["out"], index, pieces, groups)
+            for index, pieces in zip(item["indices"], plan.parts, strict=True)
+        ]
+    except JobError as e:  # a mistake of the user's, which another try would repeat
+        return [_plain(Receipt(refused=str(e))) for _ in plan.parts]
 
 
 class _Groups:

@@ -13,6 +13,7 @@ from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
 from ephemeron.data.tables.manifest import Partition
+from ephemeron.errors import JobError
 from ephemeron.preparation.csv_text import CsvParser, csv_names, first_record
 from ephemeron.preparation.layout import Reject
 from ephemeron.preparation.libsvm_text import LibsvmParser
@@ -48,6 +49,8 @@ class Receipt(Typed):
     first: tuple[tuple[int, int, str, str], ...] = ()
     """Of the first invalid rows: number of the piece, line in it from 0, column, reason."""
     width: int = 1
+    refused: str = ""
+    """Why nothing was read; empty: it was."""
 
 
 def load_text(item: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +63,13 @@ def load_text(item: dict[str, Any]) -> dict[str, Any]:
     Returns:
         A `Receipt`. If the state at a piece is not known, and may be within quotes, no rows are stored.
     """
+    try:
+        return _load_text(item)
+    except JobError as e:  # a mistake of the user's, which another try would repeat
+        return _plain(Receipt(refused=str(e)))
+
+
+def _load_text(item: dict[str, Any]) -> dict[str, Any]:
     plan = build(LoadPlan, item["plan"], where="plan")
     (pieces,) = plan.parts
     read = [_text_of(plan, piece, state) for piece, state in zip(pieces, item["states"], strict=True)]
@@ -155,7 +165,7 @@ def _header(plan: LoadPlan, name: str, text: bytes) -> int:
             (f"{a!r} instead of {b!r}" for a, b in zip(names, plan.names, strict=False) if a != b),
             f"{len(names)} columns",
         )
-        raise ValueError(f"{name} has other columns than the first file: {other}")
+        raise JobError(f"{name} has other columns than the first file: {other}")
     return mark + len(first_record(text, plan.layout))
 
 

@@ -60,7 +60,12 @@ def load_csv(
         MissingExtra: pyarrow is not installed.
         TaskFailed: a function failed in every try. A file has other columns, or has changed.
     """
-    layout = layout or build(Layout, columns, where="load_csv")
+    plan = csv_plan(path, layout or build(Layout, columns, where="load_csv"), partition_mb, on_error)
+    return load(plan, out, pool=pool, name=name)
+
+
+def csv_plan(path: str, layout: Layout, partition_mb: float, on_error: OnError) -> LoadPlan:
+    """The plan of `load_csv`."""
     sources = listed(path, endings=(".csv", ".tsv", ".txt"))
     sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
     names = csv_text.csv_names(sample, layout, where=sources[0].name)
@@ -69,11 +74,10 @@ def load_csv(
     parsed = csv_text.CsvParser(layout, names, columns_).parse(rows)
     total = sum(source.nbytes for source in sources)
     count = _parts(total, len(rows), parsed.table, columns_, partition_mb)
-    plan = LoadPlan(
+    return LoadPlan(
         format="csv", sources=tuple(sources), columns=columns_, parts=equal_parts([s.nbytes for s in sources], count), on_error=on_error,
         layout=layout, names=tuple(names),
     )  # fmt: skip
-    return load(plan, out, pool=pool, name=name)
 
 
 def load_libsvm(
@@ -88,6 +92,20 @@ def load_libsvm(
         n_features: number of features; None: what the greatest index needs.
         path, out, partition_mb, on_error, pool, name: as for `load_csv`; it raises the same.
     """
+    plan = libsvm_plan(path, label_kind, partition_mb, on_error, zero_based=zero_based, n_features=n_features)
+    return load(plan, out, pool=pool, name=name)
+
+
+def libsvm_plan(
+    path: str,
+    label_kind: LabelKind,
+    partition_mb: float,
+    on_error: OnError,
+    *,
+    zero_based: bool = False,
+    n_features: int | None = None,
+) -> LoadPlan:
+    """The plan of `load_libsvm`."""
     sources = listed(path, endings=(".svm", ".libsvm", ".txt"))
     sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
     rows = sample if len(sample) == sources[0].nbytes else sample[: sample.rfind(b"\n") + 1]
@@ -97,11 +115,10 @@ def load_libsvm(
     features = Column(name=FEATURES, kind="sparse", dtype="float32", width=n_features or LARGEST_WIDTH)
     columns = (label_column(LABEL, label_kind), features)
     count = _parts(sum(s.nbytes for s in sources), len(rows), parsed.table, columns, partition_mb)
-    plan = LoadPlan(
+    return LoadPlan(
         format="libsvm", sources=tuple(sources), columns=columns, parts=equal_parts([s.nbytes for s in sources], count), on_error=on_error,
         label_kind=label_kind, zero_based=zero_based, n_features=n_features,
     )  # fmt: skip
-    return load(plan, out, pool=pool, name=name)
 
 
 def load_parquet(
@@ -177,7 +194,9 @@ def _load_missing(
         for item, raw in zip(items, run_.map(load_text, items), strict=True):
             n = item["index"]
             receipts[n] = build(Receipt, raw, where="receipt")
-            if receipts[n].rejected and _states(plan, receipts).get(n) == [p.state for p in receipts[n].pieces]:
+            if receipts[n].refused or (
+                receipts[n].rejected and _states(plan, receipts).get(n) == [p.state for p in receipts[n].pieces]
+            ):
                 _refuse_invalid(plan, receipts, n)
 
 
@@ -211,6 +230,8 @@ def _states(plan: LoadPlan, receipts: Mapping[int, Receipt]) -> dict[int, list[A
 
 def _refuse_invalid(plan: LoadPlan, receipts: Mapping[int, Receipt], n: int) -> None:
     """Raises for the first invalid row of a part, if that is an error."""
+    if receipts[n].refused:
+        raise JobError(receipts[n].refused)
     if not receipts[n].rejected or plan.on_error != "fail":
         return
     piece, line, column, reason = receipts[n].first[0]

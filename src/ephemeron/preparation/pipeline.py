@@ -12,7 +12,7 @@ numbers and hashing of categories take one pass, hashing of quantile bins takes 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 from ephemeron.preparation.columns import ColumnData, Rows
-from ephemeron.preparation.hashing import FeatureHasher
+from ephemeron.preparation.hashing import FeatureHasher, HashSplit
 from ephemeron.preparation.inputs import Presented, presented
 from ephemeron.preparation.transforms import KINDS, MinMaxScaler, QuantileBinner, StandardScaler, Statistic, Transform
 
@@ -95,12 +95,21 @@ class Pipeline:
 
     # -- fitting -------------------------------------------------------------------------------------------
 
-    def fit(self, data: Any, *, label: str | None = None, pool: Runner | None = None, state: str | None = None) -> Self:
+    def fit(
+        self,
+        data: Any,
+        *,
+        label: str | None = None,
+        split: HashSplit | None = None,
+        pool: Runner | None = None,
+        state: str | None = None,
+    ) -> Self:
         """Fits all steps.
 
         Args:
             data: a `TableDataset`, a `pyarrow.Table`, a mapping from names to columns, or an array [rows, columns].
             label: column that no step changes unless it names it; datasets know theirs.
+            split: with a dataset: only its training rows are used.
             pool: a `FunctionExecutor`, for datasets. None: functions of this machine, if there is more than one partition.
             state: folder or URL for what is known so far, from which an interrupted fit goes on; for datasets.
 
@@ -112,13 +121,13 @@ class Pipeline:
             from ephemeron.preparation.fitting import observe_dataset
 
             self.bind(data.schema)
-            for end in self._passes():
-                self._conclude(end, observe_dataset(self, end, data, pool=pool, state=state))
+            for end in self.passes():
+                self.conclude(end, observe_dataset(self, end, data, split=split, pool=pool, state=state))
             return self
         shown = presented(data, None)
         self.bind([replace(c, kind="label", dtype="float64") if c.name == label else c for c in shown.columns])
-        for end in self._passes():
-            self._conclude(end, self.observe(shown.rows, end))
+        for end in self.passes():
+            self.conclude(end, self.observe(shown.rows, end))
         return self
 
     def bind(self, schema: Sequence[Column]) -> None:
@@ -141,7 +150,7 @@ class Pipeline:
             found.update({f"{at}/{name}": one for name, one in self.steps[at].observe(rows).items()})
         return found
 
-    def _passes(self) -> Any:
+    def passes(self) -> Iterator[int]:
         """Ends of the groups of steps that are fitted by one pass over the data each."""
         while self.fitted_ < len(self.steps):
             end, changed = self.fitted_, set[str]()
@@ -150,7 +159,8 @@ class Pipeline:
                 end += 1
             yield end
 
-    def _conclude(self, end: int, found: Mapping[str, Statistic]) -> None:
+    def conclude(self, end: int, found: Mapping[str, Statistic]) -> None:
+        """Fits the steps up to `end` from the statistics of all rows."""
         for at in range(self.fitted_, end):
             prefix = f"{at}/"
             self.steps[at].conclude({k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)})

@@ -11,7 +11,7 @@ from ephemeron.config.typed import Count
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
-from ephemeron.errors import DatasetError, JobError
+from ephemeron.errors import FileVersionChanged, JobError
 
 _WILD = "*?["
 
@@ -40,24 +40,28 @@ class Source:
         """Bytes of the file, fewer where it ends earlier.
 
         Raises:
-            DatasetError: it is not the file that was listed.
+            JobError: it is not the file that was listed.
         """
         files = open_files(self.root)
         pin = self.identity if self.identity.startswith("etag:") else None
         try:
             (data,) = run(files.fetch([FileRange(self.path, offset, length, pin)]))
         except FileNotFoundError:
-            raise DatasetError("it has disappeared since the preparation began", file=self.url) from None
+            raise JobError(f"{self.name} has disappeared since the preparation began") from None
+        except FileVersionChanged:
+            raise JobError(
+                f"{self.name} has changed since the preparation began", remedy="prepare into another folder"
+            ) from None
         return data
 
     def check(self) -> None:
         """Refuses a file that has changed since it was listed.
 
         Raises:
-            DatasetError: it has.
+            JobError: it has.
         """
         if identity_of(open_files(self.root), self.path) != self.identity:
-            raise DatasetError("it has changed since the preparation began; prepare into another folder", file=self.url)
+            raise JobError(f"{self.name} has changed since the preparation began", remedy="prepare into another folder")
 
 
 def identity_of(files: Files, path: str) -> str:

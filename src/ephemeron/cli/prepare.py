@@ -1,0 +1,97 @@
+"""`ephemeron prepare`: raw data to prepared datasets, by a recipe."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.errors import BudgetReached
+
+if TYPE_CHECKING:
+    from ephemeron.preparation.prediction import PreparationEstimate
+    from ephemeron.preparation.preparing import Prepared
+
+INTERRUPTED = 130
+
+
+@click.command("prepare")
+@click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
+@cloud_options
+@click.option(
+    "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON.")
+def prepare_command(recipe: Path, prices_file: Path | None, as_json: bool, **flags: Any) -> None:
+    """Load, transform and split raw data as RECIPE says, on functions.
+
+    \b
+    ephemeron prepare recipe.toml
+
+    \b
+    recipe.toml:  source = "clicks-*.csv"               also a folder, s3://bucket/prefix/*.parquet, …
+                  out = "prepared"                      datasets: prepared/raw, prepared/train, prepared/test
+                  on_error = "quarantine"               or fail, skip: rows that are invalid
+                  [label]
+                  column = "click"
+                  [[steps]]
+                  step = "standardise"                  or min_max, quantile_bins, hash
+                  [split]
+                  test_fraction = 0.2
+
+    What was interrupted or killed goes on from what is stored when the same command is given again.
+
+    Exit codes: 0 prepared, 1 failed or budget reached, 2 refused, 130 interrupted.
+    """
+    from ephemeron.preparation.preparing import prepare
+    from ephemeron.preparation.recipe import load_recipe
+
+    made = load_recipe(recipe)
+    given = taken(flags)
+    try:
+        found = prepare(
+            made,
+            on_predicted=_show_prediction,
+            settings=cloud_settings(made.run.platform, given),
+            prices_file=prices_file,
+        )
+    except KeyboardInterrupt as e:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        click.secho(f"interrupted; {_notes(e)}", fg="yellow", err=True)
+        sys.exit(INTERRUPTED)
+    except BudgetReached as e:
+        click.secho(f"{e}; {_notes(e)}", fg="yellow", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps(found.document()))
+    else:
+        _show(found)
+
+
+def _notes(e: BaseException) -> str:
+    return (
+        "; ".join(note for note in getattr(e, "__notes__", ()) if "parts are stored" in note)
+        or "give the command again to go on"
+    )
+
+
+def _show_prediction(predicted: PreparationEstimate) -> None:
+    click.echo(f"predicted: {predicted.tasks} tasks, {predicted.seconds:.0f} s, ${predicted.cost_usd:.6f}", err=True)
+
+
+def _show(found: Prepared) -> None:
+    for name, dataset in found.datasets.items():
+        nbytes = sum(part.nbytes for part in dataset.partitions)
+        rejected = f", {found.rejected} left out" if name == "raw" and found.rejected else ""
+        click.echo(
+            f"{name:6}{len(dataset)} rows{rejected}, {len(dataset.partitions)} partitions, {nbytes / 1e6:.1f} MB: {dataset.url}"
+        )
+    document = found.document()
+    if document["collisions"] is not None:
+        click.echo(f"{document['collisions']} collisions of hashed features")
+    click.echo(f"{found.seconds:.1f} s; {found.bill}", err=True)

@@ -1,0 +1,184 @@
+"""`prepare`: a recipe carried out, stage by stage; each stage goes on where an earlier attempt ended.
+
+source ──load──▶ OUT/raw ──fit──▶ pipeline ──apply──▶ OUT/train, OUT/test
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.data.tables import TableDataset
+from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.preparation.applying import apply_to_dataset
+from ephemeron.preparation.hashing import FeatureHasher
+from ephemeron.preparation.loading import load
+from ephemeron.preparation.pipeline import Pipeline
+from ephemeron.preparation.prediction import PreparationEstimate, predict
+from ephemeron.preparation.recipe import Recipe
+from ephemeron.preparation.state import State
+from ephemeron.training.planner.prices import load_prices
+
+PRELOAD = ("pyarrow.csv", "ephemeron.preparation.load_part", "ephemeron.preparation.fitting")
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """A part of a preparation."""
+
+    name: str
+    stored: int
+    """Partitions, or groups of them, that an earlier attempt had finished."""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """What a preparation has made."""
+
+    name: str
+    out: str
+    datasets: dict[str, TableDataset] = field(default_factory=dict)
+    """`raw`; `train`, and `test` where there is a split."""
+    pipeline: Pipeline | None = None
+    stages: list[Stage] = field(default_factory=list)
+    predicted: PreparationEstimate | None = None
+    seconds: float = 0.0
+    bill: Any = None
+    """Of the functions; None: none were started."""
+
+    @property
+    def rejected(self) -> int:
+        """Rows that were left out."""
+        return self.datasets["raw"].manifest.rejected
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        hashers = [step for step in (self.pipeline.steps if self.pipeline else ()) if isinstance(step, FeatureHasher)]
+        predicted = self.predicted
+        return {
+            "name": self.name, "out": self.out, "rows": len(self.datasets["raw"]), "rejected": self.rejected,
+            "datasets": {
+                name: {
+                    "url": one.url, "rows": len(one), "partitions": len(one.partitions), "nbytes": sum(p.nbytes for p in one.partitions),
+                    "version": one.version,
+                }
+                for name, one in self.datasets.items()
+            },
+            "pipeline": None if self.pipeline is None else self.pipeline.version_,
+            "collisions": sum(hasher.collisions_ for hasher in hashers) if hashers else None,
+            "stages": [{"stage": s.name, "stored": s.stored, "seconds": round(s.seconds, 3)} for s in self.stages],
+            "seconds": round(self.seconds, 3), "cost_usd": 0.0 if self.bill is None else self.bill.cost_usd,
+            "invocations": 0 if self.bill is None else self.bill.invocations,
+            "gb_seconds": 0.0 if self.bill is None else round(self.bill.gb_seconds, 6),
+            "predicted": None if predicted is None else {"seconds": round(predicted.seconds, 3), "cost_usd": predicted.cost_usd, "tasks": predicted.tasks},
+            "prices": None if self.bill is None else self.bill.prices,
+        }  # fmt: skip
+
+
+def prepare(
+    recipe: Recipe, *, progress: bool | None = None, on_predicted: Callable[[PreparationEstimate], None] = lambda _: None,
+    settings: Any = None, prices_file: Any = None,
+) -> Prepared:  # fmt: skip
+    """Carries a recipe out, or what is left of it.
+
+    Args:
+        recipe: see `load_recipe`.
+        progress: show a progress bar; None: on a terminal.
+        on_predicted: called before functions start.
+        settings: of a cloud; see `FunctionExecutor`.
+        prices_file: price file instead of the built-in prices.
+
+    Raises:
+        JobError: the recipe, a column or a row is wrong, or `out` holds what another recipe made.
+        BudgetReached: the predicted or the real cost reaches `budget_usd`.
+        TaskFailed: a function failed in every try.
+    """
+    began = time.monotonic()
+    made = Prepared(name=recipe.name, out=recipe.out)
+    pipeline, split = recipe.pipeline(), recipe.hash_split()
+    plan = recipe.plan()
+    if pipeline is not None:
+        pipeline.bind(plan.columns)
+    if split is not None:
+        split.names(plan.columns)
+    steps = {
+        "steps": [dict(raw) for raw in recipe.steps],
+        "split": None if split is None else split.document(),
+        "partition_mb": recipe.partition_mb,
+    }
+    if State(recipe.out).create("recipe", steps) != json.loads(json.dumps(steps)):
+        raise JobError(
+            f"{recipe.out} was prepared by other steps or another split", remedy="name another folder as out"
+        )
+    prices = load_prices("cache" if recipe.run.channel.startswith("redis") else "objects", prices_file)
+    run = recipe.run
+    pool = FunctionExecutor(
+        run.platform, memory_mb=run.memory_mb, max_workers=run.max_workers, channel=run.channel, function_timeout_s=run.function_timeout_s,
+        budget_usd=run.budget_usd, progress=progress, prices_file=prices_file, settings=settings,
+        preload=PRELOAD if run.platform == "local" else (),
+    )  # fmt: skip
+    with pool:
+        if not _is_there(f"{recipe.out}/raw"):
+            made.predicted = predict(plan, pipeline, prices=prices, memory_mb=pool.memory_mb, workers=pool.max_workers)
+            on_predicted(made.predicted)
+            if run.budget_usd is not None and made.predicted.cost_usd > run.budget_usd:
+                raise JobError(
+                    f"the preparation is predicted to cost ${made.predicted.cost_usd:.6f}, above budget_usd = {run.budget_usd:g}",
+                    remedy="raise it, or prepare less",
+                )
+        with _stage(made, "load", f"{recipe.out}/raw", "loaded/"):
+            raw = load(plan, f"{recipe.out}/raw", pool=pool, name=f"{recipe.name}/raw")
+            made.datasets["raw"] = raw
+        if pipeline is not None:
+            with _stage(made, "fit", recipe.out, "fit/"):
+                _fit(pipeline, raw, split, recipe.out, pool)
+        made.pipeline = pipeline
+        if pipeline is not None or split is not None:
+            for side in ("train", "test") if split is not None else ("train",):
+                with _stage(made, side, f"{recipe.out}/{side}", "done/"):
+                    made.datasets[side] = apply_to_dataset(
+                        pipeline, raw, f"{recipe.out}/{side}", pool=pool, partition_mb=recipe.partition_mb, split=split,
+                        side="all" if split is None else side, name=f"{recipe.name}/{side}",
+                    )  # fmt: skip
+    made.bill = pool.bill()
+    made.seconds = time.monotonic() - began
+    return made
+
+
+def _fit(pipeline: Pipeline, raw: TableDataset, split: Any, out: str, pool: FunctionExecutor) -> None:
+    """Fits, or takes the fitted pipeline of an earlier attempt."""
+    state = State(out)
+    stored = state.read("pipeline")
+    if stored is None:
+        pipeline.fit(raw, split=split, pool=pool, state=out)
+        stored = state.create("pipeline", pipeline.document())
+    found = Pipeline.from_document(stored)
+    pipeline.steps, pipeline.schema_in_, pipeline.fitted_ = found.steps, found.schema_in_, found.fitted_
+
+
+def _is_there(url: str) -> bool:
+    try:
+        TableDataset.open(url)
+    except DatasetNotFound:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _stage(made: Prepared, name: str, url: str, prefix: str) -> Iterator[None]:
+    stage = Stage(name=name, stored=len(State(url).names(prefix)))
+    made.stages.append(stage)
+    began = time.monotonic()
+    try:
+        yield
+    except (KeyboardInterrupt, BudgetReached) as e:
+        e.add_note(f"{name}: {len(State(url).names(prefix))} parts are stored; the same command goes on from them")
+        raise
+    finally:
+        stage.seconds = time.monotonic() - began
