@@ -35,10 +35,16 @@ class CsvRecords:
 
     def ends(self, data: bytes) -> Ends:
         """State at the end of a part for each at its beginning."""
-        return {state: self.end(data, state) for state in STATES}
+        record = self.end(data, "record")
+        ends: Ends = {state: self.end(data, state) for state in STATES if state not in ("record", "field")}
+        return {"record": record, "field": record if data else "field", **ends}
 
     def end(self, data: bytes, state: State) -> State:
         """State at the end of a part that begins in `state`."""
+        if data and b'"' not in data:
+            last = data[-1:]
+            outside: State = "record" if last == b"\n" else "field" if last == self._delimiter else "plain"
+            return "quoted" if state == "quoted" else outside
         at, state = self._outside(data, state)
         if at == len(data):
             return state
