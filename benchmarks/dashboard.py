@@ -148,7 +148,7 @@ def measure(root: Path, loads: int) -> dict[str, Any]:
         cold = load(browser, address)
         memory = psutil.Process(process.pid).memory_info
         while (share := _get(address, "run")["share_read"]) < 1.0:
-            time.sleep(0.2)
+            time.sleep(0.02)
         read_s = time.perf_counter() - began
         assert share == 1.0
         warm = [load(browser, address) for _ in range(loads)]

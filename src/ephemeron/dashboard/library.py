@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ephemeron.dashboard.run_documents import Document, finite
+from ephemeron.dashboard.run_documents import Document, finite, last_metrics
 from ephemeron.dashboard.run_view import RunView
 from ephemeron.training.driver.records import read_record, read_result
 from ephemeron.training.driver.run_dir import RunFolder
@@ -24,6 +24,8 @@ from ephemeron.training.driver.run_status import may_be_running, status_of
 _DEPTH = 6
 """Folders below a root that are looked through."""
 _RESCAN_S = 2.0
+_CHECKS_S = 100
+"""Runs that have ended whose status is looked at again in a second, at most: one may have been resumed."""
 _KEPT_VIEWS = 32
 """Logs that are kept in memory, least recently used ones go first."""
 _SKIPPED = frozenset({"objects", "logs", "scratch", "node_modules", "__pycache__", ".git", ".venv", "groups"})
@@ -41,6 +43,17 @@ class Found:
     """Its number there."""
 
 
+@dataclass(slots=True)
+class _Ended:
+    """The row of a run with a result."""
+
+    row: Document
+    result_at: float
+    """Time of the result's file."""
+    checked_at: float
+    """When it was last seen not to be running."""
+
+
 class Library:
     """Everything below the roots.
 
@@ -53,8 +66,8 @@ class Library:
         self._runs: dict[str, Found] = {}
         self._studies: dict[str, Found] = {}
         self._views: OrderedDict[str, RunView] = OrderedDict()
-        self._ended: dict[str, tuple[float, Document]] = {}
-        """Rows of runs with a result, by key, with the time of the result's file."""
+        self._ended: dict[str, _Ended] = {}
+        """Rows of runs with a result, by key."""
         self._scanned_at = float("-inf")
         self._lock = threading.RLock()
 
@@ -135,8 +148,13 @@ class Library:
         at = _changed(found.path / "result.json")
         with self._lock:
             known = self._ended.get(found.key)
-        if known is not None and known[0] == at and at and not may_be_running(status_of(folder)):
-            return known[1]
+            recheck_s = max(_RESCAN_S, len(self._runs) / _CHECKS_S)
+        if known is not None and known.result_at == at:
+            if time.monotonic() - known.checked_at < recheck_s:
+                return known.row
+            if not may_be_running(status_of(folder)):
+                known.checked_at = time.monotonic()
+                return known.row
         record, result, status = read_record(folder), read_result(folder), status_of(folder)
         row: Document = {
             "key": found.key, "run_id": folder.run_id, "study": found.study, "trial": found.trial, "path": str(found.path), "status": status,
@@ -151,7 +169,7 @@ class Library:
                 "metrics": {k: finite(v) for k, v in result.metrics.items() if k != "loss"}, "planned": result.iterations,
             }  # fmt: skip
             with self._lock:
-                self._ended[found.key] = (at, row)
+                self._ended[found.key] = _Ended(row, at, time.monotonic())
             return row
         return row | self._live(found)
 
@@ -161,10 +179,12 @@ class Library:
             if not view.advance():
                 break
         with view.lock:
-            run = view.started
+            run, metrics = view.started, last_metrics(view)
+            loss = metrics.pop("loss", None)
             return {
+                "metrics": metrics,
                 "iterations": view.meter.finished(run.workers if run else 0), "planned": view.meter.members.iterations or None,
-                "seconds": finite(view.t), "cost_usd": finite(view.cost_now()), "loss": finite(view.loss.last()),
+                "seconds": finite(view.t), "cost_usd": finite(view.cost_now()), "loss": finite(view.loss.last()) if loss is None else loss,
                 "workers": view.meter.members.workers or None, "sync": str(run.configuration.get("sync", "")) if run else "",
             }  # fmt: skip
 

@@ -11,6 +11,8 @@ shorter than a span, all rows have its phase. Memory: 24 bytes a span.
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,75 +38,52 @@ _DITHER = 64
 class Coverage:
     """A union of intervals that are added about in the order of time."""
 
+    __slots__ = ("_before", "_ends", "_last", "_starts", "seconds")
+
     def __init__(self) -> None:
-        self._n = 0
-        self._starts, self._ends, self._before = (np.empty(16) for _ in range(3))
+        self._starts, self._ends, self._before = array("d"), array("d"), array("d")
+        self._last = -math.inf
         self.seconds = 0.0
 
-    def add(self, starts: Sequence[float] | Floats, ends: Sequence[float] | Floats) -> None:
-        """Adds intervals. What lies before the end of an earlier one counts once."""
-        a, b = np.asarray(starts, dtype=np.float64), np.asarray(ends, dtype=np.float64)
-        if not a.size:
-            return
-        last = self._ends[self._n - 1] if self._n else -np.inf
-        reached = np.maximum.accumulate(np.concatenate(([last], b)))[:-1]
-        a = np.maximum(a, reached)
-        kept = b > a
-        a, b = a[kept], b[kept]
-        if not a.size:
-            return
-        self._reserve(self._n + a.size)
-        where = slice(self._n, self._n + a.size)
-        lengths = b - a
-        self._starts[where], self._ends[where] = a, b
-        self._before[where] = self.seconds + np.cumsum(lengths) - lengths
-        self.seconds += float(lengths.sum())
-        self._n += a.size
+    def add(self, start: float, end: float) -> None:
+        """Adds an interval. What lies before the end of an earlier one counts once."""
+        if start < self._last:
+            start = self._last
+        if end > start:
+            self._starts.append(start)
+            self._ends.append(end)
+            self._before.append(self.seconds)
+            self.seconds += end - start
+            self._last = end
 
     def until(self, times: Floats) -> Floats:
         """Covered seconds before each of some times."""
-        if not self._n:
+        if not self._starts:
             return np.zeros(len(times))
-        starts = self._starts[: self._n]
+        starts, ends, before = (np.frombuffer(x) for x in (self._starts, self._ends, self._before))
         at = np.searchsorted(starts, times, side="right") - 1
-        inside = np.minimum(times, self._ends[at]) - starts[at]
-        return np.where(at < 0, 0.0, self._before[at] + inside)
-
-    def _reserve(self, size: int) -> None:
-        if size > len(self._starts):
-            more = max(size, 2 * len(self._starts))
-            for name in ("_starts", "_ends", "_before"):
-                grown = np.empty(more)
-                grown[: self._n] = getattr(self, name)[: self._n]
-                setattr(self, name, grown)
+        inside = np.minimum(times, ends[at]) - starts[at]
+        return np.where(at < 0, 0.0, before[at] + inside)
 
 
 class PhaseLanes:
-    """Phases of all ranks. `add` collects, `settle` makes what was collected visible: once for many events."""
+    """Phases of all ranks."""
 
     def __init__(self) -> None:
         self._lanes: dict[int, dict[str, Coverage]] = {}
-        self._new: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
 
     def add(self, rank: int, spans: Iterable[tuple[str, float, float]]) -> None:
-        """Collects spans of a rank: (phase, start, end)."""
+        """Adds spans of a rank: (phase, start, end)."""
+        lane = self._lanes.get(rank)
+        if lane is None:
+            lane = self._lanes[rank] = {}
         for phase, start, end in spans:
-            new = self._new.get((rank, phase))
-            if new is None:
-                new = self._new[rank, phase] = ([], [])
-            new[0].append(start)
-            new[1].append(end)
-
-    def settle(self) -> None:
-        """Adds what was collected."""
-        for (rank, phase), (starts, ends) in self._new.items():
-            if phase in _NUMBER:
-                lane = self._lanes.setdefault(rank, {})
-                coverage = lane.get(phase)
-                if coverage is None:
-                    coverage = lane[phase] = Coverage()
-                coverage.add(starts, ends)
-        self._new.clear()
+            coverage = lane.get(phase)
+            if coverage is None:
+                if phase not in _NUMBER:
+                    continue
+                coverage = lane[phase] = Coverage()
+            coverage.add(start, end)
 
     @property
     def ranks(self) -> list[int]:
@@ -157,7 +136,7 @@ class PhaseLanes:
                 left = left - shown[phase]
         present = Coverage()
         for a, b in alive:
-            present.add([a], [b])
+            present.add(a, b)
         idle = np.minimum(left, np.maximum(0.0, np.diff(present.until(edges)) / column_s - (1.0 - left)))
         cells = np.zeros(levels.shape, dtype=np.uint8)
         reached = np.zeros(COLUMNS)

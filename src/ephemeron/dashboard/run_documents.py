@@ -64,7 +64,7 @@ def summary(view: RunView) -> Document:
             "budget_usd": _budget(view),
             "predicted": predicted(view),
             "result": {k: result[k] for k in ("cost_usd", "seconds") if k in result},
-            "metrics": _last_metrics(view),
+            "metrics": last_metrics(view),
             "ranks": _ranks(view),
             "functions": _counts(rows),
             "phases_s": {phase: round(s, 3) for phase, s in view.lanes.totals().items()},
@@ -111,7 +111,7 @@ def predicted(view: RunView) -> Document | None:
     return {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
 
 
-def _last_metrics(view: RunView) -> Document:
+def last_metrics(view: RunView) -> Document:
     """Metrics of the latest evaluation; of the training batches, where nothing was evaluated."""
     points = evaluations(view)
     if points:
@@ -131,9 +131,13 @@ def _ranks(view: RunView) -> list[int]:
 
 def functions_of(view: RunView) -> tuple[InvocationRow, ...]:
     """Invocations by rank, in the order of their calls. Hold the lock of the view."""
-    events = as_begun(sorted(view.calls, key=lambda e: e.t))
-    rows = invocation_rows(events, now=view.t, over=view.ended is not None, memory_mb=view.meter.memory_mb)
-    return tuple(_seen(row, view) for row in rows)
+    version, rows = view.functions
+    if version != view.version:
+        events = as_begun(sorted(view.calls, key=lambda e: e.t))
+        found = invocation_rows(events, now=view.t, over=view.ended is not None, memory_mb=view.meter.memory_mb)
+        rows = tuple(_seen(row, view) for row in found)
+        view.functions = (view.version, rows)
+    return rows
 
 
 def _seen(row: InvocationRow, view: RunView) -> InvocationRow:

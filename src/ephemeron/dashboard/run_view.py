@@ -43,6 +43,7 @@ from ephemeron.training.driver.cost import CostMeter, servers_of
 from ephemeron.training.driver.records import RunRecord, read_record
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.planner.prices import Prices
+from ephemeron.training.report.invocations import InvocationRow
 
 _log = logging.getLogger(__name__)
 
@@ -141,8 +142,12 @@ class RunView:
         """By rank, its latest iteration."""
         self.cost_times: list[float] = []
         self.cost_usd: list[float] = []
+        self.functions: tuple[int, tuple[InvocationRow, ...]] = (-1, ())
+        """Invocations, and the version at which they were put together."""
         self._cost_step = 0.0
         self._cost_due = 0.0
+        self._reports, self._cost_reports = 0, 0
+        """Reports so far, and how many there have to be before the next point of the cost."""
 
     @property
     def share_read(self) -> float:
@@ -212,15 +217,15 @@ class RunView:
                 continue
             if t > self.t:
                 self.t = t
-            if t >= self._cost_due:
+            if t >= self._cost_due and self._reports >= self._cost_reports:
                 self._sample_cost()
         losses.into(self.loss)
         for name, reports in metrics.items():
             reports.into(self.metrics.setdefault(name, IterationMeans()))
-        self.lanes.settle()
         self._feed_latest()
 
     def _report(self, r: _Report, line: bytes, losses: _Reports, metrics: dict[str, _Reports]) -> float:
+        self._reports += 1
         losses.append(r, r.loss)
         if r.spans:
             self.lanes.add(r.rank, r.spans)
@@ -274,6 +279,7 @@ class RunView:
         self.latest.clear()
 
     def _sample_cost(self) -> None:
+        self._cost_reports = self._reports + len(self.latest) * min(20, self._reports // 500)
         self._feed_latest()
         self.cost_times.append(self.t)
         self.cost_usd.append(self.meter.cost_usd(self.t, self._servers))

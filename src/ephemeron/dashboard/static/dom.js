@@ -54,6 +54,7 @@ export function usd(v) {
 
 export function seconds(v) {
   if (!known(v)) return "–";
+  if (v === 0) return "0 s";
   if (v < 0.001) return Math.round(v * 1e6) + " µs";
   if (v < 1) return Math.round(v * 1000) + " ms";
   if (v < 60) return v.toFixed(1) + " s";

@@ -8,7 +8,7 @@ export function parallel(node, study, parameters) {
   if (node.dataset.is === signature) return;
   node.dataset.is = signature;
   if (trials.length < 2 || !parameters.length) { node.replaceChildren(h("p", { class: "nothing" }, "Shown once two trials have a value.")); return; }
-  const value = "\u0000value", axes = [...parameters, value].map((name) => axis(name === value ? words(study.metric || "value") : name.split(".").pop(), trials.map((t) => (name === value ? t.value : t.parameters[name])), (t) => (name === value ? t.value : t.parameters[name])));
+  const value = "\u0000value", axes = [...parameters, value].map((name) => axis(name === value ? words(study.metric || "value") : words(name.split(".").pop()), trials.map((t) => (name === value ? t.value : t.parameters[name])), (t) => (name === value ? t.value : t.parameters[name])));
   const width = Math.max(560, 110 * axes.length), x = (i) => 50 + i * (width - 100) / (axes.length - 1), y = (share) => TOP + (1 - share) * (HEIGHT - TOP - BOTTOM);
   const values = trials.map((t) => t.value).sort((a, b) => a - b), best = study.mode === "max" ? 1 : 0;
   const rank = (v) => { const r = values.indexOf(v) / Math.max(1, values.length - 1); return best ? r : 1 - r; };
@@ -24,7 +24,7 @@ export function parallel(node, study, parameters) {
 function axis(name, values, of) {
   const there = values.filter((v) => v !== undefined && v !== null);
   if (there.every((v) => typeof v === "number")) {
-    const low = Math.min(...there), high = Math.max(...there), log = low > 0 && high / low >= 50, at = log ? Math.log : (v) => v, a = at(low), b = at(high);
+    const low = Math.min(...there), high = Math.max(...there), log = low > 0 && high / low >= 20, at = log ? Math.log : (v) => v, a = at(low), b = at(high);
     const middle = log ? Math.exp((a + b) / 2) : (a + b) / 2;
     return { name, of, share: (v) => (b > a && v !== undefined && v !== null ? (at(v) - a) / (b - a) : 0.5), ticks: b > a ? [[number(low, 3), 0], [number(middle, 2), 0.5], [number(high, 3), 1]] : [[number(low, 3), 0.5]] };
   }
