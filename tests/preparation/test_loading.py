@@ -96,6 +96,9 @@ def test_partitions_are_alike_in_size(tmp_path):
     assert max(sizes) < 1.1 * min(sizes)
     assert 0.7 < np.mean(sizes) / 20_000 < 1.3
     assert len(dataset) == 5010
+    again = load_csv(str(tmp_path / "*.csv"), out=str(tmp_path / "many"), partition_mb=0.0005, label="click", pool=HERE)
+    assert len(again.partitions) > 100
+    assert not any("again" in part.file for part in again.partitions), "a part without quotes is read once"
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 40))

@@ -124,9 +124,9 @@ def _text_of(plan: LoadPlan, piece: Piece, state: State | None) -> _Text:
         if not piece.begin:
             state = "record"
         elif plan.format == "libsvm" or not (b'"' in body or previous == b'"'):
-            state = (
-                "record" if previous == b"\n" else "plain"
-            )  # unless the whole piece is within quotes, which the client sees
+            # unless the whole piece is within quotes, which the client sees
+            at_field = plan.format == "csv" and previous == plan.layout.delimiter.encode()
+            state = "record" if previous == b"\n" else "field" if at_field else "plain"
         else:
             return _Text(PieceFound(state=None, ends=ends, newlines=newlines), b"", 0)
     found = PieceFound(state=state, ends=ends, newlines=newlines)
