@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from training_runs import Run, make_job, real, synthetic
 
-from ephemeron.events import PHASES, FaultFired, Invoked, Loaded, Note
+from ephemeron.communication.direct.mesh import GONE_S
+from ephemeron.events import PHASES, Ended, FaultFired, Invoked, Loaded, Note
 from ephemeron.training.job import SchedulerSpec, Target, parse_fault
 
 SHAPE = {"workers": 4, "aggregators": 4, "checkpoint_every": 4}
@@ -116,6 +117,27 @@ def test_policies_with_stale_versions_repeat_iterations(sync: str, phase: str) -
                 channel="direct", faults=[kill(rank, iteration, phase)], sync=sync, **{**SHAPE, "aggregators": 2}
             )
             assert run.sha == undisturbed(sync=sync, aggregators=2)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("phase", ["compute", "upload", "wait"])
+def test_a_death_that_no_client_sees_is_noticed_before_the_timeout(phase: str, sync: str) -> None:
+    """Its connections are closed, it refuses new ones, and nobody hears of it."""
+    for rank in (0, 3):
+        run = synthetic(
+            channel="direct", faults=[kill(rank, 9, phase)], sync=sync, until=blinded, epochs=3, **{**SHAPE, "aggregators": 2}
+        )  # fmt: skip
+        assert run.sha == undisturbed(sync=sync, aggregators=2, epochs=3)
+        [died], [*starts, last] = run.of(FaultFired), run.of(Invoked)
+        assert len(starts) == 4
+        assert last.rank == rank
+        assert GONE_S <= last.t - died.t < 0.9 * run.trigger.spec.peer_timeout_s
+
+
+def blinded(driver: Any) -> None:
+    """The client takes no notice of functions that are lost."""
+    read = driver._read
+    driver._read = lambda event: [] if isinstance(event, Ended) and event.status == "lost" else read(event)
 
 
 # -- hand-offs --------------------------------------------------------------------------------------------

@@ -38,6 +38,11 @@ def test_partitions_change_no_weight(case: str, sync: str) -> None:
 def test_a_partition_costs_no_function(sync: str) -> None:
     for case in ("reset", "silent, and over before it is noticed"):
         assert len(synthetic(**DIRECT, sync=sync, faults=CUTS[case]).of(Invoked)) == 4
+    for pairs in ([(1, r) for r in (0, 2, 3)], [(a, b) for a in (0, 1) for b in (2, 3)], [(0, 2)]):
+        cuts = [f"cut:rank={a},to={b},iteration=4,seconds=90" for a, b in pairs]
+        assert len(synthetic(**DIRECT, sync=sync, faults=cuts).of(Invoked)) == 4, (
+            "they hear of each other through the store"
+        )
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 1.0])

@@ -41,6 +41,9 @@ FIRST_AGAIN_S, MOST_AGAIN_S = 0.2, 5.0
 """Pauses between attempts to connect a pair."""
 SILENCE_S = 10.0
 """Seconds without an answer after which a connection is given up."""
+GONE_S = 6.0
+"""Seconds after the other end has closed a connection in which a live member would have come back, if only through the store."""
+_GONE_AGAIN_S = 1.0
 _SETTLED_S = 1.0
 """Age from which on a second connection of a pair replaces the first one, which its other end must have lost."""
 _ANSWERED_S = 0.02
@@ -78,6 +81,10 @@ class _Peer:
     """Attempt for which `on_connect` was called last; None: there was no route since."""
     dialling: asyncio.Task[None] | None = None
     successor: _Successor | None = None
+    refuses: bool = False
+    """Whether dialling it has failed since the last connection was lost."""
+    gone: bool = False
+    """See `Mesh.is_gone`."""
 
 
 class Mesh:
@@ -101,6 +108,8 @@ class Mesh:
         """Called with rank and attempt when a route to a member appears, or a new one, on which nothing may have arrived yet."""
         self.on_lost: list[Callable[[int], None]] = []
         """Called when no route to a rank is left."""
+        self.on_gone: list[Callable[[int], None]] = []
+        """Called when `is_gone` becomes true for a rank."""
         self.on_successor: Callable[[Connection, int], None] | None = None
         """Takes the connection of a later attempt of this rank, which is no member yet, and its number."""
         self.superseded = False
@@ -211,6 +220,12 @@ class Mesh:
         """Highest attempt of a rank that was seen; -1: none."""
         return self.attempt if rank == self.rank else self._peers[rank].attempt
 
+    def is_gone(self, rank: int, attempt: int) -> bool:
+        """Whether an attempt of a rank seems to be dead: it has closed its connections, refuses new ones, and no member and no
+        message in the store has told of it for `GONE_S`, while others are connected to this member."""
+        peer = self._peers.get(rank)
+        return peer is not None and peer.gone and peer.attempt == attempt and not self.connected(rank)
+
     def transport_of(self, rank: int) -> str:
         """Transport of the connection to a rank; where there is none, `forwarded`, `store`, or empty."""
         connection, route = self._peers[rank].connection, self._route(rank)
@@ -316,6 +331,7 @@ class Mesh:
             if endpoint.attempt < peer.attempt:  # a newer one will dial
                 return
             await self._dial_once(rank, endpoint)
+            peer.refuses = peer.connection is None
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_AGAIN_S)
 
@@ -419,7 +435,7 @@ class Mesh:
         if attempt > peer.attempt:
             peer.links.clear()
         peer.attempt, peer.connection, peer.since = attempt, connection, asyncio.get_running_loop().time()
-        peer.told = None
+        peer.told, peer.refuses, peer.gone = None, False, False
         self._tell_links()
         self.update_routes()
 
@@ -560,6 +576,9 @@ class Mesh:
 
     def on_closed(self, connection: Connection, why: str) -> None:
         """See `ConnectionHandler`."""
+        self._lost(connection, why, closed=True)
+
+    def _lost(self, connection: Connection, why: str, *, closed: bool) -> None:
         handle = self._pending.pop(connection, None)
         if handle is not None:
             handle.cancel()
@@ -577,6 +596,19 @@ class Mesh:
                 self.update_routes()
                 if peer.endpoint is not None and not self._closed:
                     self._dial(rank, peer)
+                    if closed:
+                        self._start(self._until_gone(rank, peer, peer.attempt))
+
+    async def _until_gone(self, rank: int, peer: _Peer, attempt: int) -> None:
+        await asyncio.sleep(GONE_S)
+        while peer.attempt == attempt and not self.superseded and not self.connected(rank):
+            if peer.refuses and self._connections():
+                _log.info("rank %d: attempt %d of rank %d seems to be dead", self.rank, attempt, rank)
+                peer.gone = True
+                for gone in self.on_gone:
+                    gone(rank)
+                return
+            await asyncio.sleep(_GONE_AGAIN_S)
 
     async def _watch(self) -> None:
         """Gives up connections that are silent although they were asked for an answer."""
@@ -591,6 +623,6 @@ class Mesh:
                 silent_s = loop.time() - max(connection.last_received, peer.since)
                 if silent_s > self._silence_s:
                     connection.close()
-                    self.on_closed(connection, f"silent for {silent_s:.1f} s")
+                    self._lost(connection, f"silent for {silent_s:.1f} s", closed=False)
                 elif silent_s > self._silence_s / 4:
                     connection.send(self._head(Kind.PING, rank))

@@ -71,6 +71,7 @@ class DirectReduce(PieceExchange):
         mesh.answer(Kind.MISSING, self._answer_missing)
         mesh.on_connect.append(self._on_connect)
         mesh.on_lost.append(self._on_lost)
+        mesh.on_gone.append(self._on_gone)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -101,17 +102,34 @@ class DirectReduce(PieceExchange):
     async def _until(self, version: Version, done: Callable[[], bool]) -> bool:
         """Waits for a version, or a share of it. Returns whether that took longer than the timeout."""
         late, version.awaited = False, version.awaited + 1
+        known: set[tuple[int, int]] = set()
         try:
             while not done():
-                if await self._changes(version, self.g.wait_timeout_s(1)):
+                gone = self._gone(known)
+                if not gone and await self._changes(version, self.g.wait_timeout_s(1)):
                     continue
+                gone |= self._gone(known)
                 late, stalled = True, await self._stalled(version.number, lambda: self._awaited(version))
                 if done() or (stalled.grace_s > 0 and await self._changes(version, stalled.grace_s)):
                     continue
-                await self.g.on_timeout(stalled)
+                if not gone or gone & set(stalled.ranks):
+                    await self.g.on_timeout(stalled)
         finally:
             version.awaited -= 1
         return late
+
+    def _gone(self, known: set[tuple[int, int]]) -> set[int]:
+        """Ranks that seem to be dead since the last call. Which they are is added to `known`."""
+        found = {(r, self.mesh.attempt_of(self._members[r])) for r in self.others}
+        new = {(r, attempt) for r, attempt in found - known if self.mesh.is_gone(self._members[r], attempt)}
+        known |= new
+        return {rank for rank, _ in new}
+
+    def _on_gone(self, member: int) -> None:
+        """Who waits for a rank that seems to be dead need not wait for the timeout."""
+        for version in self._versions.values():
+            for waiter in version.waiters:
+                _expire(waiter)
 
     async def _changes(self, version: Version, within_s: float) -> bool:
         """Whether the version, or this rank's share of it, is merged within some seconds."""
@@ -259,7 +277,7 @@ class DirectReduce(PieceExchange):
     async def pending(self, iteration: int) -> tuple[bool, bool]:
         # All have to answer: a contribution of the predecessor that has reached one of them counts, with its flags.
         version, loop = self._version(iteration), asyncio.get_running_loop()
-        left, ends = set(self.others), loop.time() + self.g.wait_timeout_s(1)
+        left, ends, known = set(self.others), loop.time() + self.g.wait_timeout_s(1), set[tuple[int, int]]()
         while not version.complete:
             answers = await self._ask_all(iteration, version.missing())
             held = {answer.held for answer in answers.values()} - {NOT_HELD}
@@ -269,7 +287,7 @@ class DirectReduce(PieceExchange):
             if version.complete or not left:
                 break
             self._asks = iteration, sorted(left)
-            if loop.time() >= ends:
+            if self._gone(known) & left or loop.time() >= ends:
                 await self.g.on_timeout(StalledPeers(iteration, sorted(left)))
                 ends = loop.time() + self.g.wait_timeout_s(1)
             await asyncio.sleep(RECHECK_S)

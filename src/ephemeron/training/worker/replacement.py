@@ -47,6 +47,8 @@ class PeerReplacement:
         self._now, self._run_now, self._invoke, self._warn = now, run_now, invoke, warn
         self.latest_iteration: Callable[[int], Awaitable[int | None]] | None = None
         """`Collective.latest_iteration`."""
+        self.is_gone: Callable[[int, int], bool] = lambda rank, attempt: False
+        """Whether an attempt of a rank is known to be dead: see `Mesh.is_gone`."""
         self.launching = asyncio.Lock()
         """Held from the claim of an attempt until its launch. An invocation that ended in between would leave a rank without
         any attempt."""
@@ -68,7 +70,7 @@ class PeerReplacement:
         # The rank has a checkpoint after an iteration of which an object is lost, and does not know: both would wait.
         told = claim is not None and claim.not_after is not None and claim.not_after <= iteration
         astray = not told and await self._is_past(rank, iteration)
-        if not astray:
+        if not astray and not self.is_gone(rank, latest):
             if await self.has_progressed(rank) or not self._detector.is_silent(rank, iteration, self._now()):
                 return
             if claim is not None and self._detector.is_starting(

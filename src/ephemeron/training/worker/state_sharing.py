@@ -44,6 +44,8 @@ class StateSharing:
             self._trainer, started.status, describe=self._describe, evaluated=self._is_evaluated,
             compute=lambda work: invocation.compute(work, samples=0),
         )  # fmt: skip
+        if invocation.direct is not None:
+            self._lifecycle.replacement.is_gone = invocation.direct.mesh.is_gone
         background.start("back", self._go_back_when_told(recovery))
         if self.live:
             self._lifecycle.is_left_behind = lambda: recovery.is_left_behind(started.status.applied)
