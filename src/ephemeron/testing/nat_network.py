@@ -69,7 +69,7 @@ class _Flow(NamedTuple):
 
 @dataclass
 class Nat:
-    """A translator. Made by `NatNetwork.nat`."""
+    """A translator. Made by `NatNetwork.nat`. `mapping` may be changed: that of present flows stays."""
 
     public: str
     mapping: Literal["endpoint-independent", "symmetric"] = "endpoint-independent"
@@ -82,7 +82,9 @@ class Nat:
 
     def outward(self, flow: _Flow) -> Address:
         """Public address of a flow from inside."""
-        key = (flow.protocol, flow.source, flow.target if self.mapping == "symmetric" else None)
+        flow_key: tuple[int, Address, Address | None] = (flow.protocol, flow.source, flow.target)
+        symmetric = self.mapping == "symmetric" or flow_key in self._ports
+        key = flow_key if symmetric else (flow.protocol, flow.source, None)
         port = self._ports.get(key)
         if port is None:
             port = self._ports[key] = 20_000 + len(self._ports) * 7 % 40_000

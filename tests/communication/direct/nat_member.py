@@ -35,6 +35,9 @@ async def main(folder: str, rank: int, ranks: int) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         command = json.loads(line)
+        if "transport_of" in command:
+            tell(transport_of=command["transport_of"], transport=mesh.transport_of(command["transport_of"]))
+            continue
         body = bytes([rank]) * command["nbytes"]
         tell(sent=mesh.send(command["send"], Kind.CONTRIBUTION, buffers=[body]))
     await mesh.close()

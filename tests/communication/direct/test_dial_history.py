@@ -47,3 +47,23 @@ def test_small_differences_do_not_count() -> None:
         history.connected("punched", "a", 0.24)
         history.connected("websocket", "a", 0.22)
     assert history.order("a") == ["punched", "websocket"]
+
+
+def test_large_messages_count_more_than_connecting() -> None:
+    history = DialHistory(ALL)
+    history.carried("websocket", "a", 0.25)
+    assert history.order("a") == ["unix", "tcp", "punched", "websocket", "relay"]
+    assert history.better("a", than="websocket") == ["unix", "tcp", "punched"]
+    history.carried("punched", "a", 0.01)
+    assert history.order("b") == history.order("a"), "what was learned there counts elsewhere"
+    history.carried("punched", "a", 2.0)
+    assert history.order("a") == ["unix", "tcp", "websocket", "punched", "relay"]
+    history.carried("relay", "a", 0.001)
+    assert history.order("a")[-1] == "relay"
+
+
+def test_what_failed_is_still_better_if_it_worked() -> None:
+    history = DialHistory(ALL)
+    history.failed("punched", "a")
+    assert history.better("a", than="relay") == ["unix", "tcp", "websocket", "punched"]
+    assert history.better("a", than="unix") == []

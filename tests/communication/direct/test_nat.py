@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -67,6 +68,11 @@ class Process:
         assert self.popen.stdin is not None
         self.popen.stdin.write(json.dumps(command) + "\n")
         self.popen.stdin.flush()
+
+    def ask(self, **command: object) -> dict[str, Any]:
+        """The event that answers a command."""
+        self.tell(**command)
+        return self.event(**command)
 
     def kill(self) -> None:
         self.popen.kill()
@@ -146,6 +152,24 @@ def test_how_two_members_are_connected(
     two.event(connected=0, transport=transport)
     one.event(connected=1, transport=transport)
     exchange(one, two)
+
+
+def test_a_relayed_pair_is_punched_once_its_translators_allow_that(internet: Internet) -> None:
+    nats = [internet.network.nat(f"203.0.113.{7 + i}", "symmetric") for i in range(2)]
+    members = [internet.member(internet.network.host("10.0.0.2", behind=nat), i) for i, nat in enumerate(nats)]
+    members[1].event(connected=0, transport="relay")
+    members[0].event(connected=1, transport="relay")
+    for nat in nats:
+        nat.mapping = "endpoint-independent"
+    end = time.monotonic() + 2 * TIMEOUT_S
+    for rank, member in enumerate(members):
+        while member.ask(transport_of=1 - rank)["transport"] != "punched":
+            assert time.monotonic() < end, "the pair is still relayed"
+            exchange(*members)
+            time.sleep(0.2)
+    done = internet.network.carried["203.0.113.7", "203.0.113.8"]
+    exchange(*members)
+    assert internet.network.carried["203.0.113.7", "203.0.113.8"] > done + NBYTES
 
 
 def test_two_members_behind_one_translator(internet: Internet) -> None:

@@ -40,9 +40,9 @@ class MemoryNetwork:
         self._numbers = itertools.count()
         self._cut: dict[frozenset[int], bool] = {}
 
-    def transport(self, rank: int) -> MemoryTransport:
+    def transport(self, rank: int, name: str = "simulated") -> MemoryTransport:
         """The transport of one member."""
-        return MemoryTransport(self, rank, f"memory-{next(self._numbers)}")
+        return MemoryTransport(self, rank, f"memory-{next(self._numbers)}", name)
 
     def partition(self, a: int, b: int, *, silent: bool = False) -> None:
         """From now on two ranks cannot talk to each other.
@@ -74,10 +74,8 @@ class MemoryNetwork:
 class MemoryTransport(Transport):
     """One member's end of a `MemoryNetwork`."""
 
-    name = "simulated"
-
-    def __init__(self, network: MemoryNetwork, rank: int, address: str) -> None:
-        self.network, self.rank, self.address = network, rank, address
+    def __init__(self, network: MemoryNetwork, rank: int, address: str, name: str) -> None:
+        self.network, self.rank, self.address, self.name = network, rank, address, name
         self.token = ""
         self.accepted: Accepted | None = None
         self.free_at = 0.0
@@ -124,10 +122,8 @@ class MemoryTransport(Transport):
 class MemoryConnection(Connection):
     """One end."""
 
-    transport = "simulated"
-
     def __init__(self, own: MemoryTransport, theirs: MemoryTransport, *, dialled: bool) -> None:
-        self._network, self._own = own.network, own
+        self._network, self._own, self.transport = own.network, own, own.name
         self.ranks = frozenset((own.rank, theirs.rank))
         self.dialled = dialled
         self.other: MemoryConnection | None = None

@@ -12,7 +12,7 @@ one's connection is closed; what a frozen function sends after its replacement h
 
 Routes: a connection of the pair's own; where the two cannot connect, through a third member that is connected to both
 (members tell each other whom they are connected to); else through the store (`store_route`). Failed pairs are tried
-again in the background, and a connection that is silent although it was asked for an answer is given up.
+again in the background, pairs with a poor connection change to a better one (`upgrades`), and a connection that is silent although it was asked for an answer is given up.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ephemeron.communication.direct.message import FORWARDED, Head, Kind
 from ephemeron.communication.direct.requests import Answer, Requests
 from ephemeron.communication.direct.store_route import StoreRoutes
 from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Transport
+from ephemeron.communication.direct.upgrades import KINDS, Upgrades
 from ephemeron.communication.keys import Keys
 
 _log = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ class Mesh:
         self._pending: dict[Connection, asyncio.TimerHandle] = {}
         self._handlers: dict[int, tuple[OnMessage, Allocate | None]] = {}
         self._early: dict[int, list[tuple[int, Head, memoryview]]] = {}
-        self._requests = Requests(self, self._start)
+        self._requests = Requests(self, self.start)
+        self._upgrades = Upgrades(self, self._transports, self._dials)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stored: StoreRoutes | None = None
         self._closed = self._waits = False
@@ -154,7 +156,7 @@ class Mesh:
         except BaseException:
             await mesh.close()
             raise
-        mesh._start(mesh._watch())
+        mesh.start(mesh._watch())
         if not waits:
             mesh._use_store(store)
         return mesh
@@ -169,13 +171,15 @@ class Mesh:
         dialled = [connection for connection in self._pending if connection.dialled]
         for connection in [*dialled, *self._connections(), *self._successors()]:
             connection.send(self._head(Kind.MEMBER, 0))
-        self._announcing = self._start(self._announce(store))
+        self._announcing = self.start(self._announce(store))
         self._use_store(store)
         asyncio.get_running_loop().call_soon(self.update_routes)
 
     def _use_store(self, store: Channel) -> None:
         self._stored = StoreRoutes(self, store, self._keys, silence_s=self._silence_s)
-        self._start(self._stored.run())
+        self.start(self._stored.run())
+        if len(self._transports) > 1:
+            self.start(self._upgrades.run())
 
     async def _listen(self) -> None:
         for transport in self._transports.values():
@@ -195,7 +199,7 @@ class Mesh:
         self._dial_all(members)
         for rank, endpoint in waiting.items():
             if rank in self._peers:
-                self._start(self._dial_once(rank, endpoint))
+                self.start(self._dial_once(rank, endpoint))
 
     def _dial_all(self, members: dict[int, Endpoint]) -> None:
         for rank, endpoint in members.items():
@@ -232,6 +236,19 @@ class Mesh:
         if route is None or route is connection or route.transport == "store":
             return "" if route is None else route.transport
         return "forwarded"
+
+    def connection_to(self, rank: int) -> Connection | None:
+        """The connection to a rank."""
+        return self._peers[rank].connection
+
+    def endpoint_of(self, rank: int) -> Endpoint | None:
+        """How a rank can be reached, if it is known."""
+        return self._peers[rank].endpoint
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How this member can be reached."""
+        return self._endpoint
 
     def connected(self, rank: int) -> bool:
         """Whether there is a route to a rank."""
@@ -303,8 +320,9 @@ class Mesh:
         if self._stored is not None:
             self._stored.close()
         for connection in [*self._pending, *self._successors(), *self._connections()]:
-            self._count(connection)
+            self.count(connection)
             connection.close()
+        self._upgrades.close()
         for handle in self._pending.values():
             handle.cancel()
         self._pending.clear()
@@ -315,7 +333,8 @@ class Mesh:
 
     # -- connecting ---------------------------------------------------------------------------------------
 
-    def _start(self, work: Any) -> asyncio.Task[Any]:
+    def start(self, work: Any) -> asyncio.Task[Any]:
+        """Runs something beside everything else until the mesh is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -323,7 +342,7 @@ class Mesh:
 
     def _dial(self, rank: int, peer: _Peer) -> None:
         if peer.dialling is None or peer.dialling.done():
-            peer.dialling = self._start(self._dial_until_connected(rank, peer))
+            peer.dialling = self.start(self._dial_until_connected(rank, peer))
 
     async def _dial_until_connected(self, rank: int, peer: _Peer) -> None:
         pause_s = FIRST_AGAIN_S
@@ -342,9 +361,7 @@ class Mesh:
             if not transport.reaches(self._endpoint, endpoint):
                 continue
             try:
-                connection = await transport.dial(
-                    endpoint.addresses[transport.name], self._token, timeout_s=DIAL_TIMEOUT_S
-                )
+                connection = await self.dial(name, endpoint)
             except LinkFailed as e:
                 _log.debug("rank %d to rank %d: %s", self.rank, rank, e)
                 self._dials.failed(name, endpoint.machine)
@@ -355,6 +372,16 @@ class Mesh:
             while connection in self._pending:  # noqa: ASYNC110
                 await asyncio.sleep(_ANSWERED_S)
             return
+
+    async def dial(self, transport: str, endpoint: Endpoint) -> Connection:
+        """A connection to a member, proved, on which nothing was said yet.
+
+        Raises:
+            LinkFailed: there is none in time.
+        """
+        return await self._transports[transport].dial(
+            endpoint.addresses[transport], self._token, timeout_s=DIAL_TIMEOUT_S
+        )
 
     def _accepted(self, connection: Connection) -> None:
         """The end that has dialled says who it is, then the other one."""
@@ -393,6 +420,9 @@ class Mesh:
             self.on_successor(connection, attempt)
             return
         peer = self._peers.get(rank)
+        if head.kind == Kind.UPGRADE and peer is not None:
+            self._upgrades.offered(connection, head)
+            return
         if head.kind != Kind.HELLO or peer is None or attempt < peer.attempt:
             if head.kind == Kind.HELLO:
                 connection.send(self._head(Kind.REFUSED, rank))
@@ -439,16 +469,28 @@ class Mesh:
         self._tell_links()
         self.update_routes()
 
+    def replace(self, rank: int, connection: Connection) -> None:
+        """Sends over another connection to a rank from now on; what was sent over the present one arrives before."""
+        self._peers[rank].connection = connection
+
+    def lost_messages(self, rank: int, why: str) -> None:
+        """Messages to or from a rank may be lost, though there is a connection."""
+        self._requests.lost(rank, why)
+        self._peers[rank].told = None
+        self.update_routes()
+
     def _retire(self, connection: Connection) -> None:
-        self._count(connection)
+        self._upgrades.retired(connection)
+        self.count(connection)
         connection.close()
 
-    def _count(self, connection: Connection) -> None:
+    def count(self, connection: Connection) -> None:
+        """Adds the bytes of a connection that ends to those of the mesh."""
         self._ended_sent += connection.sent_bytes
         self._ended_received += connection.received_bytes
 
     def _connections(self) -> list[Connection]:
-        return [peer.connection for peer in self._peers.values() if peer.connection is not None]
+        return [*(p.connection for p in self._peers.values() if p.connection is not None), *self._upgrades.old]
 
     def _successors(self) -> list[Connection]:
         return [peer.successor.connection for peer in self._peers.values() if peer.successor is not None]
@@ -508,6 +550,8 @@ class Mesh:
         """See `ConnectionHandler`."""
         if connection in self._pending:
             return self._welcome(connection, head)
+        if head.kind in KINDS:
+            return self._upgrades.take(connection, head)
         if head.kind < 32 and not head.flags & FORWARDED and head.kind not in (Kind.REQUEST, Kind.REPLY):
             return self._own_message(connection, head)
         if head.target != self.rank:
@@ -530,7 +574,7 @@ class Mesh:
         peer = self._peers.get(head.sender)
         if peer is not None and (successor := peer.successor) is not None and successor.connection is connection:
             return self._message_of_successor(peer, successor, head)
-        if peer is None or peer.connection is not connection:
+        if peer is None or (peer.connection is not connection and connection not in self._upgrades.old):
             return
         if head.kind == Kind.REFUSED:
             self.superseded = True
@@ -588,7 +632,8 @@ class Mesh:
                 peer.successor = None
             if peer.connection is connection:
                 _log.info("rank %d has lost the connection to rank %d: %s", self.rank, rank, why)
-                self._count(connection)
+                self._upgrades.retired(connection)
+                self.count(connection)
                 peer.connection = None
                 peer.told = None if self._route(rank) is not None else peer.told
                 self._requests.lost(rank, why)
@@ -597,7 +642,9 @@ class Mesh:
                 if peer.endpoint is not None and not self._closed:
                     self._dial(rank, peer)
                     if closed:
-                        self._start(self._until_gone(rank, peer, peer.attempt))
+                        self.start(self._until_gone(rank, peer, peer.attempt))
+                return
+        self._upgrades.closed(connection, why)
 
     async def _until_gone(self, rank: int, peer: _Peer, attempt: int) -> None:
         await asyncio.sleep(GONE_S)
@@ -616,6 +663,7 @@ class Mesh:
         while True:
             await asyncio.sleep(self._silence_s / 4)
             self.update_routes()
+            self._upgrades.watch(self._silence_s)
             for rank, peer in self._peers.items():
                 connection = peer.connection
                 if connection is None:

@@ -37,6 +37,13 @@ class Kind(IntEnum):
     REFUSED = 7
     MEMBER = 8
     """A successor that was connected already is a member from now on."""
+    UPGRADE = 9
+    """First message of a connection that may replace the one that the pair has; these are in `upgrades`."""
+    MEASURE = 10
+    MEASURED = 11
+    SWITCH = 12
+    LAST = 13
+    RECEIVED = 14
     OBJECT = 32
     """An object of a `PeerChannel`; `extra` is its key."""
     DELETED = 33
