@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
@@ -81,6 +82,14 @@ class Connection(ABC):
         """Closes this end. Idempotent."""
 
 
+class CommonBody(tuple[Buffer, ...]):
+    """Body of a message that goes to several members: its checksum is made once. It must not change meanwhile."""
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        return _checksum(self)
+
+
 class SocketConnection(Connection):
     """A connection over a stream socket.
 
@@ -103,7 +112,9 @@ class SocketConnection(Connection):
         self._begin = self._end = 0
         self._incoming: Incoming | None = None
         self._body = memoryview(b"")
-        self._filled = 0
+        self._filled = self._summed = 0
+        self._digest: xxhash.xxh3_64 | None = None
+        """Checksum of the first `_summed` bytes of a large body: they are in the processor's cache when they have just arrived."""
         self.last_received = self._loop.time()
         tune(sock)
 
@@ -124,7 +135,9 @@ class SocketConnection(Connection):
             return
         views = [v for v in map(bytes_of, buffers) if v.nbytes]
         nbytes = sum(v.nbytes for v in views)
-        checksum = _checksum(views) if self._checksums and views else 0
+        checksum = 0
+        if self._checksums and views:
+            checksum = buffers.checksum if isinstance(buffers, CommonBody) else _checksum(views)
         packed = pack_head(head, nbytes=nbytes, checksum=checksum)
         self.sent_bytes += nbytes
         self._queue(packed, views)
@@ -196,6 +209,9 @@ class SocketConnection(Connection):
                 self.received_bytes += got
                 if direct:
                     self._filled += got
+                    if self._digest is not None:
+                        self._digest.update(self._body[self._summed : self._filled])
+                        self._summed = self._filled
                     if self._filled == self._body.nbytes:
                         self._deliver()
                         peeks = True
@@ -203,6 +219,8 @@ class SocketConnection(Connection):
                     peeks = False
                     self._end += got
                     self._parse()
+                    if got < place.nbytes:  # there is no more
+                        break
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, ProtocolError) as e:
@@ -236,6 +254,8 @@ class SocketConnection(Connection):
                 self._incoming = incoming = incoming._replace(head=incoming.head._replace(extra=extra))
                 self._body = self._memory(incoming)
                 self._filled = self._present(incoming)
+                large = self._checksums and self._body.nbytes - left >= _DIRECT_BYTES
+                self._digest, self._summed = xxhash.xxh3_64() if large else None, 0
             taken = min(left, self._body.nbytes - self._filled)
             if taken:
                 self._body[self._filled : self._filled + taken] = self._buffer[self._begin : self._begin + taken]
@@ -261,8 +281,9 @@ class SocketConnection(Connection):
     def _deliver(self) -> None:
         incoming, body = self._incoming, self._body
         assert incoming is not None
+        digest, self._digest = self._digest or xxhash.xxh3_64(), None
         self._incoming, self._body = None, memoryview(b"")
-        if incoming.checksum and _checksum([body]) != incoming.checksum:
+        if incoming.checksum and _finished(digest, [body[self._summed :]]) != incoming.checksum:
             raise ProtocolError("a message has arrived damaged")
         if self._handler is not None:
             self._handler.on_message(self, incoming.head, body)
@@ -310,7 +331,10 @@ def bytes_of(buffer: Buffer) -> memoryview:
 
 
 def _checksum(parts: Sequence[Buffer]) -> int:
-    digest = xxhash.xxh3_64()
+    return _finished(xxhash.xxh3_64(), parts)
+
+
+def _finished(digest: xxhash.xxh3_64, parts: Sequence[Buffer]) -> int:
     for part in parts:
         digest.update(part)
     return digest.intdigest() or 1

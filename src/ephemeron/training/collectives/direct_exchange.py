@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
+from ephemeron.communication.direct.connection import CommonBody
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import IN_PLACE, SHARED, Head, Kind
 from ephemeron.training.collectives.direct_messages import (
@@ -238,8 +239,9 @@ class PieceExchange(Collective):
         if payload is None:  # rounding what is rounded already gives the same bytes
             payload = self.downward.codec.encode(version.vector[piece.start : piece.stop])
         extra = MergedHeader(flags, *self._least(), self.g.status.busy_s).pack()
+        body = CommonBody(payload)
         for rank in ranks:
-            self._send(rank, Kind.MERGED, version.number, piece.number, extra, payload)
+            self._send(rank, Kind.MERGED, version.number, piece.number, extra, body)
 
     # -- receiving ----------------------------------------------------------------------------------------
 
