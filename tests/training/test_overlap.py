@@ -9,6 +9,7 @@ import pytest
 from training_runs import make_job, real
 
 from ephemeron.events import FaultFired, Invoked
+from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.training.collectives import direct, direct_two_level
 from ephemeron.training.collectives.direct_messages import Division, layout
 from ephemeron.training.job import Target, parse_fault
@@ -36,6 +37,7 @@ def early(monkeypatch):
 
         return Counted
 
+    monkeypatch.setattr(SimulatedPlatform, "overlaps", True)
     monkeypatch.setattr(direct, "DirectReduce", counted(direct.DirectReduce))
     monkeypatch.setattr(direct_two_level, "TwoLevelReduce", counted(direct_two_level.TwoLevelReduce))
     return sent
@@ -68,6 +70,12 @@ def test_after_the_first_iteration_all_but_the_first_piece_of_each_owner_is_earl
     run = real(WIDE, **FOUR)
     pieces = len(layout(22_510, 4, 4, piece_bytes=4096))
     assert early == dict.fromkeys(range(1, run.trigger.spec.iterations), 4 * (pieces - 4))
+
+
+def test_where_time_is_virtual_nothing_is_early_by_itself(monkeypatch, early):
+    monkeypatch.setattr(SimulatedPlatform, "overlaps", False)
+    assert real(WIDE, **FOUR).sha == undisturbed()
+    assert not early
 
 
 def test_parameters_that_take_no_part_wait(monkeypatch, early):

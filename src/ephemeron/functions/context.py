@@ -76,5 +76,7 @@ class Context:
     scratch: Path | None = None
     """Empty folder of this invocation; None where there is no file system to use."""
     cold: bool = True
+    overlaps: bool = True
+    """Whether what a computation hands over for sending leaves in the course of it; False where time is virtual: at its beginning."""
     own_process: bool = True
     """Whether this invocation has its process to itself: it may start processes and threads, and ends them."""

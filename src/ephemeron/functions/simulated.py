@@ -96,6 +96,8 @@ class SimulatedPlatform(Platform):
     """
 
     name = "simulated"
+    overlaps = False
+    """Whether functions send pieces of gradients early. All leave when a computation begins, so that runs seem too quick."""
     unenforced: tuple[str, ...] = (
         "time is virtual: seconds and costs are simulated",
         "memory quotas are not enforced in the simulator",
@@ -264,7 +266,7 @@ class SimulatedInvocation(Invocation):
             emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
             transports=lambda: [platform.network.transport(call.rank)],
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
-            origin=call.origin, deadline=self._deadline,
+            origin=call.origin, deadline=self._deadline, overlaps=platform.overlaps,
         )  # fmt: skip
         with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
             _log.debug("invocation %s begins at %.3f s", self.id, loop.time())

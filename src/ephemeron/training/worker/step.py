@@ -133,7 +133,7 @@ class WholeModelStep(IterationStep):
         super().__init__(started)
         if self.spec.stages is not None:
             raise JobError("this run divides its model into stages", remedy="call the entry 'stage'")
-        self._overlaps = overlaps() and isinstance(self.trainer, GivesEarly)
+        self._overlaps = self.invocation.ctx.overlaps and overlaps() and isinstance(self.trainer, GivesEarly)
 
     def group(self, policy: Policy) -> Group:
         return self.new_group(policy)
