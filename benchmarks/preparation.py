@@ -116,6 +116,7 @@ def measure(rows: int, turns: int, workers: int, folder: Path) -> dict[str, Any]
     ) as pool:
         pool.submit(abs, 1).result()
         first_task_s = time.perf_counter() - began
+        list(pool.map(time.sleep, [1.0] * 2 * workers))  # so that all of them are up
         for turn in range(turns):
             here = folder / f"here-{turn}"
             sides = {
