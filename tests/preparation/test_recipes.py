@@ -171,3 +171,12 @@ def test_the_example_is_learnable_and_the_same_each_time(tmp_path):
     assert recipe.pipeline().steps[1].n_features == 1 << 20
     header = (tmp_path / "a/clicks-000.csv").read_text().splitlines()[0].replace('"', "").split(",")
     assert header == ["click", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+
+
+def test_the_recipe_of_the_page_is_accepted(tmp_path):
+    page = (EXAMPLE.parents[1] / "docs/preparation.md").read_text()
+    path = tmp_path / "recipe.toml"
+    path.write_text(page.partition("```\nsource")[2].partition("```")[0].join(["source", ""]))
+    recipe = load_recipe(path)
+    assert [step.step for step in recipe.pipeline().steps] == ["standardise", "hash"]
+    assert recipe.hash_split().key == ["user"]
