@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sparse_stores import TOKEN, on_loop, served
 
-from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable, TokenRefused
+from ephemeron.errors import JobError, RemoteError, ServiceRefused, ServiceUnreachable, TokenRefused
 from ephemeron.sparse.store import SGD, AdaGrad, BlockingSparseStore, Compression, Initial, SparseStore, Sum
 from ephemeron.sparse.store.server import ShardServer
 from ephemeron.sparse.store.state import ShardState
@@ -239,11 +239,13 @@ async def test_what_a_client_repeats_is_made_once() -> None:
     async with served() as (addresses, _):
         async with await SparseStore.connect(addresses, TOKEN, client="rank-3") as store:
             await store.create("w", 10, optimizer=Sum())
-            for number in (10, 11, 12):
+            await store.set("key", b"value")  # what is no push has no number of the client's
+            for number in (1, 2, 3):
                 await store.push("w", [1], [1], sequence=number)
         async with await SparseStore.connect(addresses, TOKEN, client="rank-3", attempt=1) as store:
-            assert store.sequence == 12
-            for number in (11, 12, 13):
+            assert store.sequence == 3
+            await store.create("w", 10, optimizer=Sum())
+            for number in (2, 3, 4):
                 await store.push("w", [1], [1], sequence=number)
             assert (await store.multi_get("w", [1])).item() == 4
             assert (await store.status())[0].repeated == 2
@@ -275,6 +277,27 @@ async def test_requests_fail_when_a_shard_stays_away() -> None:
         with pytest.raises(ServiceUnreachable):
             await store.push("w", [1], [1])
         await store.close()
+
+
+@on_loop
+async def test_pushes_that_are_lost_for_good_are_not_forgotten_in_silence() -> None:
+    async with served() as (addresses, servers):
+        store = await SparseStore.connect(addresses, TOKEN, connect_s=0.2)
+        await store.create("w", 10, optimizer=Sum())
+        await servers[0].close()
+        await store.push("w", [1], [1])
+        with pytest.raises(ServiceUnreachable, match="does not answer"):
+            await store.multi_get("w", [1])
+        with pytest.raises(ServiceUnreachable, match="does not answer"):
+            await store.close()
+
+
+@on_loop
+async def test_a_request_that_fails_at_a_shard_is_an_error_and_the_shard_goes_on() -> None:
+    async with served() as (addresses, _), await SparseStore.connect(addresses, TOKEN) as store:
+        with pytest.raises(RemoteError, match="MemoryError"):
+            await store.create("w", 1 << 50, optimizer=Sum())
+        await store.create("v", 10, optimizer=Sum())
 
 
 @on_loop

@@ -71,6 +71,7 @@ class SparseStore:
         self._residuals: dict[str, Residual] = {}
         self._tables: dict[str, TableInfo] = {}
         self._sequence = max(link.sequence for link in links)
+        self._calls = max(link.calls for link in links)
 
     @classmethod
     async def connect(
@@ -129,7 +130,7 @@ class SparseStore:
 
     @property
     def sequence(self) -> int:
-        """Number of this client's last change."""
+        """Number of this client's last push or assignment, also of its earlier attempts."""
         return self._sequence
 
     @property
@@ -164,7 +165,7 @@ class SparseStore:
         """
         noise = initial if isinstance(initial, Initial) else Initial(value=float(initial))
         bounds = [shard * rows // self.shards for shard in range(self.shards + 1)]
-        self._sequence += 1
+        self._calls += 1
         requests = []
         for shard, (first, stop) in enumerate(itertools.pairwise(bounds)):
             spec = build(
@@ -175,7 +176,7 @@ class SparseStore:
                 },
                 where="table",
             )  # fmt: skip
-            requests.append(self._call(shard, "create", plain(spec), sequence=self._sequence))
+            requests.append(self._call(shard, "create", plain(spec), number=self._calls))
         replies = await asyncio.gather(*requests)
         return self._learn([build(TableReply, reply, where="table") for reply, _ in replies])
 
@@ -260,8 +261,8 @@ class SparseStore:
             table: its name.
             indices: int[n], in any order; gradients of the same index are summed.
             gradient: float[n, width]; float[n] if the width is 1.
-            sequence: number of this change of this client, above all earlier ones; shards ignore numbers that they have. For
-                clients that repeat work after a restart. By default the next one.
+            sequence: number of this push of this client, from 1 on and above all earlier ones, also to other tables; shards
+                ignore numbers that they have. For clients that repeat work after a restart. By default the next one.
 
         Raises:
             JobError: no such table, an index out of range, a wrong shape, or a number that is not finite.
@@ -321,8 +322,8 @@ class SparseStore:
 
     async def set(self, key: str, value: bytes) -> None:
         """Sets the value of a key, whole, at most 1 GB. Returns when it is acknowledged."""
-        self._sequence += 1
-        await self._call(self._shard_of(key), "set", {"name": key}, bytes(value), sequence=self._sequence)
+        self._calls += 1
+        await self._call(self._shard_of(key), "set", {"name": key}, bytes(value), number=self._calls)
 
     async def snapshot(self) -> None:
         """Makes all shards store their state now.
@@ -345,7 +346,7 @@ class SparseStore:
     async def close(self, *, flush: bool = True) -> None:
         """Ends the connections, by default after `flush`."""
         try:
-            if flush and all(link.failure is None for link in self.links):
+            if flush and any(link.failure is None or link.unacknowledged for link in self.links):
                 await self.flush()
                 if self._anonymous:
                     await asyncio.gather(*(self._call(shard, "leave", {}) for shard in range(self.shards)))
@@ -412,11 +413,11 @@ class SparseStore:
         return zlib.crc32(key.encode()) % self.shards
 
     async def _call(
-        self, shard: int, method: str, params: dict[str, Any], data: bytes = b"", *, sequence: int = 0
+        self, shard: int, method: str, params: dict[str, Any], data: bytes = b"", *, number: int = 0
     ) -> tuple[dict[str, Any], bytes]:
         link = self.links[shard]
         id, sink = link.next_id(), Reply()
-        link.request(id, pack_json(Kind.CALL, {"m": method, "p": params}, data, id=id, sequence=sequence), sink)
+        link.request(id, pack_json(Kind.CALL, {"m": method, "p": params}, data, id=id, sequence=number), sink)
         return await sink.future
 
 

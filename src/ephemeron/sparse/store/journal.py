@@ -58,6 +58,8 @@ class Journal:
         self.options = options
         self.snapshots = self.log_objects = 0
         """Written so far."""
+        self.recorded = self.safe = 0
+        """Changes that were taken, and those of them that a restart does not lose."""
         self.failure: ChannelError | None = None
         """Why nothing can be written any more."""
         self._place, self._state, self._attempt = place, state, attempt
@@ -66,7 +68,8 @@ class Journal:
         self._records: list[bytes] = []
         self._touched: dict[str, int] = {}
         """Client to its last sequence number in `_records`."""
-        self._queue: deque[tuple[int, list[bytes], dict[str, int]]] = deque()
+        self._queue: deque[tuple[int, list[bytes], dict[str, int], int]] = deque()
+        """Objects of the log to store: number, changes, last sequence numbers, `recorded` at their end."""
         self._next_log = 0
         self._next_snapshot = 0
         self._checked_at = asyncio.get_running_loop().time()
@@ -104,18 +107,18 @@ class Journal:
         """Snapshots and objects of the log that this process has written."""
         return self.snapshots, self.log_objects
 
-    def record(self, client: ClientState, frame: bytes) -> bool:
-        """Takes a change that has just been made. Whether it is acknowledged later."""
+    def record(self, client: ClientState, frame: bytes) -> None:
+        """Takes a change that has just been made."""
         self._changed = True
+        self.recorded += 1
         if not self._logging:
-            client.durable = client.sequence
-            return False
+            client.durable, self.safe = client.sequence, self.recorded
+            return
         if not self._records:
             self._wake.set()
             self._idle.clear()
         self._records.append(record(client.name, frame))
         self._touched[client.name] = client.sequence
-        return True
 
     async def snapshot(self) -> None:
         """Stores the whole state as it is now."""
@@ -147,7 +150,7 @@ class Journal:
     def _cut(self) -> int:
         """Ends the current object of the log; the number of the next one."""
         if self._records:
-            self._queue.append((self._next_log, self._records, self._touched))
+            self._queue.append((self._next_log, self._records, self._touched, self.recorded))
             self._next_log += 1
             self._records, self._touched = [], {}
         return self._next_log
@@ -179,12 +182,13 @@ class Journal:
             await asyncio.sleep(self.options.log_interval_s)
             self._cut()
             while self._queue:
-                number, records, touched = self._queue[0]
+                number, records, touched, recorded = self._queue[0]
                 await self._place.channel.put(self._place.log(self._attempt, number), [b"".join(records)])
                 if not await self._check_fence():
                     return
                 self._queue.popleft()
                 self.log_objects += 1
+                self.safe = recorded
                 for name, sequence in touched.items():
                     client = self._state.clients.get(name)
                     if client is not None:

@@ -60,7 +60,9 @@ class ShardLink:
     ) -> None:  # fmt: skip
         self.opening = opening
         self.sequence = 0
-        """Last sequence number that the shard has."""
+        """Last sequence number of a push that the shard has."""
+        self.calls = 0
+        """Last number of another change that the shard had when it was connected to."""
         self.waiting_bytes = 0
         """Of changes that are not acknowledged."""
         self.reconnects = 0
@@ -80,6 +82,11 @@ class ShardLink:
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asked = False
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether changes may be lost with this link."""
+        return bool(self._changes)
 
     async def open(self) -> None:
         """Connects.
@@ -273,6 +280,7 @@ class ShardLink:
     def _resume(self, wire: _Wire, reply: OpenReply) -> None:
         """Sends again, in their order, what was not answered."""
         self._wire, self._asked, self._opened = wire, False, True
+        self.calls = reply.calls
         self._acknowledged(max(self.sequence, reply.sequence))
         frames = [(id, frame) for _, id, frame in self._changes]
         frames += [(id, frame) for id, (frame, _) in self._requests.items() if all(id != i for i, _ in frames)]

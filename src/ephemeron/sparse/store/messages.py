@@ -28,7 +28,9 @@ class OpenReply:
     """What the shard knows of a client."""
 
     sequence: Whole
-    """Last sequence number of the client that is safe."""
+    """Last sequence number of the client's pushes that is safe."""
+    calls: Whole
+    """Last number of its other changes."""
     shard: Whole
     attempt: Whole
     """Of the shard."""

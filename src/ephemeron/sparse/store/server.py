@@ -36,8 +36,16 @@ class Recorder(Protocol):
     async def confirm(self) -> None:
         """Returns once this process is known to be the shard's."""
 
-    def record(self, client: ClientState, frame: bytes) -> bool:
-        """Takes a change that has just been made. Whether it is acknowledged later, by `ShardServer.acknowledge`."""
+    def record(self, client: ClientState, frame: bytes) -> None:
+        """Takes a change that has just been made. When more is safe, `ShardServer.acknowledge` is called."""
+
+    @property
+    def recorded(self) -> int:
+        """Number of changes taken."""
+
+    @property
+    def safe(self) -> int:
+        """How many of these a restart does not lose."""
 
     async def snapshot(self) -> None:
         """Stores the whole state now."""
@@ -150,7 +158,7 @@ class _Connection(FrameProtocol):
         self._out: list[bytes | bytearray] = []
         self._asked = False
         self._held: list[tuple[int, bytes]] = []
-        """Replies to changes by sequence number, until those are safe."""
+        """Replies to changes, until as many changes of the journal are safe."""
         self._told = 0
         self._confirming: asyncio.Task[None] | None = None
         self.client: ClientState | None = None
@@ -229,6 +237,11 @@ class _Connection(FrameProtocol):
             self._refuse(head, ErrorReply(kind="user", text=e.problem, remedy=e.remedy))
         except ClientReplaced as e:
             self._refuse(head, ErrorReply(kind="replaced", text=str(e)))
+        except ProtocolError:
+            raise
+        except Exception as e:  # noqa: BLE001 - such as no memory for a table: sent to the client, and others go on
+            _log.exception("a request failed")
+            self._refuse(head, ErrorReply(kind=type(e).__name__, text=str(e)))
 
     def batch_over(self) -> None:
         self.acknowledge()
@@ -239,7 +252,7 @@ class _Connection(FrameProtocol):
         if client is not None:
             if journal is None:
                 client.durable = client.sequence
-            while self._held and self._held[0][0] <= client.durable:
+            while self._held and (journal is None or self._held[0][0] <= journal.safe):
                 self._out.append(self._held.pop(0)[1])
             if self._asked and (client.durable > self._told or client.durable == client.sequence):
                 self._out.append(pack(Kind.ACKNOWLEDGED, sequence=client.durable))
@@ -266,7 +279,9 @@ class _Connection(FrameProtocol):
         self._server.admitted(self)
         if self._server.journal is None:
             self.client.durable = self.client.sequence
-        reply = OpenReply(sequence=self.client.durable, shard=self._state.shard, attempt=self._server.attempt)
+        reply = OpenReply(
+            sequence=self.client.durable, calls=self.client.calls, shard=self._state.shard, attempt=self._server.attempt
+        )
         self._out.append(pack_json(Kind.REPLY, plain(reply), id=head.id, sequence=self.client.durable))
 
     def _get(self, head: Head, body: memoryview) -> None:
@@ -295,7 +310,9 @@ class _Connection(FrameProtocol):
         if changed:
             self._record(client, head, body)
         if head.kind == Kind.CALL:
-            self._held.append((head.sequence, pack_json(Kind.REPLY, reply, id=head.id, sequence=client.durable)))
+            journal = self._server.journal
+            recorded = 0 if journal is None else journal.recorded
+            self._held.append((recorded, pack_json(Kind.REPLY, reply, id=head.id, sequence=client.durable)))
 
     def _record(self, client: ClientState, head: Head, body: memoryview) -> None:
         if self._server.journal is not None:

@@ -33,6 +33,7 @@ class SnapshotClient:
     name: str
     attempt: Whole
     sequence: Whole
+    calls: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Capture:
                 max(1, _PART_BYTES // (4 * t.spec.width * (1 + len(table.optimizer.slots))))
                 for t, table in zip(self._tables, state.tables, strict=True)
             ),
-            clients=tuple(SnapshotClient(name=c.name, attempt=c.attempt, sequence=c.sequence) for c in state.clients.values()),
+            clients=tuple(SnapshotClient(name=c.name, attempt=c.attempt, sequence=c.sequence, calls=c.calls) for c in state.clients.values()),
             keys={name: len(value) for name, value in self._keys.items()}, log=log,
         )  # fmt: skip
 
@@ -115,7 +116,7 @@ async def load(place: ShardPlace, attempt: int, number: int) -> tuple[ShardState
         state.keys[name] = bytes(stored[at : at + length])
         at += length
     for c in head.clients:
-        state.clients[c.name] = ClientState(c.name, c.attempt, c.sequence, c.sequence)
+        state.clients[c.name] = ClientState(c.name, c.attempt, c.sequence, c.calls, c.sequence)
     return state, head.log
 
 

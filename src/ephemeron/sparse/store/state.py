@@ -38,9 +38,11 @@ class ClientState:
     name: str
     attempt: int = 0
     sequence: int = 0
-    """Of its last change."""
+    """Of its last PUSH or ASSIGN."""
+    calls: int = 0
+    """Of its last CALL that changed something: these are counted apart, so that clients may number their pushes."""
     durable: int = 0
-    """Of its last change that a restart does not lose."""
+    """Of its last PUSH or ASSIGN that a restart does not lose."""
 
 
 class ClientReplaced(Exception):
@@ -165,15 +167,14 @@ class ShardState:
             JobError: the change is refused; its number counts as seen.
             ProtocolError: the frame is damaged.
         """
-        fresh = head.sequence > client.sequence
-        if not fresh:
-            self.repeated += 1
-            if head.kind != Kind.CALL:
-                return {}, False
-        else:
-            client.sequence = head.sequence
         if head.kind == Kind.CALL:
+            fresh = head.sequence > client.calls
+            client.calls = max(client.calls, head.sequence)
             return self._call_once(head, body, fresh)
+        if head.sequence <= client.sequence:
+            self.repeated += 1
+            return {}, False
+        client.sequence = head.sequence
         table = self._table(head)
         rows, rest = self._rows(head, body, table, distinct=True)
         code, width = head.code >> 4, table.spec.width
