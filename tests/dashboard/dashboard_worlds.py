@@ -20,13 +20,15 @@ from ephemeron.events import (
     to_json,
 )
 
+PRICES = {"name": "test", "as_of": "2026-01-01", "gb_second_usd": 1e-5, "invocation_usd": 2e-7}
 TOKEN = "a token of this test alone"
 
 
 def write_run(folder: Path, events: Iterable[Event], **record: Any) -> Path:
     """A run's folder with a log."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"run_id": folder.name, "platform": "local", **record}))
+    values = {"run_id": folder.name, "platform": "local", "spec": {"prices": PRICES}, **record}
+    (folder / "run.json").write_text(json.dumps(values))
     (folder / "events.jsonl").write_text("".join(to_json(e) + "\n" for e in events))
     return folder
 

@@ -163,9 +163,10 @@ def test_the_page_can_load_nothing_of_others_and_make_no_markup(page: Any, addre
 def test_a_trial_is_ended_by_a_click_after_a_question(page: Any, address: str, root: Path) -> None:
     show(page, address, "study/" + STUDY)
     mark = root / "runs" / "live" / "end"
-    button = page.get_by_label("End trial 2")
+    button = page.get_by_label("End trial 2", exact=True)
     button.click()
     page.get_by_role("button", name="Cancel").click()
+    playwright.expect(page.get_by_role("dialog")).to_have_count(0)
     assert not mark.exists()
     playwright.expect(button).to_be_focused()
     button.press("Enter")
@@ -227,3 +228,17 @@ def test_colours_follow_the_system_until_one_chooses(page: Any, address: str) ->
     page.reload()
     playwright.expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
     assert ground() == light
+
+
+def test_the_timeline_grows_with_its_run(page: Any, address: str, root: Path, tmp_path: Path) -> None:
+    folder = write_run(root / "runs" / "growing", troubled_run()[:6])
+    show(page, address, "run/0%2Fruns%2Fgrowing")
+    until(page, PAINTED)
+    spans: Any = [("aggregate", 3.0, 60.0)]
+    for i in range(3):  # in quick succession: the last one must be shown, too
+        more = write_run(tmp_path / str(i), [progress(0, 2 + i, 0.5, t=60.0 + i, spans=spans)])
+        with (folder / "events.jsonl").open("ab") as file:
+            file.write((more / "events.jsonl").read_bytes())
+    green = """() => { const c = document.querySelector('.timeline .frame canvas'), d = c.getContext('2d').getImageData(c.width * 0.8, 20, 1, 12).data;
+        for (let i = 0; i < d.length; i += 4) if (d[i] === 0 && d[i+1] === 158 && d[i+2] === 115) return true; return false; }"""
+    until(page, green)

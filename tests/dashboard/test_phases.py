@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 
-from ephemeron.dashboard.phases import ALIVE, COLUMNS, NOTHING, Coverage, PhaseLanes
+from ephemeron.dashboard.phases import ALIVE, COLUMNS, MIXED_ROWS, NOTHING, Coverage, PhaseLanes
 from ephemeron.events import PHASES
 
 COMPUTE, UPLOAD, WAIT = (2 + PHASES.index(p) for p in ("compute", "upload", "wait"))
@@ -38,7 +38,7 @@ def test_before_and_after_a_function_there_is_nothing() -> None:
     assert (tile[3:, 256:] == NOTHING).all()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("rows", [1, 12, 20])
 def test_columns_of_many_spans_keep_the_shares(rows: int) -> None:
     spans = [
         s
@@ -48,6 +48,18 @@ def test_columns_of_many_spans_keep_the_shares(rows: int) -> None:
     tile = lanes(spans).tile([3], {3: [(0.0, 5120.0)]}, start=0.0, column_s=10.0, rows=rows)
     for value, share in ((COMPUTE, 0.5), (UPLOAD, 0.1), (WAIT, 0.4)):
         assert (tile == value).mean() == pytest.approx(share, abs=0.02)
+
+
+def test_low_lanes_have_the_shares_in_eighths_in_every_column() -> None:
+    spans = [
+        s
+        for i in range(5120)
+        for s in (("compute", i, i + 0.5), ("upload", i + 0.5, i + 0.625), ("wait", i + 0.625, i + 1.0))
+    ]
+    tile = lanes(spans).tile([3], {3: [(0.0, 5120.0)]}, start=0.0, column_s=10.0, rows=MIXED_ROWS)
+    assert [(tile == value).sum(axis=0).tolist() for value in (COMPUTE, UPLOAD, WAIT)] == [
+        [n] * COLUMNS for n in (4, 1, 3)
+    ]
 
 
 def test_where_phases_overlap_the_one_nearest_to_progress_is_shown() -> None:

@@ -6,7 +6,7 @@ two, as maps have them; a browser keeps tiles as pictures and moves them, so pan
 
 Each lane of a tile has some rows, in which the phases are stacked in proportion to their seconds. Their borders fall between
 two rows; an ordered dither along the columns decides which, so that over a stretch each phase has its true share. Where a column is
-shorter than a span, all rows have its phase. Memory: 24 bytes a span.
+shorter than a span, all rows have its phase. Lanes of many functions are too low for this, and show a mixture. Memory: 24 bytes a span.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ SHOWN_FIRST: tuple[Phase, ...] = ("compute", "aggregate", "upload", "download", 
 """Phases by the right to be shown where they overlap, as in the report."""
 NOTHING, ALIVE = 0, 1
 """Values of a cell in which no function is, or one of which no phase is known; 2 on: phases, as in `PHASES`."""
+MIXED_ROWS = 8
+"""Rows of low lanes, whose colours are mixed to one for each column: so their shares are eighths, without a dither."""
 _NUMBER = {phase: i for i, phase in enumerate(PHASES)}
 _STACK: tuple[Phase, ...] = PHASES
 """Phases from the top of a lane to its bottom."""
@@ -119,7 +121,8 @@ class PhaseLanes:
         edges = start + column_s * np.arange(COLUMNS + 1, dtype=np.float64)
         out = np.empty((len(ranks), rows, COLUMNS), dtype=np.uint8)
         dither = _van_der_corput(COLUMNS)
-        levels = (np.arange(rows)[:, None] + dither[None, :]) / rows
+        levels = (np.arange(rows)[:, None] + (0.5 if rows == MIXED_ROWS else dither[None, :])) / rows
+        levels = np.broadcast_to(levels, (rows, COLUMNS))
         for i, rank in enumerate(ranks):
             out[i] = self._cells(rank, alive.get(rank, []), edges, column_s, levels)
         return out.reshape(len(ranks) * rows, COLUMNS)
@@ -148,8 +151,8 @@ class PhaseLanes:
 
 
 def rows_of(lanes: int) -> int:
-    """Rows of each lane of a tile: the pixels of its height."""
-    return 20 if lanes <= 16 else 12 if lanes <= 48 else 6 if lanes <= 100 else 3
+    """Rows of each lane of a tile: pixels of its height, or `MIXED_ROWS` where lanes are too low to stack anything in."""
+    return 20 if lanes <= 16 else 12 if lanes <= 48 else MIXED_ROWS
 
 
 def _van_der_corput(n: int) -> Floats:

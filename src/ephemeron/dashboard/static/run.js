@@ -45,7 +45,7 @@ export function mount(root, key) {
     const limits = [];
     if (run.budget_usd) limits.push({ y: run.budget_usd, label: "budget " + usd(run.budget_usd), colour: "bad", fit: run.cost_usd > run.budget_usd / 4 });
     if (run.predicted && run.predicted.cost_usd) limits.push({ y: run.predicted.cost_usd, label: "predicted " + usd(run.predicted.cost_usd), colour: "soft", fit: true });
-    parts.cost.show([{ label: "cost", x: series.cost.t, y: series.cost.usd, colour: "c0" }], { x: "time", lines: limits });
+    parts.cost.show(!run.is_priced ? [] : [{ label: "cost", x: series.cost.t, y: series.cost.usd, colour: "c0" }], { x: "time", lines: limits });
   }
 
   const end = api.follow("run", key, update, () => { root.replaceChildren(nothing("There is no such run (any more).", h("a", { href: "#/runs" }, "All runs"))); });
@@ -56,7 +56,7 @@ function build(root, key, current, redraw) {
   const xFormat = (v, x) => (x === "time" ? seconds(v) : number(v, 6));
   const loss = new Chart({ label: "Loss", xFormat: xFormat, sync: "run", empty: "No iteration is done yet." });
   const metrics = new Chart({ label: "Metrics", xFormat: xFormat, sync: "run", empty: "No evaluation yet." });
-  const cost = new Chart({ label: "Cost over time", xFormat: xFormat, y: usd, zero: true });
+  const cost = new Chart({ label: "Cost over time", xFormat: xFormat, y: usd, zero: true, empty: "No prices of this run are known." });
   const timeline = new Timeline(key, { phases: ["load", "compute", "upload", "aggregate", "download", "wait"], columns: 512 });
   const functions = new Functions(key);
   const heading = h("h1"), state = h("span"), under = h("div", { class: "under" }), reading = h("div", { class: "reading", role: "progressbar", "aria-label": "Reading the log", hidden: true }, h("i")), causes = h("div");
@@ -111,12 +111,12 @@ function build(root, key, current, redraw) {
     const [name, value] = Object.entries(run.metrics).find(([n]) => n !== "loss") || ["Metric", null];
     setText(tile.metric.label, titled(name)); put(tile.metric, number(value), "", value === null ? "none yet" : "latest evaluation");
     const planned = run.predicted && run.predicted.cost_usd;
-    put(tile.cost, run.is_priced ? usd(run.cost_usd) : "–", "", [run.budget_usd ? percent(run.cost_usd / run.budget_usd) + " of " + usd(run.budget_usd) : run.is_priced ? "no budget" : "no prices", planned ? "predicted " + usd(planned) : ""].filter(Boolean).join(", "));
-    gauge(tile.cost, run.cost_usd, run.budget_usd || planned || 0, planned || 0);
+    put(tile.cost, run.is_priced ? usd(run.cost_usd) : "–", "", !run.is_priced ? "no prices" : [run.budget_usd ? percent(run.cost_usd / run.budget_usd) + " of " + usd(run.budget_usd) : "no budget", planned ? "predicted " + usd(planned) : ""].filter(Boolean).join(", "));
+    gauge(tile.cost, run.cost_usd, (run.is_priced && (run.budget_usd || planned)) || 0, planned || 0);
     put(tile.time, seconds(run.seconds), "", [left !== null ? "about " + seconds(left) + " left" : "", run.predicted && run.predicted.seconds ? "predicted " + seconds(run.predicted.seconds) : ""].filter(Boolean).join(", "));
     gauge(tile.time, run.seconds, run.predicted ? run.predicted.seconds : 0, 0);
-    const f = run.functions, extra = [f.replacements && f.replacements + " replaced", f.relays && f.relays + " relayed", f.failed && f.failed + " ended badly", run.faults && run.faults + " faults"].filter(Boolean);
-    put(tile.functions, run.status === "running" ? count(f.running) : count(run.workers), run.status === "running" ? "running" : "× " + count(run.memory_mb) + " MB", count(f.invocations) + " invocations" + (extra.length ? ", " + extra.join(", ") : ""));
+    const f = run.functions, extra = [f.replacements && f.replacements + " replaced", f.relays && f.relays + " relayed", f.failed && f.failed + " ended badly", run.faults && run.faults + (run.faults === 1 ? " fault" : " faults")].filter(Boolean);
+    put(tile.functions, run.status === "running" ? count(f.running) : count(run.workers), run.status === "running" ? "running" : "× " + count(run.memory_mb) + " MB", count(f.invocations) + (f.invocations === 1 ? " invocation" : " invocations") + (extra.length ? ", " + extra.join(", ") : ""));
     functions.live = run.status === "running";
     share(phases, run); grouped(groups, run); remarks(notes, run); configuration(settings, run);
   }

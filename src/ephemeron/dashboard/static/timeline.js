@@ -1,20 +1,25 @@
 // What every function did, by phase: a canvas of tiles, which the server makes for each zoom, with marks on top.
 import * as api from "./api.js";
-import { colour, h, seconds, words } from "./dom.js";
+import { colour, h, seconds, setText, words } from "./dom.js";
 import { SHAPES, drawMark } from "./marks.js";
 
 const LEFT = 46, TOP = 16, BOTTOM = 24, MOST_TILES = 160;
-const LANE = { 20: 27, 12: 15, 6: 7, 3: 4 };
+const MIXED = 8;
+// Pixels of a lane and of the bar in it, by the number of lanes.
+const SIZES = [[16, 27, 20], [48, 15, 12], [100, 7, 6], [Infinity, 4, 4]];
+
+const KEYS = "Drag or ← → to move, Ctrl + wheel or + − to zoom, 0 for the whole run. Where a column holds several phases, ";
 
 export class Timeline {
   constructor(key, { phases, columns }) {
     this.key = key; this.phases = phases; this.columns = columns;
-    this.tiles = new Map(); this.wanted = new Map(); this.marks = []; this.ranks = []; this.rows = 20;
+    this.tiles = new Map(); this.wanted = new Map(); this.marks = []; this.ranks = []; this.lane = 27; this.bar = 20; this.mixed = false;
     this.end = 0; this.version = 0; this.from = 0; this.to = 1; this.follows = true; this.live = false;
     this.canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "What each function did, by time", "aria-describedby": "timeline-keys" });
     this.tip = h("div", { class: "tip", hidden: true });
     this.frame = h("div", { class: "frame" }, this.canvas);
-    this.node = h("div", { class: "timeline" }, this.legend(), this.frame, this.tip, h("p", { id: "timeline-keys", class: "note" }, "Drag or ← → to move, Ctrl + wheel or + − to zoom, 0 for the whole run. Where a column holds several phases, their shares are stacked."));
+    this.keys = h("p", { id: "timeline-keys", class: "note" });
+    this.node = h("div", { class: "timeline" }, this.legend(), this.frame, this.tip, this.keys);
     this.tools = [this.button("−", "Zoom out", () => this.zoom(2)), this.button("+", "Zoom in", () => this.zoom(0.5)), this.button("Whole run", "Show the whole run", () => this.fit())];
     this.painted = null;
     this.observer = new ResizeObserver(() => this.resize());
@@ -27,7 +32,7 @@ export class Timeline {
   button(text, label, action) { return h("button", { type: "button", class: "small", "aria-label": label, title: label, onclick: action }, text); }
 
   legend() {
-    this.shapes = h("span", {});
+    this.shapes = h("span", { class: "shapes" });
     return h("div", { class: "legend" }, this.phases.map((p) => h("span", {}, h("i", { class: "key ph-" + p }), p)), h("span", {}, h("i", { class: "key ph-alive" }), "no phase known"), this.shapes);
   }
 
@@ -39,18 +44,18 @@ export class Timeline {
     this.ranks = ranks; this.end = end;
     if (version !== this.version) { this.version = version; }
     if (all) { this.from = 0; this.to = end || 1; } else if (grown && whole && this.follows) { const span = this.to - this.from; this.to = end; this.from = end - span; }
-    this.rows = ranks.length <= 16 ? 20 : ranks.length <= 48 ? 12 : ranks.length <= 100 ? 6 : 3;
+    [, this.lane, this.bar] = SIZES.find(([most]) => ranks.length <= most);
+    this.mixed = ranks.length > 48;
+    setText(this.keys, KEYS + (this.mixed ? "their colours are mixed." : "their shares are stacked."));
     this.resize();
   }
 
   setMarks(marks) {
     this.marks = marks;
     const kinds = [...new Set(marks.map((m) => m.kind))];
-    this.shapes.replaceChildren(...kinds.filter((k) => SHAPES[k]).map((k) => { const c = h("canvas", { width: "16", height: "16" }); drawMark(c.getContext("2d"), k, 8, 8, 1); return h("span", { style: { "margin-right": "12px" } }, c, SHAPES[k]); }));
+    this.shapes.replaceChildren(...kinds.filter((k) => SHAPES[k]).map((k) => { const c = h("canvas", { width: "16", height: "16" }); drawMark(c.getContext("2d"), k, 8, 8, 1); return h("span", {}, c, SHAPES[k]); }));
     this.request();
   }
-
-  get lane() { return LANE[this.rows]; }
 
   resize() {
     const width = Math.max(200, this.frame.clientWidth), height = TOP + this.lane * this.ranks.length + BOTTOM, ratio = devicePixelRatio || 1;
@@ -64,7 +69,7 @@ export class Timeline {
 
   request() { if (!this.pending) this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); }); }
 
-  get level() { return Math.max(-20, Math.min(20, Math.floor(Math.log2((this.to - this.from) / this.plot)))); }
+  get level() { return Math.max(-20, Math.min(20, Math.floor(Math.log2((this.to - this.from) / this.plot)) + (this.mixed ? 1 : 0))); }
   x(t) { return LEFT + (t - this.from) / (this.to - this.from) * this.plot; }
   time(x) { return this.from + (x - LEFT) / this.plot * (this.to - this.from); }
 
@@ -101,7 +106,7 @@ export class Timeline {
     const picture = this.picture(tile), n = this.columns;
     const sx = (a - begins) / (ends - begins) * n, sw = (b - a) / (ends - begins) * n;
     const x0 = this.x(a), x1 = this.x(b);
-    c.imageSmoothingEnabled = sw > (x1 - x0);
+    c.imageSmoothingEnabled = sw > (x1 - x0) * 1.01;
     c.drawImage(picture, sx, 0, sw, picture.height, x0, TOP, x1 - x0, picture.height);
   }
 
@@ -111,9 +116,12 @@ export class Timeline {
     if (!tile) { tile = { level: level, index: index, data: null, version: -1, asked: 0 }; this.tiles.set(name, tile); }
     this.tiles.delete(name); this.tiles.set(name, tile);  // least recently used first
     if (this.tiles.size > MOST_TILES) this.tiles.delete(this.tiles.keys().next().value);
-    const ends = (index + 1) * 2 ** level * this.columns;
-    const old = tile.version !== this.version && (tile.seenEnd === undefined || tile.seenEnd < ends + 5) && performance.now() - tile.asked > 900;
-    if ((tile.version < 0 || old) && !tile.busy) this.load(tile);
+    const ends = (index + 1) * 2 ** level * this.columns, stale = tile.version < this.version && (tile.seenEnd === undefined || tile.seenEnd < ends + 5);
+    if (stale && !tile.busy) {
+      const rest = tile.asked + 900 - performance.now();
+      if (tile.version < 0 || rest <= 0) this.load(tile);
+      else if (!this.later) this.later = setTimeout(() => { this.later = null; this.request(); }, rest);
+    }
     return tile;
   }
 
@@ -129,14 +137,14 @@ export class Timeline {
 
   picture(tile) {
     if (tile.picture) return tile.picture;
-    const rows = tile.gotRows, lane = LANE[rows] || rows, lanes = Math.floor(tile.data.length / this.columns / rows), n = this.columns;
+    const rows = tile.gotRows, { lane, bar } = this, n = this.columns, lanes = Math.floor(tile.data.length / n / rows);
     const canvas = document.createElement("canvas");
     canvas.width = n; canvas.height = Math.max(1, lanes * lane);
     const c = canvas.getContext("2d"), image = c.createImageData(n, canvas.height), out = new Uint32Array(image.data.buffer);
-    const palette = [0, ...["alive", ...this.phases].map((name) => packed(colour(name)))];
-    for (let i = 0; i < lanes; i++) for (let r = 0; r < rows; r++) {
-      const from = (i * rows + r) * n, to = (i * lane + r) * n;
-      for (let k = 0; k < n; k++) out[to + k] = palette[tile.data[from + k]];
+    const palette = ["card", "alive", ...this.phases].map((name) => packed(colour(name)));
+    for (let i = 0; i < lanes; i++) {
+      if (rows === MIXED) mix(tile.data, i * rows * n, rows, n, palette, out, i * lane * n, bar);
+      else for (let r = 0; r < Math.min(rows, bar); r++) for (let k = 0, from = (i * rows + r) * n, to = (i * lane + r) * n; k < n; k++) { const v = tile.data[from + k]; if (v) out[to + k] = palette[v]; }
     }
     c.putImageData(image, 0, 0);
     tile.picture = canvas;
@@ -157,13 +165,13 @@ export class Timeline {
   drawLabels(c) {
     c.font = "11.5px system-ui, DejaVu Sans, sans-serif"; c.textAlign = "right"; c.textBaseline = "middle"; c.fillStyle = colour("soft");
     const every = Math.max(1, Math.ceil(14 / this.lane / 5) * 5), each = this.lane >= 14 ? 1 : every;
-    this.ranks.forEach((rank, i) => { if (i % each === 0) c.fillText(String(rank), LEFT - 8, TOP + i * this.lane + Math.min(this.lane, this.rows + 2) / 2); });
+    this.ranks.forEach((rank, i) => { if (i % each === 0) c.fillText(String(rank), LEFT - 8, TOP + i * this.lane + Math.min(this.lane, this.bar + 2) / 2); });
     c.textBaseline = "alphabetic"; c.textAlign = "right";
     c.fillStyle = colour("faint"); c.fillText("rank", LEFT - 8, TOP - 5);
   }
 
   drawMarks(c) {
-    const place = new Map(this.ranks.map((rank, i) => [rank, TOP + i * this.lane + this.rows / 2])), size = this.lane >= 14 ? 1 : 0.72, bottom = TOP + this.lane * this.ranks.length;
+    const place = new Map(this.ranks.map((rank, i) => [rank, TOP + i * this.lane + this.bar / 2])), size = this.lane >= 14 ? 1 : 0.72, bottom = TOP + this.lane * this.ranks.length;
     this.shown = [];
     for (const m of this.marks) {
       if (m.t < this.from || m.t > this.to) continue;
@@ -234,7 +242,18 @@ export class Timeline {
     return [...found].sort().map((v) => (v === 0 ? "" : v === 1 ? "no phase known" : this.phases[v - 2])).filter(Boolean).join(", ") || "no function";
   }
 
-  destroy() { this.observer.disconnect(); removeEventListener("themechange", this.onTheme); cancelAnimationFrame(this.pending); }
+  destroy() { this.observer.disconnect(); removeEventListener("themechange", this.onTheme); cancelAnimationFrame(this.pending); clearTimeout(this.later); }
+}
+
+// One colour for each column of a lane: the mean of its rows. Most columns have one phase, or the same mixture as the one before.
+function mix(data, from, rows, n, palette, out, to, bar) {
+  for (let k = 0; k < n; k++) {
+    let r = 0, g = 0, b = 0, there = 0;
+    for (let i = 0; i < rows; i++) { const v = data[from + i * n + k], p = palette[v]; if (v) there = 1; r += p & 255; g += (p >> 8) & 255; b += (p >> 16) & 255; }
+    if (!there) continue;
+    const mean = (0xff000000 | (Math.round(b / rows) << 16) | (Math.round(g / rows) << 8) | Math.round(r / rows)) >>> 0;
+    for (let y = 0; y < bar; y++) out[to + y * n + k] = mean;
+  }
 }
 
 function packed(text) {
