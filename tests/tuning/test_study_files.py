@@ -78,6 +78,18 @@ def test_the_example_is_read() -> None:
     assert (study.trials, study.spec.pruner.name) == (12, "asha")
 
 
+def test_options_of_a_script_are_parameters(tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    (tmp_path / "job.toml").write_text('script = { file = "t.py", arguments = ["--lr", "1", "--size=3", "x"] }')
+    (tmp_path / "study.toml").write_text(
+        'job = "job.toml"\ntrials = 1\n[space]\nscript.arguments.lr = [0.1]\nscript.arguments.size = [4]\n'
+    )
+    study = load_study(tmp_path / "study.toml")
+    job = study.template.job({"script.arguments.lr": 0.1, "script.arguments.size": 4})
+    assert job.script is not None
+    assert job.script.arguments == ("x", "--lr", "0.1", "--size", "4")
+
+
 def test_grid_values_of_ranges_include_both_ends(tmp_path: Path) -> None:
     space = {"seed": {"low": 1, "high": 3}, "optimizer.options.lr": {"low": 0.1, "high": 0.3, "step": 0.1}}
     study = load_study(write_study(tmp_path, sampler="grid", space=space))

@@ -21,11 +21,11 @@ _LEFT, _RIGHT = 70.0, 90.0
 _BEST = LINE_COLOURS["orange"]
 _STYLE = f"""
 svg {{ background: #fff; font: 12px system-ui, sans-serif; }}
-text {{ fill: #24292f; }} .quiet {{ fill: #6b737c; }} .axis {{ stroke: #8a929c; }}
+text {{ fill: #24292f; paint-order: stroke; stroke: #fff; stroke-width: 3px; }} .quiet {{ fill: #6b737c; }} .axis {{ stroke: #8a929c; }}
 .trial {{ fill: none; stroke-width: 1.4; }} .cut {{ stroke: {LINE_COLOURS["grey"]}; opacity: .45; stroke-dasharray: 4 3; }}
 .best {{ stroke: {_BEST}; stroke-width: 3; }} .bar {{ fill: {LINE_COLOURS["blue"]}; }} .title {{ font-weight: 600; font-size: 14px; }}
 @media (prefers-color-scheme: dark) {{
- svg {{ background: #16191d; }} text {{ fill: #e6e8ea; }} .quiet {{ fill: #9aa3ad; }} .cut {{ stroke: #9aa3ad; }}
+ svg {{ background: #16191d; }} text {{ fill: #e6e8ea; stroke: #16191d; }} .quiet {{ fill: #9aa3ad; }} .cut {{ stroke: #9aa3ad; }}
 }}
 """
 _WORST, _GOOD = (176, 208, 232), (0, 74, 130)
@@ -55,13 +55,14 @@ def parallel_coordinates(status: StudyStatus, space: Sequence[Parameter]) -> str
         return ""
     sign = 1 if status.mode == "min" else -1
     values = [t.value or 0.0 for t in shown]
+    finished = [t.value or 0.0 for t in shown if t.state == "finished"] or values
     metric = _numbers(status.metric, min(values), max(values), log=False, flip=status.mode == "min")
     axes = [*(_axis(p) for p in space), metric]
     step = (WIDTH - _LEFT - _RIGHT) / max(1, len(axes) - 1)
     xs = [_LEFT + i * step for i in range(len(axes))]
     # The best are drawn last, on top of the others.
     shown.sort(key=lambda t: (t.state == "finished", -sign * (t.value or 0.0)))
-    lines = joined(_line(t, status, axes, xs, space, min(values), max(values)) for t in shown)
+    lines = joined(_line(t, status, axes, xs, space, min(finished), max(finished)) for t in shown)
     drawn = joined(
         _drawn(axis, x, i, last=i == len(axes) - 1) for i, (axis, x) in enumerate(zip(axes, xs, strict=True))
     )
@@ -137,6 +138,6 @@ def _line(
     )
     style = "trial best" if trial.number == status.best else "trial" if trial.state == "finished" else "trial cut"
     share = 0.5 if high == low else ((trial.value or 0.0) - low) / (high - low)
-    good = 1 - share if status.mode == "min" else share
+    good = min(1.0, max(0.0, 1 - share if status.mode == "min" else share))
     mixed = "#" + "".join(f"{round(a + (b - a) * math.sqrt(good)):02x}" for a, b in zip(_WORST, _GOOD, strict=True))
     return el("path", el("title", words), d=data, class_=style, stroke=mixed if style == "trial" else None)

@@ -25,8 +25,10 @@ Values = Mapping[str, Value]
 """Chosen values by dotted key."""
 
 _RANGE = frozenset(("low", "high", "log", "step"))
-_FIXED = ("name", "code", "script", "simulation", "run.platform", "run.groups")
+_FIXED = ("name", "code", "script.file", "simulation", "run.platform", "run.groups")
 """Keys of a job, with all below them, that trials have in common."""
+_ARGUMENTS = "script.arguments."
+"""Beginning of keys that are options of a script: `script.arguments.lr` is its `--lr`."""
 MOST_GRID = 100_000
 
 
@@ -192,6 +194,9 @@ class JobTemplate:
         """
         document = copy.deepcopy(dict(self.document))
         for key, value in values.items():
+            if key.startswith(_ARGUMENTS):
+                _set_argument(document, key.removeprefix(_ARGUMENTS), value)
+                continue
             *tables, last = key.split(".")
             table = document
             for i, name in enumerate(tables):
@@ -229,3 +234,15 @@ class JobTemplate:
         for parameter in space:
             for value in parameter.edges:
                 self.job({parameter.key: value}, where=where)
+
+
+def _set_argument(document: dict[str, Any], name: str, value: Value) -> None:
+    """Sets an option in the arguments of the document's script."""
+    script, flag = document.get("script"), f"--{name}"
+    if not isinstance(script, dict):
+        raise JobError(f"{_ARGUMENTS}{name} is for jobs of a script", remedy="name a key of this job")
+    given = list(script.get("arguments", ()))
+    kept = [
+        a for i, a in enumerate(given) if not a.startswith(f"{flag}=") and flag not in (a, given[i - 1] if i else "")
+    ]
+    script["arguments"] = [*kept, flag, str(value)]
