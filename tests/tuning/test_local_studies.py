@@ -46,7 +46,7 @@ class Gated(nn.Module):
 def build(folder):
     return Gated(folder)
 """
-CLIENT = "import sys; from ephemeron.tuning import Study; Study.open(sys.argv[1], out=sys.argv[2]).run()"
+CLIENT = Path(sys.executable).with_name("ephemeron")
 LIMIT_S = 120.0
 
 
@@ -58,10 +58,10 @@ def wait_for(what: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("dies", ["a function", "the functions' host"])
-def test_a_study_goes_on_after_the_death_of_its_client_and(
-    dies: str, make_study: MakeStudy, home: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "dies", ["its client and a function", "its client and their host", "no process: it is interrupted"]
+)
+def test_a_study_goes_on_after_the_death_of(dies: str, make_study: MakeStudy, home: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     code = tmp_path / "code"
@@ -75,15 +75,20 @@ def test_a_study_goes_on_after_the_death_of_its_client_and(
     }
     study = make_study(sampler="grid", space={"seed": [0, 1]}, concurrency=2, job=job)
     file = study.folder.path.parent / "study.toml"
-    with subprocess.Popen(
-        [sys.executable, "-c", CLIENT, str(file), str(study.folder.path)], env=dict(os.environ)
-    ) as client:
+    command = [CLIENT, "tune", str(file), "--out", str(study.folder.path), "--json"]
+    with subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.PIPE) as client:
         reached = wait_for(lambda: len(found := list(gate.glob("reached-*"))) == 2 and found)
         before = {t.number: t.run for t in wait_for(lambda: len(study.trials) == 2 and study.trials)}
-        client.kill()
-    if dies == "a function":
+        if dies.startswith("its client"):
+            client.kill()
+        else:  # functions that do not stop at a checkpoint are ended, and have earlier ones
+            client.send_signal(signal.SIGINT)
+            assert client.wait() == 3
+            assert client.stdout is not None
+            assert json.loads(client.stdout.read())["state"] == study.status.state == "stopped"
+    if dies == "its client and a function":
         os.kill(int(reached[0].name.partition("-")[2]), signal.SIGKILL)
-    else:
+    elif dies == "its client and their host":
         (host,) = [json.loads(p.read_text())["pid"] for p in (home / "sessions").glob("*/host.json")]
         for process in [*psutil.Process(host).children(recursive=True), psutil.Process(host)]:
             process.kill()
@@ -94,7 +99,7 @@ def test_a_study_goes_on_after_the_death_of_its_client_and(
     assert sorted(r.run_id for r in all_runs()) == sorted(before.values())
     summaries = [result_of(r).summary for r in all_runs()]
     assert result.status.spent_usd == pytest.approx(sum(s.cost_usd for s in summaries))
-    assert sum(s.invocations for s in summaries) == (3 if dies == "a function" else 4)
+    assert sum(s.invocations for s in summaries) == (3 if dies == "its client and a function" else 4)
     document = {**JOB, **job, "run": {"platform": "simulated", **run}}
     for trial in result.status.trials:
         alone = train(parse_job({**document, "seed": trial.parameters["seed"]}, folder=tmp_path))
