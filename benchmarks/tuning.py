@@ -138,7 +138,7 @@ def ray_sides(job: Path, epochs: int, folder: Path, say: Any) -> list[dict[str, 
     from benchmarks.tuning_peer import ray_tune
 
     points = grid_order(folder)
-    os.environ["RAY_worker_niceness"] = "0"  # its workers give way to other work on this machine by default, functions do not
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its workers otherwise give way to other work
     began = time.perf_counter()
     root = str(Path(__file__).parents[1])
     ray.init(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.config.toml import toml_text
+from ephemeron.data.service import ServiceSettings
+from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.tuning import Study
 
 FLOW = Path(__file__).parent / "tuning_flow"
@@ -65,24 +65,10 @@ def _searched(folder: Path, address: str) -> dict[str, Any]:
 
 @contextmanager
 def _service(folder: Path) -> Iterator[str]:
-    os.environ["EPHEMERON_DATA_TOKEN"] = secrets.token_hex(16)
-    command = [
-        sys.executable,
-        "-m",
-        "ephemeron.cli.main",
-        "data",
-        "serve",
-        "--port",
-        "0",
-        "--loaders",
-        "2",
-        "--folder",
-        str(folder / "service"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = next(each for each in process.stdout if "127.0.0.1:" in each)
-            yield "127.0.0.1:" + line.partition("127.0.0.1:")[2].split()[0].rstrip(".,;")
-        finally:
-            process.terminate()
+    token = os.environ["EPHEMERON_DATA_TOKEN"] = secrets.token_hex(16)
+    settings = ServiceSettings(loaders=2)
+    service = ManagedProcess("coordinator", folder / "service", token)
+    try:
+        yield str(service.ensure(settings))
+    finally:
+        service.kill(gently=True, wait_s=30)
