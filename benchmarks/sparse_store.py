@@ -5,7 +5,8 @@
 
 sides      median of a multi-get of 1,000 entries by one client alone, steps per second of all clients at once, and the CPU time of
            a step at server and clients; all sides in turns. Goals: 300 µs, and twice the steps per second of the peers.
-shards     the same with 1, 2 and 4 shards, two or four clients. Cores are two, so it is the CPU time of the busiest shard that tells.
+shards     ours with 1, 2 and 4 shards, for requests of 1,000 and 50,000 entries. Where there are fewer cores than processes, it is the
+           CPU time of the busiest shard that tells what a shard with a core of its own can do.
 bytes      bytes on the connection of a step, by encoding.
 hand_over  how long a step waits while a shard hands over, and while a killed one is started again with its log; and how long the
            snapshot of a table of 64 MB makes others wait.
@@ -31,7 +32,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import condensed, environment, write
-from benchmarks.sparse_store_sides import ENTRIES, ROWS, SIDES, TOKEN, batches
+from benchmarks.sparse_store_sides import ENTRIES, ENTRIES_VARIABLE, ROWS, SIDES, TOKEN, batches
 from ephemeron.sparse.store import AdaGrad, Compression, SparseStore, Sum
 from ephemeron.sparse.store.journal import JournalOptions
 from ephemeron.sparse.store.processes import ShardProcesses
@@ -61,7 +62,7 @@ def main() -> None:
     if "sides" in parts:
         result["sides"] = asyncio.run(sides(args.sides.split(","), args.turns, args.seconds, args.clients))
     if "shards" in parts:
-        result["shards"] = asyncio.run(shards(args.turns, args.seconds))
+        result["shards"] = asyncio.run(shards(args.turns, args.seconds, args.clients))
     if "bytes" in parts:
         result["bytes"] = asyncio.run(step_bytes())
     if "hand_over" in parts:
@@ -91,18 +92,18 @@ async def sides(names: list[str], turns: int, seconds: float, clients: int) -> d
     }
 
 
-async def shards(turns: int, seconds: float) -> dict[str, Any]:
-    """Ours with several shards and clients."""
-    counts = [(1, 2), (2, 2), (1, 4), (2, 4), (4, 4)]
-    measured: dict[str, list[dict[str, Any]]] = {f"{s} shards, {c} clients": [] for s, c in counts}
+async def shards(turns: int, seconds: float, clients: int) -> dict[str, Any]:
+    """Ours with several shards, and small and large requests."""
+    counts = [(count, entries) for entries in (1_000, 50_000) for count in (1, 2, 4)]
+    measured: dict[str, list[dict[str, Any]]] = {f"{entries} entries, {count} shards": [] for count, entries in counts}
     for _ in range(turns):
-        for (count, clients), rows in zip(counts, measured.values(), strict=True):
-            rows.append(await one("ours", clients, seconds, count))
-            print(f"{count} shards, {clients} clients: {rows[-1]}", file=sys.stderr)
+        for (count, entries), rows in zip(counts, measured.values(), strict=True):
+            rows.append(await one("ours", clients, seconds, count, entries))
+            print(f"{entries} entries, {count} shards: {rows[-1]}", file=sys.stderr)
     return {name: {key: condensed([m[key] for m in rows]) for key in rows[0]} for name, rows in measured.items()}
 
 
-async def one(side: str, clients: int, seconds: float, count: int = 1) -> dict[str, Any]:
+async def one(side: str, clients: int, seconds: float, count: int = 1, entries: int = ENTRIES) -> dict[str, Any]:
     """One measurement: a fresh server, fresh clients."""
     processes: ShardProcesses | None = None
     with ExitStack() as stack:
@@ -114,7 +115,9 @@ async def one(side: str, clients: int, seconds: float, count: int = 1) -> dict[s
             ready = await _line(server)
             where, pids = ready["where"], [ready["pid"]]
         try:
-            started = [_start(stack, "client", side, str(clients), str(i), where) for i in range(clients)]
+            started = [
+                _start(stack, "client", side, str(clients), str(i), where, entries=entries) for i in range(clients)
+            ]
             for client in started:
                 await _line(client)
             latency = statistics.median(await _ask(started[0], f"gets {_GETS}"))
@@ -225,10 +228,10 @@ def show(result: dict[str, Any]) -> None:
             print(f"{name:48}", row)
 
 
-def _start(stack: ExitStack, *words: str) -> subprocess.Popen[str]:
+def _start(stack: ExitStack, *words: str, entries: int = ENTRIES) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.sparse_store_sides", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"},
+        text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", ENTRIES_VARIABLE: str(entries)},
     )  # fmt: skip
     stack.callback(_end, process)
     return process

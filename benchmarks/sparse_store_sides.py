@@ -29,7 +29,10 @@ from ephemeron.sparse.store.messages import TableSpec
 from ephemeron.sparse.store.optimizers import document
 from ephemeron.sparse.store.state import Table
 
-ROWS, ENTRIES, BATCHES = 1 << 20, 1000, 64
+ROWS, BATCHES = 1 << 20, 64
+ENTRIES_VARIABLE = "SPARSE_STORE_ENTRIES"
+ENTRIES = int(os.environ.get(ENTRIES_VARIABLE, "1000"))
+"""Of a multi-get and a push."""
 TOKEN = "a benchmark on loopback"
 _RATE, _EPSILON = 0.01, 1e-8
 _PENDING = 64

@@ -21,6 +21,9 @@ from sparse_stores import on_loop
 
 from ephemeron.cli.main import main
 from ephemeron.sparse.store import SGD, BlockingSparseStore, SparseStore
+from ephemeron.sparse.store.journal import JournalOptions
+from ephemeron.sparse.store.processes import ShardProcesses
+from ephemeron.sparse.store.shard import ShardOptions
 
 TOKEN = "a token of tests"
 ROWS = 5_000
@@ -81,6 +84,20 @@ async def test_shards_that_are_killed_in_the_middle_of_pushes_lose_nothing_with_
         assert sum(store.reconnects for store in stores) >= 2
         for store in stores:
             await store.close()
+
+
+@pytest.mark.slow
+@on_loop
+async def test_a_frozen_shard_is_killed_and_started_again(tmp_path: Path) -> None:
+    options = ShardOptions(journal=JournalOptions(log=True, log_interval_s=0.01))
+    processes = ShardProcesses([options], token=TOKEN, channel=tmp_path.as_uri(), frozen_s=1.5)
+    async with await SparseStore.connect(await processes.start(), TOKEN) as store:
+        await store.create("w", 10, optimizer=SGD(learning_rate=1))
+        os.kill(processes.pids[0], signal.SIGSTOP)
+        await store.push("w", [1], [-1])
+        assert (await store.multi_get("w", [1])).item() == 1
+        assert processes.restarts == 1
+    await processes.close()
 
 
 @pytest.mark.slow

@@ -348,3 +348,15 @@ def free_address() -> str:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+@on_loop
+async def test_neither_end_delays_small_frames() -> None:
+    async with served() as (addresses, servers), await SparseStore.connect(addresses, TOKEN) as store:
+        await store.create("w", 10, optimizer=Sum())
+        (accepted,), link = servers[0].connections, store.links[0]
+        assert link._wire is not None
+        for protocol in (accepted, link._wire):
+            assert protocol.transport is not None
+            sock = protocol.transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -8,6 +8,7 @@ A shard's process ends, and stores its state first, when its input ends: also wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ephemeron.communication.channels.address import open_channel
-from ephemeron.config.typed import build, plain
+from ephemeron.config.typed import Positive, build, plain
 from ephemeron.errors import EphemeronError, JobError, ServiceUnreachable, UserError
 from ephemeron.sparse.store.places import framed
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE, Shard, ShardOptions
@@ -40,11 +41,13 @@ class ProcessSettings:
     """Address of the channel; empty: the state is lost with the process."""
     token: str
     """Never in an argument or a log."""
+    report_s: Positive = 5.0
+    """Seconds between reports, by which the parent sees that the process runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport:
-    """A line of a process's output: its address when it is ready, and its end."""
+    """A line of a process's output: its address when it is ready, from time to time that it runs, and its end."""
 
     host: str = ""
     port: int = 0
@@ -64,12 +67,18 @@ class ShardProcesses:
         options: of each shard.
         token: of the store.
         channel: address for snapshots, logs and addresses; empty: none.
+        frozen_s: seconds without a report after which a process is killed, and started again.
     """
 
-    def __init__(self, options: Sequence[ShardOptions], *, token: str, channel: str = "") -> None:
+    def __init__(
+        self, options: Sequence[ShardOptions], *, token: str, channel: str = "", frozen_s: float = 30.0
+    ) -> None:
         if not token:
             raise JobError("a sparse store has no token", remedy=f"set {TOKEN_VARIABLE} to a long random text")
-        self._settings = [ProcessSettings(options=o, channel=channel, token=token) for o in options]
+        self._settings = [
+            ProcessSettings(options=o, channel=channel, token=token, report_s=frozen_s / 6) for o in options
+        ]
+        self._frozen_s = frozen_s
         self._processes: list[asyncio.subprocess.Process | None] = [None] * len(options)
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
@@ -146,6 +155,8 @@ class ShardProcesses:
         assert process.stdin is not None
         process.stdin.write(json.dumps(plain(self._settings[shard])).encode() + b"\n")
         report = await self._report(process)
+        while report is not None and not (report.port or report.end or report.error):
+            report = await self._report(process)  # it is restoring its state
         if report is None or not report.port:
             await process.wait()
             if report is not None and report.user:
@@ -173,9 +184,7 @@ class ShardProcesses:
         while True:
             process, begun = self._processes[shard], loop.time()
             assert process is not None
-            last = await self._report(process)
-            if last is not None:
-                self.reports[shard] = replace(last, host=self.reports[shard].host, port=self.reports[shard].port)
+            last = await self._follow(shard, process)
             code = await process.wait()
             if self._ending or (last is not None and last.end == "stopped"):
                 return
@@ -189,6 +198,24 @@ class ShardProcesses:
             await self._start(shard)
             self.restarts += 1
 
+    async def _follow(self, shard: int, process: asyncio.subprocess.Process) -> ProcessReport | None:
+        """Reads the reports of a process to their end, and kills it when they stop coming. Returns the last one."""
+        last: ProcessReport | None = None
+        while True:
+            try:
+                async with asyncio.timeout(None if self._ending else self._frozen_s):
+                    report = await self._report(process)
+            except TimeoutError:
+                if not self._ending:
+                    _log.warning("shard %d has not answered for %g s: it is killed", shard, self._frozen_s)
+                    process.kill()
+                    return None
+                continue
+            if report is None:
+                return last
+            last = report
+            self.reports[shard] = replace(report, host=self.reports[shard].host, port=self.reports[shard].port)
+
 
 async def _serve(settings: ProcessSettings, tell: Callable[[ProcessReport], None], ended: asyncio.Event) -> None:
     options = settings.options
@@ -198,13 +225,22 @@ async def _serve(settings: ProcessSettings, tell: Callable[[ProcessReport], None
         options, token=settings.token, channel=None if channel is None else framed(channel, owner=owner),
         ready=lambda host, port: tell(ProcessReport(host=host, port=port, attempt=shard.attempt)),
     )  # fmt: skip
-    watching = asyncio.get_running_loop().create_task(_end_with(ended, shard))
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(settings.report_s)
+            status = shard.status
+            tell(ProcessReport(attempt=shard.attempt, gets=status.gets, pushes=status.pushes))
+
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(_end_with(ended, shard)), loop.create_task(report())]
     try:
         end = await shard.run()
         status = shard.status
         tell(ProcessReport(end=end, attempt=shard.attempt, gets=status.gets, pushes=status.pushes))
     finally:
-        watching.cancel()
+        for task in tasks:
+            task.cancel()
         if channel is not None:
             await channel.close()
 
@@ -227,7 +263,8 @@ async def _main() -> int:
         ended.set()
 
     def tell(report: ProcessReport) -> None:
-        print(json.dumps(plain(report)), flush=True)
+        with contextlib.suppress(OSError):  # the parent has died
+            print(json.dumps(plain(report)), flush=True)
 
     watching = loop.create_task(until_eof())
     try:
