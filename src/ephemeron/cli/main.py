@@ -25,6 +25,7 @@ from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
+from ephemeron.cli.learned_schedule import LEARNED, options_of, wanted_schedule
 from ephemeron.cli.log_options import add_log_options
 from ephemeron.cli.logs import logs as logs_command
 from ephemeron.cli.map import map_command, predict_command
@@ -160,8 +161,8 @@ def _output_options(command: F) -> F:
 )
 @click.option(
     "--schedule",
-    type=click.Choice(SCHEDULES),
-    help="Order of micro-batches on a stage.  [default: 1f1b if there are several]",
+    metavar="|".join((*SCHEDULES, LEARNED, "FILE")),
+    help="Order of micro-batches on a stage [default: 1f1b if there are several]; or a policy that chooses number and memory of functions epoch by epoch: learned for this job now, or saved in a file.",
 )
 @click.option("--recompute", is_flag=True, default=None, help="Repeat forward passes instead of keeping activations.")
 @click.option(
@@ -265,6 +266,7 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
     ephemeron train job.toml --workers 8 --sync hap --channel s3://bucket/prefix
     ephemeron train job.toml --platform simulated --fault kill:rank=2,iteration=5
     ephemeron train tasks:Classifier --workers 4 --dry-run     check everything first, start nothing
+    ephemeron train job.toml --schedule learned                functions chosen epoch by epoch by a learned policy (docs/siren.md)
 
     Options override the job's [run] table. If neither gives workers, memory or batch sizes, the job is profiled (once) and
     planned first; the plan is shown, and compared with the run's time and cost at its end. Ctrl-C stops all functions at a
@@ -281,10 +283,19 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
     from ephemeron.training.driver.programs import job_of
     from ephemeron.training.job import parse_fault
 
+    schedule = wanted_schedule(flags)
     wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
-    plan, profile, chosen = (None, None, {}) if dry_run else _planned(wanted, flags, plan_file, prices_file, where)
+    plan: Plan | None = None
+    profile: Profile | None = None
+    chosen: Mapping[str, Any] = {}
+    if schedule is not None:
+        learned = options_of(wanted, schedule, flags, plan_file, where)
+        profile, chosen = learned.profile, learned.options
+        wanted = dataclasses.replace(wanted, run={k: v for k, v in wanted.run.items() if k not in chosen})
+    elif not dry_run:
+        plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file, where)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
     settings = cloud_settings(configuration.platform, where)
     if dry_run:

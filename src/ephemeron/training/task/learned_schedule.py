@@ -54,6 +54,8 @@ class ActionBounds(Typed):
     most_workers: Count
     quotas_mb: tuple[Count, ...]
     """Memory sizes, ascending."""
+    total_memory_mb: NonNegative = 0.0
+    """Largest sum of the memory of all functions; 0: there is none."""
 
     @cached_property
     def _logs(self) -> Vector:
@@ -65,7 +67,17 @@ class ActionBounds(Typed):
         ratio = self.most_workers / self.least_workers
         workers = round(self.least_workers * ratio**first)
         wanted = self._logs[0] + second * (self._logs[-1] - self._logs[0])
-        return workers, self.quotas_mb[int(np.argmin(np.abs(self._logs - wanted)))]
+        return self.within(workers, self.quotas_mb[int(np.argmin(np.abs(self._logs - wanted)))])
+
+    def within(self, workers: int, memory_mb: int) -> tuple[int, int]:
+        """The nearest choice that keeps `total_memory_mb`: less memory, then fewer functions."""
+        total = self.total_memory_mb
+        if not total or workers * memory_mb <= total:
+            return workers, memory_mb
+        fitting = [q for q in self.quotas_mb if workers * q <= total]
+        if fitting:
+            return workers, fitting[-1]
+        return max(self.least_workers, int(total // self.quotas_mb[0])), self.quotas_mb[0]
 
     def action(self, workers: int, memory_mb: int) -> Vector:
         """The action of a number of functions and a memory size: the inverse of `configuration`."""

@@ -41,7 +41,7 @@ class Noise(Typed):
     straggler_factor: Annotated[float, AtLeast(1)] = 1.5
     """Time of a slow function divided by that of the others."""
     loss_spread: NonNegative = 0.02
-    """Log-normal spread of the decrease of the loss in an epoch."""
+    """Log-normal spread of the loss after an epoch, cut off at three times it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class EnvironmentSpec(Typed):
     """Functions for a change start while the epoch before runs."""
     reference_s: Positive
     """Typical duration of a run: β is 1 divided by it."""
-    bonus: NonNegative = 2.0
+    bonus: NonNegative = 1.0
     """C."""
 
     def model(self) -> EpochModel:
@@ -154,9 +154,7 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         seconds, usd = seconds + epoch_s, usd + now.cost_usd * slow
         after = self.transitions.after(self.loss, now.workers)
         if self.noisy and noise.loss_spread:
-            after = self.loss * (after / self.loss) ** float(
-                np.exp(noise.loss_spread * self.np_random.standard_normal())
-            )
+            after *= float(np.exp(noise.loss_spread * np.clip(self.np_random.standard_normal(), -3.0, 3.0)))
         self.loss, self.spent_usd, self.seconds = after, self.spent_usd + usd, self.seconds + seconds
         self._waits_s -= seconds
         self.history.append(EpochRecord(now.workers, now.memory_mb, seconds, usd, self.loss))

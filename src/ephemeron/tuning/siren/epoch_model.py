@@ -35,8 +35,8 @@ class Correction(Typed):
     """Mean relative error after the correction, of runs that were not fitted where there are any."""
 
     def of(self, workers: int) -> float:
-        """The ratio for a number of functions."""
-        return float(self.factor * workers**self.power)
+        """The ratio for a number of functions; 1 for one, which exchanges nothing."""
+        return float(self.factor * workers**self.power) if workers > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,13 @@ class EpochModel:
         workers = range(b.least_workers, b.most_workers + 1)
         quotas = [m for m in b.quotas_mb if m >= self.memory_needed_mb]
         found = self.epochs(workers, quotas)
-        return {(e.workers, e.memory_mb): e for e in found if math.isfinite(e.seconds) and math.isfinite(e.cost_usd)}
+        return {
+            (e.workers, e.memory_mb): e
+            for e in found
+            if math.isfinite(e.seconds)
+            and math.isfinite(e.cost_usd)
+            and b.within(e.workers, e.memory_mb) == (e.workers, e.memory_mb)
+        }
 
     def epochs(self, workers: Sequence[int], quotas_mb: Sequence[int]) -> list[EpochCosts]:
         """Epochs of all combinations."""
@@ -137,7 +143,7 @@ class EpochModel:
         corrections = []
         for name in ("seconds", "cost_usd"):
             ratios = {r: getattr(r, name) / getattr(base[r.workers, r.memory_mb], name) for r in (*fitted, *held_out)}
-            found = _fitted([(r.workers, ratios[r]) for r in fitted])
+            found = _fitted([(r.workers, ratios[r]) for r in fitted if r.workers > 1])
             errors = [abs(found.of(r.workers) / ratios[r] - 1) for r in (held_out or fitted)]
             corrections.append(dataclasses.replace(found, error=float(np.mean(errors))))
         seconds, cost = corrections
@@ -157,6 +163,8 @@ class EpochModel:
 
 
 def _fitted(ratios: Sequence[tuple[int, float]]) -> Correction:
+    if not ratios:
+        return Correction()
     x, y = np.log([w for w, _ in ratios]), np.log([r for _, r in ratios])
     if len(set(x.tolist())) < 2:
         return Correction(factor=float(np.exp(y.mean())))

@@ -54,6 +54,8 @@ class LossCurve(Typed):
     """Mean relative error of the losses of runs that were not fitted; of those fitted, where there are no others."""
     epochs_error: NonNegative = 0.0
     """Mean relative error of epochs until a loss near the runs' lowest, likewise."""
+    scatter: NonNegative = 0.0
+    """Log-normal spread of the losses of the fitted runs around what follows from the epoch before."""
     runs: tuple[Count, ...] = ()
     """Numbers of functions of the runs that were fitted."""
     held_out: tuple[Count, ...] = ()
@@ -144,7 +146,14 @@ def fit_curve(
     found = curve(least_squares(residuals, np.clip(first, low, high), bounds=(low, high), max_nfev=150).x)
     judged = held_out or runs
     loss_error, epochs_error = errors_of(found, judged)
-    return replace(found, error=loss_error, epochs_error=epochs_error, held_out=tuple(held_out or ()))
+    single = [np.log(found.after_epoch(np.exp(x), w)) - y for w, x, y in known]
+    return replace(
+        found,
+        error=loss_error,
+        epochs_error=epochs_error,
+        scatter=float(np.std(np.concatenate(single))),
+        held_out=tuple(held_out or ()),
+    )
 
 
 def errors_of(curve: LossCurve, runs: Mapping[int, Sequence[float]]) -> tuple[float, float]:

@@ -1,0 +1,80 @@
+"""Runs whose functions a learned policy chooses: what was decided is recorded, and weights follow from it alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from training_runs import Run, make_job, real
+
+from ephemeron.config.typed import plain
+from ephemeron.events import FaultFired, GenerationStarted
+from ephemeron.training.job import Target, parse_fault
+from ephemeron.training.job.generation import ScheduledResize
+from ephemeron.training.task.learned_schedule import ActionBounds, Layer, LearnedPolicy, PolicyNetwork, StateScales
+
+SCHEDULE = "ephemeron.training.task.learned_schedule:LearnedSchedule"
+JOB = make_job(epochs=6, optimizer=Target(target="SGD", options={"lr": 0.05, "momentum": 0.9}))
+
+
+def policy(memory_slope: float = 0.0) -> dict[str, Any]:
+    """More functions the lower the loss is."""
+    weights = ((-4.0, *[0.0] * 7), (memory_slope, *[0.0] * 7))
+    network = PolicyNetwork(layers=(Layer(weights=weights, bias=(3.2, 0.0)),))
+    found = LearnedPolicy(
+        network=network, bounds=ActionBounds(most_workers=6, quotas_mb=(1024, 1769, 3008)),
+        scales=StateScales(start_loss=2.4, target_loss=0.3, epoch_s=5.0), budget_usd=1.0, memory_needed_mb=300.0,
+    )  # fmt: skip
+    return plain(found)
+
+
+def learned(**how: Any) -> Run:
+    return real(
+        JOB, workers=2, batch_size=60, resize_policy=Target(target=SCHEDULE, options={"policy": policy()}), **how
+    )
+
+
+def changes(run: Run) -> list[tuple[int, int, int]]:
+    return [(e.from_epoch, e.workers, e.memory_mb) for e in run.of(GenerationStarted)]
+
+
+def test_functions_change_by_the_policy_and_the_record_replays() -> None:
+    run = learned(sync="bsp")
+    assert run.ending.status == "finished", run.ending.causes
+    made = run.of(GenerationStarted)
+    assert len(made) >= 2
+    assert [e.workers for e in made] == sorted({e.workers for e in made})
+    entries = tuple(
+        ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb, aggregators=e.aggregators)
+        for e in made
+    )
+    replayed = real(JOB, workers=2, batch_size=60, sync="bsp", schedule=entries)
+    assert changes(replayed) == changes(run)
+    assert replayed.sha == run.sha
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [3, 30])
+def test_a_replacement_of_rank_0_keeps_to_what_was_agreed_on(at: int) -> None:
+    """The weights of a run with a death are those of the schedule that it has recorded."""
+    run = learned(sync="bsp", faults=[parse_fault(f"kill:rank=0,iteration={at},phase=compute")])
+    assert run.of(FaultFired)
+    assert run.ending.status == "finished", run.ending.causes
+    entries = tuple(
+        ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb, aggregators=e.aggregators)
+        for e in run.of(GenerationStarted)
+    )
+    assert entries
+    assert real(JOB, workers=2, batch_size=60, sync="bsp", schedule=entries).sha == run.sha
+
+
+def test_memory_changes_replace_all_functions_and_decisions_go_on() -> None:
+    target = Target(target=SCHEDULE, options={"policy": policy(memory_slope=-1.0)})
+    job = dataclasses.replace(JOB, epochs=6)
+    run = real(job, workers=2, batch_size=60, sync="hsp", resize_policy=target)
+    assert run.ending.status == "finished", run.ending.causes
+    made = changes(run)
+    assert len({memory for _, _, memory in made}) >= 2
+    assert all(b[0] > a[0] for a, b in itertools.pairwise(made))
