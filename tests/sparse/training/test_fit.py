@@ -1,0 +1,158 @@
+"""Training through the sparse store on functions of this machine: quality, kills, hand-overs, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counting_model import Counting
+from sparse_data import FEATURES, prepared
+
+from ephemeron.data.tables import csr_batch
+from ephemeron.errors import JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.sparse.models import LogisticRegression
+from ephemeron.sparse.store import AdaGrad
+from ephemeron.sparse.training import fit
+from ephemeron.sparse.training.minibatches import Schedule
+from ephemeron.sparse.training.ring import Ring
+
+pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files: pip install 'ephemeron[preparation]'")
+
+
+@pytest.mark.parametrize(("workers", "rows"), [(1, (10, 7)), (3, (10, 7)), (5, (3,)), (2, (0, 40))])
+def test_each_row_is_in_one_step_of_each_epoch(workers, rows):
+    schedule = Schedule(rows=rows, batch_size=4, epochs=2, workers=workers, seed=3)
+    seen = [
+        (step.epoch, step.partition, int(row))
+        for rank in range(workers)
+        for step in schedule.steps(rank)
+        for row in schedule.order(step.epoch, step.partition)[step.start : step.stop]
+    ]
+    assert sorted(seen) == [(e, p, r) for e in range(2) for p, n in enumerate(rows) for r in range(n)]
+    for rank in range(workers):
+        every = list(schedule.steps(rank))
+        assert [s.step for s in every] == list(range(schedule.count(rank)))
+        assert list(schedule.steps(rank, after=2)) == every[2:]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_the_ring_gives_the_steps_in_their_order(tmp_path, size):
+    dataset = prepared(tmp_path / "data", rows=100, partitions=3)
+    schedule = Schedule(rows=tuple(p.rows for p in dataset.partitions), batch_size=16, epochs=2, workers=2)
+    with Ring(dataset, schedule, 1, after=3, size=size) as ring:
+        found = list(ring)
+    assert [step for step, _ in found] == list(schedule.steps(1, after=3))
+    for step, batch in found:
+        rows = schedule.order(step.epoch, step.partition)[step.start : step.stop]
+        want = csr_batch(dataset.read(step.partition), rows)
+        assert all(np.array_equal(a, b) for a, b in zip(batch, want, strict=True))
+
+
+def test_a_ring_that_is_left_ends_its_thread(tmp_path):
+    dataset = prepared(tmp_path / "data", rows=100)
+    schedule = Schedule(rows=tuple(p.rows for p in dataset.partitions), batch_size=1, epochs=9, workers=1)
+    with Ring(dataset, schedule, 0, size=2) as ring:
+        next(iter(ring))
+    assert not ring._thread.is_alive()
+
+
+def test_an_error_of_loading_is_raised_where_the_minibatch_is_asked_for(tmp_path):
+    from ephemeron.errors import DatasetDamaged
+
+    dataset = prepared(tmp_path / "data", rows=100, partitions=1)
+    (tmp_path / "data" / dataset.partitions[0].file).write_bytes(b"other")
+    with (
+        Ring(dataset, Schedule(rows=(100,), batch_size=9, epochs=1, workers=1), 0) as ring,
+        pytest.raises(DatasetDamaged),
+    ):
+        list(ring)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"workers": 0}, "workers = 0 is below 1"),
+        ({"store": ["127.0.0.1:1"]}, "EPHEMERON_SPARSE_TOKEN is not set"),
+        ({"model": LogisticRegression(features=5)}, "the model has features 0 to 4"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_start(tmp_path, monkeypatch, how, said):
+    monkeypatch.delenv("EPHEMERON_SPARSE_TOKEN", raising=False)
+    dataset = prepared(tmp_path / "data", rows=100)
+    with pytest.raises(JobError, match=re.escape(said)):
+        fit(
+            **{
+                "model": LogisticRegression(features=FEATURES),
+                "dataset": dataset,
+                "optimizer": AdaGrad(learning_rate=1),
+                **how,
+            }
+        )
+
+
+@pytest.mark.slow
+def test_quality_beside_scikit_learn(tmp_path):
+    from sklearn.linear_model import LogisticRegression as Reference
+    from sklearn.metrics import log_loss
+
+    train, test = prepared(tmp_path / "train", rows=8000), prepared(tmp_path / "test", rows=2000, seed=1)
+    progress = []
+    found = fit(
+        LogisticRegression(features=FEATURES), train, AdaGrad(learning_rate=0.3), test=str(tmp_path / "test"), epochs=4,
+        batch_size=100, workers=2, shards=2, on_progress=progress.append,
+    )  # fmt: skip
+    (x, y), (u, v) = (_dense(d) for d in (train, test))
+    reference = log_loss(v, Reference().fit(x, y).predict_proba(u)[:, 1])
+    assert found.metrics["loss"] < 1.01 * reference
+    assert (found.steps, found.samples) == (4 * 81, 4 * 8000)  # three partitions of 2,667 rows: 27 steps each
+    assert progress[-1].steps == progress[-1].of == found.steps
+    assert all(seconds > 0 for seconds in found.step_us.values())
+
+
+@pytest.mark.slow
+def test_functions_that_are_killed_lose_and_repeat_nothing(tmp_path):
+    """Counts are exact: whatever dies, each sample of each epoch is added once."""
+    dataset, marks = prepared(tmp_path / "data", rows=3000), tmp_path / "marks"
+    marks.mkdir()
+    model = Counting(FEATURES, str(marks), kills=(5, 137))
+    with FunctionExecutor("local", max_workers=2, retries=0, progress=False, code=[Path(__file__).parent]) as pool:
+        found = fit(
+            model, dataset, AdaGrad(learning_rate=1), epochs=3, batch_size=20, workers=2, shards=2, executor=pool
+        )
+    assert len(list(marks.iterdir())) == 2
+    x, _ = _dense(dataset)
+    assert found.weights["counts"][:, 0].tolist() == (3 * x.sum(axis=0)).tolist()
+    assert found.samples == 9000
+    assert sum(part.repeated for part in found.parts) > 0
+
+
+@pytest.mark.slow
+def test_a_share_is_handed_over_when_the_time_of_its_function_is_up(tmp_path):
+    dataset = prepared(tmp_path / "data", rows=3000)
+    with FunctionExecutor("local", max_workers=1, retries=0, progress=False, code=[Path(__file__).parent]) as pool:
+        found = fit(
+            Counting(FEATURES),
+            dataset,
+            AdaGrad(learning_rate=1),
+            epochs=2,
+            batch_size=10,
+            workers=1,
+            function_s=0.0,
+            executor=pool,
+        )
+    assert found.bill.tasks == 7  # one for each hundred steps, and one that finds nothing left
+    assert found.weights["counts"].sum() == 2 * 3000 * 6
+
+
+def _dense(dataset):
+    batches = [csr_batch(dataset.read(i)) for i in range(len(dataset.partitions))]
+    x = np.zeros((sum(len(b.labels) for b in batches), FEATURES))
+    at = 0
+    for batch in batches:
+        for row in range(len(batch.labels)):
+            x[at, batch.indices[batch.indptr[row] : batch.indptr[row + 1]]] = 1
+            at += 1
+    return x, np.concatenate([b.labels for b in batches])
