@@ -210,7 +210,7 @@ def pan(browser: Any, address: str, zooms: int) -> dict[str, Any]:
     return {
         "frames_per_s": round(1000 * len(frames) / sum(frames), 1), "frame_ms": condensed(frames),
         "frame_ms_p95": round(ordered[int(0.95 * len(ordered))], 2), "late": round(sum(f > 1.5 * usual for f in frames) / len(frames), 4),
-        "span_s": span,
+        "span_s": round(float(span), 2),
     }  # fmt: skip
 
 

@@ -119,3 +119,11 @@ def test_a_log_that_was_begun_anew_replaces_what_was_read(tmp_path: Path) -> Non
     assert view.version > before
     assert run_documents.summary(view)["loss"] == 9.0
     assert run_documents.marks(view)["marks"] == []
+
+
+def test_a_planned_run_has_its_prediction(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", troubled_run())
+    assert run_documents.summary(read(folder))["predicted"] is None
+    predicted = {"seconds": 12.5, "cost_usd": 0.02, "iterations": 4}
+    (folder / "plan.json").write_text(json.dumps({"choice": {"workers": 2, "predicted": predicted}}))
+    assert run_documents.summary(read(folder))["predicted"] == {"seconds": 12.5, "cost_usd": 0.02}
