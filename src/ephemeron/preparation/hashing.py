@@ -6,6 +6,7 @@ depends on nothing else, so it is the same in every function, in every run, and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ def column_seed(name: str, seed: int) -> int:
 def text_hashes(texts: Sequence[str], seed: int) -> NDArray[np.uint64]:
     """Hashes of texts."""
     digest = xxhash.xxh3_64_intdigest
-    return np.fromiter((digest(text.encode(), seed) for text in texts), np.uint64, len(texts))
+    return np.fromiter(map(digest, map(str.encode, texts), itertools.repeat(seed)), np.uint64, len(texts))
 
 
 class FeatureHasher(Transform):
