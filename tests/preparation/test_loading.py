@@ -223,11 +223,23 @@ def test_an_interrupted_load_goes_on_and_a_finished_one_is_returned(tmp_path):
     assert load_csv(str(tmp_path / "a.csv"), pool=None, **options).version == dataset.version
     whole = load_csv(str(tmp_path / "a.csv"), pool=HERE, **{**options, "out": str(tmp_path / "whole")})
     assert whole.version == dataset.version
-    with pytest.raises(JobError, match="was loaded with other options; name another folder"):
+    with pytest.raises(JobError, match="or with other options; delete it, or name another folder"):
         load_csv(str(tmp_path / "a.csv"), pool=HERE, **{**options, "on_error": "skip"})
     (tmp_path / "a.csv").write_text("click,age,site\n1,2,a\n")
-    with pytest.raises(JobError, match="was loaded from other files, or these have changed since"):
+    with pytest.raises(JobError, match="was loaded from other files, which may have changed since"):
         load_csv(str(tmp_path / "a.csv"), pool=HERE, **options)
+
+
+def test_what_was_given_up_is_loaded_anew_with_other_options(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "_parts", lambda *_: 4)
+    (tmp_path / "in.csv").write_text(BAD)
+    options = {"out": str(tmp_path / "out"), "label": "click", "columns": {"age": "numeric"}, "pool": HERE}
+    with pytest.raises(JobError, match="line 3"):
+        load_csv(str(tmp_path / "in.csv"), **options)
+    kept = load_csv(str(tmp_path / "in.csv"), on_error="quarantine", **options)
+    assert rows_of(kept) == [(1, 2.5, "a"), (0, 9.5, "g")]
+    assert len((tmp_path / "out/rejected-2.jsonl").read_text().splitlines()) == 5
+    assert load_csv(str(tmp_path / "in.csv"), on_error="quarantine", **options).version == kept.version
 
 
 def test_a_file_that_changes_during_a_load_is_named(tmp_path):

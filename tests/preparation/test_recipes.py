@@ -151,8 +151,16 @@ def test_wrong_recipes_are_refused_in_one_line(tmp_path, data, old, new, message
 
 def test_other_steps_need_another_folder(tmp_path, data):
     prepare(load_recipe(written(tmp_path, data)), progress=False)
-    with pytest.raises(JobError, match="was prepared by other steps or another split; name another folder as out"):
+    with pytest.raises(JobError, match="train holds what was prepared from other data or steps; delete it, or name"):
         prepare(load_recipe(written(tmp_path, data, RECIPE.replace("4096", "8192"))), progress=False)
+
+
+def test_steps_may_change_until_they_are_applied(tmp_path, data):
+    wrong = RECIPE.replace('step = "standardise"', 'step = "standardise"\ncolumns = ["I77"]')
+    with pytest.raises(JobError, match="unknown column I77"):
+        prepare(load_recipe(written(tmp_path, data, wrong)), progress=False)
+    made = prepare(load_recipe(written(tmp_path, data)), progress=False)
+    assert len(made.datasets["train"]) > 2000
 
 
 def test_a_recipe_that_is_absent_is_refused(tmp_path):

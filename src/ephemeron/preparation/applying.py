@@ -67,7 +67,9 @@ def apply_to_dataset(
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
     content = None if pipeline is None else pipeline.to_bytes()
     if state.create("plan", plan) != plan:
-        raise JobError(f"{out} holds what was prepared from other data or steps", remedy="name another folder")
+        raise JobError(
+            f"{out} holds what was prepared from other data or steps", remedy="delete it, or name another folder"
+        )
     try:
         return TableDataset.open(out)
     except DatasetNotFound:

@@ -18,7 +18,7 @@ from ephemeron.data.tables.arrow import pyarrow, schema_of
 from ephemeron.errors import JobError
 from ephemeron.preparation.layout import Reject, invalid_rows
 from ephemeron.preparation.load_part import SHOWN, Receipt, reject_lines
-from ephemeron.preparation.load_plan import LoadPlan, Piece
+from ephemeron.preparation.load_plan import LoadPlan, Piece, prefix_of, variant_of
 from ephemeron.preparation.sources import Source
 from ephemeron.preparation.state import State
 
@@ -36,7 +36,7 @@ def load_parquet_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
     """Loads parts that begin in one row group.
 
     Args:
-        item: `plan` of these parts alone; `out`, URL of the dataset; `indices` of the parts.
+        item: `plan` of these parts alone; `out`, URL of the dataset; number of the `attempt`; `indices` of the parts.
 
     Returns:
         A `Receipt` for each.
@@ -45,8 +45,7 @@ def load_parquet_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
     groups = _Groups(plan)
     try:
         return [
-            _load(plan, item["out"], index, pieces, groups)
-            for index, pieces in zip(item["indices"], plan.parts, strict=True)
+            _load(plan, item, index, pieces, groups) for index, pieces in zip(item["indices"], plan.parts, strict=True)
         ]
     except JobError as e:  # a mistake of the user's, which another try would repeat
         return [_plain(Receipt(refused=str(e))) for _ in plan.parts]
@@ -78,8 +77,9 @@ def _typed(table: Any, plan: LoadPlan) -> Any:
     return table.cast(pa.schema(types))
 
 
-def _load(plan: LoadPlan, out: str, index: int, pieces: Sequence[Piece], groups: _Groups) -> dict[str, Any]:
+def _load(plan: LoadPlan, item: dict[str, Any], index: int, pieces: Sequence[Piece], groups: _Groups) -> dict[str, Any]:
     pa = pyarrow()
+    out, prefix = item["out"], prefix_of(item["attempt"])
     tables, rejects = [], list[tuple[int, Reject]]()
     for n, piece in enumerate(pieces):
         table = groups.rows(piece)
@@ -96,10 +96,12 @@ def _load(plan: LoadPlan, out: str, index: int, pieces: Sequence[Piece], groups:
     for source in {plan.sources[piece.file] for piece in pieces}:
         source.check()
     if rejects and plan.on_error == "quarantine":
-        run(open_files(out).create(f"state/rejected/{index:05d}.jsonl", reject_lines(rejects)))
-    made = TableWriter(out, plan.columns).write(index, pa.concat_tables(tables).cast(schema_of(plan.columns)))
+        run(open_files(out).create(f"state/{prefix}rejected/{index:05d}.jsonl", reject_lines(rejects)))
+    made = TableWriter(out, plan.columns).write(
+        index, pa.concat_tables(tables).cast(schema_of(plan.columns)), variant=variant_of(item["attempt"])
+    )
     receipt = Receipt(partition=made, rejected=len(rejects), first=first)
-    found: dict[str, Any] = State(out).create(f"loaded/{index:05d}", _plain(receipt))
+    found: dict[str, Any] = State(out).create(f"{prefix}loaded/{index:05d}", _plain(receipt))
     return found
 
 

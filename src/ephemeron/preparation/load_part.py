@@ -17,7 +17,7 @@ from ephemeron.errors import JobError
 from ephemeron.preparation.csv_text import CsvParser, csv_names, first_record
 from ephemeron.preparation.layout import Reject
 from ephemeron.preparation.libsvm_text import LibsvmParser
-from ephemeron.preparation.load_plan import LoadPlan, Piece
+from ephemeron.preparation.load_plan import LoadPlan, Piece, prefix_of, variant_of
 from ephemeron.preparation.records import Ends, State
 from ephemeron.preparation.state import State as StateFolder
 
@@ -57,7 +57,7 @@ def load_text(item: dict[str, Any]) -> dict[str, Any]:
     """Loads a part of text files.
 
     Args:
-        item: `plan` of the part alone; `out`, URL of the dataset; `index` of the part; `states` at the beginnings of its pieces, None where they are not
+        item: `plan` of the part alone; `out`, URL of the dataset; number of the `attempt`; `index` of the part; `states` at the beginnings of its pieces, None where they are not
             known; `variant` of the partition's name.
 
     Returns:
@@ -76,7 +76,7 @@ def _load_text(item: dict[str, Any]) -> dict[str, Any]:
     found = tuple(one.found for one in read)
     if any(one.state is None for one in found):
         scanned: dict[str, Any] = StateFolder(item["out"]).create(
-            f"scanned/{item['index']:05d}", _plain(Receipt(pieces=found))
+            f"{prefix_of(item['attempt'])}scanned/{item['index']:05d}", _plain(Receipt(pieces=found))
         )
         return scanned
     parser = _parser(plan)
@@ -92,13 +92,15 @@ def _load_text(item: dict[str, Any]) -> dict[str, Any]:
     for source in {plan.sources[piece.file] for piece in pieces}:
         source.check()
     table = pyarrow().concat_tables(tables).cast(schema_of(plan.columns))
-    name = f"{item['index']:05d}{item['variant']}"
+    name, prefix = f"{item['index']:05d}{item['variant']}", prefix_of(item["attempt"])
     if rejects and plan.on_error == "quarantine":
         files = open_files(item["out"])
-        run(files.create(f"state/rejected/{name}.jsonl", reject_lines(rejects)))
-    partition = TableWriter(item["out"], plan.columns).write(item["index"], table, variant=item["variant"])
+        run(files.create(f"state/{prefix}rejected/{name}.jsonl", reject_lines(rejects)))
+    partition = TableWriter(item["out"], plan.columns).write(
+        item["index"], table, variant=variant_of(item["attempt"], item["variant"])
+    )
     receipt = Receipt(pieces=found, partition=partition, rejected=len(rejects), first=first, width=width)
-    kept: dict[str, Any] = StateFolder(item["out"]).create(f"loaded/{name}", _plain(receipt))
+    kept: dict[str, Any] = StateFolder(item["out"]).create(f"{prefix}loaded/{name}", _plain(receipt))
     return kept
 
 

@@ -85,3 +85,13 @@ def equal_parts(sizes: Sequence[int], count: int) -> tuple[tuple[Piece, ...], ..
                 file, at = file + 1, 0
         parts.append(tuple(pieces))
     return tuple(parts)
+
+
+def prefix_of(attempt: int) -> str:
+    """Prefix of the names of what an attempt to load knows."""
+    return "" if attempt == 1 else f"{attempt}/"
+
+
+def variant_of(attempt: int, variant: str = "") -> str:
+    """Part of the names of partitions."""
+    return ("" if attempt == 1 else str(attempt)) + variant

@@ -28,7 +28,7 @@ from ephemeron.preparation.layout import LabelKind, Layout, label_column
 from ephemeron.preparation.libsvm_text import FEATURES, LABEL, LARGEST_WIDTH, LibsvmParser
 from ephemeron.preparation.load_parquet_part import load_parquet_parts
 from ephemeron.preparation.load_part import Receipt, load_text
-from ephemeron.preparation.load_plan import LoadPlan, OnError, equal_parts
+from ephemeron.preparation.load_plan import LoadPlan, OnError, equal_parts, prefix_of
 from ephemeron.preparation.parquet_plan import parquet_plan
 from ephemeron.preparation.records import resolve
 from ephemeron.preparation.running import Runner, runner
@@ -139,32 +139,41 @@ def load_parquet(
 def load(plan: LoadPlan, out: str, *, pool: Runner | None = None, name: str | None = None) -> TableDataset:
     """Carries out a plan, or what is left of it; see `load_csv`."""
     state = State(out)
-    document = plain(plan)
-    stored = state.create("plan", document)
-    if stored != document:
-        changed = stored.get("sources") != document["sources"] if isinstance(stored, dict) else True
-        what = (
-            "was loaded from other files, or these have changed since" if changed else "was loaded with other options"
-        )
-        raise JobError(f"{out} {what}", remedy="name another folder")
+    attempt = _attempt_of(plan, state)
     try:
-        return TableDataset.open(out)
+        found = TableDataset.open(out)
     except DatasetNotFound:
         pass
-    found = {**state.read_all("scanned/"), **state.read_all("loaded/")}
-    receipts = {int(key.removesuffix(AGAIN)): build(Receipt, found[key], where="receipt") for key in sorted(found)}
-    _load_missing(plan, out, receipts, pool)
+    else:
+        if state.read("finished") == attempt:
+            return found
+        raise JobError(
+            f"{out} was loaded from other files, which may have changed since, or with other options",
+            remedy="delete it, or name another folder",
+        )
+    prefix = prefix_of(attempt)
+    known = {**state.read_all(f"{prefix}scanned/"), **state.read_all(f"{prefix}loaded/")}
+    receipts = {int(key.removesuffix(AGAIN)): build(Receipt, known[key], where="receipt") for key in sorted(known)}
+    _load_missing(plan, out, attempt, receipts, pool)
     if plan.format != "parquet":
         states = _states(plan, receipts)
         wrong = [
             n for n in receipts if receipts[n].partition is None or [p.state for p in receipts[n].pieces] != states[n]
         ]
-        _load_again(plan, out, receipts, {n: states[n] for n in wrong}, pool)
-    return _finish(plan, out, receipts, name)
+        _load_again(plan, out, attempt, receipts, {n: states[n] for n in wrong}, pool)
+    return _finish(plan, out, attempt, receipts, name)
+
+
+def _attempt_of(plan: LoadPlan, state: State) -> int:
+    """Number of a plan among those by which a dataset was begun: one that was given up, say for an invalid row, leaves its objects."""
+    document, attempt = plain(plan), 1
+    while state.create("plan" if attempt == 1 else f"plan-{attempt}", document) != document:
+        attempt += 1
+    return attempt
 
 
 def _load_missing(
-    plan: LoadPlan, out: str, receipts: dict[int, Receipt], pool: Runner | None
+    plan: LoadPlan, out: str, attempt: int, receipts: dict[int, Receipt], pool: Runner | None
 ) -> None:  # fmt: skip
     missing = [n for n in range(len(plan.parts)) if n not in receipts]
     if plan.format == "parquet":
@@ -172,7 +181,8 @@ def _load_missing(
         for n in missing:
             grouped.setdefault((plan.parts[n][0].file, plan.parts[n][0].group), []).append(n)
         items = [
-            {"plan": plain(plan.of_parts(indices)), "out": out, "indices": indices} for indices in grouped.values()
+            {"plan": plain(plan.of_parts(indices)), "out": out, "attempt": attempt, "indices": indices}
+            for indices in grouped.values()
         ]
         with runner(pool, items) as run_:
             for item, found in zip(items, run_.map(load_parquet_parts, items), strict=True):
@@ -184,6 +194,7 @@ def _load_missing(
         {
             "plan": plain(plan.of_parts([n])),
             "out": out,
+            "attempt": attempt,
             "index": n,
             "variant": "",
             "states": [None] * len(plan.parts[n]),
@@ -200,12 +211,13 @@ def _load_missing(
                 _refuse_invalid(plan, receipts, n)
 
 
-def _load_again(plan: LoadPlan, out: str, receipts: dict[int, Receipt], states: Mapping[int, Sequence[str]], pool: Runner | None
+def _load_again(
+    plan: LoadPlan, out: str, attempt: int, receipts: dict[int, Receipt], states: Mapping[int, Sequence[str]], pool: Runner | None
 ) -> None:  # fmt: skip
     """Parts whose state was not known, or assumed wrongly."""
     items = [
         {
-            "plan": plain(plan.of_parts([n])), "out": out, "index": n, "states": list(known),
+            "plan": plain(plan.of_parts([n])), "out": out, "attempt": attempt, "index": n, "states": list(known),
             "variant": "" if receipts[n].partition is None else AGAIN,
         }
         for n, known in sorted(states.items())
@@ -261,7 +273,7 @@ def number_of(plan: LoadPlan, receipts: Mapping[int, Receipt], n: int, piece: in
     return before + line + 1
 
 
-def _finish(plan: LoadPlan, out: str, receipts: Mapping[int, Receipt], name: str | None) -> TableDataset:
+def _finish(plan: LoadPlan, out: str, attempt: int, receipts: Mapping[int, Receipt], name: str | None) -> TableDataset:
     parts = []
     for n in range(len(plan.parts)):
         partition = receipts[n].partition
@@ -271,17 +283,19 @@ def _finish(plan: LoadPlan, out: str, receipts: Mapping[int, Receipt], name: str
     if not sum(part.rows for part in parts):
         raise JobError(f"{plan.sources[0].name} has no rows" + (f": all {rejected} are invalid" if rejected else ""))
     if rejected and plan.on_error == "quarantine":
-        _write_rejected(plan, out, receipts)
+        _write_rejected(plan, out, attempt, receipts)
     columns: Sequence[Column] = plan.columns
     if plan.format == "libsvm" and plan.n_features is None:
         width = max(receipt.width for receipt in receipts.values())
         columns = (plan.columns[0], Column(name=FEATURES, kind="sparse", dtype="float32", width=width))
     source = [SourceFile(url=s.url, nbytes=s.nbytes, identity=s.identity) for s in plan.sources]
     folder = open_files(out).url.rstrip("/").rpartition("/")[2]
+    if State(out).create("finished", attempt) != attempt:
+        raise JobError(f"{out} is loaded by another preparation", remedy="name another folder")
     return TableWriter(out, columns).finish(name or folder, parts, source=source, rejected=rejected)
 
 
-def _write_rejected(plan: LoadPlan, out: str, receipts: Mapping[int, Receipt]) -> None:
+def _write_rejected(plan: LoadPlan, out: str, attempt: int, receipts: Mapping[int, Receipt]) -> None:
     """Puts the invalid rows of all parts into one file, with their lines in the files."""
     files = open_files(out)
     rows = []
@@ -289,14 +303,16 @@ def _write_rejected(plan: LoadPlan, out: str, receipts: Mapping[int, Receipt]) -
         if not receipts[n].rejected:
             continue
         again = receipts[n].partition is not None and AGAIN in receipts[n].partition.file  # type: ignore[union-attr]
-        (data,) = run(files.fetch([FileRange(f"state/rejected/{n:05d}{AGAIN if again else ''}.jsonl")]))
+        (data,) = run(
+            files.fetch([FileRange(f"state/{prefix_of(attempt)}rejected/{n:05d}{AGAIN if again else ''}.jsonl")])
+        )
         for raw in map(json.loads, data.splitlines()):
             piece, line = raw.pop("piece"), raw.pop("line")
             file = plan.sources[plan.parts[n][piece].file].name
             rows.append(
                 json.dumps({"file": file, "line": number_of(plan, receipts, n, piece, line), **raw}).encode() + b"\n"
             )
-    run(files.create("rejected.jsonl", b"".join(rows)))
+    run(files.create("rejected.jsonl" if attempt == 1 else f"rejected-{attempt}.jsonl", b"".join(rows)))
 
 
 def _parts(total: int, sampled: int, table: Any, columns: Sequence[Column], partition_mb: float) -> int:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import xxhash
+
+from ephemeron.config.typed import plain
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
 from ephemeron.executor import FunctionExecutor
@@ -107,15 +110,8 @@ def prepare(
         pipeline.bind(plan.columns)
     if split is not None:
         split.names(plan.columns)
-    steps = {
-        "steps": [dict(raw) for raw in recipe.steps],
-        "split": None if split is None else split.document(),
-        "partition_mb": recipe.partition_mb,
-    }
-    if State(recipe.out).create("recipe", steps) != json.loads(json.dumps(steps)):
-        raise JobError(
-            f"{recipe.out} was prepared by other steps or another split", remedy="name another folder as out"
-        )
+    steps = {"steps": [dict(raw) for raw in recipe.steps], "split": None if split is None else split.document()}
+    fits = f"{recipe.out}/fits/{xxhash.xxh3_64_hexdigest(json.dumps([steps, plain(plan)], sort_keys=True).encode())}"
     prices = load_prices("cache" if recipe.run.channel.startswith("redis") else "objects", prices_file)
     run = recipe.run
     pool = FunctionExecutor(
@@ -136,8 +132,8 @@ def prepare(
             raw = load(plan, f"{recipe.out}/raw", pool=pool, name=f"{recipe.name}/raw")
             made.datasets["raw"] = raw
         if pipeline is not None:
-            with _stage(made, "fit", recipe.out, "fit/"):
-                _fit(pipeline, raw, split, recipe.out, pool)
+            with _stage(made, "fit", fits, "fit/"):
+                _fit(pipeline, raw, split, fits, pool)
         made.pipeline = pipeline
         if pipeline is not None or split is not None:
             for side in ("train", "test") if split is not None else ("train",):
@@ -151,12 +147,12 @@ def prepare(
     return made
 
 
-def _fit(pipeline: Pipeline, raw: TableDataset, split: Any, out: str, pool: FunctionExecutor) -> None:
+def _fit(pipeline: Pipeline, raw: TableDataset, split: Any, fits: str, pool: FunctionExecutor) -> None:
     """Fits, or takes the fitted pipeline of an earlier attempt."""
-    state = State(out)
+    state = State(fits)
     stored = state.read("pipeline")
     if stored is None:
-        pipeline.fit(raw, split=split, pool=pool, state=out)
+        pipeline.fit(raw, split=split, pool=pool, state=fits)
         stored = state.create("pipeline", pipeline.document())
     found = Pipeline.from_document(stored)
     pipeline.steps, pipeline.schema_in_, pipeline.fitted_ = found.steps, found.schema_in_, found.fitted_
@@ -172,13 +168,18 @@ def _is_there(url: str) -> bool:
 
 @contextlib.contextmanager
 def _stage(made: Prepared, name: str, url: str, prefix: str) -> Iterator[None]:
-    stage = Stage(name=name, stored=len(State(url).names(prefix)))
+    stage = Stage(name=name, stored=_count(url, prefix))
     made.stages.append(stage)
     began = time.monotonic()
     try:
         yield
     except (KeyboardInterrupt, BudgetReached) as e:
-        e.add_note(f"{name}: {len(State(url).names(prefix))} parts are stored; the same command goes on from them")
+        e.add_note(f"{name}: {_count(url, prefix)} parts are stored; the same command goes on from them")
         raise
     finally:
         stage.seconds = time.monotonic() - began
+
+
+def _count(url: str, prefix: str) -> int:
+    """Receipts in the state of a dataset."""
+    return sum(prefix in name for name in State(url).names(""))
