@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=("rounds", "runs"), default=["rounds", "runs"])
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS), metavar="W")
     parser.add_argument("--sizes", type=float, nargs="+", default=list(SIZES_MB), metavar="MB", help="of 1e6 bytes")
-    parser.add_argument("--transports", nargs="+", choices=("shared", "unix", "tcp"), default=["shared", "tcp"])
+    parser.add_argument("--transports", nargs="+", choices=("shared", "unix", "tcp", "tls"), default=["shared", "tcp"])
     parser.add_argument("--stores", nargs="*", choices=list(STORES), default=list(STORES))
     parser.add_argument("--turns", type=int, default=7, help="bursts of rounds of each side")
     arguments = parser.parse_args()

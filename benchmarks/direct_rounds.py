@@ -22,6 +22,7 @@ from benchmarks.common import SEED, condensed
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.communication.direct.mesh import Mesh
+from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
 from ephemeron.communication.keys import Keys
@@ -34,7 +35,9 @@ from ephemeron.units import MB
 BURST_S = 0.4
 """Approximate duration of a burst."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 500
-_TRANSPORTS: dict[str, Any] = {"shared": SharedTransport, "unix": UnixTransport, "tcp": TcpTransport}
+_TRANSPORTS: dict[str, Any] = {
+    "shared": SharedTransport, "unix": UnixTransport, "tcp": TcpTransport, "tls": lambda: TcpTransport(tls=PinnedTls()),
+}  # fmt: skip
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -45,7 +48,7 @@ class DirectCase:
     workers: int
     size_mb: float
     transport: str = "shared"
-    """`unix` or `tcp`."""
+    """`unix`, `tcp` or `tls`, which is TCP encrypted."""
 
     @property
     def elements(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ephemeron.communication.channels.credentials import variable
+from ephemeron.communication.direct.pinned_tls import wanted_tls
 from ephemeron.communication.direct.relay import rendezvous_transports
 from ephemeron.communication.direct.transport import Transport, kernel_transports
 from ephemeron.config.typed import near
@@ -22,8 +23,11 @@ def own_transports() -> list[Transport]:
 
     Raises:
         JobError: a variable of the environment is wrong.
+        MissingExtra: TLS is asked for, and nothing can make certificates.
     """
-    found = {t.name: t for t in (*kernel_transports(), *_endpoint_transports(), *rendezvous_transports())}
+    tls = wanted_tls()
+    made = (*kernel_transports(tls=tls), *_endpoint_transports(), *rendezvous_transports(tls=tls))
+    found = {transport.name: transport for transport in made}
     wanted = [name.strip() for name in (variable(TRANSPORTS_VARIABLE) or "").split(",") if name.strip()]
     for name in wanted:
         if name not in NAMES:

@@ -13,6 +13,7 @@ from ephemeron.communication.direct.connection import Connection
 from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.memory_transport import MemoryNetwork, MemoryTransport
 from ephemeron.communication.direct.message import Kind
+from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
 from ephemeron.functions import simulation
@@ -22,6 +23,7 @@ MADE: dict[str, Callable[[], list[Transport]]] = {
     "shared": lambda: [SharedTransport()],
     "unix": lambda: [UnixTransport()],
     "tcp": lambda: [TcpTransport()],
+    "tls": lambda: [TcpTransport(tls=PinnedTls())],
     "both": lambda: [UnixTransport(), TcpTransport()],
 }
 
@@ -61,7 +63,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_messages_arrive_whole_and_in_order(kind: str) -> None:
     async def scenario() -> None:
         async with joined(DirectWorld(4), MADE[kind]) as meshes:
-            assert meshes[0].transport_of(1) == ("unix" if kind == "both" else kind)
+            assert meshes[0].transport_of(1) == {"both": "unix", "tls": "tcp"}.get(kind, kind)
             inboxes = [Inbox(mesh) for mesh in meshes]
             rng = np.random.default_rng(1)
             sizes = [0, 1, 47, 32_767, 300_000, 5_000_000, 3, 0, 1_000_000, 64_000]

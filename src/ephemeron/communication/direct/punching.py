@@ -18,9 +18,10 @@ from abc import abstractmethod
 
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
 from ephemeron.communication.direct.endpoint import Endpoint
+from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.direct.rendezvous import Rendezvous
 from ephemeron.communication.direct.rendezvous_protocol import Purpose
-from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Accepted, Transport, prove
+from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Accepted, Transport, proved
 from ephemeron.errors import ProtocolError, TokenRefused
 
 _RETRY_S = 0.02
@@ -32,13 +33,13 @@ class MeetingTransport(Transport):
 
     Args:
         rendezvous: shared by such transports; closed with each of them.
+        tls: encrypts connections from end to end; None: they are plain.
     """
 
     name: Purpose
-    checksums = True
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        self._rendezvous = rendezvous
+    def __init__(self, rendezvous: Rendezvous, *, tls: PinnedTls | None = None) -> None:
+        self._rendezvous, self._tls = rendezvous, tls
 
     @abstractmethod
     async def meet(self, ticket: str, *, timeout_s: float) -> socket.socket:
@@ -74,6 +75,8 @@ class MeetingTransport(Transport):
 
     async def close(self) -> None:
         await self._rendezvous.close()
+        if self._tls is not None:
+            await self._tls.close()
 
     async def _met(self, ticket: str, token: str, *, dialled: bool, timeout_s: float) -> Connection:
         sock: socket.socket | None = None
@@ -81,8 +84,8 @@ class MeetingTransport(Transport):
             async with asyncio.timeout(timeout_s):
                 sock = await self.meet(ticket, timeout_s=timeout_s)
                 async with asyncio.timeout(PROOF_TIMEOUT_S):
-                    await prove(sock, token, client=dialled)
-            return SocketConnection(sock, transport=self.name, dialled=dialled, checksums=self.checksums)
+                    sock = await proved(sock, token, dialled=dialled, tls=self._tls)
+            return SocketConnection(sock, transport=self.name, dialled=dialled, checksums=self._tls is None)
         except BaseException as e:
             if sock is not None:
                 sock.close()

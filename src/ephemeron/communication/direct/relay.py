@@ -1,7 +1,7 @@
 """Connections between members that neither can reach, relayed by the rendezvous service.
 
 Every byte passes the service twice, and costs what its network costs: the transport for pairs for which punching fails. The
-service sees the bytes, which TLS protects on the way to it only.
+service sees the bytes: its own TLS protects them on the way to it only, that of the functions (`pinned_tls`) from end to end.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 
 from ephemeron.communication.channels.credentials import variable
+from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.direct.punching import MeetingTransport, PunchedTransport
 from ephemeron.communication.direct.rendezvous import SERVICE_VARIABLE, TOKEN_VARIABLE, Rendezvous, ServiceAddress
 from ephemeron.communication.direct.transport import Transport
@@ -26,8 +27,11 @@ class RelayTransport(MeetingTransport):
         return channel.sock
 
 
-def rendezvous_transports() -> list[Transport]:
+def rendezvous_transports(*, tls: PinnedTls | None = None) -> list[Transport]:
     """Transports through the service of EPHEMERON_RENDEZVOUS; none where it is not set.
+
+    Args:
+        tls: encrypts connections from end to end; None: they are plain.
 
     Raises:
         JobError: the address is none, or EPHEMERON_RENDEZVOUS_TOKEN is missing.
@@ -39,4 +43,4 @@ def rendezvous_transports() -> list[Transport]:
     if not token:
         raise JobError(f"{SERVICE_VARIABLE} is set without {TOKEN_VARIABLE}", remedy="give the token of the service")
     member = Rendezvous(ServiceAddress.parse(service), token=token)
-    return [PunchedTransport(member), RelayTransport(member)]
+    return [PunchedTransport(member, tls=tls), RelayTransport(member, tls=tls)]

@@ -77,18 +77,20 @@ async def over_tls(
     except BaseException:
         sock.close()
         raise
-    return pass_through(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+    return pass_through(reader, asyncio.StreamWriter(transport, protocol, reader, loop))[0]
 
 
-def pass_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> socket.socket:
-    """A plain, non-blocking socket whose bytes go through a stream; each end's close closes the other."""
+def pass_through(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[socket.socket, asyncio.Task[None]]:
+    """A plain, non-blocking socket whose bytes go through a stream, each end's close closes the other; and the task that does it."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
     task = asyncio.get_running_loop().create_task(_pass(ours, reader, writer))
     _passing.add(task)
     task.add_done_callback(_passing.discard)
-    return theirs
+    return theirs, task
 
 
 async def _pass(sock: socket.socket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ephemeron.communication.channels.address import is_direct
-from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
+from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection, tune
 from ephemeron.communication.direct.endpoint import Endpoint
+from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import ProtocolError, TokenRefused
@@ -64,6 +65,7 @@ class SocketTransport(Transport):
     """A transport over stream sockets of the kernel. Subclasses say how to bind and connect."""
 
     checksums = False
+    tls: PinnedTls | None = None
 
     def __init__(self) -> None:
         self._server: socket.socket | None = None
@@ -124,7 +126,7 @@ class SocketTransport(Transport):
             accepted(connection)
 
     async def _proved(self, sock: socket.socket, token: str, *, dialled: bool) -> Connection:
-        await prove(sock, token, client=dialled)
+        sock = await proved(sock, token, dialled=dialled, tls=self.tls)
         return await self._connection(sock, dialled=dialled)
 
     async def _connection(self, sock: socket.socket, *, dialled: bool) -> Connection:
@@ -141,6 +143,8 @@ class SocketTransport(Transport):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
+        if self.tls is not None:
+            await self.tls.close()
 
 
 class UnixTransport(SocketTransport):
@@ -167,14 +171,16 @@ class TcpTransport(SocketTransport):
 
     Args:
         host: address to listen at.
+        tls: encrypts connections; None: they are plain.
     """
 
     name = "tcp"
     checksums = True
 
-    def __init__(self, host: str = LOOPBACK) -> None:
+    def __init__(self, host: str = LOOPBACK, *, tls: PinnedTls | None = None) -> None:
         super().__init__()
-        self.host = host
+        self.host, self.tls = host, tls
+        self.checksums = tls is None  # which has its own
 
     def bind(self) -> tuple[socket.socket, str]:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -193,6 +199,31 @@ class TcpTransport(SocketTransport):
         host, own_host = (e.addresses.get(self.name, "").rpartition("/")[0] for e in (theirs, own))
         # On Lambda without a VPC all functions have one and the same address, each within its own machine.
         return host != own_host and not host.startswith("127.")
+
+
+async def proved(sock: socket.socket, token: str, *, dialled: bool, tls: PinnedTls | None) -> socket.socket:
+    """The socket of a connection between two members; callers limit the time.
+
+    Args:
+        sock: connected and non-blocking; owned from now on with `tls`.
+        token: of the run.
+        dialled: whether this end has opened the connection.
+        tls: encrypts what passes; None: nothing does.
+
+    Raises:
+        TokenRefused, ProtocolError, OSError: the other end is no member of this run, or somebody sits in between.
+    """
+    if tls is None:
+        await prove(sock, token, client=dialled)
+        return sock
+    tune(sock)
+    sock, token = await tls.secure(sock, token, dialled=dialled)
+    try:
+        await prove(sock, token, client=dialled)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def prove(sock: socket.socket, token: str, *, client: bool) -> None:
@@ -243,14 +274,15 @@ def listening_variables(channel: str) -> dict[str, str]:
     return {HOST_VARIABLE: "auto"} if is_direct(channel) else {}
 
 
-def kernel_transports(host: str = LOOPBACK) -> list[Transport]:
+def kernel_transports(host: str = LOOPBACK, *, tls: PinnedTls | None = None) -> list[Transport]:
     """Transports of a function that has sockets, the quickest first.
 
     Args:
         host: where to listen for TCP; the environment variable `EPHEMERON_DIRECT_HOST` precedes.
+        tls: encrypts TCP; None: it is plain.
     """
     host = os.environ.get(HOST_VARIABLE, "").strip() or host
-    tcp = TcpTransport(own_address() if host == "auto" else host)
+    tcp = TcpTransport(own_address() if host == "auto" else host, tls=tls)
     if not os.path.exists("/proc/self/ns/net"):
         return [tcp]
     from ephemeron.communication.direct.shared_memory import SharedTransport, available  # which builds on this module
