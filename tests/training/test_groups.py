@@ -21,7 +21,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, UserError
-from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress, RunEnded, RunStarted
+from ephemeron.events import Ended, FaultFired, Invoked, Loaded, Note, Progress, RunEnded, RunStarted
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
@@ -101,6 +101,22 @@ def test_functions_killed_in_the_exchange_of_groups_repeat_it(rank: int) -> None
     faults = [Fault(kind="kill", rank=rank, iteration=i, phase="wait", attempt=a) for a, i in enumerate((4, 9))]
     disturbed = grouped(faults=faults)
     assert disturbed.summary.weights_sha256 == grouped().summary.weights_sha256
+
+
+@pytest.mark.slow
+def test_a_killed_function_takes_its_state_from_others_of_its_group() -> None:
+    groups = tuple(
+        RunGroup(**{**_plain(group), "channel": "direct", "workers": workers})
+        for group, workers in zip(PAIR, (3, 2), strict=True)
+    )
+    undisturbed = grouped(groups=groups, checkpoint_every=50).summary.weights_sha256
+    before_exchanges = [Fault(kind="kill", rank=0, iteration=i, phase="wait", attempt=a) for a, i in enumerate((4, 9))]
+    for faults in (before_exchanges, [Fault(kind="kill", rank=r, iteration=7, phase="upload") for r in (1, 3)]):
+        disturbed = grouped(groups=groups, checkpoint_every=50, faults=faults)
+        assert disturbed.summary.weights_sha256 == undisturbed
+        events = list(events_of(disturbed.folder))
+        assert sum(isinstance(event, FaultFired) for event in events) == 2
+        assert min(e.iteration for e in events if isinstance(e, Loaded) and e.attempt) >= 5, "no checkpoint was stored"
 
 
 @pytest.mark.slow

@@ -184,7 +184,8 @@ class TrainingLoop:
         handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
-            if self.groups is not None and self.t > self.first and self.groups.is_due(self.t):
+            begins_here = self.t == self.first and self.started.exchanged
+            if self.groups is not None and not begins_here and self.groups.is_due(self.t):
                 await self._exchange_with_groups(self.groups)
             self._emit_progress()
             if self.spec.evaluates_at(self.t) and (
@@ -304,8 +305,11 @@ class TrainingLoop:
 
     async def _exchange_with_groups(self, groups: GroupExchange) -> None:
         own = await self.invocation.compute(self.trainer.parameters, samples=0)
-        merged = await groups.exchange(self.t, own, durable=self.collective.durable())
+        self.sharing.exchanging = True
+        async with self.sharing.idle():
+            merged = await groups.exchange(self.t, own, durable=self.collective.durable())
         await self.step.compute(lambda: self.trainer.set_parameters(merged), samples=0)
+        self.sharing.exchanging = False
 
     async def _evaluate(self) -> None:
         self.evaluation = e = await self.step.evaluate(self.t)

@@ -112,6 +112,7 @@ class _SharedMeta:
 
     checkpoint: CheckpointMeta
     evaluated: bool
+    exchanged: bool = True
 
 
 class PeerState(NamedTuple):
@@ -125,6 +126,8 @@ class PeerState(NamedTuple):
     """Whether the evaluation before that iteration has to be done (again) by this rank."""
     evaluated: bool
     """Whether its result is in the shared state."""
+    exchanged: bool
+    """Whether the exchange with other groups before that iteration is in the shared state, or none is due."""
 
 
 class OwnCheckpoint(NamedTuple):
@@ -144,8 +147,7 @@ def recovers_live(spec: RunSpec, trainer: Trainer) -> bool:
     """Whether replacements take the state of live peers: alike on all ranks of a run."""
     c = spec.configuration
     return (
-        c.direct and c.sync == "bsp" and c.pattern != "parameter-server" and spec.stages is None and spec.group is None
-        and c.workers > 1 and private_bytes(trainer, c.compression) <= MOST_PRIVATE_BYTES
+        c.direct and c.sync == "bsp" and c.pattern != "parameter-server" and spec.stages is None and c.workers > 1 and private_bytes(trainer, c.compression) <= MOST_PRIVATE_BYTES
     )  # fmt: skip
 
 
@@ -179,6 +181,7 @@ class PeerRecovery:
         self._compute: Callable[[Callable[[], tuple[Arrays, Mapping[str, object]]]], Awaitable[tuple[Arrays, Mapping[str, object]]]]  # fmt: skip
         self._snapshots: dict[int, tuple[Arrays, _SharedMeta]] = {}
         self._evaluated: Callable[[], bool] = lambda: True
+        self._exchanged: Callable[[], bool] = lambda: True
         self._busy = asyncio.Lock()
         self._back: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         mesh.handle(Kind.PRIVATE, self._received)
@@ -191,7 +194,7 @@ class PeerRecovery:
 
     async def serve(
         self, trainer: Trainer, status: ReductionStatus, *, describe: Callable[[], CheckpointMeta],
-        evaluated: Callable[[], bool],
+        evaluated: Callable[[], bool], exchanged: Callable[[], bool],
         compute: Callable[[Callable[[], tuple[Arrays, Mapping[str, object]]]], Awaitable[tuple[Arrays, Mapping[str, object]]]],
     ) -> None:  # fmt: skip
         """From now on this rank can give its state, inside of `idle` only.
@@ -200,10 +203,12 @@ class PeerRecovery:
             trainer, status: of this rank.
             describe: plain values of its state, without the trainer's.
             evaluated: whether the evaluation before the next iteration is done, or none is due.
+            exchanged: the same of the exchange with other groups.
             compute: runs a function where the trainer computes.
         """
         await self._busy.acquire()
-        self._status, self._describe, self._evaluated, self._compute = status, describe, evaluated, compute
+        self._status, self._describe, self._compute = status, describe, compute
+        self._evaluated, self._exchanged = evaluated, exchanged
         self._trainer = trainer
 
     @asynccontextmanager
@@ -298,7 +303,7 @@ class PeerRecovery:
                 raise LinkFailed("this rank has gone on")
             arrays, meta = await self._compute(self._trainer.state)
             described = dataclasses.replace(self._describe(), iteration=iteration, applied=iteration, trainer=meta)
-            return arrays, _SharedMeta(checkpoint=described, evaluated=self._evaluated())
+            return arrays, _SharedMeta(checkpoint=described, evaluated=self._evaluated(), exchanged=self._exchanged())
 
     # -- as a replacement ---------------------------------------------------------------------------------
 
@@ -393,7 +398,7 @@ class PeerRecovery:
         checkpoint = dataclasses.replace(meta.checkpoint, spent_usd=mark.spent_usd)
         return PeerState(
             Checkpoint(arrays, collective, checkpoint), (_with(private, _OF_TRAINER), notes),
-            evaluates=not mark.evaluated, evaluated=meta.evaluated,
+            evaluates=not mark.evaluated, evaluated=meta.evaluated, exchanged=meta.exchanged,
         )  # fmt: skip
 
 

@@ -53,6 +53,11 @@ class RestoredState:
         """Whether what follows from the evaluation before the next iteration is in the state already."""
         return self.peers is None or self.peers.evaluated
 
+    @property
+    def exchanged(self) -> bool:
+        """Whether the exchange with other groups before the next iteration is in the state already, or none is due."""
+        return self.peers is None or self.peers.exchanged
+
 
 def peer_recovery(
     invocation: InvocationContext, spec: RunSpec, copies: PrivateCopies | None = None

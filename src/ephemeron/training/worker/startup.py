@@ -81,6 +81,8 @@ class StartedWorker:
     """Whether the evaluation before the next iteration is still to be done by this rank."""
     evaluated: bool = True
     """Whether what follows from that evaluation is in the state already."""
+    exchanged: bool = True
+    """Whether the exchange with other groups before the next iteration is in the state already, or none is due."""
     ended: EndedEpoch | None = None
     """See `BeginMeta`; None: nothing is decided where it begins."""
 
@@ -172,7 +174,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         status=ReductionStatus(
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=restored.replaying, test_samples=test_samples,
-        recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated,
+        recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated, exchanged=restored.exchanged,
         ended=None if begin is None else begin.meta.ended,
         state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip

@@ -33,6 +33,8 @@ class StateSharing:
         """Whether replacements of lost ranks take the state of live ones."""
         self.evaluated_at = started.iteration if started.evaluated else -1
         """Iteration before which the last evaluation was done, with all that follows from it."""
+        self.exchanging = False
+        """Whether this rank waits for other groups, and its state lacks what they have given."""
 
     async def begin(self, collective: Collective, background: BackgroundTasks) -> None:
         """From now on replacements of other ranks can recover from this one."""
@@ -42,7 +44,7 @@ class StateSharing:
         self._collective, invocation = collective, self._lifecycle.invocation
         await recovery.serve(
             self._trainer, started.status, describe=self._describe, evaluated=self._is_evaluated,
-            compute=lambda work: invocation.compute(work, samples=0),
+            exchanged=lambda: not self.exchanging, compute=lambda work: invocation.compute(work, samples=0),
         )  # fmt: skip
         if invocation.direct is not None:
             self._lifecycle.replacement.is_gone = invocation.direct.mesh.is_gone
