@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_worlds import troubled_run, write_run, write_study
+from dashboard_worlds import PRICES, started, troubled_run, write_run, write_study
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
 testclient = pytest.importorskip(
@@ -19,7 +19,7 @@ from ephemeron.dashboard.app import make_app  # noqa: E402
 from ephemeron.dashboard.library import Library  # noqa: E402
 from ephemeron.dashboard.phases import COLUMNS  # noqa: E402
 from ephemeron.dashboard.stream import events  # noqa: E402
-from ephemeron.events import Invoked  # noqa: E402
+from ephemeron.events import GroupStarted, Invoked, Traffic  # noqa: E402
 
 
 @pytest.fixture
@@ -140,6 +140,20 @@ def test_the_depth_of_a_queue_is_read_from_names(client: testclient.TestClient, 
     found = client.get("/api/tasks").json()["tasks"][0]
     assert found["depth"] == {"ready": 17, "leased": 5, "batches": 3, "closed": True, "announced": 0}
     assert found["invocations"] == 1
+
+
+def test_a_run_of_several_groups_shows_each(client: testclient.TestClient, root: Path) -> None:
+    groups = [
+        GroupStarted(name=name, platform=name, first_rank=rank, workers=1, memory_mb=1024, iterations=4, samples=50, servers=0,
+                     prices=PRICES, traffic=Traffic())
+        for rank, name in enumerate(("aws", "ray"))
+    ]  # fmt: skip
+    write_run(root / "runs" / "grouped", [started(groups=groups), *troubled_run()[1:-1]])
+    rows = {row["run_id"]: row["groups"] for row in client.get("/api/runs").json()["runs"]}
+    assert rows == {"r": 0, "live": 0, "grouped": 2}
+    found = client.get("/api/run", params={"key": "0/runs/grouped"}).json()["groups"]
+    assert [(g["name"], g["first_rank"], g["iterations"]) for g in found] == [("aws", 0, 4), ("ray", 1, 4)]
+    assert found[1]["cost_usd"] > 0
 
 
 def test_pages_without_anything_are_empty(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ export function mount(root) {
   let known = "";
   root.append(h("div", { class: "head" }, h("h1", {}, "Regions")), body);
   const load = api.throttled(async () => {
-    const grouped = (await api.get("runs")).runs.filter((r) => r.platform === "groups");
+    const grouped = (await api.get("runs")).runs.filter((r) => r.groups > 0);
     const found = await Promise.all(grouped.slice(0, 12).map((r) => api.get("run", { key: r.key }).catch(() => null)));
     const runs = found.filter((r) => r && r.groups.length), signature = JSON.stringify(runs);
     if (signature === known) return;
