@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 from sparse_stores import TOKEN, on_loop
 
-from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.errors import JobError, ServiceUnreachable
 from ephemeron.sparse.store import Adam, Initial, SparseStore, Sum
@@ -177,6 +177,40 @@ async def test_a_process_that_was_frozen_checks_before_it_answers() -> None:
         assert old.shard.status.pushes == 1
         assert new.shard.status.pushes == 1
     await new.kill()
+
+
+class SlowLog(MemoryChannel):
+    """A store that takes no log until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        if "/log-" in key:
+            await self.open.wait()
+        await super().put(key, buffers, create=create)
+
+
+@on_loop
+async def test_a_shard_whose_log_is_slow_is_not_taken_for_a_frozen_one() -> None:
+    channel = SlowLog()
+    process = await Process(channel, LOGGED).started()
+    async with client(channel, answer_s=0.2) as store:
+        creating = asyncio.create_task(store.create("w", ROWS, optimizer=Sum()))
+        await asyncio.sleep(1.0)
+        assert not creating.done()
+        channel.open.set()
+        await creating
+        channel.open.clear()
+        await store.push("w", [1], [1])
+        flushing = asyncio.create_task(store.flush())
+        await asyncio.sleep(1.0)
+        assert not flushing.done()
+        channel.open.set()
+        await flushing
+        assert store.reconnects == 0
+    await process.kill()
 
 
 @on_loop

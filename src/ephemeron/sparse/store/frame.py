@@ -47,7 +47,7 @@ class Kind(IntEnum):
     CALL = 5
     """JSON of `count` bytes and data. With a sequence number, it changes something."""
     ACKNOWLEDGE = 6
-    """Asks for an acknowledgement."""
+    """Asks for an acknowledgement; with `more`, for a sign of life at once, which `more` marks in the answer, too."""
     VALUES = 16
     """Reply to GET. All replies carry the last sequence number of the client that is safe."""
     REPLY = 17

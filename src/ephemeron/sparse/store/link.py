@@ -22,7 +22,7 @@ from ephemeron.errors import (
     ServiceUnreachable,
     TokenRefused,
 )
-from ephemeron.sparse.store.frame import FrameProtocol, Head, Kind, pack, pack_json, unpack_json
+from ephemeron.sparse.store.frame import HEAD_BYTES, FrameProtocol, Head, Kind, pack, pack_json, unpack_json
 from ephemeron.sparse.store.messages import ErrorReply, OpenReply, OpenRequest
 
 _log = logging.getLogger(__name__)
@@ -160,13 +160,14 @@ class ShardLink:
     def arrived(self, head: Head, body: memoryview) -> None:
         """Takes a frame of the shard."""
         self._heard = asyncio.get_running_loop().time()
-        self.bytes_down += 48 + head.body
+        self.bytes_down += HEAD_BYTES + head.body
         if head.sequence > self.sequence:
             self._acknowledged(head.sequence)
         if head.kind == Kind.ACKNOWLEDGED:
-            self._asked = False
-            if self._drained:
-                self.ask()
+            if not head.more:
+                self._asked = False
+                if self._drained:
+                    self.ask()
         elif head.kind == Kind.ERROR:
             self._refused(head, build(ErrorReply, unpack_json(head, body)[0], where="error of a shard"))
         elif head.kind in (Kind.VALUES, Kind.REPLY):
@@ -304,7 +305,8 @@ class ShardLink:
         if self._wire is not None:
             if loop.time() - self._heard > self._answer_s:
                 self._wire.end(ConnectionAbortedError(f"no answer for {self._answer_s:g} s"))
-            elif self._changes:
+            else:  # what it has to answer may wait for its journal
+                self._send(pack(Kind.ACKNOWLEDGE, more=1))
                 self.ask()
         self._timer = loop.call_later(self._answer_s / 4, self._check)
 

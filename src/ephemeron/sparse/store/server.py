@@ -229,6 +229,8 @@ class _Connection(FrameProtocol):
                 self._change(self.client, head, body)
             elif head.kind == Kind.CALL:
                 self._call(head, body)
+            elif head.kind == Kind.ACKNOWLEDGE and head.more:
+                self._out.append(pack(Kind.ACKNOWLEDGED, sequence=self.client.durable, more=1))
             elif head.kind == Kind.ACKNOWLEDGE:
                 self._asked = True
             else:
