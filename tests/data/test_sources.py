@@ -168,3 +168,29 @@ def test_importing_is_free() -> None:
 def test_the_facade_is_sorted_and_complete() -> None:
     assert ephemeron.data.__all__ == sorted(ephemeron.data.__all__)
     assert all(hasattr(ephemeron.data, name) for name in ephemeron.data.__all__)
+
+
+def test_prepared_datasets_with_numeric_columns(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
+    from ephemeron.data.tables import Column, TableWriter
+
+    columns = (Column(name="y", kind="label", dtype="float32"), Column(name="a", kind="numeric", dtype="float64"))
+
+    def write(folder, values):
+        writer = TableWriter(str(folder), columns)
+        table = pa.table(
+            {"y": pa.array([n % 2 for n in range(len(values))], pa.float32()), "a": pa.array(values, pa.float64())}
+        )
+        writer.finish("d", [writer.write(0, table)])
+
+    write(tmp_path / "train", [1.0, 2.0, 3.0])
+    write(tmp_path / "test", [4.0])
+    write(tmp_path / "gap", [1.0, None])
+    found = load(DataSpec(source="prepared", path=tmp_path), seed=0)
+    assert found.train.inputs.tolist() == [[1.0], [2.0], [3.0]]
+    assert found.train.targets.tolist() == [0, 1, 0]
+    assert found.test.inputs.tolist() == [[4.0]]
+    with pytest.raises(JobError, match="gap has absent values"):
+        load(DataSpec(source="prepared", path=tmp_path / "gap"), seed=0)
+    with pytest.raises(JobError, match="none' does not exist"):
+        load(DataSpec(source="prepared", path=tmp_path / "none"), seed=0)

@@ -16,7 +16,7 @@ class DataSpec(Typed):
     """Source of the samples."""
 
     source: str = "digits"
-    """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, or `module:function` that returns a Dataset."""
+    """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, `prepared`, or `module:function` that returns a Dataset."""
     path: Path | None = None
     """File or folder, for the sources that read one."""
     options: Mapping[str, object] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from ephemeron.data.split import held_out
 from ephemeron.errors import JobError
 
 _log = logging.getLogger(__name__)
-SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz")
+SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz", "prepared")
 """Sources by name; any other is `module:function`."""
 
 
@@ -75,6 +75,10 @@ def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None
         from ephemeron.data.sources import npz
 
         return npz.read(spec)
+    if spec.source == "prepared":
+        from ephemeron.data.sources import prepared
+
+        return prepared.read(spec)
     remedy = near(spec.source, SOURCES, what="known sources")
     raise JobError(f"data.source = {spec.source!r} is not known", remedy=f"{remedy} (or write module:function)")
 
