@@ -62,12 +62,12 @@ export class Chart {
     const font = "12px system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif";
     const axis = { stroke: soft, font: font, grid: { stroke: grid, width: 1 }, ticks: { show: false } };
     return {
-      width: Math.max(200, this.place.clientWidth), height: HEIGHT(), padding: [10, 12, 0, 0],
+      width: Math.max(200, this.place.clientWidth), height: HEIGHT(), padding: [10, 26, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: true }, sync: this.options.sync ? { key: this.options.sync } : undefined },
       scales: { x: { time: false }, y: { distr: this.log ? 3 : 1, range: this.log ? undefined : (u, low, high) => this.range(low, high) } },
       axes: [
         { ...axis, size: 34, gap: 6, space: 70, values: (u, ticks) => ticks.map((v) => (this.options.xFormat ? this.options.xFormat(v, this.x) : number(v, 6))) },
-        { ...axis, size: (u, values) => Math.max(44, 10 + 7 * Math.max(0, ...(values || []).map((v) => String(v || "").length))), gap: 6, space: 34, values: (u, ticks) => ticks.map((v) => (v === null ? null : format(v))) },
+        { ...axis, size: (u, values) => Math.max(44, 10 + 7 * Math.max(0, ...(values || []).map((v) => String(v || "").length))), gap: 6, space: 34, ...(this.options.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] } : {}), values: (u, ticks) => ticks.map((v) => (v === null ? null : format(v))) },
       ],
       series: [{ label: this.x, value: (u, v) => (v === null ? "–" : this.options.xFormat ? this.options.xFormat(v, this.x) : number(v, 6)) },
         ...this.series.map((q) => ({

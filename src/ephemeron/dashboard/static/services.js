@@ -21,7 +21,7 @@ export function mount(root) {
       { name: "cached_bytes", label: "Cached", kind: "n", value: (f) => f.cached_bytes, cell: (f) => bytes(f.cached_bytes) },
       { name: "buffered_bytes", label: "Loaded ahead", kind: "n", value: (f) => f.buffered_bytes, cell: (f) => bytes(f.buffered_bytes) },
     ], { key: (f) => f.flow, sort: "flow", caption: "Flows" });
-    const chart = new Chart({ label: "Readers and loaders", empty: "Measured while this page is open.", xFormat: (v) => new Date(v * 1000).toTimeString().slice(0, 8), y: count, zero: true });
+    const chart = new Chart({ label: "Readers and loaders", empty: "Measured while this page is open.", xFormat: (v) => new Date(v * 1000).toTimeString().slice(0, 8), y: count, zero: true, whole: true });
     const none = h("p", { class: "nothing" }, "No flows are registered.");
     const node = card("Data service", { note: s.folder, tools: [state] }, problem, table.node, none, chart.node);
     return { node, chart, show(d) {

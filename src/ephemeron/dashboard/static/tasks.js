@@ -13,20 +13,20 @@ export function mount(root) {
 
   function part(t) {
     const state = h("span"), tiles = h("dl", { class: "tiles" }), about = h("p", { class: "note" });
-    const chart = new Chart({ label: "Depth of the queue", empty: "Measured while this page is open.", xFormat: (v) => new Date(v * 1000).toTimeString().slice(0, 8), y: count, zero: true });
+    const chart = new Chart({ label: "Depth of the queue", empty: "Measured while this page is open.", xFormat: (v) => new Date(v * 1000).toTimeString().slice(0, 8), y: count, zero: true, whole: true });
     const table = new Table([
       { name: "rank", label: "Executor", kind: "n", value: (f) => f.rank, cell: (f) => f.rank },
       { name: "status", label: "Status", value: (f) => f.status, cell: (f) => pill(f.status === "ok" ? "finished" : f.status === "unknown" ? "no end recorded" : f.status === "running" ? "running" : "failed") },
       { name: "outcome", label: "How", value: (f) => f.outcome, cell: (f) => f.outcome || f.error },
       { name: "start", label: "From", kind: "n", value: (f) => f.start, cell: (f) => seconds(f.start) },
-      { name: "ran", label: "Ran for", kind: "n", value: (f) => f.end - f.start, cell: (f) => seconds(f.end - f.start) },
-      { name: "memory_mb", label: "Memory", kind: "n", value: (f) => f.memory_mb, cell: (f) => count(f.memory_mb) + " MB" },
+      { name: "ran", label: "Ran for", kind: "n", value: (f) => f.end - f.start, cell: (f) => (f.status === "running" ? "–" : seconds(f.end - f.start)) },
+      { name: "memory_mb", label: "Memory", kind: "n", value: (f) => f.memory_mb, cell: (f) => (f.memory_mb ? count(f.memory_mb) + " MB" : "–") },
     ], { key: (f) => f.invocation, sort: "rank", caption: "Executors", tall: true });
     const node = card(t.run, { tools: [state] }, h("div", { class: "stack" }, tiles, about, chart.node, table.node));
     return { node, chart, show(d) {
       state.replaceChildren(pill(d.running ? "running" : "interrupted"));
       const q = d.depth, one = (label, value, sub) => h("div", {}, h("dt", {}, label), h("dd", {}, value), h("dd", { class: "sub" }, sub || ""));
-      tiles.replaceChildren(one("Waiting tasks", q ? count(q.ready) : "–", q && q.closed ? "no more will come" : ""), one("Leased tasks", q ? count(q.leased) : "–"), one("Executors", count(d.executors), count(d.invocations) + " invocations"), one("Ended badly", count(d.failed)), one("Billed", number(d.gb_seconds, 4), "GB-s"));
+      tiles.replaceChildren(one("Waiting tasks", q ? count(q.ready) : "–", q && q.closed ? "no more will come" : ""), one("Leased tasks", q ? count(q.leased) : "–"), one("Executors", count(d.executors), count(d.invocations) + " invocations"), one("Ended badly", count(d.failed)), one("Billed", number(d.gb_seconds || null, 4), "GB-s, of those that have ended"));
       about.textContent = q ? "" : "The queue is in " + (d.channel || "a channel elsewhere") + ", so its depth is not known here.";
       about.hidden = !!q; chart.node.hidden = !d.history;
       if (d.history) { const [t0, ready, leased, executors] = d.history; chart.show([{ label: "waiting", x: t0, y: ready, colour: "c4" }, { label: "leased", x: t0, y: leased, colour: "c0" }, { label: "executors", x: t0, y: executors, colour: "c2" }], { x: "time" }); }
