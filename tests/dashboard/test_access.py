@@ -10,6 +10,7 @@ import pytest
 from dashboard_worlds import TOKEN, troubled_run, write_run
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
+pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 testclient = pytest.importorskip(
     "starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception
 )

@@ -13,6 +13,7 @@ import pytest
 from dashboard_worlds import TOKEN, progress, troubled_run, write_run, write_study
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -12,6 +12,7 @@ from ephemeron.events import Event, Progress
 from tiny_job import JOB
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
+pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 testclient = pytest.importorskip(
     "starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception
 )

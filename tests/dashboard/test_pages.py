@@ -11,6 +11,7 @@ import pytest
 from dashboard_worlds import PRICES, started, troubled_run, write_run, write_study
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
+pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 testclient = pytest.importorskip(
     "starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception
 )

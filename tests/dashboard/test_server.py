@@ -27,6 +27,7 @@ COMMAND = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", 
 def dashboard(root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A dashboard in a process of its own, and its address."""
     pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+    pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
     command = [*COMMAND, str(root), "--port", "0", "--token", TOKEN, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         try:
@@ -77,6 +78,7 @@ def refused(*arguments: str) -> str:
 
 def test_an_occupied_port_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+    pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
