@@ -37,6 +37,7 @@ SPACE: dict[str, list[Any]] = {
 SIDES: dict[str, dict[str, Any]] = {
     "grid to its end": {"sampler": "grid"},
     "grid, ASHA": {"sampler": "grid", "pruner": "asha"},
+    "grid, ASHA from the third evaluation on": {"sampler": "grid", "pruner": {"name": "asha", "min_evaluations": 3}},
     "grid, Hyperband": {"sampler": "grid", "pruner": "hyperband"},
     "TPE, ASHA": {"sampler": "tpe", "pruner": "asha", "trials": 12},
 }
@@ -140,15 +141,12 @@ def ray_sides(job: Path, epochs: int, folder: Path, say: Any) -> list[dict[str, 
     points = grid_order(folder)
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its workers otherwise give way to other work
     began = time.perf_counter()
-    root = str(Path(__file__).parents[1])
-    ray.init(
-        num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error",
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}},
-    )  # fmt: skip
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for its workers, which import this module
+    ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error")
     init_s = time.perf_counter() - began
     rows = []
     try:
-        for name, asha in (("Ray Tune, grid to its end", False), ("Ray Tune, grid, ASHA", True)):
+        for name, asha in (("Ray Tune, grid, ASHA", True), ("Ray Tune, grid to its end", False)):
             began = time.perf_counter()
             trials = ray_tune(points, job_file=job, epochs=epochs, cores=CORES, asha=asha, folder=folder / "ray")
             wall_s = time.perf_counter() - began

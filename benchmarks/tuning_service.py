@@ -17,13 +17,13 @@ from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.tuning import Study
 
 FLOW = Path(__file__).parent / "tuning_flow"
-RATES = [0.003, 0.01, 0.03, 0.1]
+RATES = [0.003, 0.03]
 SAMPLES, EPOCHS = 600, 4
 DECODE_MS = 3
 
 
 def sides(say: Any) -> list[dict[str, Any]]:
-    """Four trials, two at a time: each decodes where it runs, or all through one service with two loaders."""
+    """Two trials at a time: each decodes where it runs, or all through one service with two loaders."""
     rows = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
