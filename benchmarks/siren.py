@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import time
 from pathlib import Path
@@ -37,9 +38,11 @@ from ephemeron.tuning.siren.learning import chooser, learn
 from ephemeron.tuning.siren.loss_curve import LossCurve, fit_curve
 from ephemeron.tuning.siren.policy import SavedPolicy
 
-MODELS = {"lenet": (0.05, 0.5), "cnn": (0.05, 0.4), "linear": (0.1, 0.4)}
-"""By model: learning rate of SGD, and target loss."""
-DIGITS, BATCH, EPOCHS = 1437, 8, 12
+MODELS: dict[str, tuple[str, float, float]] = {
+    "digits": ("Adam", 0.001, 0.3), "lenet": ("SGD", 0.05, 0.5), "cnn": ("SGD", 0.05, 0.4), "linear": ("SGD", 0.1, 0.4),
+}  # fmt: skip
+"""By model: optimiser, learning rate, target loss. `digits`: losses of the network of `examples/digits`, times of `cnn`."""
+DIGITS, BATCH, EPOCHS = 1437, 16, 15
 SAMPLES = 60_000
 IN_ALL = round(SAMPLES / DIGITS * BATCH)
 """Batch with which an epoch of `SAMPLES` has as many iterations as one of the digits."""
@@ -49,7 +52,7 @@ QUOTAS = tuple(range(512, 3009, 128))
 INSTANCES = {"m4.large": (2, 0.1, 56.0), "m4.xlarge": (4, 0.2, 94.0), "m4.2xlarge": (8, 0.4, 125.0)}
 """vCPUs, USD an hour (survey 2.3), and MB/s of its network (450, 750 and 1,000 Mbit/s)."""
 CLUSTERS = (2, 4, 6, 8)
-PAPER = {
+PAPER: dict[str, dict[str, float]] = {
     "13": {"less_time_than_grid": 0.36, "at_budget_usd": 300, "learned_after_iterations": 200},
     "14": {"learned_after_iterations": 150},
     "15": {"lenet": 0.40, "cnn": 0.394, "linear": 0.443},
@@ -61,11 +64,13 @@ BUDGETS = (1.1, 1.4, 2.0, 3.0)
 
 def job_of(model: str, **changes: Any) -> Job:
     """A model on the digits."""
-    rate, target = MODELS[model]
+    optimizer, rate, target = MODELS[model]
+    digits = Path(__file__).parents[1] / "examples" / "digits"
+    own = model == "digits"
     return Job(
-        name=model, model=Target(target=f"siren_models:{model}"), optimizer=Target(target="SGD", options={"lr": rate}),
-        data=DataSpec(sampling="global"), epochs=EPOCHS, code=(Path(__file__).parent,), code_include=("siren_models.py",),
-        early_stopping=EarlyStopping(threshold=0.8 * target), simulation=Simulation(compute=ComputeModel(a=10.0, b=2.0, m=0.0)), **changes,
+        name=model, model=Target(target="model:build" if own else f"siren_models:{model}"), optimizer=Target(target=optimizer, options={"lr": rate}),
+        data=DataSpec(sampling="global"), epochs=EPOCHS, code=(digits if own else Path(__file__).parent,),
+        early_stopping=EarlyStopping(threshold=0.9 * target), simulation=Simulation(compute=ComputeModel(a=10.0, b=2.0, m=0.0)), **changes,
     )  # fmt: skip
 
 
@@ -85,6 +90,25 @@ def cpu_s_per_sample(model: str) -> tuple[float, float]:
         torch.nn.functional.cross_entropy(net(x), y).backward()
         taken.append(time.thread_time() - began)
     return float(np.quantile(taken, 0.25)) / 64, sum(p.numel() for p in net.parameters()) * 4 / 1e6
+
+
+def stored_curve(model: str, file: Path) -> tuple[LossCurve, dict[str, Any]]:
+    """The loss curve of a model from losses of an earlier run of this benchmark."""
+    raw = json.loads(file.read_text())
+    raw = raw.get("losses", raw)[model]
+    runs = {int(w): losses for w, losses in raw["losses"].items()}
+    inside, outside = world_sizes(1, MOST)
+    curve = fit_curve(
+        {w: runs[w] for w in inside}, start=float(np.mean(list(raw["start"].values()))), samples=DIGITS, batch_size=BATCH,
+        held_out={w: runs[w] for w in outside},
+    )  # fmt: skip
+    said = {
+        "losses": raw["losses"],
+        "error": round(curve.error, 3),
+        "epochs_error": round(curve.epochs_error, 3),
+        "scatter": round(curve.scatter, 3),
+    }
+    return curve, said
 
 
 def curve_of(model: str) -> tuple[LossCurve, dict[str, Any], dict[int, MeasuredRun]]:
@@ -107,19 +131,19 @@ def curve_of(model: str) -> tuple[LossCurve, dict[str, Any], dict[int, MeasuredR
     return curve, said, runs
 
 
-def spec_of(model: str, curve: LossCurve, **changes: Any) -> tuple[EnvironmentSpec, dict[str, float]]:
+def spec_of(model: str, curve: LossCurve, compute: float = 1.0) -> tuple[EnvironmentSpec, dict[str, float]]:
     """The environment of a model under a budget that never binds."""
-    cpu_s, model_mb = cpu_s_per_sample(model)
+    cpu_s, model_mb = cpu_s_per_sample("cnn" if model == "digits" else model)
     workload = Workload(
-        name=model, model_mb=model_mb, a=cpu_s * 1769, b=2.0, m=0.0, memory_slope_mb=0.1, memory_base_mb=420.0, dataset_mb=47.0,
+        name=model, model_mb=model_mb, a=compute * cpu_s * 1769, b=2.0, m=0.0, memory_slope_mb=0.1, memory_base_mb=420.0, dataset_mb=47.0,
         samples=SAMPLES, test_samples=10_000, vcpus=1.0,
     )  # fmt: skip
     found = EnvironmentSpec(
         job=model, profile=Profile(workload=workload, platform=builtin_platform("aws-lambda-s3")), curve=curve,
-        target_loss=MODELS[model][1], budget_usd=1e6, epochs=4 * EPOCHS, batch_size=IN_ALL, aggregators=AGGREGATORS,
+        target_loss=MODELS[model][2], budget_usd=1e6, epochs=4 * EPOCHS, batch_size=IN_ALL, aggregators=AGGREGATORS,
         bounds=ActionBounds(most_workers=MOST, quotas_mb=QUOTAS), noise=Noise(loss_spread=curve.scatter), reference_s=1.0,
     )  # fmt: skip
-    return dataclasses.replace(found, **changes), {"cpu_s_per_sample": round(cpu_s, 6), "model_mb": round(model_mb, 3)}
+    return found, {"cpu_s_per_sample": round(cpu_s, 6), "model_mb": round(model_mb, 3)}
 
 
 def cheapest_usd(spec: EnvironmentSpec) -> float:
@@ -168,10 +192,10 @@ def epochs_of(policy: SavedPolicy) -> list[list[float]]:
     return [[e.workers, e.memory_mb, round(e.loss, 4)] for e in env.history]
 
 
-def figure_13(spec: EnvironmentSpec, steps: int) -> dict[str, Any]:
+def figure_13(spec: EnvironmentSpec, steps: int, factors: list[float]) -> dict[str, Any]:
     """Time against budget, total reward of static numbers of functions, functions by epoch, and the learning curve."""
     least, rows, policies = cheapest_usd(spec), [], []
-    for factor in BUDGETS:
+    for factor in factors:
         found = compared(dataclasses.replace(spec, budget_usd=factor * least), steps)
         if found is not None:
             rows.append({"budget_factor": factor, **found[0]})
@@ -239,7 +263,7 @@ def figure_15(specs: dict[str, EnvironmentSpec], steps: int) -> dict[str, Any]:
         least = cheapest_usd(spec)
         row = None if least > on[1] else compared(dataclasses.replace(spec, budget_usd=on[1]), steps)
         found[model] = {
-            "paper_less_time": PAPER["15"][model], "ec2_s": round(on[0], 1), "ec2_usd": round(on[1], 5),  # type: ignore[index]
+            "paper_less_time": PAPER["15"].get(model), "ec2_s": round(on[0], 1), "ec2_usd": round(on[1], 5),
             "least_usd_of_functions": round(least, 5), "ours": row and row[0],
             "less_time": row and round(1 - row[0]["used_s"] / on[0], 4),
         }  # fmt: skip
@@ -250,27 +274,40 @@ def figure_15(specs: dict[str, EnvironmentSpec], steps: int) -> dict[str, Any]:
 @click.command()
 @click.option("--parts", default="oracle,13,14,15", show_default=True)
 @click.option("--steps", default=8_000, show_default=True, help="Epochs of PPO of each policy.")
+@click.option("--models", default="lenet,cnn,linear", show_default=True)
+@click.option(
+    "--losses",
+    type=click.Path(path_type=Path),
+    help="Losses of an earlier run, instead of simulating (without oracle).",
+)
+@click.option(
+    "--budgets", default=",".join(map(str, BUDGETS)), show_default=True, help="Multiples of the least static cost."
+)
+@click.option("--compute", default=1.0, show_default=True, help="Multiple of the CPU time that is measured.")
 @click.option("--json", "as_json", is_flag=True)
-def main(parts: str, steps: int, as_json: bool) -> None:
+def main(parts: str, steps: int, models: str, losses: Path | None, budgets: str, compute: float, as_json: bool) -> None:
     """Compares learned schedules with static ones, a bound and clusters."""
-    wanted = parts.split(",")
+    wanted, factors = parts.split(","), [float(x) for x in budgets.split(",")]
     out: dict[str, Any] = {
-        "environment": environment(), "goals": GOALS, "simulated": True, "steps": steps, "samples_of_an_epoch": SAMPLES, "models": {},
+        "environment": environment(), "goals": GOALS, "simulated": True, "steps": steps, "compute": compute, "samples_of_an_epoch": SAMPLES, "models": {},
     }  # fmt: skip
     specs: dict[str, EnvironmentSpec] = {}
-    for model in MODELS:
-        curve, said, runs = curve_of(model)
-        specs[model], costs = spec_of(model, curve)
-        if model == "lenet" and "oracle" in wanted:
+    for model in models.split(","):
+        if losses is not None:
+            curve, said = stored_curve(model, losses)
+        else:
+            curve, said, runs = curve_of(model)
+        specs[model], costs = spec_of(model, curve, compute)
+        if "oracle" in wanted and losses is None and "oracle" not in out:
             out["oracle"] = against_simulator(
                 job_of(model), curve, runs, model_mb=costs["model_mb"], batch=BATCH, aggregators=AGGREGATORS
             )
             click.echo(f"oracle: {out['oracle']}", err=True)
-        out["models"][model] = {**said, **costs, "target_loss": MODELS[model][1]}
+        out["models"][model] = {**said, **costs, "target_loss": MODELS[model][2]}
     if "13" in wanted:
-        out["13"] = figure_13(specs["cnn"], steps)
+        out["13"] = figure_13(specs.get("cnn") or next(iter(specs.values())), steps, factors)
     if "14" in wanted:
-        out["14"] = figure_14(specs["lenet"], steps)
+        out["14"] = figure_14(specs.get("lenet") or next(iter(specs.values())), steps)
     if "15" in wanted:
         out["15"] = figure_15(specs, steps)
     if as_json:
