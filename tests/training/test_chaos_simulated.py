@@ -213,3 +213,8 @@ def test_partitions_survive_what_everything_else_survives(first):
 def test_a_replacement_that_asks_a_dead_rank_is_not_replaced_for_it():
     """Over direct channels; it is slow, too, and computes before it asks what its predecessor has sent."""
     assert run(7000121) == []
+
+
+def test_a_replacement_that_repeats_iterations_asks_before_it_computes():
+    """Who holds the versions to repeat may end meanwhile."""
+    assert run(7010265) == []

@@ -226,13 +226,14 @@ class TrainingLoop:
         await background.settle("upload")
         upload = reduce = True
         await self.sharing.before(t)
+        # Where the state is that of live ranks, not before it has computed: this may wait for a rank that is dead, and others wait
+        # for this one meanwhile. Elsewhere at once, while those live that hold the versions to repeat.
+        if self.replaying and not self.sharing.live:
+            upload, reduce = await self._pending(t)
         version = self.status.applied
         step, flags = await self.step.run(t, early=None if self.replaying else self.collective)
-        if self.replaying:
-            # Not before: this may wait for a rank that is dead, and others wait for this one meanwhile.
-            async with self.sharing.idle():
-                upload, reduce = await self.collective.pending(t)
-            self.replaying = not (upload and reduce)
+        if self.replaying and self.sharing.live:
+            upload, reduce = await self._pending(t)
         weight = step.samples if step.weight is None else step.weight
         self.collective.submit(t, step.vector, weight, flags)
         self.sharing.submitted(t)
@@ -250,6 +251,13 @@ class TrainingLoop:
             self.deciding.record(step.loss, step.samples)
         self._unreported = self._progress_of(step, version)
         self._warn_of_skipped(step)
+
+    async def _pending(self, iteration: int) -> tuple[bool, bool]:
+        """See `Collective.pending`."""
+        async with self.sharing.idle():
+            upload, reduce = await self.collective.pending(iteration)
+        self.replaying = not (upload and reduce)
+        return upload, reduce
 
     async def _collect_garbage(self) -> None:
         await self.collective.collect_garbage()
