@@ -18,38 +18,28 @@ again in the background, pairs with a poor connection change to a better one (`u
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ephemeron.communication.channels.base import Buffer, Channel
-from ephemeron.communication.direct.connection import Connection, LinkFailed
-from ephemeron.communication.direct.dial_history import DialHistory
-from ephemeron.communication.direct.endpoint import Endpoint, announce, announce_waiting, machine
+from ephemeron.communication.direct.connecting import Connecting, Peer, Successor
+from ephemeron.communication.direct.connection import Connection
+from ephemeron.communication.direct.endpoint import Endpoint, announce, announce_waiting
 from ephemeron.communication.direct.message import FORWARDED, Head, Kind
 from ephemeron.communication.direct.requests import Answer, Requests
 from ephemeron.communication.direct.store_route import StoreRoutes
-from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Transport
+from ephemeron.communication.direct.transport import Transport
 from ephemeron.communication.direct.upgrades import KINDS, Upgrades
 from ephemeron.communication.keys import Keys
 
 _log = logging.getLogger(__name__)
 
-DIAL_TIMEOUT_S = 2.0
-FIRST_AGAIN_S, MOST_AGAIN_S = 0.2, 5.0
-"""Pauses between attempts to connect a pair."""
 SILENCE_S = 10.0
 """Seconds without an answer after which a connection is given up."""
 GONE_S = 6.0
 """Seconds after the other end has closed a connection in which a live member would have come back, if only through the store."""
 _GONE_AGAIN_S = 1.0
-_SETTLED_S = 1.0
-"""Age from which on a second connection of a pair replaces the first one, which its other end must have lost."""
-_ANSWERED_S = 0.02
-_WAITS = 1
-"""Number of the first message of a successor that is no member yet."""
 _LINK = struct.Struct("<HI")
 
 OnMessage = Callable[[int, Head, memoryview], None]
@@ -58,37 +48,7 @@ Allocate = Callable[[int, Head, int], "memoryview | None"]
 """Chooses memory for a body: rank of the sender, head, bytes."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Successor:
-    """A connected next attempt of another rank, which is no member yet."""
-
-    attempt: int
-    connection: Connection
-    endpoint: Endpoint | None
-
-
-@dataclasses.dataclass(slots=True)
-class _Peer:
-    """What is known of another rank."""
-
-    attempt: int = -1
-    endpoint: Endpoint | None = None
-    connection: Connection | None = None
-    since: float = 0.0
-    """Loop time at which the connection was made."""
-    links: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Ranks that it is connected to, and their attempts."""
-    told: int | None = None
-    """Attempt for which `on_connect` was called last; None: there was no route since."""
-    dialling: asyncio.Task[None] | None = None
-    successor: _Successor | None = None
-    refuses: bool = False
-    """Whether dialling it has failed since the last connection was lost."""
-    gone: bool = False
-    """See `Mesh.is_gone`."""
-
-
-class Mesh:
+class Mesh(Connecting):
     """Connections of one member. Made with `join`.
 
     Args:
@@ -104,32 +64,24 @@ class Mesh:
         self, *, rank: int, attempt: int, ranks: int, keys: Keys, token: str, transports: Sequence[Transport],
         silence_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
-        self.rank, self.attempt, self.ranks = rank, attempt, ranks
+        super().__init__(rank=rank, attempt=attempt, ranks=ranks, token=token, transports=transports)
         self.on_connect: list[Callable[[int, int], None]] = []
         """Called with rank and attempt when a route to a member appears, or a new one, on which nothing may have arrived yet."""
         self.on_lost: list[Callable[[int], None]] = []
         """Called when no route to a rank is left."""
         self.on_gone: list[Callable[[int], None]] = []
         """Called when `is_gone` becomes true for a rank."""
-        self.on_successor: Callable[[Connection, int], None] | None = None
-        """Takes the connection of a later attempt of this rank, which is no member yet, and its number."""
-        self.superseded = False
-        """Whether a member has refused this one because it knows a newer attempt of its rank."""
-        self._keys, self._token, self._silence_s = keys, token, silence_s
-        self._transports = {t.name: t for t in transports}
-        self._dials = DialHistory(list(self._transports))
-        self._endpoint = Endpoint(rank=rank, attempt=attempt, machine=machine())
-        self._peers = {r: _Peer() for r in range(ranks) if r != rank}
-        self._pending: dict[Connection, asyncio.TimerHandle] = {}
+        self._keys, self._silence_s = keys, silence_s
         self._handlers: dict[int, tuple[OnMessage, Allocate | None]] = {}
         self._early: dict[int, list[tuple[int, Head, memoryview]]] = {}
         self._requests = Requests(self, self.start)
         self._upgrades = Upgrades(self, self._transports, self._dials)
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._stored: StoreRoutes | None = None
-        self._closed = self._waits = False
         self._announcing: asyncio.Task[None] | None = None
-        self._ended_sent = self._ended_received = 0
+
+    @property
+    def upgrades(self) -> Upgrades:
+        return self._upgrades
 
     @classmethod
     async def join(
@@ -179,7 +131,7 @@ class Mesh:
         self._stored = StoreRoutes(self, store, self._keys, silence_s=self._silence_s)
         self.start(self._stored.run())
         if len(self._transports) > 1:
-            self.start(self._upgrades.run())
+            self.start(self.upgrades.run())
 
     async def _listen(self) -> None:
         for transport in self._transports.values():
@@ -322,7 +274,7 @@ class Mesh:
         for connection in [*self._pending, *self._successors(), *self._connections()]:
             self.count(connection)
             connection.close()
-        self._upgrades.close()
+        self.upgrades.close()
         for handle in self._pending.values():
             handle.cancel()
         self._pending.clear()
@@ -331,143 +283,7 @@ class Mesh:
         for transport in self._transports.values():
             await transport.close()
 
-    # -- connecting ---------------------------------------------------------------------------------------
-
-    def start(self, work: Any) -> asyncio.Task[Any]:
-        """Runs something beside everything else until the mesh is closed."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _dial(self, rank: int, peer: _Peer) -> None:
-        if peer.dialling is None or peer.dialling.done():
-            peer.dialling = self.start(self._dial_until_connected(rank, peer))
-
-    async def _dial_until_connected(self, rank: int, peer: _Peer) -> None:
-        pause_s = FIRST_AGAIN_S
-        while not (self.superseded or peer.connection) and (endpoint := peer.endpoint) is not None:
-            if endpoint.attempt < peer.attempt:  # a newer one will dial
-                return
-            await self._dial_once(rank, endpoint)
-            peer.refuses = peer.connection is None
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MOST_AGAIN_S)
-
-    async def _dial_once(self, rank: int, endpoint: Endpoint) -> None:
-        """Tries each transport until one connects, and waits until the other end has answered."""
-        for name in self._dials.order(endpoint.machine):
-            transport, began = self._transports[name], asyncio.get_running_loop().time()
-            if not transport.reaches(self._endpoint, endpoint):
-                continue
-            try:
-                connection = await self.dial(name, endpoint)
-            except LinkFailed as e:
-                _log.debug("rank %d to rank %d: %s", self.rank, rank, e)
-                self._dials.failed(name, endpoint.machine)
-                continue
-            self._dials.connected(name, endpoint.machine, asyncio.get_running_loop().time() - began)
-            self._accepted(connection)
-            # A second one would take its place before the other end has answered.
-            while connection in self._pending:  # noqa: ASYNC110
-                await asyncio.sleep(_ANSWERED_S)
-            return
-
-    async def dial(self, transport: str, endpoint: Endpoint) -> Connection:
-        """A connection to a member, proved, on which nothing was said yet.
-
-        Raises:
-            LinkFailed: there is none in time.
-        """
-        return await self._transports[transport].dial(
-            endpoint.addresses[transport], self._token, timeout_s=DIAL_TIMEOUT_S
-        )
-
-    def _accepted(self, connection: Connection) -> None:
-        """The end that has dialled says who it is, then the other one."""
-        if self._closed:
-            connection.close()
-            return
-        loop = asyncio.get_running_loop()
-        self._pending[connection] = loop.call_later(PROOF_TIMEOUT_S, self._give_up, connection)
-        connection.start(self)
-        if connection.dialled:
-            self._say_hello(connection)
-
-    def _give_up(self, connection: Connection) -> None:
-        if self._pending.pop(connection, None) is not None:
-            connection.close()
-
-    def _say_hello(self, connection: Connection) -> None:
-        connection.send(self._head(Kind.HELLO, 0, _WAITS if self._waits else 0, extra=self._endpoint.to_bytes()))
-
-    def _head(self, kind: int, target: int, number: int = 0, part: int = 0, extra: bytes = b"") -> Head:
-        return Head(kind, self.rank, target, number, part, extra, self.attempt)
-
-    def _welcome(self, connection: Connection, head: Head) -> None:
-        """The first message of a connection: who is at its other end."""
-        handle = self._pending.pop(connection)
-        handle.cancel()
-        rank, attempt = head.sender, head.attempt
-        if head.kind == Kind.REFUSED:
-            self.superseded = True
-        if (
-            head.kind == Kind.SUCCESSOR
-            and rank == self.rank
-            and attempt > self.attempt
-            and self.on_successor is not None
-        ):
-            self.on_successor(connection, attempt)
-            return
-        peer = self._peers.get(rank)
-        if head.kind == Kind.UPGRADE and peer is not None:
-            self._upgrades.offered(connection, head)
-            return
-        if head.kind != Kind.HELLO or peer is None or attempt < peer.attempt:
-            if head.kind == Kind.HELLO:
-                connection.send(self._head(Kind.REFUSED, rank))
-            connection.close()
-            return
-        waits = head.number == _WAITS
-        if waits and attempt == peer.attempt:  # it has become a member meanwhile, over another connection
-            connection.close()
-            return
-        endpoint = Endpoint.of(head.extra, where=f"endpoint of rank {rank}")
-        now, known = asyncio.get_running_loop().time(), peer.successor
-        if waits:
-            before = None if known is None else known.connection
-            at_once = known is not None and known.attempt == attempt
-        else:
-            before, at_once = peer.connection, attempt == peer.attempt and now - peer.since < _SETTLED_S
-        if (
-            before is not None
-            and at_once
-            and before.dialled != connection.dialled
-            and before.dialled == (self.rank < rank)
-        ):
-            # Both have dialled at once: both ends keep the connection that the lower rank has dialled.
-            self._retire(connection)
-            return
-        if not connection.dialled:
-            self._say_hello(connection)
-        if waits:
-            if before is not None:
-                self._retire(before)
-            peer.successor = _Successor(attempt, connection, endpoint)
-        else:
-            self._take(peer, attempt, connection, endpoint)
-
-    def _take(self, peer: _Peer, attempt: int, connection: Connection, endpoint: Endpoint | None) -> None:
-        """From now on this is the connection to a rank, and this the attempt that is accepted."""
-        peer.endpoint = endpoint or peer.endpoint
-        if peer.connection is not None:
-            self._retire(peer.connection)
-        if attempt > peer.attempt:
-            peer.links.clear()
-        peer.attempt, peer.connection, peer.since = attempt, connection, asyncio.get_running_loop().time()
-        peer.told, peer.refuses, peer.gone = None, False, False
-        self._tell_links()
-        self.update_routes()
+    # -- connections of pairs -----------------------------------------------------------------------------
 
     def replace(self, rank: int, connection: Connection) -> None:
         """Sends over another connection to a rank from now on; what was sent over the present one arrives before."""
@@ -478,22 +294,6 @@ class Mesh:
         self._requests.lost(rank, why)
         self._peers[rank].told = None
         self.update_routes()
-
-    def _retire(self, connection: Connection) -> None:
-        self._upgrades.retired(connection)
-        self.count(connection)
-        connection.close()
-
-    def count(self, connection: Connection) -> None:
-        """Adds the bytes of a connection that ends to those of the mesh."""
-        self._ended_sent += connection.sent_bytes
-        self._ended_received += connection.received_bytes
-
-    def _connections(self) -> list[Connection]:
-        return [*(p.connection for p in self._peers.values() if p.connection is not None), *self._upgrades.old]
-
-    def _successors(self) -> list[Connection]:
-        return [peer.successor.connection for peer in self._peers.values() if peer.successor is not None]
 
     # -- routes -------------------------------------------------------------------------------------------
 
@@ -512,7 +312,7 @@ class Mesh:
         """Ranks to which there is no connection, and no member that forwards."""
         return [r for r in self._peers if (route := self._route(r)) is None or route.transport == "store"]
 
-    def _tell_links(self) -> None:
+    def tell_links(self) -> None:
         if self._waits:
             return
         links = b"".join(_LINK.pack(r, p.attempt) for r, p in self._peers.items() if p.connection is not None)
@@ -551,7 +351,7 @@ class Mesh:
         if connection in self._pending:
             return self._welcome(connection, head)
         if head.kind in KINDS:
-            return self._upgrades.take(connection, head)
+            return self.upgrades.take(connection, head)
         if head.kind < 32 and not head.flags & FORWARDED and head.kind not in (Kind.REQUEST, Kind.REPLY):
             return self._own_message(connection, head)
         if head.target != self.rank:
@@ -574,7 +374,7 @@ class Mesh:
         peer = self._peers.get(head.sender)
         if peer is not None and (successor := peer.successor) is not None and successor.connection is connection:
             return self._message_of_successor(peer, successor, head)
-        if peer is None or (peer.connection is not connection and connection not in self._upgrades.old):
+        if peer is None or (peer.connection is not connection and connection not in self.upgrades.old):
             return
         if head.kind == Kind.REFUSED:
             self.superseded = True
@@ -588,7 +388,7 @@ class Mesh:
         elif head.kind == Kind.PING:
             connection.send(self._head(Kind.PONG, head.sender))
 
-    def _message_of_successor(self, peer: _Peer, successor: _Successor, head: Head) -> None:
+    def _message_of_successor(self, peer: Peer, successor: Successor, head: Head) -> None:
         if head.kind == Kind.PING:
             successor.connection.send(self._head(Kind.PONG, head.sender))
         elif head.kind == Kind.MEMBER:
@@ -606,7 +406,7 @@ class Mesh:
         peer.connection = None
         if before is not None:
             self._retire(before)
-            self._tell_links()
+            self.tell_links()
         self.update_routes()
 
     def heard(self, rank: int, attempt: int) -> None:
@@ -632,21 +432,21 @@ class Mesh:
                 peer.successor = None
             if peer.connection is connection:
                 _log.info("rank %d has lost the connection to rank %d: %s", self.rank, rank, why)
-                self._upgrades.retired(connection)
+                self.upgrades.retired(connection)
                 self.count(connection)
                 peer.connection = None
                 peer.told = None if self._route(rank) is not None else peer.told
                 self._requests.lost(rank, why)
-                self._tell_links()
+                self.tell_links()
                 self.update_routes()
                 if peer.endpoint is not None and not self._closed:
                     self._dial(rank, peer)
                     if closed:
                         self.start(self._until_gone(rank, peer, peer.attempt))
                 return
-        self._upgrades.closed(connection, why)
+        self.upgrades.closed(connection, why)
 
-    async def _until_gone(self, rank: int, peer: _Peer, attempt: int) -> None:
+    async def _until_gone(self, rank: int, peer: Peer, attempt: int) -> None:
         await asyncio.sleep(GONE_S)
         while peer.attempt == attempt and not self.superseded and not self.connected(rank):
             if peer.refuses and self._connections():
@@ -663,7 +463,7 @@ class Mesh:
         while True:
             await asyncio.sleep(self._silence_s / 4)
             self.update_routes()
-            self._upgrades.watch(self._silence_s)
+            self.upgrades.watch(self._silence_s)
             for rank, peer in self._peers.items():
                 connection = peer.connection
                 if connection is None:

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from ephemeron.communication.direct.connecting import DIAL_TIMEOUT_S
 from ephemeron.communication.direct.connection import Connection, LinkFailed
 from ephemeron.communication.direct.endpoint import Endpoint, machine
-from ephemeron.communication.direct.mesh import DIAL_TIMEOUT_S, Mesh
+from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Head, Kind
 from ephemeron.communication.direct.transport import Transport
 from ephemeron.training.worker.invocation import InvocationContext
