@@ -4,7 +4,7 @@
 
 The same seed gives the same files. Numbers are heavy-tailed counts. Categories are 8 hexadecimal digits; the columns have 3 to 100,000
 of them, and few are frequent. A click is drawn with the probability of a logistic model over the logarithms of the numbers and a weight
-of each category; about a quarter of the rows are clicks. `best_log_loss` is the log loss of that model itself: no other one does better.
+of each category; about a third of the rows are clicks. `best_log_loss` is the log loss of that model itself: no other one does better.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command("sparse-store")
-@click.option("--listen", default="127.0.0.1:7080", show_default=True, metavar="HOST:PORT",
+@click.option("--listen", default="127.0.0.1:7090", show_default=True, metavar="HOST:PORT",
               help="Address of the first shard; the others have the ports after it. Port 0: free ones.")  # fmt: skip
 @click.option(
     "--shards", type=click.IntRange(1, 4096), default=1, show_default=True, help="Processes that divide the keys."
@@ -51,7 +51,7 @@ def sparse_store(
     head -c 32 /dev/urandom | xxd -p -c 64 > token
     ephemeron sparse-store --shards 2 --token-file token --store s3://bucket/models --log
     # in Python
-    store = BlockingSparseStore.connect(["127.0.0.1:7080", "127.0.0.1:7081"], token)
+    store = BlockingSparseStore.connect(["127.0.0.1:7090", "127.0.0.1:7091"], token)
     """
     import asyncio
 
@@ -64,7 +64,7 @@ def sparse_store(
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) + shards > 65_536:
-        raise JobError(f"--listen {listen!r} is no address", remedy="give HOST:PORT, such as 127.0.0.1:7080")
+        raise JobError(f"--listen {listen!r} is no address", remedy="give HOST:PORT, such as 127.0.0.1:7090")
     host = host.strip("[]")
     if not allow_remote and not is_loopback(host):
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from ephemeron.errors import JobError
 from ephemeron.events import Progress, Started, Traffic
 from ephemeron.functions.base import Limits
+from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.job import Configuration, DataSpec, Job, Target
+from ephemeron.training.job.spec import EarlyStopping, KeepBest, SchedulerSpec
 from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Affine, Transfer
+from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling.calibration import (
     WARMING,
     CalibrationResult,
@@ -21,6 +27,7 @@ from ephemeron.training.profiling.calibration import (
     iterations_of,
     measured,
     parts,
+    unmonitored,
 )
 
 WORK = Workload(
@@ -36,6 +43,7 @@ PLACE = PlatformProfile(
     transfer=(Transfer(memory_mb=1769, up=RATE, down=RATE),),
 )
 LINKED = dataclasses.replace(PLACE, links=DirectLinks(latency_s=0.001, mb_s=500.0))
+CODE = Path(__file__).parents[1] / "code"
 LIMITS = Limits(memory_max_mb=8192, concurrency=100)
 
 
@@ -125,3 +133,16 @@ def test_coefficients_are_found_again(where, lockstep_cpu_s, direct_s):
     assert found.first_cpu_s == pytest.approx(0.05)
     assert (place.start_each_s, place.polls_per_get) == (pytest.approx(1.5), PLACE.polls_per_get)
     assert [row.predicted_s for row in note.runs] == pytest.approx([r.iteration_s for r in done], abs=1e-5)
+
+
+def test_a_calibration_run_waits_for_no_metric():
+    """It evaluates nothing, and a job that decides by a metric would be refused."""
+    job = Job(
+        name="monitored", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=1, code=(CODE,), early_stopping=EarlyStopping(),
+        keep_best=KeepBest(), scheduler=SchedulerSpec(target="ReduceLROnPlateau", monitor="loss"),
+    )  # fmt: skip
+    configuration = Configuration(workers=2, memory_mb=1769, function_timeout_s=900.0).resolved()
+    how = {"run_id": "run", "limits": LIMITS, "prices": load_prices("objects"), "only_first": 64}
+    with pytest.raises(JobError, match="need evaluation data"):
+        prepare(job, configuration, **how)
+    assert prepare(unmonitored(job), configuration, **how).spec.samples == 64

@@ -1,6 +1,6 @@
 """Sparse parameter store: tables of parameters on shards, read by multi-get and changed by sparse gradients (Cirrus).
 
-    store = await SparseStore.connect(["127.0.0.1:7080"], token)        # BlockingSparseStore.connect(...)
+    store = await SparseStore.connect(["127.0.0.1:7090"], token)        # BlockingSparseStore.connect(...)
     await store.create("weights", rows=1 << 20, optimizer=FTRL(alpha=0.1, l1=1e-4))
     weights = await store.multi_get("weights", indices)
     await store.push("weights", indices, gradient)

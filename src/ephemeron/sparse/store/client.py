@@ -50,7 +50,7 @@ class TableInfo:
 class SparseStore:
     """A client of a sparse store. Make one with `connect`. For one event loop.
 
-        async with await SparseStore.connect(["127.0.0.1:7080"], token) as store:
+        async with await SparseStore.connect(["127.0.0.1:7090"], token) as store:
             await store.create("weights", rows=1 << 20, optimizer=AdaGrad(learning_rate=0.1))
             w = await store.multi_get("weights", indices)              # float32[n, 1]
             await store.push("weights", indices, gradient[:, None])    # returns at once
@@ -471,7 +471,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise JobError(f"address {address!r} of a sparse store", remedy="write HOST:PORT, such as 127.0.0.1:7080")
+        raise JobError(f"address {address!r} of a sparse store", remedy="write HOST:PORT, such as 127.0.0.1:7090")
     return host.strip("[]"), int(port)
 
 

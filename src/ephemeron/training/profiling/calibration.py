@@ -129,6 +129,12 @@ def iterations_of(workload: Workload, part: CalibrationRun) -> int:
     return WARMING + round(min(max(LASTS_S / (1.4 * step_s + 0.01), LEAST_ITERATIONS), MOST_ITERATIONS))
 
 
+def unmonitored(job: Job) -> Job:
+    """The job without what waits for a metric, because a calibration run evaluates nothing."""
+    monitors = job.scheduler is not None and job.scheduler.monitor is not None
+    return dataclasses.replace(job, early_stopping=None, keep_best=None, scheduler=None if monitors else job.scheduler)
+
+
 async def run(
     job: Job, part: CalibrationRun, workload: Workload, *, platform: Platform, channel: Channel, address: str, limits: Limits,
     prices: Prices,
@@ -146,8 +152,9 @@ async def run(
         platform="local", channel=f"{DIRECT}{address}" if part.direct else address, pattern="k-reduce", workers=part.workers, aggregators=part.aggregators,
         memory_mb=part.memory_mb, batch_size=part.batch, function_timeout_s=limits.lifetime_s,
     ).resolved()  # fmt: skip
+    part_of_job = dataclasses.replace(unmonitored(job), limits=free, epochs=math.ceil(wanted / samples))
     prepared = await asyncio.to_thread(
-        prepare, dataclasses.replace(job, limits=free, epochs=math.ceil(wanted / samples)), configuration,
+        prepare, part_of_job, configuration,
         run_id=run_dir.new_run_id(f"calibration-{job.name}"), limits=limits, prices=prices, only_first=samples,
     )  # fmt: skip
     events: list[Event] = []

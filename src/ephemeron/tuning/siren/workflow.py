@@ -15,7 +15,6 @@ import xxhash
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
-from ephemeron.functions.registry import CLOUDS
 from ephemeron.training import planning_workflow
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.records import RESULT_FILE
@@ -75,9 +74,7 @@ def learned_run(
         MissingExtra: a library is not installed.
     """
     c = allowed(job, flags)
-    # Calibration runs evaluate nothing, so nothing of theirs may wait for a metric.
-    probed = job if c.platform in CLOUDS else dataclasses.replace(job, early_stopping=None, keep_best=None)
-    profile = planning_workflow.profile_for(probed, c.platform, channel=c.store, on_progress=on_progress)
+    profile = planning_workflow.profile_for(job, c.platform, channel=c.store, on_progress=on_progress)
     platforms = planning_workflow.platforms_for(c.platform, profile.platform, sizes_mb, c.channel)
     profile = dataclasses.replace(planning_workflow.scaled(profile, platforms[:1]), platform=platforms[0])
     if schedule == LEARNED:
