@@ -2,7 +2,7 @@
 
 study.toml      the study file as it was read
 study.db        Optuna's storage (SQLite), which Optuna's own tools open: all trials, their values and states
-study.json      status, for whoever watches (`StudyStatus`); replaced as a whole
+study.json      status, for those who watch (`StudyStatus`); replaced as a whole
 trials/N        link to the run folder of trial N; a file `end` in it asks the study's client to end the trial
 best.toml       job file with the best values
 trials.csv, parallel-coordinates.svg, importances.svg

@@ -264,7 +264,7 @@ class Mesh(Connecting):
     async def close(self) -> None:
         """Closes all connections and stops listening."""
         self._closed = True
-        if self._announcing is not None:  # what a cancelled put stores late, nobody deletes
+        if self._announcing is not None:  # what a cancelled put stores late, nothing deletes
             await asyncio.gather(self._announcing, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()

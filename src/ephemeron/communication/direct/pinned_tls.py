@@ -1,6 +1,6 @@
 """TLS 1.3 between functions, under certificates that each function makes for itself.
 
-Nobody vouches for such a certificate. It is pinned by the proof of the run's token: over TLS both ends prove a token that is derived from
+No authority signs such a certificate. It is pinned by the proof of the run's token: over TLS both ends prove a token that is derived from
 the run's and from the certificate of the end that was dialled, as each of them sees it. Who sits in between with a certificate of
 another key knows no such token.
 """

@@ -211,7 +211,7 @@ async def proved(sock: socket.socket, token: str, *, dialled: bool, tls: PinnedT
         tls: encrypts what passes; None: nothing does.
 
     Raises:
-        TokenRefused, ProtocolError, OSError: the other end is no member of this run, or somebody sits in between.
+        TokenRefused, ProtocolError, OSError: the other end is no member of this run, or there is another one in between.
     """
     if tls is None:
         await prove(sock, token, client=dialled)
