@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the extra siren is not installed")
 
-from tests.tuning.siren.worlds import QUIET, spec
+from siren_worlds import QUIET, spec
 
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.task.learned_schedule import ActionBounds

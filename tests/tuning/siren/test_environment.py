@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the extra siren is not installed")
 
-from tests.tuning.siren.worlds import CURVE, QUIET, spec
+from siren_worlds import CURVE, QUIET, spec
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError

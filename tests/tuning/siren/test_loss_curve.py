@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="the extra siren is not installed")
 
-from tests.tuning.siren.worlds import CURVE
+from siren_worlds import CURVE
 
 from ephemeron.errors import JobError
 from ephemeron.tuning.siren.loss_curve import Transitions, epochs_until, fit_curve

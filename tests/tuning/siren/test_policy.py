@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the extra siren is not installed")
 
-from tests.tuning.siren.worlds import spec
+from siren_worlds import spec
 
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError

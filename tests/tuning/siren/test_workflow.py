@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("gymnasium", reason="the extra siren is not installed")
 
 from click.testing import CliRunner
+from siren_worlds import spec
 from tests.tiny_job import CODE
 from tests.tuning.siren.test_policy import saved
-from tests.tuning.siren.worlds import spec
 
 from ephemeron.cli.main import main
 from ephemeron.config.typed import plain
