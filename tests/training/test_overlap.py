@@ -46,7 +46,7 @@ def early(monkeypatch):
 def both(monkeypatch, job=WIDE, **how):
     """Hashes of the weights with and without early pieces."""
     ours = real(job, **{**FOUR, **how}).sha
-    monkeypatch.setenv("EPHEMERON_OVERLAP", "0")
+    monkeypatch.setenv("EPHEMERON_DIRECT_OVERLAP", "0")
     return ours, real(job, **{**FOUR, **how}).sha
 
 
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_not_finite_reaches_nobody(early, grad_only):
 def undisturbed() -> str:
     """Hash of the weights of `WIDE` that are sent after the backward pass."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPHEMERON_OVERLAP", "0")
+        patch.setenv("EPHEMERON_DIRECT_OVERLAP", "0")
         return real(WIDE, **FOUR).sha
 
 
@@ -118,5 +118,5 @@ def test_hand_offs_change_no_weight(monkeypatch, early):
     run = real(job, **FOUR, function_timeout_s=12.0)
     assert any(e.reason == "relay" for e in run.of(Invoked))
     assert early
-    monkeypatch.setenv("EPHEMERON_OVERLAP", "0")
+    monkeypatch.setenv("EPHEMERON_DIRECT_OVERLAP", "0")
     assert run.sha == real(job, **FOUR).sha

@@ -15,6 +15,8 @@ from torch_trainers import BATCHES, CLASSES, DATA, NOTHING, Batches, Frozen, Mix
 
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
+from ephemeron.functions.passed_on import daemon_environment  # noqa: E402
+from ephemeron.training.worker.early_pieces import OVERLAP_VARIABLE  # noqa: E402
 from ephemeron.training.worker.non_finite import gaps  # noqa: E402
 from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
 
@@ -228,7 +230,7 @@ def test_a_gradient_that_comes_again_after_its_piece_was_sent_ends_the_run():
         trainer.compute(iteration)
         trainer.give_early(Recorded(cut(trainer.size, 8)))
     trainer.model.reenters = True
-    with pytest.raises(JobError, match="EPHEMERON_OVERLAP=0"):
+    with pytest.raises(JobError, match="EPHEMERON_DIRECT_OVERLAP=0"):
         trainer.compute(2)
 
 
@@ -287,3 +289,8 @@ def test_a_weight_of_the_program_is_that_of_early_pieces():
         assert ours.vector.tobytes() == theirs.vector.tobytes()
     assert {weight for _, weight in to.taken.values()} == {2.5}
     assert np.concatenate([to.taken[n][0] for n in sorted(to.taken)]).tobytes() == theirs.vector.tobytes()
+
+
+def test_local_functions_see_the_variable(monkeypatch):
+    monkeypatch.setenv(OVERLAP_VARIABLE, "0")
+    assert daemon_environment({})[OVERLAP_VARIABLE] == "0"

@@ -17,7 +17,7 @@ import numpy as np
 from ephemeron.training.collectives import Collective
 from ephemeron.training.worker.non_finite import all_finite
 
-OVERLAP_VARIABLE = "EPHEMERON_OVERLAP"
+OVERLAP_VARIABLE = "EPHEMERON_DIRECT_OVERLAP"
 """0: contributions are sent as a whole, after the backward pass."""
 
 
