@@ -13,6 +13,7 @@ import pytest
 
 from ephemeron import load_job
 from ephemeron.cli.main import main
+from ephemeron.geo.regions import parse_regions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -150,9 +151,12 @@ def test_dotted_names_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if TOML.search(p.read_text())], ids=lambda page: page.name)
 def test_tables_of_jobs_are_accepted(page: Path, tmp_path: Path) -> None:
-    """Fragments are completed to a job; files that they name are created."""
+    """Fragments are completed to a job, or are regions; files that a job names are created."""
     for block in TOML.findall(page.read_text()):
         tables = tomllib.loads(block)
+        if "region" in tables:
+            assert parse_regions(block).names
+            continue
         for name in (tables.get("init"), tables.get("data", {}).get("path"), tables.get("run", {}).get("placement")):
             if name:
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -63,6 +63,13 @@ def test_a_function_imports_neither_cli_nor_client_nor_report(module):
     assert found(imported_by(module), unwanted) == []
 
 
+@pytest.mark.parametrize(
+    "module", ["function_main", "daemon_process", "aws.handler", "aws_microvm.handler", "openfaas.handler"]
+)
+def test_what_only_runs_functions_starts_without_numpy(module):
+    assert found(imported_by(f"ephemeron.functions.{module}"), ["numpy", "torch"]) == []
+
+
 def test_workers_move_vectors_without_pytorch():
     assert found(imported_by("ephemeron.training.worker.loop"), ["torch"]) == []
 

@@ -26,6 +26,7 @@
     │   │   └── ChannelRefused       it refuses us, and will: credentials, no such bucket, an untrusted certificate
     │   ├── ChannelEmptied           the store answers, and the run's objects are gone
     │   ├── KeyExists                a create-only put found the key taken
+    │   ├── UpdateForgotten          the region that sent an update keeps it no more
     │   ├── SignatureRefused         an object was not signed with the run's key, under this name
     │   └── CorruptMessage           magic, version, length or checksum do not match, or it is another key's
     │       └── DamagedObject        (a ChannelTimeout, too) nothing better was there at the deadline
@@ -35,6 +36,7 @@
     │   ├── ProtocolError            a frame is damaged or exceeds a limit; the connection is closed
     │   ├── CallTimedOut             (also a TimeoutError) no answer before the deadline
     │   └── ConnectionLost           (also a ConnectionError) the connection ended; `may_repeat` says whether to repeat
+    ├── RegionSuperseded             a newer attempt of the same region exchanges updates with the others
     ├── LinkFailed                   (also a ConnectionError) no connection to another function of a run, or it was lost
     ├── NonFiniteValue               a loss, gradient or parameter became NaN or infinite (rank, iteration, batch)
     ├── DatasetError                 a stored dataset cannot be read (dataset, version, variant, index, file)
@@ -177,12 +179,20 @@ class KeyExists(ChannelError):
     """A create-only put found the key taken."""
 
 
+class UpdateForgotten(ChannelError):
+    """A region has so many later updates that it keeps this one no more: begin anew from a snapshot."""
+
+
 class SignatureRefused(ChannelError):
     """An object was not written by a party that has the run's key, or was written for another name."""
 
 
 class CorruptMessage(ChannelError):
     """Bytes in the store are not a message of ours, or are damaged."""
+
+
+class RegionSuperseded(EphemeronError):
+    """A newer attempt of this region has joined: this one must end."""
 
 
 class LinkFailed(EphemeronError, ConnectionError):

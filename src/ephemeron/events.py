@@ -244,6 +244,36 @@ class Checkpointed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionExchanged(Event):
+    """A region has exchanged with the others before an iteration."""
+
+    kind: ClassVar[str] = "region_exchanged"
+    rank: int
+    attempt: int
+    iteration: int
+    bytes_sent: int
+    """Sent to all other regions together since the exchange before."""
+    bytes_received: int
+    seconds: float
+    """Duration of the exchange: sending, and waiting for other regions."""
+    staleness: int = 0
+    """Rounds that it is ahead of what it has applied of the region furthest behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateQuarantined(Event):
+    """What a region has sent was left out: it is not finite, or its norm is far from usual."""
+
+    kind: ClassVar[str] = "update_quarantined"
+    rank: int
+    attempt: int
+    iteration: int
+    region: str
+    """That has sent it."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFired(Event):
     """An injected fault happened."""
 
@@ -318,6 +348,7 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
+        RegionExchanged, UpdateQuarantined,
         FaultFired, Ended, Suspended, Woken, Note, RunEnded,
     )
 }  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     cluster = RunGroup(
         name="cluster", platform="ray", workers=1, channel=(tmp_path / "objects").as_uri(), memory_mb=MEMORY_MB
     )
-    common = {"average_every": 4, "checkpoint_every": 3, "batch_size": 48}
+    common = {"exchange_every": 4, "checkpoint_every": 3, "batch_size": 48}
     killed: list[int] = []
 
     with LambdaService(concurrency=10, environment=s3) as service, two_nodes(cpus=2, memory_mb=2048) as ray:

@@ -60,7 +60,7 @@ def _plain(group: RunGroup) -> dict[str, Any]:
 
 def grouped(*, faults: Any = (), groups: Any = PAIR, **overrides: Any) -> Result:
     job = make_job(epochs=3)
-    values = {"platform": "simulated", "average_every": 5, "checkpoint_every": 4, **overrides}
+    values = {"platform": "simulated", "exchange_every": 5, "checkpoint_every": 4, **overrides}
     return train(job, configure(job, groups=groups, **values), faults=faults)
 
 
@@ -143,14 +143,14 @@ def test_rounds_that_no_function_repeats_are_deleted(monkeypatch: pytest.MonkeyP
             self.most = max(self.most, len(self.objects))
 
     monkeypatch.setattr(parameter_server, "MemoryParameterServer", Counted)
-    assert grouped(average_every=1, checkpoint_every=2).finished
+    assert grouped(exchange_every=1, checkpoint_every=2).finished
     (shared,) = (store for store in stores if any("/groups/" in key for key in store.objects))
     assert 4 < shared.most < 20
 
 
 @pytest.mark.slow
 def test_the_average_is_taken_when_the_options_say() -> None:
-    shas = {grouped(average_every=every).summary.weights_sha256 for every in (5, 7, 1000)}
+    shas = {grouped(exchange_every=every).summary.weights_sha256 for every in (5, 7, 1000)}
     assert len(shas) == 3
     assert grouped(groups=PAIR[::-1]).summary.workers == 3
 
@@ -194,7 +194,7 @@ def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_togeth
             os.kill(os.getpid(), signal.SIGINT)
 
     job = make_job(epochs=3)
-    how = configure(job, average_every=5, checkpoint_every=4, **LOCAL)
+    how = configure(job, exchange_every=5, checkpoint_every=4, **LOCAL)
     stopped = train(job, how, faults=SLOW, on_event=interrupt)
     assert stopped.summary.status == "stopped"
     assert {read_result(place).status for place in members_of(stopped.folder)} == {"stopped"}
@@ -222,7 +222,7 @@ def test_another_client_stops_all_groups() -> None:
             asked[0].start()
 
     job = make_job(epochs=3)
-    how = configure(job, average_every=5, checkpoint_every=4, **LOCAL)
+    how = configure(job, exchange_every=5, checkpoint_every=4, **LOCAL)
     stopped = train(job, how, faults=SLOW, on_event=on_event)
     asked[0].join()
     assert stopped.summary.status == "stopped"
@@ -240,7 +240,7 @@ def on_event(event):
         print("begun", flush=True)
 
 job = make_job(epochs=3)
-train(job, configure(job, average_every=5, checkpoint_every=4, **LOCAL), faults=SLOW, on_event=on_event)
+train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), faults=SLOW, on_event=on_event)
 """
 
 
@@ -301,7 +301,8 @@ def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0, one_key: 
             assert ending.status == "finished", ending.causes
             lost += sum(isinstance(e, Ended) and e.status == "lost" for e in driver.platform._events)  # type: ignore[attr-defined]
             assert set(driver.platform.store.objects) == {driver.keys.spec, driver.keys.result}  # type: ignore[attr-defined]
-        assert len([key for key in shared.objects if key.startswith("run/groups/")]) <= 8
+        kept = [key for key in shared.objects if key.startswith("run/groups/") and "/members/" not in key]
+        assert len(kept) <= 12  # of 16 and two that say who left
         return [ending.final.weights_sha256 for ending in endings if ending.final is not None], lost
 
     return simulation.run(go())
@@ -320,7 +321,7 @@ def test_groups_without_a_model_agree_at_the_end() -> None:
 
 
 def test_parameters_that_are_not_signed_with_the_key_of_the_run_are_refused() -> None:
-    with pytest.raises(AssertionError, match=r"SignatureRefused: .*run/groups/0000001"):
+    with pytest.raises(AssertionError, match=r"SignatureRefused: .*run/groups/members/[ab].0000001"):
         synthetic(None, one_key=False)
 
 

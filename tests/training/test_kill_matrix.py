@@ -58,9 +58,11 @@ def test_a_function_with_a_real_model_is_killed(pattern, phase):
     assert run.sha == expected
 
 
-@pytest.mark.parametrize("compression", ["bf16", "int8"])
+@pytest.mark.parametrize("compression", ["bf16", "int8", "sparse"])
 def test_compressed_messages_survive_a_kill_bit_for_bit(compression):
     expected = synthetic(compression=compression, elements=3000, **SETTINGS).sha
+    if compression == "sparse":
+        assert expected == synthetic(elements=3000, **SETTINGS).sha
     for rank in (0, 3):
         run = synthetic(
             compression=compression,

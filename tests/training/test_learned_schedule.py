@@ -7,12 +7,14 @@ import itertools
 from typing import Any
 
 import pytest
-from training_runs import Run, make_job, real
+from training_runs import WORLD, Run, make_job, real
 
 from ephemeron.config.typed import plain
-from ephemeron.events import FaultFired, GenerationStarted
-from ephemeron.training.job import Target, parse_fault
+from ephemeron.events import FaultFired, GenerationStarted, Note
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.job import JobLimits, Target, parse_fault
 from ephemeron.training.job.generation import ScheduledResize
+from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.task.learned_schedule import ActionBounds, Layer, LearnedPolicy, PolicyNetwork, StateScales
 
 SCHEDULE = "ephemeron.training.task.learned_schedule:LearnedSchedule"
@@ -78,3 +80,27 @@ def test_memory_changes_replace_all_functions_and_decisions_go_on() -> None:
     made = changes(run)
     assert len({memory for _, _, memory in made}) >= 2
     assert all(b[0] > a[0] for a, b in itertools.pairwise(made))
+
+
+def limited(budget_usd: float | None) -> tuple[Run, float]:
+    """A run whose functions take long to start and change in number and memory; with its cost, as it is billed."""
+    job = dataclasses.replace(
+        JOB, simulation=dataclasses.replace(WORLD, cold_start_s=10.0), limits=JobLimits(budget_usd=budget_usd)
+    )
+    target = Target(target=SCHEDULE, options={"policy": policy(memory_slope=-1.0)})
+    run = real(job, workers=2, batch_size=60, sync="hsp", resize_policy=target)
+    meter = CostMeter(load_prices("objects"))
+    for event in run.events:
+        meter.feed(event)
+    return run, meter.cost_usd(meter.ended_at)
+
+
+def test_a_schedule_never_spends_more_than_the_budget() -> None:
+    """Cold starts, functions that were started ahead, and the stop itself are paid from the budget."""
+    whole, cost = limited(None)
+    assert whole.ending.status == "finished", whole.ending.causes
+    for share, status in {0.3: "stopped", 0.5: "stopped", 0.8: "finished"}.items():
+        run, spent = limited(share * cost)
+        assert run.ending.status == status, run.ending.causes
+        assert 0.85 * share * cost < spent <= share * cost
+        assert any("the budget does not cover it" in e.text for e in run.of(Note))

@@ -25,6 +25,7 @@ from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
+from ephemeron.cli.geo import geo as geo_group
 from ephemeron.cli.learned_schedule import LEARNED, options_of, wanted_schedule
 from ephemeron.cli.log_options import add_log_options
 from ephemeron.cli.logs import logs as logs_command
@@ -111,6 +112,7 @@ def main() -> None:
     ephemeron logs last                                 print the output of a run's functions
     ephemeron partition nets.py:net --devices devices.toml --batch-size 32     place a model on unequal devices
     ephemeron data import idx mnist/ core/mnist         describe a dataset, for loading it in parallel
+    ephemeron geo plan regions.toml                     plan how many cores each region of a run uses
     ephemeron schema job                                print the JSON schema of job files, for editors
 
     Runs are stored in ~/.ephemeron (or $EPHEMERON_HOME). `ephemeron resume RUN` continues a run that was stopped or whose
@@ -188,9 +190,25 @@ def _output_options(command: F) -> F:
     help="Optimiser of merged deltas: average, or one of torch.optim, such as SGD:lr=1.0,momentum=0.3,nesterov=true.  [default: average]",
 )
 @click.option(
+    "--regions",
+    metavar="FILE",
+    help="File of regions, each a group of functions with its own platform, channel and data (docs/regions.md).",
+)
+@click.option(
+    "--region-sync",
+    metavar="POLICY[:OPTION=VALUE,…]",
+    help="Synchronisation of regions: asgd, asgd-ga, ama, sma or diloco, such as diloco:fragments=4,delay=5.  [default: sma]",
+)
+@click.option("--exchange-every", type=int, help="H: iterations between two exchanges of regions.  [default: 10]")
+@click.option(
+    "--region-compression",
+    metavar="none|int8|int4|topk:SHARE|topk2:SHARE",
+    help="Compression of what regions exchange, with error feedback.  [default: none]",
+)
+@click.option(
     "--compression",
     type=click.Choice(COMPRESSIONS),
-    help="Compression of the exchange; int8 has error feedback.  [default: none]",
+    help="Compression of the exchange; int8 has error feedback, sparse loses nothing.  [default: none]",
 )
 @click.option(
     "--ranks-per-machine",
@@ -341,7 +359,7 @@ def _planned(
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
         return plan, None, {**overrides(plan.choice), **addressed(plan.choice, _channel(job, flags))}
-    if given or any(name in job.run for name in (*EXPLICIT, "groups")):
+    if given or flags.get("regions") or any(name in job.run for name in (*EXPLICIT, "groups", "regions")):
         return None, None, {}
     from ephemeron.cli.plan import show
     from ephemeron.config.typed import build
@@ -453,6 +471,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
         click.launch(str(written[0]))
 
 
+main.add_command(geo_group)
 main.add_command(runs_group)
 main.add_command(resize_command)
 main.add_command(evaluate_command)

@@ -74,10 +74,10 @@ WIDTH = 110
 )
 @click.option(
     "--compression",
-    type=click.Choice(["none", "bf16", "int8", "any"]),
+    type=click.Choice(["none", "bf16", "int8", "sparse", "any"]),
     default="none",
     show_default=True,
-    help="Compression of the exchange; any: also lossy ones.",
+    help="Compression of the exchange; sparse: planned as if nothing were zero; any: also lossy ones.",
 )
 @click.option(
     "--local-steps",

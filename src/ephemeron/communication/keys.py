@@ -24,6 +24,8 @@ RUN/begin/GENERATION                       the state in which it begins
 RUN/left/GENERATION/RANK                   a rank needs nothing of that generation any more
 RUN/over/GENERATION                        no rank does; its objects are deleted
 
+For a run that is one region of several: RUN/region/…, see `ephemeron.geo.records`.
+
 For a model that is partitioned into stages:
 RUN/stage/STAGE  RUN/initial/STAGE         its description, and its initial weights
 RUN/x/ITERATION.WHAT.SOURCE.TARGET.REPLICA.MICRO_BATCH   values from stage to stage; see `worker.pipeline.activation_codec`
@@ -50,6 +52,7 @@ SIGNED = frozenset(
         "part",
         "generation",
         "begin",
+        "region",
     }
 )
 """Kinds of objects that are signed with the run's key: all that is executed or decoded into a program's state."""

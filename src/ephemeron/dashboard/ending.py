@@ -39,7 +39,8 @@ async def end_run(folder: Path, *, now: bool) -> str:
         raise UserError(f"the platform of {folder.name} did not answer within {_TIMEOUT_S:g} s") from None
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
-        raise UserError(lines[-1].removeprefix("error: ") if lines else f"{folder.name} was not stopped")
+        reason = f"{folder.name} was not stopped: the process that asks it ended with {process.returncode}"
+        raise UserError(lines[-1].removeprefix("error: ") if lines else reason)
     return "its functions were killed" if now else "it stops at its next checkpoint"
 
 

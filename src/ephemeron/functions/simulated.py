@@ -261,7 +261,8 @@ class SimulatedInvocation(Invocation):
             call=call, invocation=self.id,
             channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
             shared=None if platform.shared is None else Throttled(
-                platform.shared, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s
+                platform.shared, bandwidth_mb_s=world.region_bandwidth_mb_s or world.bandwidth_mb_s,
+                latency_s=world.latency_s if world.region_latency_s is None else world.region_latency_s,
             ),
             emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
             transports=lambda: [platform.network.transport(call.rank)],

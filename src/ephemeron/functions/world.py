@@ -32,6 +32,10 @@ class Simulation(Typed):
     """Seconds per channel request before its first byte."""
     bandwidth_mb_s: Positive = 70.0
     """MB/s of one function in each direction (FuncPipe's figure for AWS Lambda)."""
+    region_latency_s: NonNegative | None = None
+    """Seconds per request to the store that regions share; None: `latency_s`."""
+    region_bandwidth_mb_s: Positive | None = None
+    """MB/s of one function in each direction to the store that regions share; None: `bandwidth_mb_s`."""
     cold_start_s: NonNegative = 1.5
     """Seconds from an invocation to its first instruction in a new process."""
     warm_start_s: NonNegative = 0.05

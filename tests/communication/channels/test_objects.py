@@ -173,26 +173,43 @@ def test_nobody_listening_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> N
     run(scenario)
 
 
-UNREACHABLE = """
-import asyncio, sys
+ENDS = """
+import asyncio, os, sys, threading, time
 from ephemeron.communication.channels import open_channel
 from ephemeron.errors import ChannelUnreachable
+
+class Slow(asyncio.SelectorEventLoop):
+    def call_soon_threadsafe(self, *args, **options):
+        said = super().call_soon_threadsafe(*args, **options)
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.5)  # as on a busy machine
+            os.write(1, b"left")
+        return said
+
 async def main():
-    async with open_channel("s3://bucket/prefix") as channel:
+    async with open_channel(sys.argv[1]) as channel:
         try:
-            await channel.fetch("a")
+            await channel.put("a", [b"x"])
         except ChannelUnreachable:
             return 2
-sys.exit(asyncio.run(main()))
+    return 3
+
+with asyncio.Runner(loop_factory=Slow) as runner:
+    code = runner.run(main())
+sys.exit(code)
 """
 
 
-def test_a_process_that_ends_after_a_failed_request_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_ends_when_the_thread_that_reported_a_request_has_left_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     for name, value in {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "x",
                         "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    runs = [subprocess.run([sys.executable, "-c", UNREACHABLE], capture_output=True, check=False) for _ in range(5)]
-    assert [done.returncode for done in runs] == [2] * 5
+    address = "s3://bucket/prefix" if fails else tmp_path.as_uri()
+    done = subprocess.run([sys.executable, "-c", ENDS, address], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2 if fails else 3, "left", "")
 
 
 def test_permission_is_explained(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from counting_model import Counting
 from sparse_data import FEATURES, prepared
@@ -42,19 +45,21 @@ def test_each_row_is_in_one_step_of_each_epoch(workers, rows):
 def test_the_ring_gives_the_steps_in_their_order(tmp_path, size):
     dataset = prepared(tmp_path / "data", rows=100, partitions=3)
     schedule = Schedule(rows=tuple(p.rows for p in dataset.partitions), batch_size=16, epochs=2, workers=2)
-    with Ring(dataset, schedule, 1, after=3, size=size) as ring:
+    model = LogisticRegression(features=FEATURES)
+    with Ring(dataset, schedule, 1, model.rows, after=3, size=size) as ring:
         found = list(ring)
-    assert [step for step, _ in found] == list(schedule.steps(1, after=3))
-    for step, batch in found:
+    assert [step for step, _, _ in found] == list(schedule.steps(1, after=3))
+    for step, batch, needed in found:
         rows = schedule.order(step.epoch, step.partition)[step.start : step.stop]
         want = csr_batch(dataset.read(step.partition), rows)
         assert all(np.array_equal(a, b) for a, b in zip(batch, want, strict=True))
+        assert needed["weights"].tolist() == sorted({*want.indices.tolist(), FEATURES})
 
 
 def test_a_ring_that_is_left_ends_its_thread(tmp_path):
     dataset = prepared(tmp_path / "data", rows=100)
     schedule = Schedule(rows=tuple(p.rows for p in dataset.partitions), batch_size=1, epochs=9, workers=1)
-    with Ring(dataset, schedule, 0, size=2) as ring:
+    with Ring(dataset, schedule, 0, lambda batch: {}, size=2) as ring:
         next(iter(ring))
     assert not ring._thread.is_alive()
 
@@ -65,7 +70,7 @@ def test_an_error_of_loading_is_raised_where_the_minibatch_is_asked_for(tmp_path
     dataset = prepared(tmp_path / "data", rows=100, partitions=1)
     (tmp_path / "data" / dataset.partitions[0].file).write_bytes(b"other")
     with (
-        Ring(dataset, Schedule(rows=(100,), batch_size=9, epochs=1, workers=1), 0) as ring,
+        Ring(dataset, Schedule(rows=(100,), batch_size=9, epochs=1, workers=1), 0, lambda batch: {}) as ring,
         pytest.raises(DatasetDamaged),
     ):
         list(ring)
@@ -101,13 +106,13 @@ def test_quality_beside_scikit_learn(tmp_path):
     train, test = prepared(tmp_path / "train", rows=8000), prepared(tmp_path / "test", rows=2000, seed=1)
     progress = []
     found = fit(
-        LogisticRegression(features=FEATURES), train, AdaGrad(learning_rate=0.3), test=str(tmp_path / "test"), epochs=4,
+        LogisticRegression(features=FEATURES), train, AdaGrad(learning_rate=0.1), test=str(tmp_path / "test"), epochs=6,
         batch_size=100, workers=2, shards=2, on_progress=progress.append,
     )  # fmt: skip
     (x, y), (u, v) = (_dense(d) for d in (train, test))
     reference = log_loss(v, Reference().fit(x, y).predict_proba(u)[:, 1])
     assert found.metrics["loss"] < 1.01 * reference
-    assert (found.steps, found.samples) == (4 * 81, 4 * 8000)  # three partitions of 2,667 rows: 27 steps each
+    assert (found.steps, found.samples) == (6 * 81, 6 * 8000)  # three partitions of 2,667 rows: 27 steps each
     assert progress[-1].steps == progress[-1].of == found.steps
     assert all(seconds > 0 for seconds in found.step_us.values())
 
@@ -127,6 +132,38 @@ def test_functions_that_are_killed_lose_and_repeat_nothing(tmp_path):
     assert found.weights["counts"][:, 0].tolist() == (3 * x.sum(axis=0)).tolist()
     assert found.samples == 9000
     assert sum(part.repeated for part in found.parts) > 0
+
+
+@pytest.mark.slow
+def test_shards_that_are_killed_lose_and_repeat_nothing(tmp_path):
+    """The shards go on from their log: each sample of each epoch is added once."""
+    dataset, killed = prepared(tmp_path / "data", rows=3000), []
+
+    def kill(progress):
+        if progress.steps >= 100 * (len(killed) + 1) and len(killed) < 2:
+            pid = next(p for p in shard_pids() if p not in killed)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    with FunctionExecutor("local", max_workers=2, retries=0, progress=False, code=[Path(__file__).parent]) as pool:
+        found = fit(
+            Counting(FEATURES), dataset, AdaGrad(learning_rate=1), epochs=6, batch_size=20, workers=2, shards=2, executor=pool,
+            channel=(tmp_path / "channel").as_uri(), on_progress=kill,
+        )  # fmt: skip
+    assert len(killed) == 2
+    x, _ = _dense(dataset)
+    assert found.weights["counts"][:, 0].tolist() == (6 * x.sum(axis=0)).tolist()
+    assert found.samples == 18000
+
+
+def shard_pids():
+    """Processes of this process's shards."""
+    return [
+        process.pid
+        for process in psutil.Process().children()
+        if process.status() != psutil.STATUS_ZOMBIE
+        and "ephemeron.sparse.store.processes" in " ".join(process.cmdline())
+    ]
 
 
 @pytest.mark.slow

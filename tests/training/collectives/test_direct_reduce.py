@@ -37,13 +37,15 @@ def exchanges(draw):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    exchanges(), st.sampled_from(["none", "bf16", "int8"]), st.sampled_from([np.float32, np.float64, np.float16]),
+    exchanges(), st.sampled_from(["none", "bf16", "int8", "sparse"]), st.sampled_from([np.float32, np.float64, np.float16]),
     st.sampled_from([0, 1 << 30]), st.sampled_from([0, 10_000]),
 )  # fmt: skip
 def test_same_bits_as_over_the_store(case, compression, dtype, one_phase_bytes, shard_bytes):
     world, owners, size, weights, seed = case
     vectors = random_vectors(2, world, size, seed=seed).astype(dtype)
     vectors[np.array(weights) == 0] = 0
+    if compression == "sparse":
+        vectors[np.random.default_rng(seed).random(vectors.shape) < 0.9] = 0
     stored = Rounds(world, owners, compression=compression).reduce(vectors, weights)
 
     async def scenario():
@@ -149,7 +151,7 @@ def test_connections_that_break_during_rounds(one_phase_bytes, latency_s):
 
 
 @BOTH_FORMS
-@pytest.mark.parametrize("compression", ["none", "bf16"])
+@pytest.mark.parametrize("compression", ["none", "bf16", "sparse"])
 @pytest.mark.parametrize(
     ("world", "cut", "stored"),
     [

@@ -65,7 +65,7 @@ def test_sums_by_rank_within_a_block_and_then_by_block(case, dtype):
 
 
 @settings(max_examples=20, deadline=None)
-@given(exchanges(), st.sampled_from(["bf16", "int8"]))
+@given(exchanges(), st.sampled_from(["bf16", "int8", "sparse"]))
 def test_compressed_sums_do_not_depend_on_timing(case, compression):
     _, found = reduced(case, compression=compression)
     assert all(len(set(versions)) == 1 for versions in found)

@@ -129,6 +129,43 @@ def test_compression_error_is_bounded(compression, relative):
     assert np.abs(found - exact).max() > 0
 
 
+@st.composite
+def sparse_exchanges(draw):
+    """Vectors of which a rank has few elements, none, or all; some elements are minus zero."""
+    world, aggregators, size, weights, seed = draw(exchanges())
+    dice, size = np.random.default_rng(seed), 50 * size
+    vectors = random_vectors(world, size, seed=seed)
+    for rank in range(world):
+        vectors[rank, dice.random(size) > draw(st.sampled_from([0.0, 0.01, 0.2, 1.0]))] = draw(
+            st.sampled_from([0.0, -0.0])
+        )
+    return world, aggregators, vectors, weights
+
+
+@settings(max_examples=30, deadline=None)
+@given(sparse_exchanges(), st.sampled_from([None, 7, 1000]), st.sampled_from([np.float32, np.float64, np.float16]))
+def test_sparse_contributions_give_the_bits_of_dense_ones(case, chunk, dtype):
+    world, aggregators, vectors, weights = case
+    dense, sparse = (
+        Rounds(world, aggregators, chunk=chunk, compression=compression).mean(vectors.astype(dtype), weights)
+        for compression in ("none", "sparse")
+    )
+    assert sparse.tobytes() == dense.tobytes()
+
+
+def test_sparse_messages_are_as_small_as_what_is_not_zero():
+    vectors = np.zeros((4, 65_536), np.float32)
+    for rank in range(4):
+        vectors[rank, rank::512] = 1
+
+    def bytes_up(compression):
+        trial = Rounds(4, 2, compression=compression)
+        trial.mean(vectors, [1.0] * 4)
+        return sum(m.bytes_up for m in trial.meters)
+
+    assert bytes_up("sparse") < 0.02 * bytes_up("none")
+
+
 def test_compressed_messages_are_smaller():
     def bytes_up(compression):
         trial = Rounds(4, 2, compression=compression)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
+from ephemeron.training import configure
 from ephemeron.training.job import ComputeModel, Job, Target, load_job, parse_job
 
 MODEL = 'model = "m:f"\n'
@@ -183,3 +184,16 @@ def test_a_file_that_is_no_text(tmp_path):
     path = tmp_path / "job.toml"
     path.write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in refusal(path)
+
+
+def test_former_names_of_options_are_understood(write):
+    assert load_job(write(MODEL + "[run]\naverage_every = 7")).run == {"exchange_every": 7}
+    assert configure(load_job(write(MODEL)), average_every=7).exchange_every == 7
+    with pytest.raises(JobError, match="leave average_every out"):
+        load_job(write(MODEL + "[run]\naverage_every = 7\nexchange_every = 7"))
+
+
+def test_regions_are_relative_to_the_job(write):
+    path = write(MODEL + '[run]\nregions = "regions.toml"')
+    (path.parent / "regions.toml").write_text("")
+    assert str(load_job(path).run["regions"]) == str(path.parent / "regions.toml")

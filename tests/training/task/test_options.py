@@ -98,6 +98,7 @@ def test_forms_of_optimizers(returned, optimizers, monitors):
         (([sgd()], [lr_scheduler.StepLR(sgd(), 1)]), "belongs to none of its optimisers"),
         ({"optimizer": sgd(), "lr_scheduler": {"scheduler": lr_scheduler.StepLR(sgd(), 1), "interval": "day"}}, "interval 'day'"),
         (torch.optim.LBFGS(nn.Linear(1, 1).parameters()), "evaluates the loss several times"),
+        (torch.optim.SparseAdam(nn.Linear(1, 1).parameters()), "takes sparse gradients only"),
     ],
 )  # fmt: skip
 def test_what_is_no_optimizer_is_refused(returned, says):

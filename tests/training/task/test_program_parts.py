@@ -22,6 +22,7 @@ from ephemeron.training.task.program import make_model, trainable  # noqa: E402
         (Target(target="Sgd"), ["'Sgd' is not in torch.optim", "use one of", "SGD"]),
         (Target(target="lr_scheduler"), ["'lr_scheduler' is not in torch.optim"]),
         (Target(target="LBFGS"), ["'LBFGS'", "use a first-order optimiser"]),
+        (Target(target="SparseAdam"), ["'SparseAdam' takes sparse gradients only", "use Adam"]),
         (Target(target="SGD", options={"momentun": 0.9}), ["SGD refuses its options", "momentun"]),
         (Target(target="SGD", options={"lr": -1.0}), ["SGD refuses its options", "-1.0"]),
         (Target(target="Adam", options={"lr": "fast"}), ["Adam refuses its options"]),

@@ -37,12 +37,12 @@ def of_bits(*bits: int) -> np.ndarray:
 
 
 def test_names():
-    assert [codec_by_name(n).name for n in ("none", "bf16", "int8")] == ["none", "bf16", "int8"]
-    with pytest.raises(JobError, match="compression = 'zip' is not known; use one of none, bf16, int8"):
+    assert [codec_by_name(n).name for n in ("none", "bf16", "int8", "sparse")] == ["none", "bf16", "int8", "sparse"]
+    with pytest.raises(JobError, match="compression = 'zip' is not known; use one of none, bf16, int8, sparse"):
         codec_by_name("zip")
 
 
-@pytest.mark.parametrize("name", ["none", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["none", "bf16", "int8", "sparse"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("size", [0, 1, INT8_BLOCK - 1, INT8_BLOCK, INT8_BLOCK + 1, 3 * INT8_BLOCK])
 def test_every_size_and_dtype_comes_back_in_shape(name, dtype, size):
@@ -53,7 +53,7 @@ def test_every_size_and_dtype_comes_back_in_shape(name, dtype, size):
     np.testing.assert_allclose(got, vector, rtol=2**-8 if name == "bf16" else 0, atol=0.03 if name == "int8" else 0)
 
 
-@pytest.mark.parametrize("name", ["none", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["none", "bf16", "int8", "sparse"])
 def test_a_slice_with_gaps_is_encoded_like_its_copy(name):
     base = np.arange(40, dtype=np.float32)
     assert raw(codec_by_name(name).encode(base[::3])) == raw(codec_by_name(name).encode(base[::3].copy()))
@@ -159,7 +159,7 @@ def test_the_residual_of_a_shard_touches_no_other():
     assert not whole.residual[20:].any()
 
 
-@pytest.mark.parametrize("name", ["none", "bf16"])
+@pytest.mark.parametrize("name", ["none", "bf16", "sparse"])
 def test_codecs_without_feedback_keep_nothing(name):
     compressor = Compressor(codec_by_name(name), 30, F32)
     vector = np.linspace(0, 1, 30, dtype=np.float32)
@@ -181,7 +181,7 @@ def test_a_compressor_that_is_restored_goes_on_with_the_same_bytes():
     assert got == expected
 
 
-@pytest.mark.parametrize("name", ["none", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["none", "bf16", "int8", "sparse"])
 def test_minus_zero_stays_minus_zero_and_nothing_else_becomes_it(name):
     vector = np.array([1.0, -0.0, 0.0, -3.0, -0.0], dtype=np.float32)
     assert np.signbit(round_trip(name, vector)).tolist() == [False, True, False, True, True]

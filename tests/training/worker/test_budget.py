@@ -34,3 +34,22 @@ def test_a_rank_may_spend_its_share_of_the_budget():
     assert not meter.is_exceeded(112.0, Traffic())
     assert meter.is_exceeded(112.5, Traffic())
     assert not budget(limit_usd=None).is_exceeded(1e9, Traffic())
+
+
+def test_functions_of_the_next_generation_are_paid_from_the_budget():
+    meter = budget()
+    before = meter.run_usd(105.0, Traffic())
+    assert before == pytest.approx(4 * meter.spent_usd(105.0, Traffic()))
+    meter.start_ahead(105.0, workers=10, memory_mb=1024)
+    assert meter.run_usd(105.0, Traffic()) == pytest.approx(before)
+    assert meter.run_usd(107.0, Traffic()) == pytest.approx(before + 4 * 2 * 2 * 0.01 + 10 * 2 * 0.01)
+
+
+def test_a_stop_is_paid_from_the_budget():
+    meter = budget()
+    assert not meter.is_exceeded(110.0, Traffic())
+    assert not meter.is_exceeded(110.0, Traffic(), stopping_s=2.4)
+    assert meter.is_exceeded(110.0, Traffic(), stopping_s=2.6)
+    meter.start_ahead(110.0, workers=1, memory_mb=1024)
+    assert meter.is_exceeded(110.0, Traffic(), ahead_stopping_s=20.1)
+    assert not meter.is_exceeded(110.0, Traffic(), ahead_stopping_s=19.9)

@@ -16,7 +16,6 @@ that has just made sure of its directory fails if a delete takes it away.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _FAILURES = (BaseError, OSError)
-_SETTLE_S = 0.05
-"""Time by which obstore's threads release a request after its end is reported."""
 
 
 class ObjectsChannel(Channel, SupportsSizes):
@@ -52,7 +49,6 @@ class ObjectsChannel(Channel, SupportsSizes):
         self.url = url
         self._store: Any = store
         self._local = isinstance(store, LocalStore)
-        self._used = False
         self.traits = Traits(service="objects", waits=False, shared=True, latency_s=0.0005 if self._local else 0.02)
 
     @classmethod
@@ -135,7 +131,6 @@ class ObjectsChannel(Channel, SupportsSizes):
     async def sizes(self, prefix: str) -> dict[str, int]:
         # Stores list by whole parts of a key (and a folder in no order); prefixes here may end anywhere.
         folder = prefix.rpartition("/")[0]
-        self._used = not self._local
         if self._local:
             folder = folder.partition("/")[0]
         try:
@@ -144,13 +139,6 @@ class ObjectsChannel(Channel, SupportsSizes):
             raise self._unreachable(e, None) from e
         known = {self._key(str(meta["path"])): int(meta["size"]) for meta in found}
         return {key: known[key] for key in sorted(known) if key.startswith(prefix)}
-
-    async def close(self) -> None:
-        # An interpreter that ends within that moment is aborted (every third time after a failure): 134 instead of our
-        # exit code.
-        if self._used:
-            self._used = False
-            await asyncio.sleep(_SETTLE_S)
 
     async def _delete_one(self, path: str) -> None:
         try:
@@ -161,7 +149,6 @@ class ObjectsChannel(Channel, SupportsSizes):
 
     def _path(self, key: str) -> str:
         if not self._local:
-            self._used = True
             return key
         head, slash, rest = key.partition("/")
         return head + slash + rest.replace("/", "+")

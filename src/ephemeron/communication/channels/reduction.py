@@ -10,12 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Vector: TypeAlias = NDArray[np.floating[Any]]
+    Vector: TypeAlias = NDArray[np.floating[Any]]
+else:
+    Vector = Any  # every channel imports this, and few need NumPy
 
 _REMEMBERED = 100_000
 
@@ -125,7 +128,8 @@ class LocalReduction:
         assert state.total is not None
         if not state.weight > 0:
             raise ValueError("the weights of all contributions sum to 0")
-        return np.divide(state.total, state.total.dtype.type(state.weight), out=state.total)
+        state.total /= state.total.dtype.type(state.weight)
+        return state.total
 
     def accumulate(self, key: str, current: Vector | None, *, rank: int, iteration: int, delta: Vector) -> Vector:
         """The vector at `key` after this delta: a new one, or `current` itself if the delta is a repeat.
@@ -137,6 +141,8 @@ class LocalReduction:
             raise ValueError(f"a delta of {delta.size} numbers for a vector of {current.size}")
         marks = self._marks.setdefault(key, {})
         if iteration <= marks.get(rank, -1):
+            import numpy as np
+
             return np.zeros_like(delta) if current is None else current
         marks[rank] = iteration
         return delta.copy() if current is None else current + delta

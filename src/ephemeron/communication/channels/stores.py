@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import sys
+import time
 from datetime import timedelta
+from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -30,6 +34,27 @@ _PASSING_CLIENT_ERRORS = ("RequestTimeout", "RequestTimeTooSkewed", "Conditional
 """Codes of answers below 500 after which the same request may succeed."""
 _PASSING_LOCALLY = ("(os error 4)", "(os error 5)", "(os error 11)", "(os error 23)", "(os error 24)", "(os error 116)")
 """EINTR, EIO, EAGAIN, ENFILE, EMFILE, ESTALE."""
+
+_REPORTED_S = 10.0
+
+
+@atexit.register
+def _wait_for_reports() -> None:
+    """Waits, at the exit, for the threads of obstore that have reported the end of a request and are about to leave Python.
+
+    Each needs the interpreter once more, for microseconds of a processor. One that is not scheduled before the interpreter has ended aborts
+    the process: 134 instead of its exit code, one time in eight on a busy machine.
+    """
+    end = time.monotonic() + _REPORTED_S
+    while any(_reports(frame) for frame in sys._current_frames().values()) and time.monotonic() < end:
+        time.sleep(0.0005)
+
+
+def _reports(frame: FrameType | None) -> bool:
+    """Whether a thread entered Python to report the end of a request."""
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "call_soon_threadsafe"
 
 
 _CREDENTIAL_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import xxhash
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.message import HEAD_BYTES, Head, Incoming, pack_head, unpack_head
+from ephemeron.communication.fresh_memory import fresh_memory
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import LinkFailed as LinkFailed
 from ephemeron.errors import ProtocolError
@@ -271,7 +271,7 @@ class SocketConnection(Connection):
         handler = self._handler
         place = handler.allocate(self, incoming.head, incoming.nbytes) if handler is not None else None
         if place is None or place.nbytes != incoming.nbytes:
-            place = memoryview(np.empty(incoming.nbytes, dtype=np.uint8).data)
+            place = fresh_memory(incoming.nbytes)
         return place.cast("B")
 
     def _present(self, incoming: Incoming) -> int:

@@ -19,8 +19,7 @@ import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
+from ephemeron.communication.fresh_memory import fresh_memory
 from ephemeron.communication.rpc import compression, shared_memory
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
 from ephemeron.communication.rpc.frame import (
@@ -243,7 +242,7 @@ class FrameSocket:
             if _is_bytes(entry, head):
                 buffers.append((yield from self._take(entry.nbytes)))
             else:
-                buffers.append(np.empty(entry.nbytes, np.uint8).data)
+                buffers.append(fresh_memory(entry.nbytes))
                 yield from self._fill(buffers[-1])
             if index + 1 < len(entries):
                 yield from self._take(-entry.nbytes % ALIGN)
@@ -260,7 +259,7 @@ class FrameSocket:
             return bytes(part)
         elif not copies:
             return part
-        fresh = np.empty(part.nbytes, np.uint8).data
+        fresh = fresh_memory(part.nbytes)
         fresh[:] = part
         return fresh
 
@@ -294,7 +293,7 @@ class FrameSocket:
                 if not got:
                     raise ConnectionResetError(_GONE)
         if len(got) < nbytes:
-            rest = np.empty(nbytes - len(got), np.uint8).data
+            rest = fresh_memory(nbytes - len(got))
             yield from self._fill(rest)
             return b"".join([got, rest])
         return got

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import deque
 
-import numpy as np
+from ephemeron.communication.fresh_memory import fresh_memory
 
 _SMALL = 64 << 10
 
@@ -48,7 +48,9 @@ class BufferPool:
     def lend(self, nbytes: int) -> memoryview:
         """Writable memory of that many bytes; its contents are arbitrary. At least 64-aligned where pooled."""
         if nbytes < _SMALL:
-            return np.empty(nbytes, np.uint8).data
+            return fresh_memory(nbytes)
+        import numpy as np
+
         size = size_class(nbytes)
         with self._lock:
             self._collect()

@@ -20,8 +20,6 @@ import socket
 import weakref
 from collections.abc import Sequence
 
-import numpy as np
-
 from ephemeron.communication.rpc.pool import size_class
 from ephemeron.errors import ProtocolError
 
@@ -140,6 +138,8 @@ class Mappings:
         held = self._maps.get(number)
         if held is None or len(held) < _DATA_AT + nbytes or not held[0]:
             raise ProtocolError(f"a frame names segment {number}, which does not hold {nbytes} bytes for us")
+        import numpy as np
+
         owner = np.frombuffer(held, np.uint8, nbytes, _DATA_AT)
         weakref.finalize(owner, _release, held, os.getpid()).atexit = False
         return owner.data

@@ -14,6 +14,9 @@ from ephemeron.errors import JobError, MissingExtra
 
 Floats: TypeAlias = NDArray[np.float32]
 Indices: TypeAlias = NDArray[np.int64]
+_FEATURES_PER_ENTRY = 64
+"""Up to so many features for each entry of a batch, marking those that occur is faster than sorting: 0.28 ms for 39,000 entries of 2^20
+features, instead of 0.66."""
 
 
 class Batch(NamedTuple):
@@ -112,6 +115,24 @@ class Local(NamedTuple):
     """`scipy.sparse.csr_array` [samples, features that occur], float32."""
 
 
+class LocatedRows(dict[str, Indices]):
+    """Rows that a batch needs, with the places of its features among them, so that `step` need not look for them again.
+
+    Args:
+        rows: by table.
+        found: features of the batch.
+    """
+
+    def __init__(self, rows: Mapping[str, Indices], found: Local) -> None:
+        super().__init__(rows)
+        self.found = found
+
+
+def located(batch: Batch, rows: Mapping[str, Indices], features: int) -> Local:
+    """The features of a batch, as they were found for its rows. Raises as `local` does."""
+    return rows.found if isinstance(rows, LocatedRows) else local(batch, features)
+
+
 def local(batch: Batch, features: int) -> Local:
     """The features of a batch.
 
@@ -119,16 +140,31 @@ def local(batch: Batch, features: int) -> Local:
         JobError: one is not below the number of features.
         MissingExtra: SciPy is not installed.
     """
-    found, places = np.unique(batch.indices, return_inverse=True)
-    if found.size and (found[0] < 0 or found[-1] >= features):
-        wrong = found[0] if found[0] < 0 else found[-1]
+    least, most = int(batch.indices.min(initial=0)), int(batch.indices.max(initial=-1))
+    if least < 0 or most >= features:
+        wrong = least if least < 0 else most
         at = int(np.searchsorted(batch.indptr, np.argmax(batch.indices == wrong), side="right")) - 1
         raise JobError(
             f"sample {at} of a batch has feature {wrong}, and the model has features 0 to {features - 1}",
             remedy="set the model's number of features to that of the dataset",
         )
-    shape = (batch.samples, len(found))
-    return Local(found, scipy_sparse().csr_array((batch.values, places.ravel(), batch.indptr), shape=shape))
+    found, places = _distinct(batch.indices, features)
+    matrix = scipy_sparse().csr_array(
+        (batch.values, places, batch.indptr.astype(np.int32)), shape=(batch.samples, len(found))
+    )
+    return Local(found, matrix)
+
+
+def _distinct(indices: Indices, features: int) -> tuple[Indices, NDArray[np.int32]]:
+    """Those that occur, ascending, and the place of each among them."""
+    if features > _FEATURES_PER_ENTRY * indices.size:
+        found, inverse = np.unique(indices, return_inverse=True)
+        return found, inverse.ravel().astype(np.int32)
+    marks, places = np.zeros(features, bool), np.empty(features, np.int32)
+    marks[indices] = True
+    found = np.flatnonzero(marks)
+    places[found] = np.arange(found.size, dtype=np.int32)
+    return found, places[indices]
 
 
 def labels_of(batch: Batch, what: str) -> NDArray[Any]:

@@ -10,7 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.errors import JobError
-from ephemeron.sparse.models.base import Batch, Floats, Indices, SparseModel, Step, Table, labels_of, local
+from ephemeron.sparse.models.base import (
+    Batch,
+    Floats,
+    Indices,
+    LocatedRows,
+    SparseModel,
+    Step,
+    Table,
+    labels_of,
+    local,
+    located,
+)
 from ephemeron.sparse.models.linear import binary_sums, sigmoid
 
 FACTORS = "factors"
@@ -50,21 +61,22 @@ class FactorisationMachine(SparseModel):
         return {FACTORS: Table(self.features + 1, 1 + self.factors, std=self.std)}
 
     def rows(self, batch: Batch) -> Mapping[str, Indices]:
-        return {FACTORS: np.append(local(batch, self.features).features, self.features)}
+        found = local(batch, self.features)
+        return LocatedRows({FACTORS: np.append(found.features, self.features)}, found)
 
-    def _scored(self, batch: Batch, values: Mapping[str, Floats]) -> _Scored:
-        matrix, rows = local(batch, self.features).matrix, values[FACTORS]
-        weights, factors = rows[:-1, 0], rows[:-1, 1:]
+    def _scored(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> _Scored:
+        matrix, table = located(batch, rows, self.features).matrix, values[FACTORS]
+        weights, factors = table[:-1, 0], table[:-1, 1:]
         squares = matrix.copy()
         squares.data = squares.data**2
         sums = matrix @ factors
         pairs = 0.5 * (sums**2 - squares @ factors**2).sum(axis=1)
-        scores = np.asarray(matrix @ weights + pairs, np.float64) + float(rows[-1, 0])
+        scores = np.asarray(matrix @ weights + pairs, np.float64) + float(table[-1, 0])
         return _Scored(scores, matrix, weights, factors, sums)
 
     def step(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats], iteration: int = 0) -> Step:
         found, labels, n = (
-            self._scored(batch, values),
+            self._scored(batch, rows, values),
             labels_of(batch, "a factorisation machine"),
             max(1, batch.samples),
         )
@@ -87,13 +99,13 @@ class FactorisationMachine(SparseModel):
 
     def predict(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> NDArray[np.float64]:
         """float64[samples]: probability of label 1, or the value."""
-        scores = self._scored(batch, values).scores
+        scores = self._scored(batch, rows, values).scores
         return scores if self.task == "regression" else sigmoid(scores)
 
     def evaluate(
         self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
     ) -> Mapping[str, tuple[float, float]]:
-        scores, labels = self._scored(batch, values).scores, labels_of(batch, "a factorisation machine")
+        scores, labels = self._scored(batch, rows, values).scores, labels_of(batch, "a factorisation machine")
         if self.task == "classification":
             return binary_sums(scores, labels)
         return {"squared_error": (float(((scores - labels) ** 2).sum()), batch.samples)}

@@ -10,7 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.errors import JobError
-from ephemeron.sparse.models.base import Batch, Floats, Indices, Local, SparseModel, Step, Table, labels_of, local
+from ephemeron.sparse.models.base import (
+    Batch,
+    Floats,
+    Indices,
+    Local,
+    LocatedRows,
+    SparseModel,
+    Step,
+    Table,
+    labels_of,
+    local,
+    located,
+)
 
 WEIGHTS = "weights"
 
@@ -33,11 +45,14 @@ class _Linear(SparseModel):
         return {WEIGHTS: Table(self.features + 1, self._width)}
 
     def rows(self, batch: Batch) -> Mapping[str, Indices]:
-        return {WEIGHTS: np.append(local(batch, self.features).features, self.features)}
+        found = local(batch, self.features)
+        return LocatedRows({WEIGHTS: np.append(found.features, self.features)}, found)
 
-    def _scores(self, batch: Batch, values: Mapping[str, Floats]) -> tuple[Local, NDArray[np.float64]]:
+    def _scores(
+        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
+    ) -> tuple[Local, NDArray[np.float64]]:
         """float64[samples, width]."""
-        found, weights = local(batch, self.features), values[WEIGHTS]
+        found, weights = located(batch, rows, self.features), values[WEIGHTS]
         return found, np.asarray(found.matrix @ weights[:-1], np.float64) + weights[-1]
 
     def _gradients(
@@ -61,7 +76,7 @@ class LogisticRegression(_Linear):
         return 1
 
     def step(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats], iteration: int = 0) -> Step:
-        found, scores = self._scores(batch, values)
+        found, scores = self._scores(batch, rows, values)
         signs, margins = _margins(scores[:, 0], labels_of(batch, "logistic regression"))
         n = max(1, batch.samples)
         errors = -signs * sigmoid(-margins) / n
@@ -69,12 +84,12 @@ class LogisticRegression(_Linear):
 
     def predict(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> NDArray[np.float64]:
         """float64[samples]: probability of label 1."""
-        return sigmoid(self._scores(batch, values)[1][:, 0])
+        return sigmoid(self._scores(batch, rows, values)[1][:, 0])
 
     def evaluate(
         self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
     ) -> Mapping[str, tuple[float, float]]:
-        scores = self._scores(batch, values)[1][:, 0]
+        scores = self._scores(batch, rows, values)[1][:, 0]
         return binary_sums(scores, labels_of(batch, "logistic regression"))
 
 
@@ -89,7 +104,7 @@ class Softmax(_Linear):
         return self.classes
 
     def step(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats], iteration: int = 0) -> Step:
-        found, scores = self._scores(batch, values)
+        found, scores = self._scores(batch, rows, values)
         labels, n = self._labels(batch), max(1, batch.samples)
         logs = _log_softmax(scores)
         at = np.arange(batch.samples)
@@ -99,12 +114,12 @@ class Softmax(_Linear):
 
     def predict(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> NDArray[np.float64]:
         """float64[samples, classes]: probabilities."""
-        return np.exp(_log_softmax(self._scores(batch, values)[1]))
+        return np.exp(_log_softmax(self._scores(batch, rows, values)[1]))
 
     def evaluate(
         self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
     ) -> Mapping[str, tuple[float, float]]:
-        labels, logs = self._labels(batch), _log_softmax(self._scores(batch, values)[1])
+        labels, logs = self._labels(batch), _log_softmax(self._scores(batch, rows, values)[1])
         right = float((logs.argmax(axis=1) == labels).sum()) if batch.samples else 0.0
         return {
             "loss": (-float(logs[np.arange(batch.samples), labels].sum()), batch.samples),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.errors import MissingExtra
-from ephemeron.sparse.models.base import Batch, Floats, Indices, SparseModel, Step, Table, local
+from ephemeron.sparse.models.base import Batch, Floats, Indices, LocatedRows, SparseModel, Step, Table, local, located
 
 WORDS, TOTALS = "words", "totals"
 
@@ -66,7 +66,8 @@ class LatentDirichletAllocation(SparseModel):
         }
 
     def rows(self, batch: Batch) -> Mapping[str, Indices]:
-        return {WORDS: local(batch, self.features).features, TOTALS: np.zeros(1, np.int64)}
+        found = local(batch, self.features)
+        return LocatedRows({WORDS: found.features, TOTALS: np.zeros(1, np.int64)}, found)
 
     def topic_words(self, words: NDArray[Any], totals: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Dirichlet parameters of topics.
@@ -83,9 +84,9 @@ class LatentDirichletAllocation(SparseModel):
         scale = self.tokens / sums.sum()
         return eta + scale * np.maximum(words.astype(np.float64), 0), eta * self.features + scale * sums
 
-    def _inferred(self, batch: Batch, values: Mapping[str, Floats]) -> _Inferred:
+    def _inferred(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> _Inferred:
         digamma = _digamma()
-        matrix = local(batch, self.features).matrix.astype(np.float64)
+        matrix = located(batch, rows, self.features).matrix.astype(np.float64)
         words, sums = self.topic_words(values[WORDS], values[TOTALS][0])
         beta = np.exp(digamma(words) - digamma(sums))
         alpha = self.alpha or 1 / self.topics
@@ -104,7 +105,7 @@ class LatentDirichletAllocation(SparseModel):
 
     def step(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats], iteration: int = 0) -> Step:
         """See `SparseModel.step`: the loss is minus the log likelihood per word, given the inferred topics of the batch."""
-        found = self._inferred(batch, values)
+        found = self._inferred(batch, rows, values)
         likely = np.einsum("ij,ij->i", found.theta[_documents(found.matrix)], found.beta[found.matrix.indices]) + 1e-100
         shares = found.matrix.copy()
         shares.data = found.matrix.data / likely
@@ -122,14 +123,14 @@ class LatentDirichletAllocation(SparseModel):
 
     def predict(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> NDArray[np.float64]:
         """float64[documents, topics]: shares of topics."""
-        gamma = self._inferred(batch, values).gamma
+        gamma = self._inferred(batch, rows, values).gamma
         shares: NDArray[np.float64] = gamma / gamma.sum(axis=1, keepdims=True)
         return shares
 
     def evaluate(
         self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
     ) -> Mapping[str, tuple[float, float]]:
-        return {"loss": self._loss(self._inferred(batch, values), values)}
+        return {"loss": self._loss(self._inferred(batch, rows, values), values)}
 
 
 def _documents(matrix: Any) -> NDArray[np.int64]:

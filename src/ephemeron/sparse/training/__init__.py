@@ -10,7 +10,9 @@ print(result.metrics, result.weights["weights"].shape)
 minibatches   which rows of which partition form which step of which function: arithmetic
 ring          minibatches that are loaded ahead, by a thread
 part          what one function does: get rows, compute, send the gradient
-run           the run: shards, functions, replacements, progress, result
+served        shards that are started for a run, or the store that it is given
+shares        the functions of a run and those that go on for them
+run           the run: `fit`, progress, result
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ shards that have them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -45,6 +46,12 @@ class PartReport:
     bytes_up: int = 0
     bytes_down: int = 0
     finished: bool = False
+    attempt: int = 0
+    """Of the function that reports."""
+    began_at: float = 0.0
+    """Unix time of its start."""
+    at: float = 0.0
+    """Unix time of the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,13 @@ class Part:
     time_s: float = 600.0
     """Seconds after which the function stops where it is; another one goes on."""
     compression: Compression = field(default_factory=Compression)
+    session: str = ""
+    """Of the client. The function ends at its next report when the store has this at `stop_key`."""
+
+
+def stop_key(run: str) -> str:
+    """Where the store has the session that is to end."""
+    return f"{run}/stop"
 
 
 def progress_key(run: str, rank: int) -> str:
@@ -102,7 +116,10 @@ async def _steps(part: Part, store: SparseStore, *, ends_at: float) -> PartRepor
     report = PartReport(rank=part.rank) if stored is None else _report(stored)
     # What was sent after the last report may have been lost with the predecessor, or be there.
     sent = -(-store.sequence // len(tables))
-    report = replace(report, repeated=report.repeated + max(0, sent - report.steps))
+    report = replace(
+        report, repeated=report.repeated + max(0, sent - report.steps), attempt=part.attempt, began_at=time.time(), at=time.time()
+    )  # fmt: skip
+    await store.set(key, json.dumps(plain(report)).encode())
     spent, samples = dict.fromkeys(PHASES, 0.0), 0
     losses: list[float] = []
     clock = time.perf_counter
@@ -113,18 +130,16 @@ async def _steps(part: Part, store: SparseStore, *, ends_at: float) -> PartRepor
         found = replace(
             report, steps=done, samples=report.samples + samples, loss=float(np.mean(losses)) if losses else report.loss,
             seconds={phase: report.seconds[phase] + spent[phase] for phase in PHASES}, finished=finished,
-            bytes_up=report.bytes_up + store.bytes_up - up, bytes_down=report.bytes_down + store.bytes_down - down,
+            bytes_up=report.bytes_up + store.bytes_up - up, bytes_down=report.bytes_down + store.bytes_down - down, at=time.time(),
         )  # fmt: skip
         await store.set(key, json.dumps(plain(found)).encode())
         return found
 
     done = report.steps
-    with Ring(part.dataset, part.schedule, part.rank, after=report.steps, size=part.ring) as ring:
+    with Ring(part.dataset, part.schedule, part.rank, part.model.rows, after=report.steps, size=part.ring) as ring:
         began = clock()
-        for step, batch in ring:
+        for step, batch, rows in ring:
             loaded = clock()
-            rows = part.model.rows(batch)
-            sought = clock()
             values = {name: await store.multi_get(name, rows[name]) for name in tables}
             got = clock()
             found = part.model.step(batch, rows, values, step.step)
@@ -133,10 +148,9 @@ async def _steps(part: Part, store: SparseStore, *, ends_at: float) -> PartRepor
                 sequence = step.step * len(tables) + at + 1
                 await store.push(name, rows[name], found.gradients[name], sequence=sequence)
             ended = clock()
-            for phase, seconds in zip(
-                PHASES, (loaded - began, got - sought, sought - loaded + computed - got, ended - computed), strict=True
-            ):
-                spent[phase] += seconds
+            moments = itertools.pairwise((began, loaded, got, computed, ended))
+            for phase, (start, end) in zip(PHASES, moments, strict=True):
+                spent[phase] += end - start
             losses.append(found.loss)
             samples += batch.samples
             done = step.step + 1
@@ -144,7 +158,7 @@ async def _steps(part: Part, store: SparseStore, *, ends_at: float) -> PartRepor
                 report = await acknowledged(done, False)
                 spent, losses, samples = dict.fromkeys(PHASES, 0.0), [], 0
                 up, down = store.bytes_up, store.bytes_down
-                if time.monotonic() >= ends_at:
+                if time.monotonic() >= ends_at or await store.get(stop_key(part.run)) == part.session.encode():
                     return report
             began = clock()
     for name in tables:

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ephemeron.blocking import run as blocking
-from ephemeron.config.typed import build
 from ephemeron.data.tables import TableDataset, csr_batch
-from ephemeron.errors import JobError, RunFailed
+from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.sparse.models.base import Batch, Floats, SparseModel
 from ephemeron.sparse.store import Compression, Initial, Optimizer, SparseStore, Sum
-from ephemeron.sparse.store.processes import ShardProcesses
-from ephemeron.sparse.store.shard import TOKEN_VARIABLE, ShardOptions
+from ephemeron.sparse.store.shard import TOKEN_VARIABLE
 from ephemeron.sparse.training.minibatches import Schedule
-from ephemeron.sparse.training.part import PHASES, Part, PartReport, progress_key, train_part
+from ephemeron.sparse.training.part import PHASES, Part, PartReport
 from ephemeron.sparse.training.ring import part as samples_of
+from ephemeron.sparse.training.served import served, token_for_functions
+from ephemeron.sparse.training.shares import PartEnd, Shares, ShareWatcher
 
 if TYPE_CHECKING:
     from ephemeron.executor.futures import TaskFuture
     from ephemeron.executor.session import Bill
 
-_log = logging.getLogger(__name__)
-
-LOOK_S = 0.2
-_MOST_LOSSES = 20
-"""Functions of one share that may be lost."""
 _EVALUATION_ROWS = 4096
 
 
@@ -84,7 +75,7 @@ def fit(
     model: SparseModel, dataset: TableDataset | str | Path, optimizer: Optimizer, *, test: TableDataset | str | Path | None = None,
     epochs: int = 1, batch_size: int = 1000, workers: int = 4, shards: int = 1, seed: int = 0, store: Sequence[str] = (),
     compression: Compression | None = None, executor: FunctionExecutor | None = None, function_s: float = 600.0, ring: int = 16,
-    name: str = "sparse", on_progress: Callable[[Progress], None] = lambda progress: None,
+    name: str = "sparse", channel: str | None = "", on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> SparseResult:  # fmt: skip
     """Trains a model by asynchronous SGD.
 
@@ -105,6 +96,8 @@ def fit(
         function_s: seconds after which a function hands its share over to another one.
         ring: minibatches that a function loads ahead; 0: none.
         name: of the run in the store.
+        channel: address of the channel where the shards that are started here keep a log, from which one that dies goes on, and a later
+            call with the same `name`; empty: a temporary folder; None: none, and the death of a shard ends the run.
         on_progress: called about every 0.2 s.
 
     Raises:
@@ -118,29 +111,30 @@ def fit(
             raise JobError(f"{what} = {value} is below 1", remedy="give a positive number")
     if store and not os.environ.get(TOKEN_VARIABLE):
         raise JobError(f"store is given, and {TOKEN_VARIABLE} is not set", remedy="set it to the token of the store")
-    data = _opened(dataset)
-    tests = None if test is None else _opened(test)
+    data = opened(dataset)
+    tests = None if test is None else opened(test)
     schedule = Schedule(
         rows=tuple(p.rows for p in data.partitions), batch_size=batch_size, epochs=epochs, workers=workers, seed=seed
     )
-    _try(model, data, schedule)
+    check(model, data, schedule)
 
     async def train() -> SparseResult:
-        async with _served(shards, store) as (addresses, token):
-            with _token_for_functions(token):
+        async with served(shards, store, channel=channel, name=name) as at:
+            with token_for_functions(at.token):
                 pool = executor or FunctionExecutor("local", max_workers=workers, retries=0, progress=False)
                 try:
                     parts = [
                         Part(
                             run=name, rank=rank, attempt=0, model=model, dataset=data, schedule=schedule,
-                            addresses=tuple(addresses), ring=ring, time_s=function_s, compression=compression or Compression(),
+                            addresses=at.addresses, ring=ring, time_s=function_s, compression=compression or Compression(),
                         )
                         for rank in range(workers)
                     ]  # fmt: skip
-                    async with await SparseStore.connect(addresses, token) as client:
-                        await _create(client, model, optimizer, seed)
+                    async with await SparseStore.connect(at.addresses, at.token) as client:
+                        await create_tables(client, model, optimizer, seed)
                         began = time.monotonic()
-                        reports = await _Run(pool, client, parts, on_progress).finished()
+                        telling = _Telling(sum(schedule.count(rank) for rank in range(workers)), on_progress)
+                        reports = await Shares(pool, client, parts, telling, at.check).trained()
                         seconds, bill = time.monotonic() - began, pool.bill()
                         weights = {table: await client.read(table) for table in model.tables}
                 finally:
@@ -174,67 +168,26 @@ def _batches(dataset: TableDataset) -> Iterator[Batch]:
             yield samples_of(whole, start, min(start + _EVALUATION_ROWS, whole.samples))
 
 
-class _Run:
-    """The functions of a run."""
+class _Telling(ShareWatcher):
+    """Tells how far a run is."""
 
-    def __init__(
-        self, pool: FunctionExecutor, store: SparseStore, parts: list[Part], on_progress: Callable[[Progress], None]
-    ) -> None:
-        self._pool, self._store, self._on_progress = pool, store, on_progress
-        self._parts, self._lost = parts, [0] * len(parts)
-        self._of = sum(part.schedule.count(part.rank) for part in parts)
+    def __init__(self, steps: int, on_progress: Callable[[Progress], None]) -> None:
+        self._of, self._on_progress, self._lost = steps, on_progress, 0
+        self._reports: dict[int, PartReport] = {}
 
-    async def finished(self) -> list[PartReport]:
-        """Starts all functions, and those that go on for them; returns the last report of each share."""
-        running = {part.rank: self._pool.submit(train_part, part) for part in self._parts}
-        reports: dict[int, PartReport] = {}
-        while running:
-            await asyncio.sleep(LOOK_S)
-            for rank, future in list(running.items()):
-                if future.done():
-                    found = self._ended(rank, future)
-                    if found is None or not found.finished:
-                        running[rank] = self._next(rank)
-                    else:
-                        reports[rank] = found
-                        del running[rank]
-            await self._tell()
-        return [reports[part.rank] for part in self._parts]
+    def ended(self, part: Part, task: TaskFuture, end: PartEnd, error: str) -> None:
+        self._lost += end == "lost"
 
-    def _ended(self, rank: int, future: TaskFuture) -> PartReport | None:
-        """Its report; None: it was lost.
-
-        Raises:
-            JobError: the fault is the user's.
-            RunFailed: too many were lost.
-        """
-        error = future.exception()
-        if error is None:
-            report: PartReport = future.result()
-            return report
-        if isinstance(error.__cause__, JobError):
-            raise error.__cause__
-        self._lost[rank] += 1
-        if self._lost[rank] > _MOST_LOSSES:
-            cause = f"share {rank}: {self._lost[rank]} functions were lost, the last one by: {error}"
-            raise RunFailed(self._parts[rank].run, [cause]) from error
-        _log.warning("share %d: its function was lost, another one goes on (%s)", rank, error)
-        return None
-
-    def _next(self, rank: int) -> TaskFuture:
-        part = self._parts[rank] = replace(self._parts[rank], attempt=self._parts[rank].attempt + 1)
-        return self._pool.submit(train_part, part)
-
-    async def _tell(self) -> None:
-        found = [await self._store.get(progress_key(part.run, part.rank)) for part in self._parts]
-        reports = [build(PartReport, json.loads(data), where="progress") for data in found if data is not None]
-        losses = [report.loss for report in reports if report.steps]
+    def reported(self, reports: Sequence[PartReport]) -> None:
+        self._reports |= {report.rank: report for report in reports}
+        losses = [report.loss for report in self._reports.values() if report.steps]
         mean = sum(losses) / len(losses) if losses else 0.0
-        steps = sum(report.steps for report in reports)
-        self._on_progress(Progress(steps=steps, of=self._of, loss=mean, functions_lost=sum(self._lost)))
+        steps = sum(report.steps for report in self._reports.values())
+        self._on_progress(Progress(steps=steps, of=self._of, loss=mean, functions_lost=self._lost))
 
 
-async def _create(store: SparseStore, model: SparseModel, optimizer: Optimizer, seed: int) -> None:
+async def create_tables(store: SparseStore, model: SparseModel, optimizer: Optimizer, seed: int) -> None:
+    """Makes the tables of a model, or finds them."""
     for name, table in model.tables.items():
         await store.create(
             name, table.rows, table.width, optimizer=Sum() if table.adds else optimizer,
@@ -242,40 +195,11 @@ async def _create(store: SparseStore, model: SparseModel, optimizer: Optimizer, 
         )  # fmt: skip
 
 
-@asynccontextmanager
-async def _served(shards: int, store: Sequence[str]) -> AsyncIterator[tuple[list[str], str]]:
-    """Addresses and token of the given store, or of shards that are started here."""
-    if store:
-        yield list(store), os.environ[TOKEN_VARIABLE]
-        return
-    token = secrets.token_hex(32)
-    processes = ShardProcesses([ShardOptions(shard=shard, shards=shards) for shard in range(shards)], token=token)
-    addresses = await processes.start()
-    try:
-        yield addresses, token
-    finally:
-        await processes.close()
-
-
-@contextmanager
-def _token_for_functions(token: str) -> Iterator[None]:
-    """Local functions inherit the variable; those of clouds are given it when they are deployed."""
-    before = os.environ.get(TOKEN_VARIABLE)
-    os.environ[TOKEN_VARIABLE] = token
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(TOKEN_VARIABLE, None)
-        else:
-            os.environ[TOKEN_VARIABLE] = before
-
-
-def _opened(dataset: TableDataset | str | Path) -> TableDataset:
+def opened(dataset: TableDataset | str | Path) -> TableDataset:
     return dataset if isinstance(dataset, TableDataset) else TableDataset.open(str(dataset))
 
 
-def _try(model: SparseModel, data: TableDataset, schedule: Schedule) -> None:
+def check(model: SparseModel, data: TableDataset, schedule: Schedule) -> None:
     """One step on the first minibatch, before anything is started.
 
     Raises:

@@ -169,6 +169,8 @@ class PieceExchange(Collective):
     def _contribution_memory(self, member: int, head: Head, nbytes: int) -> memoryview:
         if head.flags & SHARED:
             return IN_PLACE
+        if not self.upward.codec.fixed:  # hardly any two have the same size
+            return memoryview(np.empty(nbytes, dtype=np.uint8).data)
         free = self._free.get(nbytes)
         return free.pop() if free else memoryview(np.empty(nbytes, dtype=np.uint8).data)
 
@@ -216,7 +218,7 @@ class PieceExchange(Collective):
         self._publish(version, piece, sums)
 
     def _release(self, memory: memoryview) -> None:
-        if memory.nbytes:
+        if memory.nbytes and self.upward.codec.fixed:
             self._free.setdefault(memory.nbytes, []).append(memory)
 
     def _publish(self, version: Version, piece: Piece, sums: PieceSum) -> None:
@@ -247,7 +249,7 @@ class PieceExchange(Collective):
 
     def _merged_memory(self, member: int, head: Head, nbytes: int) -> memoryview | None:
         version = self._known(head.number)
-        if version is None or self.downward.codec.lossy or head.part >= len(self.pieces):
+        if version is None or not self.downward.codec.plain or head.part >= len(self.pieces):
             return None
         piece, itemsize = self.pieces[head.part], self.g.dtype.itemsize
         if version.done[piece.number] is not None or piece.number in version.receiving or piece.number in version.sums:

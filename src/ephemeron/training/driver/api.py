@@ -8,6 +8,7 @@ print(result.summary.metrics, result.summary.cost_usd)
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from ephemeron.training.driver.run_dir import GROUPS
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
+from ephemeron.training.job.job_file import renamed
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
@@ -73,7 +75,7 @@ def configure(
         JobError: an option is unknown or has a wrong type, a value is out of bounds, or two values contradict each other.
     """
     job = job_of(job)
-    explicit = {name: value for name, value in overrides.items() if value is not None}
+    explicit = renamed({name: value for name, value in overrides.items() if value is not None})
     options = [f.name for f in dataclasses.fields(Configuration)]
     for name in explicit:
         if name not in options:
@@ -90,6 +92,7 @@ def configured(values: Mapping[str, object]) -> Configuration:
     """A configuration from its options, with the defaults of its platform."""
     values = dict(values)
     _count_stages(values)
+    _name_regions(values)
     if values.get("groups"):
         c = build(Configuration, values, where="configuration")
         return dataclasses.replace(c, workers=sum(group.workers for group in c.groups))
@@ -129,6 +132,18 @@ def configured(values: Mapping[str, object]) -> Configuration:
         c, channel=channel, memory_mb=memory_mb, memory_is_default=not c.memory_mb,
         function_timeout_s=c.function_timeout_s or limits.lifetime_s,
     )  # fmt: skip
+
+
+def _name_regions(values: dict[str, object]) -> None:
+    """Adds groups, and the store that they share, from a file of regions."""
+    if not values.get("regions"):
+        return
+    if values.get("groups"):
+        raise JobError("run.regions and run.groups both say where functions run", remedy="leave one of them out")
+    regions = importlib.import_module("ephemeron.geo.regions")  # above training
+    found = regions.load_regions(str(values.pop("regions")))
+    values["groups"] = regions.groups_of(found)
+    values.setdefault("group_store", found.store)
 
 
 def _count_stages(values: dict[str, object]) -> None:

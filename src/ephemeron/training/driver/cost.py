@@ -18,6 +18,7 @@ from ephemeron.events import (
     Measured,
     Phase,
     Progress,
+    RegionExchanged,
     RunStarted,
     Started,
     Suspended,
@@ -25,7 +26,14 @@ from ephemeron.events import (
     Woken,
 )
 from ephemeron.training.driver.membership import Membership
-from ephemeron.training.driver.records import Bill, GenerationSummary, GroupSummary, ResultSummary, RunTraffic
+from ephemeron.training.driver.records import (
+    Bill,
+    GenerationSummary,
+    GroupSummary,
+    RegionSummary,
+    ResultSummary,
+    RunTraffic,
+)
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.final import FinalState
@@ -188,11 +196,24 @@ class GroupMeter:
         self.started = started
         self.meter = CostMeter(Prices(**started.prices), memory_mb=started.memory_mb, _own=started.traffic)
         self._ranks = range(started.first_rank, started.first_rank + started.workers)
+        self._sent = self._received = 0
 
     def feed(self, event: Event) -> None:
         """Takes an event into account if it is of one of the group's ranks."""
         if getattr(event, "rank", None) in self._ranks:
             self.meter.feed(event)
+            if isinstance(event, RegionExchanged):
+                self._sent += event.bytes_sent
+                self._received += event.bytes_received
+
+    def region(self, t: float) -> RegionSummary:
+        """The group as a region, until `t`."""
+        phases, done = self.meter.phases_s, self.meter.done
+        return RegionSummary(
+            name=self.started.name, iterations=min((done.get(rank, 0) for rank in self._ranks), default=0),
+            waiting_share=round(phases["wait"] / total, 4) if (total := sum(phases.values())) else 0.0,
+            wan_bytes_sent=self._sent, wan_bytes_received=self._received, cost_usd=round(self.cost_usd(t), 9),
+        )  # fmt: skip
 
     def cost_usd(self, t: float) -> float:
         """Everything until `t`."""
@@ -248,6 +269,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         weights_sha256=None if final is None else final.weights_sha256,
         generations=_generations(meter, spec),
         groups=tuple(group.summary(t) for group in meter.groups),
+        regions=tuple(group.region(t) for group in meter.groups),
         phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
         platform="+".join(dict.fromkeys(g.started.platform for g in meter.groups)) or c.platform,
         best_iteration=None if final is None else final.best, budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
 _OF_GROUPS = (
-    "groups", "average_every", "group_store", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
+    "groups", "regions", "exchange_every", "region_sync", "region_compression", "group_store", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
     "function_timeout_s",
 )  # fmt: skip
 """Options that a group has itself, or that are of all groups together."""
@@ -100,10 +101,23 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
             raise JobError(
                 f"group {group.name}: channel '{channel}' is not for groups", remedy="use an object store or a cache"
             )
+    group_sync(c)
     platforms: set[str] = {group.platform or c.platform for group in groups}
     if "simulated" in platforms and len(platforms) > 1:
         raise JobError("simulated groups and real ones cannot train together", remedy="simulate all groups or none")
     _check_store(c, platforms)
+
+
+def group_sync(c: Configuration) -> Any:
+    """The policy by which the groups exchange, of `ephemeron.geo`, which is above training and found by name.
+
+    Raises:
+        JobError: the policy, its options and the compression do not go together.
+    """
+    every = [group.exchange_every or c.exchange_every for group in c.groups]
+    return importlib.import_module("ephemeron.geo.policies").checked_sync(
+        c.region_sync, c.region_compression, min(every)
+    )
 
 
 def _check_store(c: Configuration, platforms: set[str]) -> None:
@@ -171,17 +185,22 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     store = c.group_store
     if not store and not members[0].simulated:
         store = (run_dir.runs_folder() / run_id / "objects").resolve().as_uri()
-    rounds = min((m.prepared.spec.iterations - 1) // c.average_every for m in members)
+    every = [group_sync(c).every(group.exchange_every or c.exchange_every) for group in c.groups]
+    rounds = min((m.prepared.spec.iterations - 1) // h for m, h in zip(members, every, strict=True))
     memberships = [
-        GroupMembership(run=run_id, store=store, index=i, names=names, every=c.average_every, rounds=rounds)
-        for i in range(len(members))
-    ]
+        GroupMembership(
+            run=run_id, store=store, index=i, names=names, every=h, rounds=rounds, sync=c.region_sync,
+            compression=c.region_compression,
+        )
+        for i, h in enumerate(every)
+    ]  # fmt: skip
     members = [member.in_group(m) for member, m in zip(members, memberships, strict=True)]
     first = members[0].prepared.spec
     whole = dataclasses.replace(
         first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
         configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), groups=c.groups,
-                                          average_every=c.average_every, group_store=c.group_store),
+                                          exchange_every=c.exchange_every, region_sync=c.region_sync,
+                                          region_compression=c.region_compression, group_store=c.group_store),
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, request.faults)),
     )  # fmt: skip
     return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store)

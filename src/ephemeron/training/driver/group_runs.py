@@ -148,9 +148,11 @@ def _started(ready: PreparedGroups, wall_time: float) -> RunStarted:
 
 def _note(ready: PreparedGroups) -> str:
     rounds = {member.prepared.spec.iterations for member in ready.members}
-    every, membership = ready.spec.configuration.average_every, ready.members[0].prepared.spec.group
+    c, membership = ready.spec.configuration, ready.members[0].prepared.spec.group
     assert membership is not None
-    text = f"{len(ready.members)} groups average their parameters every {every} iterations, and at the end"
+    text = (
+        f"{len(ready.members)} groups exchange by {c.region_sync} every {membership.every} iterations, and at the end"
+    )
     if len(rounds) == 1:
         return text
     return f"{text}; their numbers of iterations differ ({min(rounds)} to {max(rounds)}), so they do it {membership.rounds + 1} times"

@@ -117,6 +117,20 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSummary:
+    """A group of functions as a region that exchanges with others."""
+
+    name: str
+    iterations: int
+    waiting_share: float
+    """Part of the time of its functions in which they waited."""
+    wan_bytes_sent: int
+    """To all other regions together, as metered by the region."""
+    wan_bytes_received: int
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunTraffic(Traffic):
     """Traffic of a whole run, with the number of its requests."""
 
@@ -174,6 +188,8 @@ class ResultSummary:
     """Functions of the run from the first iteration on, and after each change."""
     groups: tuple[GroupSummary, ...] = ()
     """Groups of functions; empty: all are one group."""
+    regions: tuple[RegionSummary, ...] = ()
+    """The same groups as regions: what they have exchanged with each other."""
 
 
 def new_record(

@@ -30,6 +30,9 @@ from ephemeron.data.spec import check_data
 from ephemeron.errors import JobError
 from ephemeron.training.job.spec import PROGRAMS, Job, check_program
 
+_FORMER_NAMES = {"average_every": "exchange_every"}
+"""Names that options had in earlier versions, and their names now."""
+
 
 def load_job(path: str | Path) -> Job:
     """Reads a job file, in JSON if its name ends in `.json` and in TOML otherwise. Relative paths in it are relative to it.
@@ -68,6 +71,8 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
         for name in given or ["model"]:  # other mistakes come first
             build(Job, {**others, name: raw.get(name, "m:f")}, where=where)
         check_program(given, where=where)
+    if isinstance(raw, Mapping) and isinstance(raw.get("run"), Mapping):
+        raw = {**raw, "run": renamed(raw["run"])}
     job = build(Job, raw, where=where)
     code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
     data = job.data
@@ -82,8 +87,9 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     if job.init is not None:
         job = dataclasses.replace(job, init=_existing(folder / os.path.expanduser(job.init), f"{where}: init"))
     run = dict(job.run)
-    if placement := run.get("placement"):
-        run["placement"] = str(_existing(folder / os.path.expanduser(str(placement)), f"{where}: run.placement"))
+    for option in ("placement", "regions"):
+        if path := run.get(option):
+            run[option] = str(_existing(folder / os.path.expanduser(str(path)), f"{where}: run.{option}"))
     loggers = tuple(
         logger if logger.folder is None
         else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
@@ -109,3 +115,20 @@ def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
     if not path.exists():
         raise JobError(f"{where}: {path} does not exist")
     return path
+
+
+def renamed(options: Mapping[str, object]) -> dict[str, object]:
+    """Options of a run, those under a former name under the name of today.
+
+    Raises:
+        JobError: both names are given.
+    """
+    found = dict(options)
+    for former, name in _FORMER_NAMES.items():
+        if former in found:
+            if name in found:
+                raise JobError(
+                    f"{former} is the former name of {name}, and both are given", remedy=f"leave {former} out"
+                )
+            found[name] = found.pop(former)
+    return found

@@ -23,7 +23,7 @@ from ephemeron.training.job.logger_spec import LoggerSpec
 PlatformName = Literal["local", "simulated", "aws", "aws-microvm", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
 Exchange = Literal["gradients", "parameters", "deltas"]
-Compression = Literal["none", "bf16", "int8"]
+Compression = Literal["none", "bf16", "int8", "sparse"]
 OnNonFinite = Literal["stop", "continue"]
 ScheduleName = Literal["plain", "gpipe", "1f1b"]
 Precision = Literal["32-true", "bf16-mixed"]
@@ -50,6 +50,11 @@ _OrDefault = Annotated[int, AtLeast(0)]
 _EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such as '100 steps' or '1 epoch'")
 EpochsFactor: TypeAlias = Annotated[float, AtLeast(1)]
 """Epochs that a protocol needs, divided by those of BSP."""
+_REGION_SYNC = Form(
+    r"(asgd|asgd-ga|ama|sma|diloco)(:[a-z]+=[0-9.e-]+(,[a-z]+=[0-9.e-]+)*)?",
+    "asgd, asgd-ga, ama, sma or diloco, and options, such as diloco:fragments=4,delay=5",
+)
+_REGION_COMPRESSION = Form(r"none|int8|int4|topk2?:[0-9.e-]+", "none, int8, int4, topk:SHARE or topk2:SHARE")
 _SYNC = Form(r"bsp|hap|hsp|asp|ssp:[0-9]+", "bsp, hap, hsp, asp or ssp:N with N ≥ 0")
 
 
@@ -123,6 +128,8 @@ class RunGroup(Typed):
     """Samples per optimiser step of a non-aggregator; 0: as `batch_size`."""
     function_timeout_s: NonNegative = 0.0
     """Time limit of an invocation, seconds; 0: the platform's limit."""
+    exchange_every: _OrDefault = 0
+    """H of this group; 0: that of the run. Groups that compute more iterations in the same time exchange after more of them."""
     share: Positive | None = None
     """Its part of the training samples, relative to those of the other groups; None: its samples per iteration."""
     prices: Path | None = None
@@ -165,7 +172,7 @@ class Configuration(Typed):
     outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE), hash=False)
     """Optimiser that is given the merged deltas as gradients: `average`, or a name in `torch.optim` and its options."""
     compression: Compression = "none"
-    """Compression of the exchange; int8 has error feedback."""
+    """Compression of the exchange; int8 has error feedback, sparse loses nothing."""
     ranks_per_machine: Count = 1
     """L, on direct channels under BSP: L neighbours by rank share a machine. Their contributions are added up there first, so that an L-th as
     much is sent between machines. Results are those of all runs with the same L."""
@@ -194,8 +201,15 @@ class Configuration(Typed):
     """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
     groups: tuple[RunGroup, ...] = ()
     """Groups of functions, at least two; empty: all functions are one group."""
-    average_every: Count = 10
-    """Iterations between two exchanges of the groups, which then go on with the average of their parameters."""
+    regions: Path | None = None
+    """File of regions, `regions.toml`, each of which becomes a group; instead of `groups`."""
+    exchange_every: Count = 10
+    """H: iterations between two exchanges of the groups."""
+    region_sync: Annotated[str, _REGION_SYNC] = "sma"
+    """What groups exchange and when they wait for each other: `asgd`, `asgd-ga`, `ama`, `sma`, `diloco`, with options as in
+    `diloco:fragments=4,delay=5`."""
+    region_compression: Annotated[str, _REGION_COMPRESSION] = "none"
+    """Compression of what groups exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
     group_store: str = ""
     """Address of the store through which groups exchange parameters; "": a folder, where all groups run on this machine."""
 

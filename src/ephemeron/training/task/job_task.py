@@ -12,6 +12,7 @@ from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.losses import Loss
+from ephemeron.training.task.optimizers import check_kind
 from ephemeron.training.task.task import Task
 
 
@@ -56,10 +57,7 @@ def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.opti
             n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
         )
         raise JobError(f"optimizer {target.target!r} is not in torch.optim", remedy=f"use one of {', '.join(names)}")
-    if target.target == "LBFGS":
-        raise JobError(
-            "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
-        )
+    check_kind(cls)
     make: Callable[..., torch.optim.Optimizer] = cls
     try:
         with eager_optimizers():

@@ -29,6 +29,23 @@ class Scheduled:
     """Metric that it is given; it then advances after evaluations."""
 
 
+def check_kind(cls: type[torch.optim.Optimizer]) -> None:
+    """Refuses optimisers that cannot step with exchanged gradients.
+
+    Raises:
+        JobError: it evaluates the loss several times a step, or takes sparse gradients only.
+    """
+    if issubclass(cls, torch.optim.LBFGS):
+        raise JobError(
+            "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
+        )
+    if issubclass(cls, torch.optim.SparseAdam):
+        raise JobError(
+            "optimizer 'SparseAdam' takes sparse gradients only, and merged gradients are dense",
+            remedy="use Adam, or a sparse model with the store's Adam (docs/sparse.md)",
+        )
+
+
 def optimizers_of(returned: Any, where: str) -> tuple[list[torch.optim.Optimizer], list[Scheduled]]:
     """Optimisers and schedulers from what a task's `optimizers` returned.
 
@@ -41,10 +58,7 @@ def optimizers_of(returned: Any, where: str) -> tuple[list[torch.optim.Optimizer
     for optimizer, scheduler in pairs:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise JobError(f"{where} returned a {type(optimizer).__name__} as an optimiser", remedy=_FORMS)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise JobError(
-                "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
-            )
+        check_kind(type(optimizer))
         if scheduler is not None:
             schedulers.append(_scheduled(scheduler, len(found), where))
         found.append(optimizer)

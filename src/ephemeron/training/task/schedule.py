@@ -33,7 +33,8 @@ class EpochMeasurements:
     iteration_s: float
     """Typical duration of an iteration."""
     spent_usd: float
-    """Cost of the run so far, as rank 0 estimates it: its own cost times the number of functions."""
+    """Cost of the run so far, as rank 0 estimates it: its own cost times the number of functions, and functions that were started for
+    later epochs."""
     loss: float
     """Mean training loss of rank 0's batches of the epoch."""
     fetch_s: float = 0.0

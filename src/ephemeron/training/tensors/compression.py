@@ -1,4 +1,4 @@
-"""Smaller messages: bf16 (half the bytes) and int8 with error feedback (a quarter).
+"""Smaller messages: bf16 (half the bytes), int8 with error feedback (a quarter), and sparse (without loss, for what is mostly zero).
 
 Without error feedback, rounding to 8 bits stalls training once gradients fall below a step of the grid. With
 it, the rounding error is added to the next message, so that it is delayed and not lost (Seide et al. 2014;
@@ -17,6 +17,7 @@ import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.errors import JobError
+from ephemeron.training.tensors import sparse_encoding
 from ephemeron.training.tensors.absence import ABSENT, is_absent
 
 _MINUS_ZERO = -128
@@ -32,6 +33,10 @@ class GradientCodec(ABC):
     lossy: ClassVar[bool] = True
     feedback: ClassVar[bool] = False
     """Whether the rounding error is added to the next message."""
+    fixed: ClassVar[bool] = True
+    """Whether the number of elements determines the number of bytes."""
+    plain: ClassVar[bool] = False
+    """Whether the bytes are those of the vector, so that they can be received into their place."""
 
     @abstractmethod
     def encode(self, vector: np.ndarray) -> list[Buffer]:
@@ -45,7 +50,7 @@ class GradientCodec(ABC):
 class Plain(GradientCodec):
     """The bytes as they are."""
 
-    name, id, lossy = "none", 0, False
+    name, id, lossy, plain = "none", 0, False, True
 
     def encode(self, vector: np.ndarray) -> list[Buffer]:
         return [_view(np.ascontiguousarray(vector))] if vector.size else []
@@ -104,12 +109,24 @@ class Int8(GradientCodec):
         return out.astype(dtype, copy=False)
 
 
+class Sparse(GradientCodec):
+    """Values that are not zero and their places, or all values where that is shorter; see `sparse_encoding`."""
+
+    name, id, lossy, fixed = "sparse", 3, False, False
+
+    def encode(self, vector: np.ndarray) -> list[Buffer]:
+        return sparse_encoding.encode(vector)
+
+    def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
+        return sparse_encoding.decode(data, dtype, elements)
+
+
 def _view(array: np.ndarray) -> memoryview:
     """The array's bytes, not copied."""
     return memoryview(array.view(np.uint8).data)
 
 
-_CODECS: tuple[GradientCodec, ...] = (Plain(), BFloat16(), Int8())
+_CODECS: tuple[GradientCodec, ...] = (Plain(), BFloat16(), Int8(), Sparse())
 
 
 def codec_by_name(name: str) -> GradientCodec:

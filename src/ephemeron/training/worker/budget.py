@@ -16,6 +16,7 @@ class Budget:
     """
 
     began_s: float
+    """Time from which this invocation, or its generation, is billed: with its cold start, where platforms bill that."""
     deadline_s: float
     """Time at which the platform ends the invocation."""
     memory_mb: int
@@ -28,6 +29,14 @@ class Budget:
     """Cost of the rank's earlier invocations, as its checkpoint says; or its share of earlier generations' cost."""
     traffic_before: Traffic = field(default_factory=Traffic)
     """Channel operations of this invocation that are in it."""
+    ahead_gb: float = 0.0
+    """Memory of all functions that were started for the next generation."""
+    ahead_since_s: float = 0.0
+    """Time at which they were started."""
+
+    def start_ahead(self, now_s: float, *, workers: int, memory_mb: int) -> None:
+        """Counts functions that are started for the next generation, by all ranks together, from now on."""
+        self.ahead_gb, self.ahead_since_s = workers * memory_mb / 1024, now_s
 
     def time_left_s(self, now_s: float) -> float:
         """Seconds until the platform ends this invocation."""
@@ -46,6 +55,25 @@ class Budget:
     def _storage_usd(self, traffic: Traffic) -> float:
         return float(self.prices.storage_usd(traffic) - self.prices.storage_usd(self.traffic_before))
 
-    def is_exceeded(self, now_s: float, traffic: Traffic) -> bool:
-        """Whether this rank has used up its share of the run's budget."""
-        return self.limit_usd is not None and self.spent_usd(now_s, traffic) * self.workers >= self.limit_usd
+    def run_usd(self, now_s: float, traffic: Traffic) -> float:
+        """Cost of the run so far, as if all ranks were like this one, with functions that were started ahead."""
+        ahead_usd = self.prices.functions_usd(self.ahead_gb * (now_s - self.ahead_since_s), 0) if self.ahead_gb else 0.0
+        return self.spent_usd(now_s, traffic) * self.workers + ahead_usd
+
+    def is_spent_by(self, now_s: float, traffic: Traffic, *, gb_seconds: float) -> bool:
+        """Whether the run's budget is used up after further GB-seconds of all its functions."""
+        usd = self.run_usd(now_s, traffic) + self.prices.functions_usd(gb_seconds, 0)
+        return self.limit_usd is not None and usd >= self.limit_usd
+
+    def is_exceeded(
+        self, now_s: float, traffic: Traffic, *, stopping_s: float = 0.0, ahead_stopping_s: float = 0.0
+    ) -> bool:
+        """Whether the run has to stop to keep its budget.
+
+        Args:
+            now_s, traffic: see `spent_usd`.
+            stopping_s: duration of a stop at a checkpoint.
+            ahead_stopping_s: seconds until functions that were started ahead have ended after a stop.
+        """
+        gb_seconds = self.memory_mb / 1024 * self.workers * stopping_s + self.ahead_gb * ahead_stopping_s
+        return self.is_spent_by(now_s, traffic, gb_seconds=gb_seconds)

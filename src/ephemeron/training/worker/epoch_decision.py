@@ -61,7 +61,7 @@ class EpochDecision:
         measured = EpochMeasurements(
             epoch=self._timeline.epoch_of(iteration), epochs=lifecycle.spec.epochs, iteration=iteration,
             run_s=lifecycle.run_now(), epoch_s=epoch.seconds, iteration_s=lifecycle.timeouts.typical_s,
-            spent_usd=lifecycle.spent_usd() * c.workers, loss=epoch.loss, metrics=epoch.metrics,
+            spent_usd=lifecycle.run_usd(), loss=epoch.loss, metrics=epoch.metrics,
             fetch_s=phases.get("load", 0.0) + phases.get("download", 0.0), compute_s=phases.get("compute", 0.0),
             update_s=phases.get("upload", 0.0) + phases.get("aggregate", 0.0),
             workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators, batch_size=c.batch_size,

@@ -6,7 +6,7 @@ in the vector (`tensors.absence`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -36,7 +36,8 @@ class FlatParameters:
             start += p.numel()
 
     def gather(self, weight: float) -> np.ndarray:
-        """Gradients times a weight; 0: none counts. Valid until the next call."""
+        """Gradients times a weight; 0: none counts. Valid until the next call. Sparse ones become dense."""
+        make_dense(self.parameters)
         for p, view in zip(self.parameters, self._views, strict=True):
             if p.grad is None or weight == 0:
                 view.fill_(ABSENT)
@@ -62,6 +63,13 @@ class FlatParameters:
         """The parameters as one vector (a copy)."""
         parts = [p.detach().reshape(-1).to(device="cpu", dtype=self._flat.dtype) for p in self.parameters]
         return torch.cat(parts).numpy().copy()
+
+
+def make_dense(parameters: Iterable[nn.Parameter]) -> None:
+    """Makes sparse gradients dense: those of `nn.Embedding` and `nn.EmbeddingBag` with `sparse=True`."""
+    for p in parameters:
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.to_dense()
 
 
 def wide_dtype(parameters: Sequence[nn.Parameter]) -> torch.dtype:

@@ -29,7 +29,7 @@ from ephemeron.training.tensors import RESIZE, Arrays, decode_state, encode_stat
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.fencing import Claim
-from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, STOPPING, InvocationLifecycle
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.timeouts import IterationTimes
@@ -67,6 +67,8 @@ class BeginMeta:
     iteration: int
     spent_usd: float = 0.0
     """Cost of the run so far, as rank 0 estimates it."""
+    run_s: float = 0.0
+    """Time since the launch of the run, until which that is."""
     times: IterationTimes = field(default_factory=IterationTimes)
     decisions: DecisionState = field(default_factory=DecisionState)
     ended: EndedEpoch | None = None
@@ -207,6 +209,8 @@ class GenerationChange:
                 raise JobError("the run ends before the change could begin")
             wanted = spec.resized(request.resize, first, request=request.name)
             spec.in_generation(wanted).check_shares()
+            if not self._is_affordable(wanted, iteration):
+                raise JobError("the budget does not cover it")
         except JobError as e:
             self._dropped = request.name
             self._note(f"resize to {_described(request.resize)} is left out: {e}", level="warning")
@@ -250,6 +254,22 @@ class GenerationChange:
         start_s = self._spec.cold_start_s + 2 * self._lifecycle.handoff.load_s
         return least + (math.ceil(start_s / typical_s) if typical_s else 0)
 
+    def _new(self, following: Generation) -> int:
+        """Functions that are started for a generation."""
+        now = self._now
+        return following.workers - (min(now.workers, following.workers) if following.memory_mb == now.memory_mb else 0)
+
+    def _is_affordable(self, following: Generation, iteration: int) -> bool:
+        """Whether the budget covers the iterations until a generation, the start of its functions, and a stop right after it."""
+        lifecycle, now = self._lifecycle, self._now
+        typical_s = lifecycle.timeouts.typical_s
+        before = now.workers * now.memory_mb * (following.from_iteration - iteration) * typical_s
+        ahead = self._new(following) * following.memory_mb * self._lead(following) * typical_s
+        stopping = following.workers * following.memory_mb * (STOPPING * typical_s + CHECK_EVERY_S)
+        return not lifecycle.budget.is_spent_by(
+            lifecycle.now(), lifecycle.channel.traffic, gb_seconds=(before + ahead + stopping) / 1024
+        )
+
     async def start_members(self) -> None:
         """Starts this rank's share of the functions that the next generation needs in addition."""
         following = self.next
@@ -259,6 +279,9 @@ class GenerationChange:
         now, first = self._now, fencing.first_attempt(following.number)
         new = range(now.workers, following.workers)
         mine = [rank for rank in new if rank % now.workers == self._rank]
+        self._lifecycle.budget.start_ahead(
+            self._lifecycle.now(), workers=self._new(following), memory_mb=following.memory_mb
+        )
         if following.memory_mb != now.memory_mb and self._rank < following.workers:
             mine.append(self._rank)
         await all_of(self._start(rank, first, following.memory_mb) for rank in mine)

@@ -37,6 +37,10 @@ _log = logging.getLogger(__name__)
 EARLY_SHARE = 0.2
 """Share of the usual timeout after which a successor suspects peers that its predecessors already waited for."""
 CONTROL_EVERY_S = 2.0
+CHECK_EVERY_S = 5.0
+"""Interval at which a function that waits looks whether the run is over, or was stopped."""
+STOPPING = 3
+"""Iterations, besides the staleness, between the decision to stop and the last checkpoint."""
 
 
 class InvocationLifecycle:
@@ -58,7 +62,7 @@ class InvocationLifecycle:
         )
         invocation.inject([parse_fault(f) for f in spec.faults])
         self.budget = Budget(
-            began_s=invocation.now() if invocation.stays else invocation.began, deadline_s=invocation.ctx.deadline, memory_mb=call.memory_mb,
+            began_s=self._billed_from(), deadline_s=invocation.ctx.deadline, memory_mb=call.memory_mb,
             workers=spec.configuration.workers, prices=spec.prices, limit_usd=spec.budget_usd,
             traffic_before=invocation.channel.traffic if invocation.stays else Traffic(),
         )  # fmt: skip
@@ -129,15 +133,32 @@ class InvocationLifecycle:
         outages_s = self.channel.outages_s - self._outages_before_s
         self.timeouts.end(self.now() - outages_s, busy_s=max(0.0, self.invocation.trace.busy_s - outages_s))
 
+    def _billed_from(self) -> float:
+        """Time from which this invocation is billed: its call, not the end of its cold start."""
+        invocation = self.invocation
+        if invocation.stays:
+            return invocation.now()
+        first = self.attempt == 0
+        return invocation.began - (invocation.started_after_s if first else self.spec.cold_start_s)
+
     def spent_usd(self) -> float:
         """Cost of this rank so far, as far as earlier invocations have handed it on."""
         return self.budget.spent_usd(self.now(), self.channel.traffic)
 
+    def run_usd(self) -> float:
+        """Cost of the run so far, as this rank estimates it."""
+        return self.budget.run_usd(self.now(), self.channel.traffic)
+
     def over_limits(self) -> bool:
-        """Whether this rank has used up its share of the budget, or the run its time."""
-        limit_s = self.spec.time_limit_s
+        """Whether the run has to stop now to keep its budget, or has used up its time."""
+        limit_s, now = self.spec.time_limit_s, self.now()
         late = limit_s is not None and self.run_now() >= limit_s
-        return late or self.budget.is_exceeded(self.now(), self.channel.traffic)
+        stopping_s = (STOPPING + self.staleness) * self.timeouts.typical_s + self.handoff.write_s
+        started_s = self.budget.ahead_since_s + self.spec.cold_start_s + self.handoff.load_s
+        ahead_s = max(stopping_s, started_s - now) + CHECK_EVERY_S
+        return late or self.budget.is_exceeded(
+            now, self.channel.traffic, stopping_s=stopping_s, ahead_stopping_s=ahead_s
+        )
 
     def flags(self) -> int:
         """Flags of this rank's next contribution."""

@@ -25,6 +25,7 @@ from ephemeron.training.task.schedule import decision_of
 from ephemeron.training.tensors import HAND_OFF, STOP, SUCCESSOR, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
+from ephemeron.training.worker.control import StopRequest, encode_control
 from ephemeron.training.worker.decisions import decide
 from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
@@ -181,6 +182,10 @@ class TrainingLoop:
         if self.invocation.rank == 0 and lifecycle.keys.generation:
             background.start("generation", delete_left_generation(lifecycle))
         await self.sharing.begin(self.collective, background)
+        if self.groups is not None:
+            own = await self.invocation.compute(self.trainer.parameters, samples=0)
+            async with self.sharing.idle():
+                await self.groups.begin(self.t, own, exchanged=self.started.exchanged)
         handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
@@ -484,6 +489,10 @@ class TrainingLoop:
         await self._save()
         await self.checkpoints.delete_superseded()
         await self.lifecycle.dismiss_successor()
+        if (
+            self.invocation.rank == 0 and self.lifecycle.budget.ahead_gb
+        ):  # functions that wait for the next generation end, too
+            await self.lifecycle.channel.put(self.lifecycle.keys.control, [encode_control(StopRequest())])
         raise InvocationExit("stopped")
 
     async def _hand_off(self) -> None:

@@ -81,7 +81,7 @@ async def _store_begin(
     invocation, spec = lifecycle.invocation, lifecycle.spec
     arrays, notes = await invocation.compute(trainer.state, samples=0)
     meta = BeginMeta(
-        iteration=following.from_iteration, spent_usd=lifecycle.spent_usd() * spec.configuration.workers,
+        iteration=following.from_iteration, spent_usd=lifecycle.run_usd(), run_s=lifecycle.run_now(),
         times=lifecycle.timeouts.state(), decisions=decisions, ended=ended, trainer=notes,
     )  # fmt: skip
     stored = await change.store_begin(Begin(arrays, meta))

@@ -233,10 +233,10 @@ class ScriptTrainer:
         self._pending.append(step.update)
         self._next = iteration + 1
         alone = self._run.world == 1
+        vector = self._flat.gather(1.0 if alone else step.weight)
         if self._own is not None:
             parts = tuple(None if p.grad is None or not step.weight else p.grad.clone() for p in self._flat.parameters)
             self._own.computed(OwnGradient(iteration, iteration, parts))
-        vector = self._flat.gather(1.0 if alone else step.weight)
         self._flat.clear()
         return TrainingStep(
             vector, step.samples, step.loss if step.samples else 0.0, weight=1.0 if alone else step.weight,

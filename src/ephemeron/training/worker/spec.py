@@ -74,7 +74,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembership:
-    """A group of functions that trains one model together with other groups; see `worker.group_exchange`."""
+    """A group of functions that trains one model together with other groups: a region; see `worker.group_exchange`."""
 
     run: str
     """The run of all groups: prefix of their common keys."""
@@ -88,10 +88,10 @@ class GroupMembership:
     """H: iterations between two exchanges."""
     rounds: int
     """Exchanges before the one at the end of the run."""
-
-    def key(self, number: int, group: int) -> str:
-        """Key of a group's parameters in an exchange."""
-        return f"{self.run}/groups/{number:07d}.{group}"
+    sync: str = "sma"
+    """Policy; see `Configuration.region_sync`."""
+    compression: str = "none"
+    """See `Configuration.region_compression`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

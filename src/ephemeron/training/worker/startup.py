@@ -35,7 +35,7 @@ from ephemeron.training.worker.direct_handoff import HandedOver, from_predecesso
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, EndedEpoch, decode_begin, decode_members, members_of
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
-from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, InvocationLifecycle
 from ephemeron.training.worker.peer_recovery import PeerRecovery
 from ephemeron.training.worker.private_copies import PrivateCopies
 from ephemeron.training.worker.recovered_state import RestoredState, peer_recovery, recovered_state
@@ -49,7 +49,6 @@ _log = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 60.0
 POLLED_SHARE, LEAST_POLL_S, MOST_POLL_S = 0.25, 0.01, 0.25
 """Interval between polls for the state in which a generation begins: a share of an iteration, in seconds at least and at most."""
-CHECK_EVERY_S = 5.0
 """Interval at which a rank that waits for its predecessor, or for an object of the driver, checks whether the run is over."""
 
 
@@ -156,6 +155,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     if begin is not None:
         trainer.load(begin.trainer, begin.meta.trainer, shared=True)
         lifecycle.budget.spent_before_usd = begin.meta.spent_usd / spec.configuration.workers
+        lifecycle.budget.began_s = invocation.now() - (invocation.run_now() - begin.meta.run_s)
         lifecycle.timeouts.load(begin.meta.times)
         decisions = begin.meta.decisions
     agreed = None if state is None else state.meta.agreed

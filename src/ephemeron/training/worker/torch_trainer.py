@@ -35,7 +35,7 @@ from ephemeron.training.task.task import StatefulTask
 from ephemeron.training.task.tensors import as_tensors, named_tensors, parts_of, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.early_pieces import EarlyPieces
-from ephemeron.training.worker.flat_parameters import wide_dtype
+from ephemeron.training.worker.flat_parameters import make_dense, wide_dtype
 from ephemeron.training.worker.gradient_pieces import GradientPieces
 from ephemeron.training.worker.torch_state import RandomState, TorchTrainerState
 from ephemeron.training.worker.trainer import TrainingStep
@@ -156,6 +156,7 @@ class TorchTrainer:
                     weighed=partial(self._begin_last, reports) if last and self._pieces.to is not None else None,
                 )  # fmt: skip
                 reports.append(report)
+            make_dense(p for _, p in self.named)
             if len(reports) > 1 and reports[0].given:
                 self._divide_gradients(sum(report.weight for report in reports))
         return reports

@@ -20,9 +20,10 @@ Numbers: TypeAlias = Array | float | int
 
 PREDICTED = ("bsp", "hap")
 """Protocols under which every iteration waits for a set of contributions that is known beforehand."""
-UP = {"none": 1.0, "bf16": 0.5, "int8": 0.2549}
-"""Share of the bytes that a contribution keeps; int8 carries one float32 scale per 1,024 elements."""
-DOWN = {"none": 1.0, "bf16": 0.5, "int8": 0.5}
+UP = {"none": 1.0, "bf16": 0.5, "int8": 0.2549, "sparse": 1.0}
+"""Share of the bytes that a contribution keeps; int8 carries one float32 scale per 1,024 elements. Of sparse ones the most: how much of
+a gradient is zero is not measured."""
+DOWN = {"none": 1.0, "bf16": 0.5, "int8": 0.5, "sparse": 1.0}
 """Share of the bytes that a merged shard keeps: bf16 under int8."""
 TINY_MB = 0.001
 """Leases, positions, specifications."""

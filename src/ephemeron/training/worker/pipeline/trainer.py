@@ -31,6 +31,7 @@ from ephemeron.training.task.job_task import optimizer_over
 from ephemeron.training.task.losses import evaluated
 from ephemeron.training.task.tensors import as_tensors, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
+from ephemeron.training.worker.flat_parameters import make_dense
 from ephemeron.training.worker.trainer import TrainingStep
 
 
@@ -152,6 +153,7 @@ class StageTrainer:
         if self.device.iteration != iteration:
             return TrainingStep(self.flat.numpy(), 0, 0.0)
         start = 0
+        make_dense(p for _, p in self.trained)
         for _, p in self.trained:
             if p.grad is not None:
                 self.flat[start : start + p.numel()].copy_(p.grad.reshape(-1)).add_(0.0)  # minus zero becomes zero

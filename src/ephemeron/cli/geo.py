@@ -1,0 +1,99 @@
+"""`ephemeron geo`: training across regions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ephemeron.geo.planning import METHODS
+
+if TYPE_CHECKING:
+    from ephemeron.geo.planning import RegionPlan
+
+
+@click.group()
+def geo() -> None:
+    """Train across regions: plan their devices."""
+
+
+@geo.command("plan")
+@click.argument("regions", metavar="REGIONS.toml", type=click.Path(path_type=Path))
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="match-straggler",
+    show_default=True,
+    help="match-straggler: algorithm 1 of Cloudless-Training. cheapest: never slower than that, or within --deadline-s. fastest: within --budget-usd. greedy: all devices.",
+)
+@click.option(
+    "--deadline-s", type=click.FloatRange(min=0, min_open=True), help="Longest pass over the data, for cheapest."
+)
+@click.option(
+    "--budget-usd",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Highest cost of a pass over the data, for fastest.",
+)
+@click.option("--memory-mb", type=click.IntRange(min=0), default=0, help="Memory that a function of the job needs.")
+@click.option("--samples", type=click.IntRange(min=1), help="Training samples of all regions together.")
+@click.option(
+    "--sample-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds per sample on a device of power 1.  [default: relative times]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON.")
+def plan_command(
+    regions: Path, method: str, deadline_s: float | None, budget_usd: float | None, memory_mb: int, samples: int | None,
+    sample_s: float | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan how many cores each region of REGIONS.toml uses.
+
+    \b
+    ephemeron geo plan regions.toml
+    ephemeron geo plan regions.toml --method cheapest
+    ephemeron geo plan regions.toml --method fastest --samples 60000 --sample-s 0.002 --budget-usd 0.1
+
+    A region whose devices are too many for its data waits for the slowest one. A plan leaves such devices out.
+    """
+    from ephemeron.config.typed import plain
+    from ephemeron.errors import JobError
+    from ephemeron.geo.planning import PlanMethod, PlanRequest, plan_regions
+    from ephemeron.geo.regions import load_regions
+
+    if (samples is None) != (sample_s is None):
+        raise JobError("--samples and --sample-s belong together", remedy="give both, or neither")
+    chosen: PlanMethod = method  # type: ignore[assignment]
+    request = PlanRequest(
+        method=chosen, deadline_s=deadline_s, budget_usd=budget_usd, memory_mb=memory_mb, samples=samples or 0,
+        sample_s=1.0 if sample_s is None else sample_s,
+    )  # fmt: skip
+    found = plan_regions(load_regions(regions), request)
+    if as_json:
+        click.echo(json.dumps(plain(found)))
+    else:
+        _show(found)
+
+
+def _show(found: RegionPlan) -> None:
+    rows = [("region", "cores", "of", "devices", "load power", "of", "waits", "$/h")]
+    for r in found.regions:
+        devices = ", ".join(f"{d.cores} {d.kind}" for d in r.devices)
+        rows.append(
+            (
+                r.name, f"{r.cores}", f"{r.available_cores}", devices, f"{r.load_power:.3f}", f"{r.available_load_power:.3f}",
+                f"{r.waiting_share:.1%}", f"{r.usd_per_hour:.4g}" if r.usd_per_hour else "–",
+            )
+        )  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [v.ljust(w) if i in (0, 3) else v.rjust(w) for i, (v, w) in enumerate(zip(row, widths, strict=True))]
+        click.echo("  ".join(cells).rstrip())
+    pace = f"{found.seconds / found.greedy_seconds:.3f} × the time of all devices"
+    took = "" if found.relative else f"{found.seconds:.4g} s a pass, "
+    cost = "" if found.cost_usd is None else f"${found.cost_usd:.4g} a pass, "
+    click.echo(f"{found.method}: straggler {found.straggler}; {took}{cost}{pace}")
+    click.echo(
+        f"saved over all devices: {found.saved_cost_share:.1%} of cost, {found.saved_waiting_share:.1%} of waiting"
+    )

@@ -1,0 +1,1 @@
+"""Training across regions: which regions there are, how much each computes, and how they exchange parameters."""

@@ -1,0 +1,242 @@
+"""Communication of regions through a store that all reach: where nothing may listen, or connect to another region.
+
+RUN/groups/REGION/FRAGMENT.ROUND     create-only: an update
+RUN/groups/members/REGION.FENCE      create-only: that a region takes part, by one of its attempts
+RUN/groups/left/REGION               the last round that it takes part in
+RUN/groups/snapshot/REGION           newest state for those that join
+
+An update says which rounds of others its sender needs no more, so these are deleted without further requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ephemeron.communication.channels.base import Buffer, Channel
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import ChannelTimeout, CorruptMessage, JobError, KeyExists, RegionSuperseded
+from ephemeron.geo.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update, Watermarks
+
+_LENGTH, _ROUND = struct.Struct("<I"), struct.Struct("<q")
+_WATCH_S = 60.0
+"""Deadline of one wait for an update that is not needed yet."""
+_RECENT = 0.3
+"""Weight of the latest measurement in an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joined:
+    """What the object of a member says."""
+
+    identity: str = ""
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """What an object says beside the payload."""
+
+    fence: int
+    samples: int
+    norm: float | None
+    """None: it is not finite, which JSON cannot say."""
+    needs_after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By region and fragment, rounds that the sender needs no more."""
+
+
+class StoreCommunicator(Communicator):
+    """Updates as objects of a store.
+
+    Args:
+        channel: the store.
+        run: of all regions: prefix of the keys.
+        region, identity, fence: see `Communicator`.
+        names: all regions.
+    """
+
+    def __init__(
+        self, channel: Channel, *, run: str, region: str, identity: str, fence: int, names: Sequence[str]
+    ) -> None:  # fmt: skip
+        super().__init__(region, identity=identity, fence=fence)
+        self._channel, self._prefix = channel, f"{run}/groups"
+        self._others = [name for name in names if name != region]
+        self._sent = self._received = 0
+        self._links: dict[str, LinkEstimate] = {}
+        self._here: dict[tuple[str, int, int], Update] = {}
+        self._needs_after: dict[str, dict[int, int]] = {name: {} for name in self._others}
+        self._acknowledged: dict[str, dict[int, int]] = {name: {} for name in self._others}
+        self._published: set[tuple[int, int]] = set()
+        self._watching: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._sending: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> StoreCommunicator:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        tasks = [*self._watching.values(), *self._sending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def join(self, *, since: int = 0) -> Sequence[Member]:
+        known = {member.region: member for member in await self.members()}.get(self.region)
+        if known is not None and known.identity != self.identity and known.left is None:
+            raise JobError(
+                f"region {self.region} takes part already, as {known.identity}",
+                remedy="end that run first, or give this region another name",
+            )
+        if known is not None and known.fence > self.fence:
+            raise RegionSuperseded(f"attempt {known.fence} of region {self.region} has joined")
+        joined = _Joined(identity=self.identity, since=since if known is None else known.since)
+        with contextlib.suppress(KeyExists):
+            data = json.dumps(plain(joined)).encode()
+            await self._channel.put(f"{self._prefix}/members/{self.region}.{self.fence:07d}", [data], create=True)
+        if known is not None:  # earlier attempts have left rounds
+            self._published.update(map(_fragment_and_round, await self._channel.list(f"{self._prefix}/{self.region}/")))
+        return await self.members()
+
+    async def leave(self, *, after: int) -> None:
+        for task in self._sending:
+            await task
+        await self._channel.put(f"{self._prefix}/left/{self.region}", [str(after).encode()])
+
+    async def members(self) -> Sequence[Member]:
+        newest: dict[str, tuple[int, str]] = {}
+        for key in await self._channel.list(f"{self._prefix}/members/"):
+            region, _, number = key.rpartition("/")[2].rpartition(".")
+            newest[region] = int(number), key
+        found = []
+        for region, (fence, key) in sorted(newest.items()):
+            joined = build(_Joined, json.loads(bytes(await self._channel.fetch(key) or b"{}")), where=key)
+            left = await self._channel.fetch(f"{self._prefix}/left/{region}")
+            found.append(
+                Member(
+                    region=region, identity=joined.identity, fence=fence, endpoint="", since=joined.since,
+                    left=None if left is None else int(bytes(left)),
+                )
+            )  # fmt: skip
+        return found
+
+    async def publish(self, update: Update) -> None:
+        head = _Head(
+            fence=update.fence, samples=update.samples, norm=update.norm if update.norm < float("inf") else None,
+            needs_after={region: {str(f): n for f, n in rounds.items()} for region, rounds in self._needs_after.items()},
+        )  # fmt: skip
+        text = json.dumps(plain(head), separators=(",", ":")).encode()
+        buffers = [_LENGTH.pack(len(text)), text, update.payload]
+        for ended in [task for task in self._sending if task.done()]:
+            self._sending.remove(ended)
+            ended.result()
+        self._sending.append(asyncio.create_task(self._put(update, buffers)))
+        await self._delete_acknowledged()
+
+    async def _put(self, update: Update, buffers: Sequence[Buffer]) -> None:
+        with contextlib.suppress(KeyExists):  # an earlier attempt has put the same values
+            await self._channel.put(self._key(self.region, update.fragment, update.round), buffers, create=True)
+        self._sent += sum(map(len, buffers))
+        self._published.add((update.fragment, update.round))
+
+    async def get(self, region: str, fragment: int, round: int, *, deadline: float) -> Update:
+        known = self._here.get((region, fragment, round))
+        if known is not None:
+            return known
+        key, loop = self._key(region, fragment, round), asyncio.get_running_loop()
+        began = loop.time()
+        received = await self._channel.get(key, deadline=deadline)
+        self._measure(region, len(received.data), loop.time() - began - received.waited_s)
+        self._received += len(received.data)
+        update = self._decode(received.data, key, region, fragment, round)
+        self._here[region, fragment, round] = update
+        return update
+
+    def arrived(self, after: Watermarks) -> Sequence[Update]:
+        for region in self._others:
+            for fragment in {0, *after.get(region, {})}:
+                if (region, fragment) not in self._watching:
+                    first = after.get(region, {}).get(fragment, 0) + 1
+                    self._watching[region, fragment] = asyncio.create_task(self._watch(region, fragment, first))
+        found = (u for u in self._here.values() if u.round > after.get(u.region, {}).get(u.fragment, 0))
+        return sorted(found, key=lambda u: (u.region, u.fragment, u.round))
+
+    async def acknowledge(self, region: str, fragment: int, round: int) -> None:
+        known = self._needs_after[region]
+        known[fragment] = max(known.get(fragment, 0), round)
+        for key in [k for k in self._here if k[:2] == (region, fragment) and k[2] <= known[fragment]]:
+            del self._here[key]
+
+    async def put_snapshot(self, round: int, data: bytes) -> None:
+        await self._channel.put(f"{self._prefix}/snapshot/{self.region}", [_ROUND.pack(round), data])
+
+    async def latest_snapshot(self) -> tuple[int, bytes] | None:
+        found = [await self._channel.fetch(key) for key in await self._channel.list(f"{self._prefix}/snapshot/")]
+        known = [(int(_ROUND.unpack_from(data)[0]), bytes(data[_ROUND.size :])) for data in found if data is not None]
+        return max(known, default=None, key=lambda each: each[0])
+
+    @property
+    def meter(self) -> Mapping[str, PeerTraffic]:
+        return {"": PeerTraffic(sent=self._sent, received=self._received)}
+
+    @property
+    def links(self) -> Mapping[str, LinkEstimate]:
+        return self._links
+
+    def _all_need_after(self, fragment: int) -> int:
+        """Latest round of a fragment that no other region needs any more."""
+        return min((rounds.get(fragment, 0) for rounds in self._acknowledged.values()), default=0)
+
+    async def _watch(self, region: str, fragment: int, number: int) -> None:
+        """Reads the updates of a fragment of another region as they come."""
+        loop = asyncio.get_running_loop()
+        while True:
+            number = max(number, self._needs_after[region].get(fragment, 0) + 1)
+            try:
+                await self.get(region, fragment, number, deadline=loop.time() + _WATCH_S)
+            except ChannelTimeout:
+                continue
+            number += 1
+
+    def _decode(self, data: memoryview, key: str, region: str, fragment: int, round: int) -> Update:
+        try:
+            size = _LENGTH.size + int(_LENGTH.unpack_from(data)[0])
+            head = build(_Head, json.loads(bytes(data[_LENGTH.size : size])), where=key)
+        except (struct.error, ValueError, JobError) as e:
+            raise CorruptMessage(f"not an update of a region: {e}", key=key) from None
+        known = self._acknowledged[region]
+        for of, number in head.needs_after.get(self.region, {}).items():
+            known[int(of)] = max(known.get(int(of), 0), number)
+        return Update(
+            region=region, fence=head.fence, fragment=fragment, round=round, samples=head.samples,
+            norm=float("inf") if head.norm is None else head.norm, payload=bytes(data[size:]),
+        )  # fmt: skip
+
+    async def _delete_acknowledged(self) -> None:
+        done = {(fragment, number) for fragment, number in self._published if number <= self._all_need_after(fragment)}
+        self._published -= done
+        await self._delete(self._key(self.region, fragment, number) for fragment, number in done)
+
+    async def _delete(self, keys: Iterable[str]) -> None:
+        if gone := list(keys):
+            await self._channel.delete(gone)
+
+    def _measure(self, region: str, nbytes: int, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        known = self._links.get(region)
+        rate, trip = nbytes / seconds, seconds
+        if known is not None and known.bandwidth is not None and known.round_trip_s is not None:
+            rate = _RECENT * rate + (1 - _RECENT) * known.bandwidth
+            trip = min(trip, known.round_trip_s)
+        self._links[region] = LinkEstimate(bandwidth=rate, round_trip_s=trip)
+
+    def _key(self, region: str, fragment: int, round: int) -> str:
+        return f"{self._prefix}/{region}/{fragment}.{round:07d}"
+
+
+def _fragment_and_round(key: str) -> tuple[int, int]:
+    fragment, _, number = key.rpartition("/")[2].partition(".")
+    return int(fragment), int(number)

@@ -1,0 +1,398 @@
+"""A region's part in the synchronisation of a run: the exchange that its functions call.
+
+Rank 0 of a region sends and receives for all of its ranks, so every byte crosses between two regions once. What it sends it first stores in the
+channel of the region; what the region goes on with is a decision, a create-only object there that every rank reads. So a
+replacement of any rank repeats what was decided, bit for bit, also under policies that take whatever has arrived; and a replacement of
+rank 0 goes on from the state stored with the latest decision, and sends again what other regions may lack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from ephemeron.errors import ChannelTimeout, KeyExists
+from ephemeron.events import RegionExchanged, UpdateQuarantined
+from ephemeron.geo.communicator import Communicator, Update
+from ephemeron.geo.communicator.connect import open_communicator
+from ephemeron.geo.policies import Contribution, Due, ExchangeSchedule, parse_sync, weighted_mean
+from ephemeron.geo.records import DecisionMeta, RegionKeys, decode_decision, encode_decision
+from ephemeron.geo.region_state import RegionState
+from ephemeron.training.collectives import Collective, StalledPeers, all_of, wait_for_object
+from ephemeron.training.collectives.object_wait import handle_timeout
+from ephemeron.training.worker.group_exchange import GroupExchange
+from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.spec import GroupMembership
+
+_WAITING_EVERY_S = 1.0
+"""Longest interval at which rank 0 says that it lives while it waits for other regions."""
+
+
+@asynccontextmanager
+async def open_exchange(lifecycle: InvocationLifecycle, collective: Collective) -> AsyncIterator[GroupExchange]:
+    """The exchange of this rank's region with the others.
+
+    Args:
+        lifecycle: of the invocation, whose run is one region.
+        collective: of the region.
+    """
+    membership = lifecycle.spec.group
+    assert membership is not None
+    if lifecycle.rank != 0:
+        yield RegionFollower(membership, lifecycle, collective)
+        return
+    async with open_communicator(membership, lifecycle) as (communicator, count):
+        leader = RegionLeader(membership, communicator, lifecycle, count)
+        try:
+            yield leader
+        finally:
+            await leader.close()
+
+
+def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedule:
+    """Rounds of a region.
+
+    Args:
+        membership: of the region.
+        iterations: of its run.
+    """
+    sync = parse_sync(membership.sync)
+    return ExchangeSchedule(
+        iterations=iterations, every=membership.every, rounds=membership.rounds, fragments=sync.fragments, delay=sync.delay
+    )  # fmt: skip
+
+
+class RegionFollower(GroupExchange):
+    """The part of the ranks other than 0: they read decisions.
+
+    Args:
+        membership: of the region.
+        lifecycle: of the invocation.
+        collective: of the region.
+    """
+
+    def __init__(self, membership: GroupMembership, lifecycle: InvocationLifecycle, collective: Collective) -> None:
+        self._lifecycle, self._collective = lifecycle, collective
+        self._keys, self._channel = RegionKeys(lifecycle.keys.run), lifecycle.channel
+        self._schedule = schedule_of(membership, lifecycle.spec.iterations)
+        self._said = b""
+
+    def is_due(self, iteration: int) -> bool:
+        return self._schedule.is_due(iteration)
+
+    async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
+        return
+
+    async def exchange(self, iteration: int, own: np.ndarray, *, durable: int) -> np.ndarray:
+        key, lifecycle, began = self._keys.decision(iteration), self._lifecycle, self._lifecycle.now()
+
+        async def stalled() -> StalledPeers:
+            before, self._said = self._said, bytes(await self._channel.fetch(self._keys.waiting) or b"")
+            if self._said != before and self._said.startswith(b"%d " % iteration):
+                return StalledPeers(iteration, ())  # rank 0 lives, and waits for another region
+            cause = await self._collective.stalled_before(iteration, 0, key)
+            return cause._replace(keys=())
+
+        arrived = await wait_for_object(
+            self._channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
+            accept=lambda data: decode_decision(data, key),
+        )  # fmt: skip
+        lifecycle.invocation.trace.record("wait", began, lifecycle.now())
+        return arrived.value[0]
+
+
+class RegionLeader(GroupExchange):
+    """The part of rank 0: it sends, receives and decides.
+
+    Args:
+        membership: of the region.
+        communicator: with the other regions.
+        lifecycle: of the invocation.
+        count: adds what the communicator has requested since the last call to the bill.
+    """
+
+    def __init__(
+        self, membership: GroupMembership, communicator: Communicator, lifecycle: InvocationLifecycle, count: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self._m, self._communicator, self._lifecycle, self._count = membership, communicator, lifecycle, count
+        self._keys, self._channel = RegionKeys(lifecycle.keys.run), lifecycle.channel
+        self._schedule, self._sync = (
+            schedule_of(membership, lifecycle.spec.iterations),
+            parse_sync(membership.sync),
+        )
+        self._name = membership.names[membership.index]
+        self._others = [name for name in membership.names if name != self._name]
+        self._own: dict[Due, Update] = {}
+        """Sent by this region, and not known to be applied everywhere."""
+        self._decided: list[int] = []
+        """Iterations whose decisions are stored, ascending."""
+        self._reads: dict[tuple[str, Due], asyncio.Task[Update]] = {}
+        """Of rounds of other regions, begun when this one has sent its part."""
+        self._counted = (0, 0)
+
+    def is_due(self, iteration: int) -> bool:
+        return self._schedule.is_due(iteration)
+
+    async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
+        self._state = RegionState(self._sync, self._m.names, self._m.compression, own)
+        if self._lifecycle.attempt == 0:
+            await self._store(iteration, own)
+            return
+        stored = await self._channel.list(self._keys.decisions)
+        names = [key.removeprefix(self._keys.decisions) for key in stored]
+        self._decided = sorted(int(name) for name in names if name.isdigit())
+        usable = [known for known in self._decided if known < iteration + exchanged]
+        if usable:
+            await self._restore(usable[-1])
+        elif iteration == 0:
+            await self._store(iteration, own)
+        for key in stored:
+            if key.startswith(self._keys.outgoing):
+                await self._send_again(self._keys.due_of(key))
+
+    async def exchange(self, iteration: int, own: np.ndarray, *, durable: int) -> np.ndarray:
+        trace, now, began = self._lifecycle.invocation.trace, self._lifecycle.now, self._lifecycle.now()
+        vector = await self._restore(iteration) if iteration in self._decided else None
+        if vector is None:
+            self._state.quarantined = []
+            vector = own.copy()
+            try:
+                async with self._says_that_it_lives(iteration):
+                    await self._decide(iteration, vector)
+            finally:
+                self._count()
+            self._emit(iteration, now() - began)
+            if not await self._store(iteration, vector):
+                vector = await self._restore(iteration)  # another attempt of this rank was first
+        trace.record("wait", began, now())
+        await self._forget(durable)
+        if iteration == self._schedule.iterations:
+            await self._communicator.leave(after=self._schedule.last)
+        return vector
+
+    async def close(self) -> None:
+        """Ends what goes on in the background."""
+        reads = self._reads.values()
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    # -- rounds -------------------------------------------------------------------------------------------
+
+    async def _decide(self, iteration: int, vector: np.ndarray) -> None:
+        """Sends what is due, and applies what is due or has arrived to a vector."""
+        schedule = self._schedule
+        if not self._sync.synchronous:
+            return await self._decide_asynchronously(iteration, vector)
+        applies = schedule.applies(iteration)
+        sent_before = [due for due in applies if schedule.sent_before(due) < iteration]
+        for due in sent_before:
+            await self._apply(due, vector)
+        for due in schedule.sends(iteration):
+            await self._send(due, vector)
+            for name in self._others:
+                self._read(name, due)
+        for due in applies[len(sent_before) :]:
+            await self._apply(due, vector)
+
+    async def _apply(self, due: Due, vector: np.ndarray) -> None:
+        part = self._schedule.part(due.fragment, vector.size)
+        contributions = self._state.accepted(await self._updates(due, self._m.names), part)
+        vector[part] = self._state.policy.merge(
+            part, vector, [c for _, c in contributions], last=due.round == self._schedule.last
+        )
+
+    async def _decide_asynchronously(self, iteration: int, vector: np.ndarray) -> None:
+        schedule = self._schedule
+        if iteration < schedule.iterations:
+            (due,) = schedule.sends(iteration)
+            await self._send(due, vector)
+            return await self._take(vector, due.round - self._sync.staleness)
+        await self._take(vector, schedule.rounds)
+        due = Due(0, schedule.last)
+        await self._send(due, vector, parameters=True)
+        updates = await self._updates(due, self._m.names)
+        found = [
+            c._replace(samples=1) for _, c in self._state.accepted(updates, slice(0, vector.size), parameters=True)
+        ]
+        if found:  # averages of averages: parameters still differ among regions
+            vector[:] = weighted_mean(found)
+
+    async def _take(self, vector: np.ndarray, least: int) -> None:
+        """Applies what has arrived of other regions; waits for their rounds up to `least`."""
+        state, names = self._state, self._m.names
+        for number in range(1, least + 1):
+            late = [name for name in self._others if state.applied[name].get(0, 0) < number]
+            self._merge(vector, state.accepted(await self._updates(Due(0, number), late), slice(0, vector.size)))
+        arrived = [u for u in self._communicator.arrived(state.applied) if 0 < u.round <= self._schedule.rounds]
+        ordered = sorted(arrived, key=lambda update: (names.index(update.region), update.round))
+        self._merge(vector, state.accepted(_without_gaps(ordered, state.applied), slice(0, vector.size)))
+
+    def _merge(self, vector: np.ndarray, found: Sequence[tuple[str, Contribution]]) -> None:
+        given = [c for _, c in found]
+        if self._state.policy.averages:
+            given = list(dict(found).values())  # the newest of each region
+        vector[:] = self._state.policy.merge(slice(0, vector.size), vector, given, last=False)
+
+    async def _updates(self, due: Due, names: Sequence[str]) -> list[Update]:
+        """Parts of a round of some regions, in their order, once they are there."""
+        return list(await all_of(self._update(name, due) for name in names))
+
+    async def _update(self, region: str, due: Due) -> Update:
+        if region == self._name:
+            return self._own[due]
+        read = self._read(region, due)
+        while not read.done():  # its own functions and clients see to it that another region goes on
+            await asyncio.wait({read}, timeout=self._lifecycle.wait_timeout_s())
+            if not read.done():
+                late = StalledPeers(self._schedule.applied_before(due), ())
+                missing = ChannelTimeout(f"region {region} has not sent round {due.round}")
+                await handle_timeout(self._lifecycle.on_timeout, late, missing)
+        del self._reads[region, due]
+        return read.result()
+
+    def _read(self, region: str, due: Due) -> asyncio.Task[Update]:
+        """Begins to read another region's part of a round, if it has not begun."""
+        read = self._reads.get((region, due))
+        if read is None:
+            deadline = self._lifecycle.invocation.ctx.deadline
+            read = asyncio.create_task(
+                self._communicator.get(region, due.fragment, due.round, deadline=deadline)
+            )  # fmt: skip
+            self._reads[region, due] = read
+        return read
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    async def _send(self, due: Due, vector: np.ndarray, *, parameters: bool = False) -> None:
+        """Stores and sends this region's part of a round; `parameters`: the parameters as they are."""
+        payload = self._state.payload(self._schedule.part(due.fragment, vector.size), vector, parameters=parameters)
+        with contextlib.suppress(KeyExists):  # an earlier attempt has stored the same values
+            await self._channel.put(self._keys.sent(due), [payload], create=True)
+        await self._send_again(due)
+        if not self._sync.synchronous:
+            self._state.applied[self._name][due.fragment] = due.round
+
+    async def _send_again(self, due: Due) -> None:
+        """Sends what is stored, of this attempt or an earlier one; other regions may lack it."""
+        payload = bytes(await self._channel.fetch(self._keys.sent(due)) or b"")
+        if not payload:
+            return  # deleted meanwhile: all have it
+        part = self._schedule.part(due.fragment, self._state.elements)
+        self._own[due] = Update(
+            region=self._name, fence=self._communicator.fence, fragment=due.fragment, round=due.round, samples=self._samples(due),
+            norm=self._state.norm(payload, part), payload=payload,
+        )  # fmt: skip
+        await self._communicator.publish(self._own[due])
+
+    def _samples(self, due: Due) -> int:
+        """Samples of all ranks since the round before."""
+        split, schedule = self._lifecycle.spec.split, self._schedule
+        first = schedule.sent_before(Due(due.fragment, due.round - 1)) if due.round > 1 else 0
+        return sum(
+            split.batch_at(rank, i % split.iterations)
+            for i in range(first, schedule.sent_before(due))
+            for rank in range(len(split.counts))
+        )
+
+    @asynccontextmanager
+    async def _says_that_it_lives(self, iteration: int) -> AsyncIterator[None]:
+        """Context in which the other ranks do not take this one for dead."""
+
+        async def repeat() -> None:
+            number = 0
+            while True:
+                await asyncio.sleep(min(_WAITING_EVERY_S, self._lifecycle.wait_timeout_s() / 3))
+                number += 1
+                said = f"{iteration} {self._lifecycle.attempt} {number}"
+                await self._channel.put(self._keys.waiting, [said.encode()])
+
+        if self._lifecycle.spec.configuration.workers == 1:
+            yield
+            return
+        task = asyncio.create_task(repeat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # -- decisions ----------------------------------------------------------------------------------------
+
+    async def _store(self, iteration: int, vector: np.ndarray) -> bool:
+        """Stores a decision, and the state with it; returns whether no other attempt was first."""
+        attempt, state = self._lifecycle.attempt, self._state
+        await self._channel.put(self._keys.state(iteration, attempt), [state.encoded()])
+        meta = DecisionMeta(attempt=attempt, quarantined=tuple(left_out.region for left_out in state.quarantined))
+        try:
+            await self._channel.put(self._keys.decision(iteration), [encode_decision(vector, meta)], create=True)
+        except KeyExists:
+            return False
+        self._decided.append(iteration)
+        return True
+
+    async def _restore(self, iteration: int) -> np.ndarray:
+        """The vector of a stored decision, whose state becomes this one."""
+        key, deadline = self._keys.decision(iteration), self._lifecycle.now() + self._lifecycle.wait_timeout_s()
+        vector, meta = decode_decision((await self._channel.get(key, deadline=deadline)).data, key)
+        key = self._keys.state(iteration, meta.attempt)
+        self._state.load((await self._channel.get(key, deadline=deadline)).data, key)
+        if iteration not in self._decided:
+            self._decided = sorted([*self._decided, iteration])
+        return vector
+
+    async def _forget(self, durable: int) -> None:
+        """Deletes what no replacement would read again, and what all other regions have applied."""
+        state, applied = self._state, self._state.applied
+        done = [
+            due for due in self._own
+            if due.round <= applied[self._name].get(due.fragment, 0)
+            and all(state.has_applied(name, self._name, due) for name in self._others)
+        ]  # fmt: skip
+        gone = [self._keys.sent(due) for due in done]
+        for due in done:
+            del self._own[due]
+        old = [known for known in self._decided if known < durable][:-1]
+        for known in old:
+            gone += [self._keys.decision(known)]
+            gone += [self._keys.state(known, attempt) for attempt in range(self._lifecycle.attempt + 1)]
+        self._decided = self._decided[len(old) :]
+        if gone:
+            await self._channel.delete(gone)
+        for name in self._others:
+            for fragment, number in applied[name].items():
+                await self._communicator.acknowledge(name, fragment, number)
+
+    def _emit(self, iteration: int, seconds: float) -> None:
+        invocation, state, t = self._lifecycle.invocation, self._state, self._lifecycle.run_now()
+        meter = self._communicator.meter.values()
+        total = (sum(each.sent for each in meter), sum(each.received for each in meter))
+        before, self._counted = self._counted, total
+        invocation.emit(
+            RegionExchanged(
+                t=t, rank=0, attempt=invocation.attempt, iteration=iteration, bytes_sent=total[0] - before[0],
+                bytes_received=total[1] - before[1], seconds=round(seconds, 6), staleness=state.staleness(self._name),
+            )
+        )  # fmt: skip
+        for left_out in state.quarantined:
+            invocation.emit(
+                UpdateQuarantined(
+                    t=t, rank=0, attempt=invocation.attempt, iteration=iteration, region=left_out.region, why=left_out.why
+                )
+            )  # fmt: skip
+            invocation.warn(str(left_out))
+
+
+def _without_gaps(updates: Sequence[Update], applied: dict[str, dict[int, int]]) -> list[Update]:
+    """Those that follow what is applied round by round: what a region has sent later waits for the ones before."""
+    reached = {name: rounds.get(0, 0) for name, rounds in applied.items()}
+    found = []
+    for update in updates:
+        if update.round == reached[update.region] + 1:
+            reached[update.region] += 1
+            found.append(update)
+    return found

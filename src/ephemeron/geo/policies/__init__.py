@@ -1,0 +1,130 @@
+"""Policies of synchronisation between regions, by the names that users give them.
+
+    asgd        steps of every iteration are sent and added as they arrive: the paper's baseline
+    asgd-ga     the same for the steps of H iterations
+    ama         parameters every H iterations, averaged as they arrive
+    sma         parameters every H iterations, averaged by all at once
+    diloco      changes of H iterations, applied by an outer optimiser, by all at once; in fragments with a delay
+
+Options follow the name: `diloco:fragments=4,delay=5,lr=0.7`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from ephemeron.config.typed import Count, NonNegative, Positive, Typed, Within, build
+from ephemeron.errors import JobError
+from ephemeron.geo.compression import codec_of
+from ephemeron.geo.policies.accumulated import AccumulatedGradients
+from ephemeron.geo.policies.averaging import AsynchronousAverage, SynchronousAverage
+from ephemeron.geo.policies.base import Arrays, Contribution, RegionPolicy, weighted_mean
+from ephemeron.geo.policies.diloco import DiLoCo
+from ephemeron.geo.policies.schedule import Due, ExchangeSchedule
+
+__all__ = [
+    "Arrays",
+    "Contribution",
+    "Due",
+    "ExchangeSchedule",
+    "RegionPolicy",
+    "RegionSync",
+    "checked_sync",
+    "parse_sync",
+    "weighted_mean",
+]
+
+PolicyName = Literal["asgd", "asgd-ga", "ama", "sma", "diloco"]
+_OF_DILOCO = ("lr", "momentum", "fragments", "delay", "mixing")
+_OF_ASYNCHRONOUS = ("staleness",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSync(Typed):
+    """A policy and its options."""
+
+    policy: PolicyName = "sma"
+    lr: Positive = 0.7
+    """Outer learning rate (DiLoCo, table 5 of the paper)."""
+    momentum: Annotated[float, Within(0, 1, open_maximum=True)] = 0.9
+    """Outer Nesterov momentum."""
+    fragments: Count = 1
+    """Parts of the parameters that are exchanged at different iterations."""
+    delay: Annotated[int, Within(0, 1_000_000)] = 0
+    """Iterations between sending a fragment and applying it; below H."""
+    mixing: NonNegative | None = None
+    """Part of its own parameters that a region keeps where it applies a round; None: a half with a delay, else 0."""
+    staleness: Count = 4
+    """Rounds that a region may be ahead of what it has applied from any other one, under asynchronous policies."""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether all regions apply the same rounds before the same iterations."""
+        return self.policy in ("sma", "diloco")
+
+    def new(self) -> RegionPolicy:
+        """The policy in its first state."""
+        if self.policy == "diloco":
+            mixing = (0.5 if self.delay else 0.0) if self.mixing is None else self.mixing
+            return DiLoCo(lr=self.lr, momentum=self.momentum, mixing=mixing)
+        if self.policy == "sma":
+            return SynchronousAverage()
+        return AsynchronousAverage() if self.policy == "ama" else AccumulatedGradients()
+
+    def every(self, given: int) -> int:
+        """H, where the user has given one."""
+        return 1 if self.policy == "asgd" else given
+
+
+def parse_sync(text: str) -> RegionSync:
+    """A policy from `NAME` or `NAME:option=value,…`.
+
+    Raises:
+        JobError: unknown, or an option that is not for it.
+    """
+    name, _, rest = text.partition(":")
+    if name not in get_args(PolicyName):
+        raise JobError(f"region_sync = {text!r} is no policy", remedy=f"use one of {', '.join(get_args(PolicyName))}")
+    values: dict[str, object] = {"policy": name}
+    allowed = _OF_DILOCO if name == "diloco" else () if name == "sma" else _OF_ASYNCHRONOUS
+    for option in filter(None, rest.split(",")):
+        key, equals, value = option.partition("=")
+        if not equals or key not in allowed:
+            raise JobError(
+                f"region_sync = {text!r}: {key!r} is no option of {name}",
+                remedy=f"use {', '.join(f'{each}=VALUE' for each in allowed)}" if allowed else "leave it out",
+            )
+        try:
+            values[key] = int(value) if key in ("fragments", "delay", "staleness") else float(value)
+        except ValueError:
+            raise JobError(f"region_sync = {text!r}: {value!r} is no number", remedy=f"write {key}=NUMBER") from None
+    found = build(RegionSync, values, where="region_sync")
+    if found.mixing is not None and found.mixing >= 1:
+        raise JobError(f"region_sync = {text!r}: mixing keeps the common parameters out", remedy="use a mixing below 1")
+    return found
+
+
+def checked_sync(text: str, compression: str, every: int) -> RegionSync:
+    """A policy as `parse_sync` returns it.
+
+    Args:
+        text: value of `region_sync`.
+        compression: value of `region_compression`.
+        every: the smallest H of all regions.
+
+    Raises:
+        JobError: these do not go together.
+    """
+    sync, codec = parse_sync(text), codec_of(compression)
+    if codec.lossy and sync.new().averages:
+        raise JobError(
+            f"region_compression = {compression!r} is not for {sync.policy}, which sends parameters, not changes",
+            remedy="use region_sync = 'diloco', or leave the compression out",
+        )
+    if sync.delay >= sync.every(every):
+        raise JobError(
+            f"region_sync = {text!r}: a delay of {sync.delay} is not below {every} iterations between exchanges",
+            remedy="use a smaller delay, or a larger exchange_every",
+        )
+    return sync

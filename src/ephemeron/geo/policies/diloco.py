@@ -1,0 +1,58 @@
+"""DiLoCo (Douillard et al., 2023) and its streaming form (Douillard et al., 2025): an outer optimiser for the mean change of all regions.
+
+Every region sends how far its parameters have moved from the common ones, the outer gradient. SGD with Nesterov momentum applies the mean, and
+all regions go on from the result. In the streaming form parameters are divided into fragments that are exchanged at different
+iterations, so that the link is used evenly, and a round is applied `delay` iterations after it was sent, while the region trains on. Its
+parameters then become `mixing` times its own and the rest the common ones.
+
+All regions compute the same common parameters from the same contributions, bit for bit, so these are never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from ephemeron.geo.policies.base import Arrays, Contribution, RegionPolicy, weighted_mean
+
+
+class DiLoCo(RegionPolicy):
+    """Outer SGD with Nesterov momentum.
+
+    Args:
+        lr: outer learning rate.
+        momentum: outer momentum.
+        mixing: part of a region's own parameters that it keeps where a round is applied; 0 without a delay.
+    """
+
+    synchronous: ClassVar[bool] = True
+
+    def __init__(self, *, lr: float = 0.7, momentum: float = 0.9, mixing: float = 0.0) -> None:
+        self._lr, self._factor, self._mixing = lr, momentum, mixing
+        self._common = self._momentum = np.zeros(0)
+
+    def begin(self, parameters: np.ndarray) -> None:
+        self._common, self._momentum = parameters.copy(), np.zeros_like(parameters)
+
+    def contribution(self, part: slice, own: np.ndarray) -> np.ndarray:
+        change: np.ndarray = self._common[part] - own[part]
+        return change
+
+    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool) -> np.ndarray:
+        if contributions:
+            change = weighted_mean(contributions)
+            momentum = self._factor * self._momentum[part].astype(np.float64) + change
+            self._momentum[part] = momentum
+            self._common[part] = self._common[part].astype(np.float64) - self._lr * (change + self._factor * momentum)
+        if last or not self._mixing:
+            return self._common[part].copy()
+        mixed = self._mixing * own[part].astype(np.float64) + (1 - self._mixing) * self._common[part].astype(np.float64)
+        return mixed.astype(own.dtype)
+
+    def state(self) -> Arrays:
+        return {"common": self._common.copy(), "momentum": self._momentum.copy()}
+
+    def load(self, arrays: Arrays) -> None:
+        self._common, self._momentum = arrays["common"].copy(), arrays["momentum"].copy()

@@ -1,0 +1,162 @@
+"""What a region's exchange stores in the channel of the region, and what its payloads say beside the values.
+
+RUN/region/ITERATION                 create-only: decision, the region's parameters after the exchange before that iteration
+RUN/region/ITERATION.state.ATTEMPT   state of the exchange with that decision, of the attempt of rank 0 that has made it
+RUN/region/out/FRAGMENT.ROUND        create-only: what the region sends, until all others have applied it
+RUN/region/waiting                   that rank 0 waits for other regions, and lives
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.geo.policies import Due
+from ephemeron.training.tensors import Arrays, decode_state, encode_state
+
+_VECTOR = "parameters"
+_LENGTH = struct.Struct("<I")
+
+Applied = dict[str, dict[int, int]]
+"""By region and fragment, the latest round that is in the parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionKeys:
+    """Keys of a region's exchange.
+
+    Args:
+        run: of the region.
+    """
+
+    run: str
+
+    @property
+    def decisions(self) -> str:
+        """Prefix of decisions and states; other keys have a letter after it."""
+        return f"{self.run}/region/"
+
+    @property
+    def outgoing(self) -> str:
+        return f"{self.run}/region/out/"
+
+    @property
+    def waiting(self) -> str:
+        return f"{self.run}/region/waiting"
+
+    def decision(self, iteration: int) -> str:
+        return f"{self.run}/region/{iteration:09d}"
+
+    def state(self, iteration: int, attempt: int) -> str:
+        return f"{self.decision(iteration)}.state.{attempt}"
+
+    def sent(self, due: Due) -> str:
+        return f"{self.outgoing}{due.fragment}.{due.round}"
+
+    def due_of(self, key: str) -> Due:
+        fragment, _, number = key.removeprefix(self.outgoing).partition(".")
+        return Due(int(fragment), int(number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionMeta:
+    """Plain values of a decision."""
+
+    attempt: int
+    """Of rank 0, that has stored the state."""
+    quarantined: tuple[str, ...] = ()
+    """Regions whose contributions were left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMeta:
+    """Plain values of the state of an exchange."""
+
+    applied: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By region and fragment, the latest round that is in the parameters."""
+    norms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """See `quarantine`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadHead:
+    """What a payload says beside the values."""
+
+    codec: str
+    """Value of `region_compression` that it is encoded with."""
+    seen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By region and fragment, rounds that the sender has applied: it needs them no more."""
+
+
+def encode_decision(vector: np.ndarray, meta: DecisionMeta) -> bytes:
+    """Bytes of a decision."""
+    return encode_state({_VECTOR: vector}, plain(meta))
+
+
+def decode_decision(data: memoryview | bytes, key: str) -> tuple[np.ndarray, DecisionMeta]:
+    """The inverse.
+
+    Raises:
+        CorruptMessage: not a decision.
+    """
+    arrays, meta = decode_state(data, key=key)
+    try:
+        return arrays[_VECTOR], build(DecisionMeta, meta, where=key)
+    except (JobError, KeyError) as e:
+        raise CorruptMessage(f"not a decision of a region: {e}", key=key) from None
+
+
+def encode_region_state(arrays: Arrays, meta: StateMeta) -> bytes:
+    """Bytes of the state of an exchange."""
+    return encode_state(arrays, dataclasses.asdict(meta))
+
+
+def decode_region_state(data: memoryview | bytes, key: str) -> tuple[Arrays, StateMeta]:
+    """The inverse.
+
+    Raises:
+        CorruptMessage: not such a state.
+    """
+    arrays, meta = decode_state(data, key=key)
+    try:
+        return arrays, build(StateMeta, meta, where=key)
+    except JobError as e:
+        raise CorruptMessage(f"not the state of a region: {e}", key=key) from None
+
+
+def pack_payload(head: PayloadHead, data: Buffer) -> bytes:
+    """A payload: the length of its head, the head as JSON, and the encoded values."""
+    text = json.dumps(dataclasses.asdict(head), separators=(",", ":")).encode()
+    return b"".join((_LENGTH.pack(len(text)), text, data))
+
+
+def unpack_payload(payload: bytes | memoryview, *, region: str) -> tuple[PayloadHead, memoryview]:
+    """The inverse.
+
+    Raises:
+        CorruptMessage: not a payload; names the region.
+    """
+    view = memoryview(payload)
+    try:
+        size = _LENGTH.size + int(_LENGTH.unpack_from(view)[0])
+        return build(PayloadHead, json.loads(bytes(view[_LENGTH.size : size])), where="payload"), view[size:]
+    except (struct.error, ValueError, JobError) as e:
+        raise CorruptMessage(f"region {region} has sent no contribution: {e}") from None
+
+
+def rounds_as_json(applied: Applied) -> dict[str, dict[str, int]]:
+    """Rounds by region and fragment, for JSON."""
+    return {region: {str(f): n for f, n in rounds.items()} for region, rounds in applied.items()}
+
+
+def rounds_from_json(raw: Mapping[str, Mapping[str, int]]) -> Applied:
+    """The inverse."""
+    return {region: {int(f): n for f, n in rounds.items()} for region, rounds in raw.items()}

@@ -1,0 +1,135 @@
+"""State of a region's exchange that a replacement goes on from: policy, rounding errors, rounds applied, usual norms. No input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.geo.communicator import NormQuarantine, QuarantinedUpdate, Update
+from ephemeron.geo.compression import Feedback, Plain, codec_of
+from ephemeron.geo.policies import Contribution, Due, RegionSync
+from ephemeron.geo.records import (
+    Applied,
+    PayloadHead,
+    StateMeta,
+    decode_region_state,
+    encode_region_state,
+    pack_payload,
+    rounds_as_json,
+    rounds_from_json,
+    unpack_payload,
+)
+
+_OF_POLICY, _RESIDUAL = "p/", "residual"
+
+
+class RegionState:
+    """State between two exchanges.
+
+    Args:
+        sync: policy of the run.
+        names: of the regions, in their order.
+        compression: value of `region_compression`.
+        parameters: before the first iteration, of a replacement any of the same size; 1-D.
+    """
+
+    def __init__(self, sync: RegionSync, names: Sequence[str], compression: str, parameters: np.ndarray) -> None:
+        self.policy = sync.new()
+        self.policy.begin(parameters)
+        self.elements, self._dtype, self._compression = parameters.size, parameters.dtype, compression
+        self._feedback = Feedback(codec_of(compression), parameters.size, parameters.dtype)
+        self._plain = Plain()
+        self._norms = NormQuarantine()
+        self.applied: Applied = {name: {} for name in names}
+        self._seen: dict[str, Applied] = {}
+        """By region, what it had applied when it sent its latest round."""
+        self.quarantined: list[QuarantinedUpdate] = []
+        """Contributions that were left out; emptied by the caller."""
+
+    def payload(self, part: slice, own: np.ndarray, *, parameters: bool = False) -> bytes:
+        """This region's part of a round; what it lacks by rounding is added to the next one.
+
+        Args:
+            part: elements of the fragment.
+            own: the region's parameters, whole.
+            parameters: send these as they are, whatever the policy.
+        """
+        seen = rounds_as_json(self.applied)
+        if parameters:
+            return pack_payload(PayloadHead(codec="none", seen=seen), self._plain.encode(own[part]))
+        data = self._feedback.encode(self.policy.contribution(part, own), part)
+        self.policy.sent(part, own)
+        return pack_payload(PayloadHead(codec=self._compression, seen=seen), data)
+
+    def accepted(
+        self, updates: Sequence[Update], part: slice, *, parameters: bool = False
+    ) -> list[tuple[str, Contribution]]:
+        """Contributions by region, in the order given; those of quarantined regions are left out. All count as applied.
+
+        Args:
+            updates: of one fragment.
+            part: its elements.
+            parameters: these are parameters, whatever the policy: they are compared with none before.
+
+        Raises:
+            CorruptMessage: a payload is none.
+        """
+        found = []
+        for update in updates:
+            head, data = unpack_payload(update.payload, region=update.region)
+            self._seen[update.region] = rounds_from_json(head.seen)
+            self.applied[update.region][update.fragment] = update.round
+            vector = codec_of(head.codec).decode(data, part.stop - part.start, self._dtype)
+            left_out = (NormQuarantine() if parameters else self._norms).judge(update, norm=_norm(vector))
+            if left_out is None:
+                found.append((update.region, Contribution(vector, update.samples)))
+            else:
+                self.quarantined.append(left_out)
+        return found
+
+    def norm(self, payload: bytes, part: slice) -> float:
+        """L2 norm of what a payload of this region holds."""
+        head, data = unpack_payload(payload, region="")
+        return _norm(codec_of(head.codec).decode(data, part.stop - part.start, self._dtype))
+
+    def has_applied(self, region: str, sender: str, due: Due) -> bool:
+        """Whether a region is known to have applied a sender's part of a round."""
+        return self._seen.get(region, {}).get(sender, {}).get(due.fragment, 0) >= due.round
+
+    def staleness(self, own: str) -> int:
+        """Most rounds that this region is ahead of what it has applied of another one."""
+        sent = max(self.applied[own].values(), default=0)
+        return max([0, *(sent - max(r.values(), default=0) for name, r in self.applied.items() if name != own)])
+
+    def encoded(self) -> bytes:
+        """All of it as bytes."""
+        arrays = {_OF_POLICY + name: array for name, array in self.policy.state().items()}
+        if self._feedback.residual.size:
+            arrays[_RESIDUAL] = self._feedback.residual
+        norms = {name: tuple(known) for name, known in self._norms.state().items()}
+        meta = StateMeta(applied=rounds_as_json(self.applied), norms=norms)
+        return encode_region_state(arrays, meta)
+
+    def load(self, data: Buffer, key: str) -> None:
+        """Restores what `encoded` has returned.
+
+        Args:
+            data: the bytes.
+            key: under which they are stored, for errors.
+
+        Raises:
+            CorruptMessage: it is no such state.
+        """
+        arrays, meta = decode_region_state(bytes(data), key)
+        self.policy.load({n.removeprefix(_OF_POLICY): a for n, a in arrays.items() if n.startswith(_OF_POLICY)})
+        if _RESIDUAL in arrays:
+            self._feedback.residual = arrays[_RESIDUAL].copy()
+        self._norms = NormQuarantine(state=meta.norms)
+        self.applied = rounds_from_json(meta.applied)
+
+
+def _norm(vector: np.ndarray) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.linalg.norm(vector.astype(np.float64)))

@@ -1,0 +1,155 @@
+"""The functions of a run: one for each share of the minibatches, and those that go on for functions that were lost or whose time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError, RunFailed
+from ephemeron.sparse.store import SparseStore
+from ephemeron.sparse.training.part import Part, PartReport, progress_key, stop_key, train_part
+
+if TYPE_CHECKING:
+    from ephemeron.executor import FunctionExecutor
+    from ephemeron.executor.futures import TaskFuture
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+MOST_LOSSES = 20
+"""Functions of one share that may be lost."""
+PartEnd = Literal["finished", "handed over", "lost", "cancelled"]
+
+
+class ShareWatcher:
+    """What is told of the functions of a run; does nothing."""
+
+    def submitted(self, part: Part, task: TaskFuture) -> None:
+        """A function is to go on with a share."""
+
+    def ended(self, part: Part, task: TaskFuture, end: PartEnd, error: str) -> None:
+        """It has ended; `error` says why it was lost."""
+
+    def reported(self, reports: Sequence[PartReport]) -> None:
+        """The latest reports of the shares that have one, by rank. Called about every `LOOK_S` seconds."""
+
+
+class Shares:
+    """The shares of a run while they are trained.
+
+    Args:
+        pool: where functions run; a task is tried once.
+        store: the client's connection.
+        parts: by rank, before their first attempt.
+        watcher: told of everything.
+        check: called now and then; what it raises ends the run.
+    """
+
+    def __init__(
+        self, pool: FunctionExecutor, store: SparseStore, parts: Sequence[Part], watcher: ShareWatcher,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._pool, self._store, self._watcher, self._check = pool, store, watcher, check
+        self._session = secrets.token_hex(8)
+        self._parts = [replace(part, session=self._session) for part in parts]
+        self._running: dict[int, TaskFuture] = {}
+        self._reports: dict[int, PartReport] = {}
+        self._lost = [0] * len(parts)
+        self._stopping = self._cancelled = False
+
+    @property
+    def lost(self) -> int:
+        """Functions that were lost."""
+        return sum(self._lost)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shares are trained to their end."""
+        return len(self._reports) == len(self._parts) and all(report.finished for report in self._reports.values())
+
+    def stop(self) -> None:
+        """Ends all functions at their next report; the run can go on from there."""
+        self._stopping = True
+
+    def cancel(self) -> None:
+        """Ends all functions at once; the run can go on from their last reports."""
+        self._stopping = self._cancelled = True
+        for task in list(self._running.values()):
+            task.cancel()
+
+    async def trained(self) -> list[PartReport]:
+        """Trains all shares to their end, or until `stop` or `cancel`; returns their last reports, by rank.
+
+        Raises:
+            JobError: the fault is the user's.
+            RunFailed: functions of one share were lost again and again.
+        """
+        for part in list(self._parts):
+            found = await self._stored(part)
+            attempt = part.attempt if found is None else found.attempt + 1
+            if found is None or not found.finished:
+                self._submit(replace(part, attempt=attempt))
+        told = False
+        try:
+            while self._running:
+                await asyncio.sleep(LOOK_S)
+                self._check()
+                if self._stopping and not told:
+                    told = True
+                    await self._store.set(stop_key(self._parts[0].run), self._session.encode())
+                await self._tell()
+                for rank, task in list(self._running.items()):
+                    if task.done():
+                        self._ended(self._parts[rank], task)
+            await self._tell()
+        finally:
+            for task in self._running.values():
+                task.cancel()
+        return [self._reports[part.rank] for part in self._parts if part.rank in self._reports]
+
+    def _submit(self, part: Part) -> None:
+        self._parts[part.rank] = part
+        task = self._running[part.rank] = self._pool.submit(train_part, part)
+        self._watcher.submitted(part, task)
+
+    def _ended(self, part: Part, task: TaskFuture) -> None:
+        del self._running[part.rank]
+        if task.cancelled():
+            return self._watcher.ended(part, task, "cancelled", "")
+        error = task.exception()
+        if error is None:
+            report: PartReport = task.result()
+            self._reports[part.rank] = report
+            self._watcher.reported([report])
+            self._watcher.ended(part, task, "finished" if report.finished else "handed over", "")
+            if not report.finished and not self._stopping:
+                self._submit(replace(part, attempt=part.attempt + 1))
+            return None
+        self._watcher.ended(part, task, "lost", str(error))
+        if isinstance(error.__cause__, JobError):
+            raise error.__cause__
+        self._lost[part.rank] += 1
+        if self._lost[part.rank] > MOST_LOSSES:
+            cause = f"share {part.rank}: {self._lost[part.rank]} functions were lost, the last one by: {error}"
+            raise RunFailed(part.run, [cause]) from error
+        _log.warning("share %d: its function was lost, another one goes on (%s)", part.rank, error)
+        if not self._stopping:
+            self._submit(replace(part, attempt=part.attempt + 1))
+        return None
+
+    async def _tell(self) -> None:
+        for part in self._parts:
+            found = await self._stored(part)
+            if found is not None:
+                self._reports[part.rank] = found
+        self._watcher.reported([self._reports[rank] for rank in sorted(self._reports)])
+
+    async def _stored(self, part: Part) -> PartReport | None:
+        data = await self._store.get(progress_key(part.run, part.rank))
+        return None if data is None else build(PartReport, json.loads(data), where="progress")

@@ -1,0 +1,165 @@
+"""Training across regions: same weights whatever dies, one payload per region and round, decisions that replacements read again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from training_runs import make_job
+
+from ephemeron.cli.main import main
+from ephemeron.errors import JobError
+from ephemeron.events import FaultFired, RegionExchanged
+from ephemeron.training.driver import configure, train
+from ephemeron.training.driver.group_runs import members_of
+from ephemeron.training.driver.records import read_result
+from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.job import Fault, RunGroup
+
+pytestmark = pytest.mark.usefixtures("home")
+
+PAIR = (
+    RunGroup(name="near", workers=2, batch_size=24, share=2),
+    RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1),
+)
+REGION_KEYS = {"name", "iterations", "waiting_share", "wan_bytes_sent", "wan_bytes_received", "cost_usd"}
+JOB = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"
+POLICIES = (
+    ("sma", "none"),
+    ("asgd", "int8"),
+    ("asgd-ga:staleness=2", "topk:0.1"),
+    ("ama", "none"),
+    ("diloco", "int4"),
+    ("diloco:fragments=3,delay=2", "topk2:0.1"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take a second each."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+def trained(*, faults: Any = (), groups: Any = PAIR, **overrides: Any) -> Result:
+    job = make_job(epochs=3)
+    values = {"platform": "simulated", "exchange_every": 5, "checkpoint_every": 4, **overrides}
+    return train(job, configure(job, groups=groups, **values), faults=faults)
+
+
+def exchanged(result: Result, rank: int) -> list[RegionExchanged]:
+    return [e for e in events_of(result.folder) if isinstance(e, RegionExchanged) and e.rank == rank]
+
+
+@pytest.mark.parametrize(
+    ("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[1] != "int4" else []) for p in POLICIES]
+)
+def test_regions_train_one_model(sync: str, compression: str) -> None:
+    result = trained(region_sync=sync, region_compression=compression)
+    assert result.finished
+    hashes = {summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))}
+    assert hashes == {result.summary.weights_sha256}
+    assert result.summary.metrics["accuracy"] > 0.3
+    near, far = result.summary.regions
+    assert (near.name, far.name) == ("near", "far")
+    assert min(near.wan_bytes_sent, near.wan_bytes_received, far.wan_bytes_sent, far.wan_bytes_received) > 0
+    assert exchanged(result, 0)
+    assert not [e for e in events_of(result.folder) if isinstance(e, RegionExchanged) and e.rank == 1], (
+        "rank 0 exchanges for all"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sync", "compression"), [p for p in POLICIES if p[0].startswith(("sma", "diloco"))])
+def test_weights_of_synchronous_policies_are_the_same_whichever_functions_are_killed(
+    sync: str, compression: str
+) -> None:
+    faults = [
+        Fault(kind="kill", rank=rank, iteration=iteration, phase=phase)
+        for rank, iteration, phase in ((0, 4, "wait"), (1, 9, "upload"), (2, 14, "compute"))
+    ]
+    disturbed = trained(faults=faults, region_sync=sync, region_compression=compression)
+    assert sum(isinstance(event, FaultFired) for event in events_of(disturbed.folder)) >= 2
+    undisturbed = trained(region_sync=sync, region_compression=compression)
+    assert disturbed.summary.weights_sha256 == undisturbed.summary.weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["asgd-ga:staleness=2", "ama"])
+def test_regions_under_asynchronous_policies_agree_though_functions_are_killed(sync: str) -> None:
+    faults = [Fault(kind="kill", rank=rank, iteration=4 + 5 * rank, phase="wait") for rank in range(3)]
+    result = trained(faults=faults, region_sync=sync)
+    assert result.finished
+    hashes = {summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))}
+    assert len(hashes) == 1
+
+
+@pytest.mark.slow
+def test_no_region_is_further_ahead_than_its_staleness_limit() -> None:
+    slow = [Fault(kind="delay", rank=2, factor=30.0)]
+    for limit in (1, 3):
+        result = trained(region_sync=f"asgd:staleness={limit}", exchange_every=1, faults=slow)
+        ahead = [event.staleness for event in exchanged(result, 0)]
+        assert max(ahead) == limit
+
+
+@pytest.mark.slow
+def test_fewer_bytes_are_sent_with_compression() -> None:
+    plain, packed = (
+        trained(region_sync="diloco", region_compression=compression).summary.regions[0].wan_bytes_sent
+        for compression in ("none", "int4")
+    )
+    assert packed < plain / 3
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"region_sync": "gossip"}, "asgd, asgd-ga, ama, sma or diloco"),
+        ({"region_sync": "sma:lr=1"}, "'lr' is no option of sma"),
+        ({"region_sync": "sma", "region_compression": "int4"}, "is not for sma, which sends parameters"),
+        ({"region_sync": "diloco:delay=5"}, "a delay of 5 is not below 5"),
+        ({"region_sync": "diloco", "region_compression": "topk:2"}, "'2' is no share"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        trained(**values)
+
+
+REGIONS = """
+[[region]]
+name = "east"
+platform = "simulated"
+workers = 2
+data_share = 2
+
+[[region]]
+name = "west"
+platform = "simulated"
+workers = 1
+data_share = 1
+"""
+
+
+def test_the_command_line_takes_regions_and_reports_each(tmp_path: Path) -> None:
+    (tmp_path / "regions.toml").write_text(REGIONS)
+    arguments = ["train", JOB, "--regions", tmp_path / "regions.toml", "--region-sync", "diloco", "--exchange-every", 4]
+    result = CliRunner().invoke(main, [*map(str, arguments), "--epochs", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    regions = json.loads(result.stdout.splitlines()[-1])["regions"]
+    assert [region["name"] for region in regions] == ["east", "west"]
+    assert all(set(region) == REGION_KEYS for region in regions)
+
+
+@pytest.mark.slow
+def test_local_regions_train_as_simulated_ones() -> None:
+    groups = tuple(
+        RunGroup(name=g.name, workers=g.workers, batch_size=g.batch_size, share=g.share, memory_mb=512) for g in PAIR
+    )
+    simulated = trained(region_sync="diloco", region_compression="int4")
+    local = trained(platform="local", groups=groups, region_sync="diloco", region_compression="int4")
+    assert local.summary.weights_sha256 == simulated.summary.weights_sha256
