@@ -3,7 +3,8 @@
     EphemeronError
     ├── UserError                    what was asked for cannot be done; nothing was started
     │   ├── JobError                 a job, a flag or a file is wrong: names the place, the value and the remedy
-    │   │   └── TraceMismatch        a traced model does not compute what the original computes
+    │   │   ├── TraceMismatch        a traced model does not compute what the original computes
+    │   │   └── ProgramError         a LAmbdaPACK program is wrong: names file, line and column
     │   ├── MissingExtra             an optional dependency is absent: names the command that installs it
     │   ├── PlanInfeasible           understood, but some limit forbids it: `binding` names the limit
     │   ├── RunNotFound              no run of that name in the home folder
@@ -52,6 +53,10 @@
     ├── ServiceRefused               a data service does not take this token, or another client has this one's name
     ├── TaskFailed                   a task of an executor has no result (task, traceback, tries)
     ├── BudgetReached                the tasks of an executor have cost what they may
+    ├── MatrixError                  a kernel cannot go on with the values of a tile (kernel, position)
+    │   ├── NotPositiveDefinite      the leading block up to a position is not positive definite
+    │   ├── SingularMatrix           a pivot is exactly zero
+    │   └── NotConverged             an iteration for eigenvalues or singular values did not converge
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
 `UserError` is apart from the rest because its audience is apart: one line, no traceback, exit code 2.
@@ -84,6 +89,20 @@ class JobError(UserError):
         super().__init__(f"{problem}; {remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
+
+
+class ProgramError(JobError):
+    """A LAmbdaPACK program breaks a rule of the language.
+
+    Args:
+        problem: one line that names what is wrong.
+        location: file, line and column, from 1, as `FILE:LINE:COLUMN`.
+        remedy: what to write instead.
+    """
+
+    def __init__(self, problem: str, *, location: object, remedy: str | None = None) -> None:
+        super().__init__(f"{location}: {problem}", remedy=remedy)
+        self.location = str(location)
 
 
 class MissingExtra(UserError):
@@ -485,3 +504,41 @@ class StageFailed(EphemeronError):
         self.iteration = iteration
         self.operation = operation
         self.operator = operator
+
+
+class MatrixError(EphemeronError):
+    """A kernel cannot go on with the values of a tile.
+
+    Args:
+        message: what is wrong, in one line.
+        kernel: the kernel's name.
+        position: row or column within the tile, from 0.
+        where: the task and its tiles; the runtime adds it with `at`.
+    """
+
+    def __init__(self, message: str, *, kernel: str, position: int = 0, where: str = "") -> None:
+        super().__init__(f"{kernel}: {message}" + (f" ({where})" if where else ""))
+        self.message, self.kernel, self.position, self.where = message, kernel, position, where
+
+    def at(self, where: str) -> MatrixError:
+        """The same error with the task and its tiles named."""
+        return type(self)(self.message, kernel=self.kernel, position=self.position, where=where)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _matrix_error, (type(self), self.message, self.kernel, self.position, self.where)
+
+
+def _matrix_error(kind: type[MatrixError], message: str, kernel: str, position: int, where: str) -> MatrixError:
+    return kind(message, kernel=kernel, position=position, where=where)
+
+
+class NotPositiveDefinite(MatrixError):
+    """The leading block that ends at `position` is not positive definite."""
+
+
+class SingularMatrix(MatrixError):
+    """The pivot at `position` is exactly zero: the matrix is singular."""
+
+
+class NotConverged(MatrixError):
+    """An iteration for eigenvalues or singular values did not converge."""
