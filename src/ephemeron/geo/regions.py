@@ -330,7 +330,14 @@ def groups_of(
         groups.append(
             RunGroup(
                 name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb, share=share,
-                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), prices=region.prices.file,
+                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), prices=region.prices.file, data=region.data,
+                power=_mean_power(regions, region),
             )
         )  # fmt: skip
     return tuple(groups)
+
+
+def _mean_power(regions: Regions, region: Region) -> float:
+    """Mean power of the cores of a region; 1 without devices."""
+    cores = sum(device.cores for device in region.devices)
+    return sum(device.cores * regions.power_of(device) for device in region.devices) / cores if cores else 1.0

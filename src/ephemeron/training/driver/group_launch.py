@@ -12,6 +12,8 @@ import numpy as np
 
 from ephemeron.communication.channels import public_address
 from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.data.flow_spec import DataProvider
+from ephemeron.data.user_function import call
 from ephemeron.errors import JobError
 from ephemeron.events import GroupStarted, Traffic
 from ephemeron.functions.registry import CLOUDS
@@ -159,22 +161,17 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
             raise JobError(
                 f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {first_ranks[-1] - 1}"
             )
-    shares = [g.share or each.global_batch for g, each in zip(c.groups, configurations, strict=True)]
-    positions = divide(training_data(job).samples, shares, seed=job.seed)
+    positions = _positions(job, c.groups, configurations)
     members = []
     for i, (group, own, part) in enumerate(zip(c.groups, configurations, positions, strict=True)):
-        if not part:
-            raise JobError(
-                f"group {group.name} has no training samples", remedy="give it a larger share, or leave it out"
-            )
         members.append(
-            prepared_run(
+            _prepared_member(
                 dataclasses.replace(
-                    request, job=_job_of(job, own.workers / first_ranks[-1]), configuration=own, loggers=(),
+                    request, job=_job_of(job, group, own.workers / first_ranks[-1]), configuration=own, loggers=(),
                     prices_file=group.prices or request.prices_file, cloud=_cloud_of(request, own),
                     faults=_faults_of(request.faults, int(first_ranks[i]), own.workers),
                 ),
-                run_id=f"{run_id}-{group.name}", part=part,
+                group, run_id=f"{run_id}-{group.name}", part=part,
             )
         )  # fmt: skip
     for group, member in zip(c.groups, members, strict=True):
@@ -185,7 +182,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     store = c.group_store
     if not store and not members[0].simulated:
         store = (run_dir.runs_folder() / run_id / "objects").resolve().as_uri()
-    every = [group_sync(c).every(group.exchange_every or c.exchange_every) for group in c.groups]
+    every = matched_every(c, [member.prepared.spec.iterations for member in members])
     rounds = min((m.prepared.spec.iterations - 1) // h for m, h in zip(members, every, strict=True))
     memberships = [
         GroupMembership(
@@ -204,6 +201,59 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, request.faults)),
     )  # fmt: skip
     return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store)
+
+
+def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Configuration]) -> list[list[int] | None]:
+    """For each group the positions of its part of the job's training samples; None: it has samples of its own.
+
+    Raises:
+        JobError: a group gets no samples, or has some of its own and the job's task names its samples, too.
+    """
+    sharing = [
+        (i, group.share or own.global_batch)
+        for i, (group, own) in enumerate(zip(groups, configurations, strict=True))
+        if group.data is None
+    ]
+    found: list[list[int] | None] = [None] * len(groups)
+    if not sharing:
+        return found
+    parts = divide(training_data(job).samples, [share for _, share in sharing], seed=job.seed)
+    for (i, _), part in zip(sharing, parts, strict=True):
+        if not part:
+            raise JobError(
+                f"group {groups[i].name} has no training samples", remedy="give it a larger share, or leave it out"
+            )
+        found[i] = part
+    return found
+
+
+def _prepared_member(
+    request: LaunchRequest, group: RunGroup, *, run_id: str, part: Sequence[int] | None
+) -> PreparedRun:
+    """A group as a run of its own. What is wrong with samples of its own is said with its name."""
+    if group.data is None:
+        return prepared_run(request, run_id=run_id, part=part)
+    try:
+        return prepared_run(request, run_id=run_id)
+    except JobError as e:
+        raise JobError(f"group {group.name}: {e.problem}", remedy=e.remedy) from None
+
+
+def matched_every(c: Configuration, iterations: Sequence[int]) -> list[int]:
+    """H of each group. Where a group gives none, its exchanges are at the same parts of its iterations as those of the shortest group.
+
+    Groups whose iterations are in proportion to their speed so compute equally long between two exchanges, and none waits.
+
+    Args:
+        c: configuration of the run.
+        iterations: of each group's run.
+    """
+    sync, least = group_sync(c), min(iterations)
+    wanted = [
+        group.exchange_every or max(1, round(c.exchange_every * count / least))
+        for group, count in zip(c.groups, iterations, strict=True)
+    ]
+    return [sync.every(h) for h in wanted]
 
 
 def member_values(c: Configuration, group: RunGroup) -> dict[str, object]:
@@ -232,12 +282,31 @@ def divide(samples: int, shares: Sequence[float], *, seed: int) -> list[list[int
     return [sorted(part.tolist()) for part in np.split(order, cuts[:-1])]
 
 
-def _job_of(job: Job, part: float) -> Job:
-    """The job of a group: its part of the budget."""
-    budget = job.limits.budget_usd
-    if budget is None:
-        return job
-    return dataclasses.replace(job, limits=dataclasses.replace(job.limits, budget_usd=budget * part))
+def _job_of(job: Job, group: RunGroup, part: float) -> Job:
+    """The job of a group: its samples, its part of the budget, and the speed of its devices in the simulator."""
+    budget, compute = job.limits.budget_usd, job.simulation.compute
+    if group.data is not None:
+        if job.task is not None and _names_samples(job):
+            raise JobError(
+                f"group {group.name} has samples of its own, and task {job.task.target} names samples, too",
+                remedy="leave one of them out",
+            )
+        job = dataclasses.replace(job, data=group.data)
+    if budget is not None:
+        job = dataclasses.replace(job, limits=dataclasses.replace(job.limits, budget_usd=budget * part))
+    if compute is not None and group.power != 1.0:
+        faster = dataclasses.replace(compute, a=compute.a / group.power)
+        job = dataclasses.replace(job, simulation=dataclasses.replace(job.simulation, compute=faster))
+    return job
+
+
+def _names_samples(job: Job) -> bool:
+    assert job.task is not None
+    from ephemeron.data.flow.from_job import TRAIN_DATA, provided
+
+    provider = DataProvider(target=job.task.target, options=job.task.options)
+    task = provided(provider, job.code)
+    return call(f"{job.task.target}.{TRAIN_DATA}", getattr(task, TRAIN_DATA), {}, job.code) is not None
 
 
 def _cloud_of(request: LaunchRequest, c: Configuration) -> Settings | None:

@@ -129,9 +129,13 @@ class RunGroup(Typed):
     function_timeout_s: NonNegative = 0.0
     """Time limit of an invocation, seconds; 0: the platform's limit."""
     exchange_every: _OrDefault = 0
-    """H of this group; 0: that of the run. Groups that compute more iterations in the same time exchange after more of them."""
+    """H of this group; 0: that of the run for the group of the fewest iterations, and for the others so many times more that all exchange equally often."""
     share: Positive | None = None
     """Its part of the training samples, relative to those of the other groups; None: its samples per iteration."""
+    data: DataSpec | None = None
+    """Samples of its own, in place of a part of the job's: no other group gets any of them."""
+    power: Positive = 1.0
+    """Speed of its devices relative to those of the other groups; in the simulator its functions compute so much faster."""
     prices: Path | None = None
     """Price file; None: the built-in prices."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from ephemeron.config.typed import build
+from ephemeron.config.typed import build, plain
 from ephemeron.data import SampleSplit, plan_split
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.split import LastBatch
@@ -323,7 +323,7 @@ class RunSpec:
         return c.global_batch / c.batch_size if self.options.scale_learning_rate else 1.0
 
     def to_bytes(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
+        return json.dumps(plain(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: memoryview | bytes) -> RunSpec:
