@@ -70,7 +70,7 @@ def test_optunas_own_tools_open_the_study(make_study: MakeStudy) -> None:
 def test_a_pruned_trial_ends_its_functions_at_once(make_study: MakeStudy) -> None:
     """The first trial finishes, later ones that are worse than it after an evaluation cost about a quarter."""
     space = {"optimizer.options.lr": [0.1, 1e-6]}
-    for name, pruner, counts in (("a", "none", (2, 0)), ("b", "asha", (1, 1))):
+    for name, pruner, counts in (("a", "none", (2, 0)), ("b", {"name": "asha", "min_evaluations": 1}, (1, 1))):
         result = make_study(name, sampler="grid", space=space, pruner=pruner, concurrency=1, seed=1).run()
         assert (result.count("finished"), result.count("pruned")) == counts
         bad = next(t for t in result.status.trials if t.parameters["optimizer.options.lr"] == 1e-6)

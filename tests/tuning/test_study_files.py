@@ -11,7 +11,7 @@ from tuning_worlds import MakeStudy, write_study
 
 from ephemeron.config.toml import parse_toml, toml_text
 from ephemeron.errors import JobError, MissingExtra
-from ephemeron.tuning.study_file import load_study
+from ephemeron.tuning.study_file import PrunerSpec, load_study
 
 pytest.importorskip("optuna", reason="tuning needs Optuna; pip install 'ephemeron[tuning]'")
 
@@ -131,3 +131,17 @@ def test_tables_as_text_are_read_as_they_were() -> None:
         "a": 1, "b": -1.5e-7, "c": True, "d": 'quotes " and \\ and\nlines ü', "e": [1, [2.0, "x"]], "a b": {"x.y": {"z": []}, "n": {}},
     }  # fmt: skip
     assert parse_toml(toml_text(table), where="text") == table
+
+
+@pytest.mark.parametrize(
+    ("pruner", "decisions"),
+    [
+        (PrunerSpec(name="asha"), {1: 1, 2: 1, 4: 2, 9: 3, 30: 5, 100: 10}),
+        (PrunerSpec(name="asha", min_evaluations=1), {9: 1}),
+        (PrunerSpec(name="hyperband"), {9: 1, 100: 1}),
+    ],
+)
+def test_the_first_decision_depends_on_the_evaluations_of_a_trial(
+    pruner: PrunerSpec, decisions: dict[int, int]
+) -> None:
+    assert {n: pruner.first_decision(n) for n in decisions} == decisions

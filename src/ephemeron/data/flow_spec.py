@@ -8,6 +8,9 @@ from pathlib import Path
 
 from ephemeron.config.typed import build
 
+SERVICE_VARIABLE = "EPHEMERON_DATA_SERVICE"
+"""Environment variable with `HOST:PORT` of the data service that functions read flows through; its token: `EPHEMERON_DATA_TOKEN`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataProvider:

@@ -131,6 +131,11 @@ class StudyFolder:
         return self.path / "trials"
 
     @property
+    def data_service(self) -> Path:
+        """State of the data service that trials share."""
+        return self.path / "data-service"
+
+    @property
     def exists(self) -> bool:
         """Whether the study has begun."""
         return (self.path / STATUS_FILE).exists()

@@ -60,10 +60,10 @@ def pruner_of(spec: StudySpec, evaluations: int) -> BasePruner:
 
     p = spec.pruner
     if p.name == "asha":
-        return SuccessiveHalvingPruner(min_resource=p.min_evaluations, reduction_factor=p.reduction_factor)
+        return SuccessiveHalvingPruner(min_resource=p.first_decision(evaluations), reduction_factor=p.reduction_factor)
     if p.name == "hyperband":
         return HyperbandPruner(
-            min_resource=p.min_evaluations, max_resource=evaluations, reduction_factor=p.reduction_factor
+            min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor
         )
     return NopPruner()
 

@@ -24,7 +24,7 @@ from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job.spec import KeepBest
-from ephemeron.tuning import prediction, results, sampling
+from ephemeron.tuning import data_service, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
 from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, studies_folder
 from ephemeron.tuning.prediction import Predictor, SpacePrediction
@@ -233,6 +233,7 @@ class Study:
         job, c = prediction.any_of(self.file)
         if c.groups:
             raise JobError("runs of several groups cannot be tuned", remedy="leave run.groups out of the job")
+        data_service.check(spec, job, c)
         wanted = dataclasses.replace(job, keep_best=KeepBest(monitor=spec.metric, mode=spec.mode))
         try:
             ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp")))
@@ -250,9 +251,10 @@ class Study:
         every, unit = job.evaluate_every.split()
         of_run = job.epochs if unit.startswith("epoch") else ready.prepared.spec.planned_iterations
         evaluations = -(-of_run // int(every))
-        if spec.pruner.name != "none" and job.script is None and evaluations <= spec.pruner.min_evaluations:
+        first = spec.pruner.first_decision(evaluations)
+        if spec.pruner.name != "none" and job.script is None and evaluations <= first:
             raise JobError(
-                f"{spec.name}: pruner {spec.pruner.name} decides after {spec.pruner.min_evaluations} evaluations, and a trial has "
+                f"{spec.name}: pruner {spec.pruner.name} decides after {first} evaluations, and a trial has "
                 f"{evaluations}, the last one at its end",
                 remedy="set evaluate_every or epochs in the job, or pruner = \"none\"",
             )  # fmt: skip
@@ -276,8 +278,10 @@ class Study:
         async def main(interrupts: blocking.Interrupts) -> StudyState:
             if simulated:
                 return await engine.run()
+            service = data_service.shared_service(self.folder.data_service, self.file.spec.data_service)
             with interrupts.handled(engine.interrupt):
-                return await engine.run()
+                async with service:
+                    return await engine.run()
 
         from ephemeron.functions import simulation
 

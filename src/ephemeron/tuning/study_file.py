@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +45,15 @@ class PrunerSpec(Typed):
     decisions."""
     reduction_factor: Annotated[int, AtLeast(2)] = 3
     """One in so many trials goes on after a decision; the next one comes after so many times the evaluations."""
-    min_evaluations: Count = 1
-    """Evaluations of a trial before the first decision."""
+    min_evaluations: Count | None = None
+    """Evaluations of a trial before the first decision; None: of `asha` the square root of all evaluations of a trial, rounded; of
+    `hyperband`, which varies it by itself, 1."""
+
+    def first_decision(self, evaluations: int) -> int:
+        """Number of the evaluation at which trials are first compared, of so many evaluations in a whole trial."""
+        if self.min_evaluations is not None:
+            return self.min_evaluations
+        return max(1, round(math.sqrt(evaluations))) if self.name == "asha" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,9 @@ class StudySpec(Typed):
     """Cost of all trials together, US dollars."""
     deadline_s: Positive | None = None
     """Seconds for which the study may run, over all of its clients."""
+    data_service: Annotated[int, AtLeast(0)] = 0
+    """Loader functions of a data service through which all trials read their flow; 0: each trial loads for itself. Only on
+    platform `local`."""
     predict: bool = True
     """Predict time and cost of every trial from a profile of the job, which is measured once if it is not known."""
     profile: Path | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 
 from ephemeron.data.batch_source import EVALUATION_BATCH, Positions, TrainingBatch
 from ephemeron.data.catalog.loop import end as end_reading
+from ephemeron.data.flow.collate import Collate
 from ephemeron.data.flow.from_job import collate_of, open_part
-from ephemeron.data.flow.prefetch import Inline, Prefetcher, load_strategy
+from ephemeron.data.flow.prefetch import Inline, LoadStrategy, Prefetcher, load_strategy
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
-from ephemeron.data.flow_spec import FlowSpec
+from ephemeron.data.flow_spec import SERVICE_VARIABLE, FlowSpec
 from ephemeron.data.samples import Buffer
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.timeline import Timeline
@@ -44,7 +46,8 @@ def decode_indices(data: memoryview | bytes) -> Indices:
 class FlowBatchSource:
     """A `BatchSource` that reads a flow.
 
-    Batches are loaded ahead in processes or a thread (`prefetch`); the slice of the test set is read here, once per epoch.
+    Batches are loaded ahead in processes or a thread (`prefetch`), or by the data service that the variable
+    `EPHEMERON_DATA_SERVICE` names; the slice of the test set is read here, once per epoch.
 
     Args:
         spec: of the job's flow.
@@ -68,7 +71,7 @@ class FlowBatchSource:
         self._train_indices, self._test_indices = train_indices, test_indices
         self._seed, self._iterations, self._timeline = seed, iterations, timeline
         self._prefetcher = Prefetcher(
-            loading=train, strategy=load_strategy(train, loaders=spec.loaders, own_process=own_process, collate=collate),
+            loading=train, strategy=_strategy(train, spec, collate, own_process=own_process),
             collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB, pairs=spec.pairs,
         )  # fmt: skip
         self._test: SampleLoader | None = None
@@ -117,6 +120,16 @@ class FlowBatchSource:
         self._prefetcher.close()
         if self._own_process:
             end_reading()
+
+
+def _strategy(loading: SampleLoader, spec: FlowSpec, collate: Collate, *, own_process: bool) -> LoadStrategy:
+    """Through the data service of this function's environment, or in this process and its children."""
+    address = os.environ.get(SERVICE_VARIABLE)
+    if address and own_process:
+        from ephemeron.data.service.load_strategy import Served
+
+        return Served(loading, collate, address=address)
+    return load_strategy(loading, loaders=spec.loaders, own_process=own_process, collate=collate)
 
 
 def _same(items: list[SampleRequest], iteration: int) -> list[SampleRequest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.determinism import cacheable_stages
 from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
 from ephemeron.data.flow.view import FlowReader, FlowView
+from ephemeron.data.flow_spec import SERVICE_VARIABLE
 from ephemeron.data.service.client import FlowClient, Service
 from ephemeron.data.service.flow_definition import define
 from ephemeron.data.service.remote_pool import RemoteLoaders, RemoteLoading
@@ -28,8 +30,9 @@ class RemoteReader(FlowReader):
     loading some samples under two seeds, in a process of their own, before the flow is registered.
 
     Args:
-        address: `HOST:PORT` of the service, as `ephemeron data serve` prints it; None: this machine's own, which is
-            started if it does not run, and ends after a while without readers.
+        address: `HOST:PORT` of the service, as `ephemeron data serve` prints it; None: from the variable
+            `EPHEMERON_DATA_SERVICE`, or this machine's own, which is started if it does not run, and ends after a while without
+            readers. Arguments for a service that is started here mean this machine's own.
         token: its secret; None: the variable `EPHEMERON_DATA_TOKEN`, or that of this machine's own service.
         job: this job's name, equal for all its ranks; None: one of its own.
         timeout_s: how long to wait for an answer.
@@ -53,6 +56,8 @@ class RemoteReader(FlowReader):
             )
         if not timeout_s > 0:
             raise JobError(f"timeout_s = {timeout_s} should be above 0")
+        if address is None and all(given is None for given in (loaders, cache_mb, folder, settings)):
+            address = os.environ.get(SERVICE_VARIABLE) or None
         own = settings or ServiceSettings(ends_when_idle=True)
         if loaders is not None:
             own = replace(own, loaders=loaders)
