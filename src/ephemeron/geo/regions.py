@@ -33,7 +33,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Positive, Typed, Within, build
@@ -115,6 +115,14 @@ class Region(Typed):
     """Samples of this region, which only its own functions read; None: its share of the job's samples."""
     prices: RegionPrices = field(default_factory=RegionPrices)
     """Prices of its devices and of what leaves it."""
+    listen: str = ""
+    """`HOST:PORT` at which it accepts connections of other regions; "": it only connects outwards."""
+    endpoint: str = ""
+    """Address at which others reach it; "": the one at which it listens."""
+    certificate: Path | None = None
+    """PEM file of its certificate, in whose DNS names is the region's; None: connections are not encrypted."""
+    certificate_key: Path | None = None
+    """PEM file of the certificate's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +155,12 @@ class Regions(Typed):
     """Address of a store that all regions reach; "": a folder, where all of them are on this machine."""
     power: PowerSource = "measured"
     """Column of table 1 that powers of built-in kinds are from."""
+    communicator: Literal["store", "tcp"] = "store"
+    """How regions exchange updates: through `store`, or over TCP connections."""
+    relay: str = ""
+    """Address of a rendezvous service, `HOST:PORT` or `tls://HOST:PORT`, through which regions connect that do not listen."""
+    authority: Path | None = None
+    """PEM file of the authority of all regions' certificates."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -275,8 +289,12 @@ def _located(regions: Regions, folder: Path) -> Regions:
     for region in regions.region:
         data = None if region.data is None else dataclasses.replace(region.data, path=at(region.data.path))
         prices = dataclasses.replace(region.prices, file=at(region.prices.file))
-        found.append(dataclasses.replace(region, data=data, prices=prices))
-    return dataclasses.replace(regions, region=tuple(found))
+        found.append(
+            dataclasses.replace(
+                region, data=data, prices=prices, certificate=at(region.certificate), certificate_key=at(region.certificate_key)
+            )
+        )  # fmt: skip
+    return dataclasses.replace(regions, region=tuple(found), authority=at(regions.authority))
 
 
 def credentials_of(region: Region, environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -332,6 +350,7 @@ def groups_of(
                 name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb, share=share,
                 workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), prices=region.prices.file, data=region.data,
                 power=_mean_power(regions, region),
+                listen=region.listen, endpoint=region.endpoint, certificate=region.certificate, certificate_key=region.certificate_key,
             )
         )  # fmt: skip
     return tuple(groups)

@@ -65,6 +65,17 @@ class Client:
         return await cls._connect_path(os.fspath(path), token, timeout_s, options, shared=True)
 
     @classmethod
+    async def connect_socket(
+        cls, sock: socket.socket, *, token: str, timeout_s: float = 5.0, options: Options | None = None
+    ) -> Client:
+        """Like `connect_tcp`, over a connected, non-blocking socket, which is owned from now on."""
+
+        async def given() -> socket.socket:
+            return sock
+
+        return await cls._connect(given, token, timeout_s, "the other end", options or Options())
+
+    @classmethod
     async def _connect_path(
         cls, path: str, token: str, timeout_s: float, options: Options | None, *, shared: bool
     ) -> Client:
@@ -109,6 +120,11 @@ class Client:
     def transport(self) -> str:
         """`tcp`, `unix` or `shared`."""
         return self._peer.wire.transport
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received so far, frames included."""
+        return self._peer.wire.bytes_sent, self._peer.wire.bytes_received
 
     async def call(
         self,

@@ -85,6 +85,8 @@ class FrameSocket:
         """Whether part of a frame has left: only its rest may follow."""
         self.link_bps: float | None = None
         """Rate at which large data sections arrive at the other end, as it reports."""
+        self.bytes_sent = self.bytes_received = 0
+        """Through the socket so far, frames included; not what shared memory carries."""
         self._sock = sock
         self._blocking = sock.getblocking()
         self._pool = pool
@@ -292,6 +294,7 @@ class FrameSocket:
             else:
                 if not got:
                     raise ConnectionResetError(_GONE)
+                self.bytes_received += len(got)
         if len(got) < nbytes:
             rest = fresh_memory(nbytes - len(got))
             yield from self._fill(rest)
@@ -313,6 +316,7 @@ class FrameSocket:
                 raise _as_connection_error(e) from e
             if not got:
                 raise ConnectionResetError(_GONE)
+            self.bytes_received += got
             view = view[got:]
             if view and self._blocking:
                 yield  # its timeout has passed, though data came
@@ -328,6 +332,7 @@ class FrameSocket:
                     yield
                     continue
                 self.midway, rights = True, []
+                self.bytes_sent += sent
                 while at < len(parts) and sent >= parts[at].nbytes:
                     sent -= parts[at].nbytes
                     at += 1

@@ -79,6 +79,20 @@ class Server:
         self._removals.append(remove)
         self._listen(sock)
 
+    async def serve(self, sock: socket.socket, *, begun: Callable[[FrameSocket], None] = lambda wire: None) -> None:
+        """Answers the calls of one client over a connected, non-blocking socket, until the connection ends.
+
+        Args:
+            sock: owned from now on.
+            begun: called first, with the connection's frames and their counts.
+        """
+        wire = self._options.wire(sock)
+        begun(wire)
+        try:
+            await self._serve(wire)
+        finally:
+            wire.close()
+
     @property
     def connections(self) -> int:
         """Clients connected now."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from ephemeron.communication.channels.address import open_channel
+from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.geo.communicator.base import Communicator
+from ephemeron.geo.communicator.network import RegionNetwork
 from ephemeron.geo.communicator.store import StoreCommunicator
+from ephemeron.geo.communicator.tcp import TcpCommunicator
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.spec import GroupMembership
 
@@ -44,9 +49,41 @@ async def open_communicator(
             before, counted = counted, channel.traffic
             lifecycle.channel.meter.add(before, counted)
 
-        async with StoreCommunicator(
-            channel, run=membership.run, region=membership.names[membership.index], identity=lifecycle.keys.run,
-            fence=lifecycle.attempt + 1, names=membership.names,
-        ) as communicator:  # fmt: skip
+        made = communicator_of(
+            membership, channel, identity=lifecycle.keys.run, fence=lifecycle.attempt + 1, key=key, simulated=ctx.shared is not None
+        )  # fmt: skip
+        async with made as communicator:
             await communicator.join()
             yield communicator, count
+
+
+def communicator_of(
+    membership: GroupMembership, channel: Channel, *, identity: str, fence: int, key: SigningKey, simulated: bool
+) -> Communicator:
+    """The communicator that a specification names.
+
+    Args:
+        membership: of the region.
+        channel: the store that all regions reach.
+        identity, fence: see `Communicator`.
+        key: of the run.
+        simulated: whether there is no network: then regions exchange through the store.
+
+    Raises:
+        JobError: the region's network cannot be used.
+    """
+    region = membership.names[membership.index]
+    if membership.network is None or simulated:
+        return StoreCommunicator(
+            channel, run=membership.run, region=region, identity=identity, fence=fence, names=membership.names
+        )
+    token = token_of(key, membership.run)
+    return TcpCommunicator(
+        channel, RegionNetwork(membership.network, token=token), run=membership.run, token=token, region=region, identity=identity,
+        fence=fence, names=membership.names,
+    )  # fmt: skip
+
+
+def token_of(key: SigningKey, run: str) -> str:
+    """Token that communicators of a run prove to each other; derived from the run's key, and never sent."""
+    return hmac.digest(key.secret, f"regions/{run}".encode(), hashlib.sha256).hex()

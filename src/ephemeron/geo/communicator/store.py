@@ -1,11 +1,9 @@
 """Communication of regions through a store that all reach: where nothing may listen, or connect to another region.
 
 RUN/groups/REGION/FRAGMENT.ROUND     create-only: an update
-RUN/groups/members/REGION.FENCE      create-only: that a region takes part, by one of its attempts
-RUN/groups/left/REGION               the last round that it takes part in
 RUN/groups/snapshot/REGION           newest state for those that join
 
-An update says which rounds of others its sender needs no more, so these are deleted without further requests.
+Members are in the same store (`members`). An update says which rounds of others its sender needs no more, so these are deleted without further requests.
 """
 
 from __future__ import annotations
@@ -19,22 +17,15 @@ from dataclasses import dataclass, field
 
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import ChannelTimeout, CorruptMessage, JobError, KeyExists, RegionSuperseded
+from ephemeron.errors import ChannelTimeout, CorruptMessage, JobError, KeyExists
 from ephemeron.geo.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update, Watermarks
+from ephemeron.geo.communicator.members import MemberTable
 
 _LENGTH, _ROUND = struct.Struct("<I"), struct.Struct("<q")
 _WATCH_S = 60.0
 """Deadline of one wait for an update that is not needed yet."""
 _RECENT = 0.3
 """Weight of the latest measurement in an estimate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Joined:
-    """What the object of a member says."""
-
-    identity: str = ""
-    since: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +55,7 @@ class StoreCommunicator(Communicator):
     ) -> None:  # fmt: skip
         super().__init__(region, identity=identity, fence=fence)
         self._channel, self._prefix = channel, f"{run}/groups"
+        self._table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
         self._others = [name for name in names if name != region]
         self._sent = self._received = 0
         self._links: dict[str, LinkEstimate] = {}
@@ -84,43 +76,17 @@ class StoreCommunicator(Communicator):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def join(self, *, since: int = 0) -> Sequence[Member]:
-        known = {member.region: member for member in await self.members()}.get(self.region)
-        if known is not None and known.identity != self.identity and known.left is None:
-            raise JobError(
-                f"region {self.region} takes part already, as {known.identity}",
-                remedy="end that run first, or give this region another name",
-            )
-        if known is not None and known.fence > self.fence:
-            raise RegionSuperseded(f"attempt {known.fence} of region {self.region} has joined")
-        joined = _Joined(identity=self.identity, since=since if known is None else known.since)
-        with contextlib.suppress(KeyExists):
-            data = json.dumps(plain(joined)).encode()
-            await self._channel.put(f"{self._prefix}/members/{self.region}.{self.fence:07d}", [data], create=True)
-        if known is not None:  # earlier attempts have left rounds
+        if await self._table.join(since=since) is not None:  # earlier attempts have left rounds
             self._published.update(map(_fragment_and_round, await self._channel.list(f"{self._prefix}/{self.region}/")))
         return await self.members()
 
     async def leave(self, *, after: int) -> None:
         for task in self._sending:
             await task
-        await self._channel.put(f"{self._prefix}/left/{self.region}", [str(after).encode()])
+        await self._table.leave(after=after)
 
     async def members(self) -> Sequence[Member]:
-        newest: dict[str, tuple[int, str]] = {}
-        for key in await self._channel.list(f"{self._prefix}/members/"):
-            region, _, number = key.rpartition("/")[2].rpartition(".")
-            newest[region] = int(number), key
-        found = []
-        for region, (fence, key) in sorted(newest.items()):
-            joined = build(_Joined, json.loads(bytes(await self._channel.fetch(key) or b"{}")), where=key)
-            left = await self._channel.fetch(f"{self._prefix}/left/{region}")
-            found.append(
-                Member(
-                    region=region, identity=joined.identity, fence=fence, endpoint="", since=joined.since,
-                    left=None if left is None else int(bytes(left)),
-                )
-            )  # fmt: skip
-        return found
+        return await self._table.members()
 
     async def publish(self, update: Update) -> None:
         head = _Head(

@@ -144,6 +144,7 @@ def _name_regions(values: dict[str, object]) -> None:
     found = regions.load_regions(str(values.pop("regions")))
     values["groups"] = regions.groups_of(found)
     values.setdefault("group_store", found.store)
+    values |= {"group_communicator": found.communicator, "group_relay": found.relay, "group_authority": found.authority}
 
 
 def _count_stages(values: dict[str, object]) -> None:

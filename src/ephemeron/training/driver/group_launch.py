@@ -20,6 +20,7 @@ from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.cost import servers_of
+from ephemeron.training.driver.group_network import check_network, network_of
 from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
 from ephemeron.training.driver.training_data import training_data
 from ephemeron.training.job import Configuration, Fault, Job, RunGroup, sync_name
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
 _OF_GROUPS = (
-    "groups", "regions", "exchange_every", "region_sync", "region_compression", "group_store", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
+    "groups", "regions", "exchange_every", "region_sync", "region_compression", "group_store", "group_communicator", "group_relay", "group_authority", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
     "function_timeout_s",
 )  # fmt: skip
 """Options that a group has itself, or that are of all groups together."""
@@ -104,6 +105,7 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
                 f"group {group.name}: channel '{channel}' is not for groups", remedy="use an object store or a cache"
             )
     group_sync(c)
+    check_network(c)
     platforms: set[str] = {group.platform or c.platform for group in groups}
     if "simulated" in platforms and len(platforms) > 1:
         raise JobError("simulated groups and real ones cannot train together", remedy="simulate all groups or none")
@@ -187,7 +189,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     memberships = [
         GroupMembership(
             run=run_id, store=store, index=i, names=names, every=h, rounds=rounds, sync=c.region_sync,
-            compression=c.region_compression,
+            compression=c.region_compression, network=network_of(c, c.groups[i]),
         )
         for i, h in enumerate(every)
     ]  # fmt: skip
@@ -197,7 +199,9 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
         configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), groups=c.groups,
                                           exchange_every=c.exchange_every, region_sync=c.region_sync,
-                                          region_compression=c.region_compression, group_store=c.group_store),
+                                          region_compression=c.region_compression, group_store=c.group_store,
+                                          group_communicator=c.group_communicator, group_relay=c.group_relay,
+                                          group_authority=c.group_authority),
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, request.faults)),
     )  # fmt: skip
     return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store)

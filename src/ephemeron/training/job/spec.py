@@ -138,6 +138,14 @@ class RunGroup(Typed):
     """Speed of its devices relative to those of the other groups; in the simulator its functions compute so much faster."""
     prices: Path | None = None
     """Price file; None: the built-in prices."""
+    listen: str = ""
+    """`HOST:PORT` at which its rank 0 accepts connections of other groups; "": it only connects outwards."""
+    endpoint: str = ""
+    """Address at which other groups reach it; "": the one at which it listens."""
+    certificate: Path | None = None
+    """PEM file of its certificate, for connections of groups; None: they are not encrypted."""
+    certificate_key: Path | None = None
+    """PEM file of the certificate's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +224,12 @@ class Configuration(Typed):
     """Compression of what groups exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
     group_store: str = ""
     """Address of the store through which groups exchange parameters; "": a folder, where all groups run on this machine."""
+    group_communicator: Literal["store", "tcp"] = "store"
+    """How groups exchange: through `group_store`, or over TCP connections of their ranks 0, with the store for their addresses."""
+    group_relay: str = ""
+    """Address of a rendezvous service that relays connections of groups which nothing can connect to."""
+    group_authority: Path | None = None
+    """PEM file of the authority that signs the certificates of groups."""
 
     @property
     def direct(self) -> bool:

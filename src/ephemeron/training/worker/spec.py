@@ -73,6 +73,24 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNetwork:
+    """How rank 0 of a group connects to those of other groups. Holds no secret: keys are named, or are variables of its functions."""
+
+    listen: str = ""
+    """`HOST:PORT`, port 0 for a free one; "": it only connects outwards."""
+    endpoint: str = ""
+    """Address at which others reach it; "": the one at which it listens."""
+    relay: str = ""
+    """Address of the rendezvous service, `HOST:PORT` or `tls://HOST:PORT`; "": none."""
+    authority: str = ""
+    """PEM file of the authority of all groups' certificates; "": connections are not encrypted."""
+    certificate: str = ""
+    """PEM file of its certificate, in whose names is that of the group."""
+    certificate_key: str = ""
+    """PEM file of the certificate's key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembership:
     """A group of functions that trains one model together with other groups: a region; see `worker.group_exchange`."""
 
@@ -92,6 +110,8 @@ class GroupMembership:
     """Policy; see `Configuration.region_sync`."""
     compression: str = "none"
     """See `Configuration.region_compression`."""
+    network: GroupNetwork | None = None
+    """Connections between groups; None: they exchange through the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,58 @@
+"""Connections between groups of functions: what is asked for, and what cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ephemeron.errors import JobError
+from ephemeron.training.job import Configuration, RunGroup
+from ephemeron.training.worker.spec import GroupNetwork
+
+
+def network_of(c: Configuration, group: RunGroup) -> GroupNetwork | None:
+    """How a group connects to others; None: through the store."""
+    if c.group_communicator == "store":
+        return None
+
+    def named(path: Path | None) -> str:
+        return "" if path is None else str(path.resolve())
+
+    return GroupNetwork(
+        listen=group.listen, endpoint=group.endpoint, relay=c.group_relay, authority=named(c.group_authority),
+        certificate=named(group.certificate), certificate_key=named(group.certificate_key),
+    )  # fmt: skip
+
+
+def check_network(c: Configuration) -> None:
+    """Refuses groups of which two could not connect, and certificates that not all have.
+
+    Raises:
+        JobError: names the group.
+    """
+    if c.group_communicator == "store":
+        given = [g.name for g in c.groups if g.listen or g.endpoint or g.certificate or g.certificate_key]
+        if given or c.group_relay or c.group_authority:
+            raise JobError(
+                "listen, endpoint, relay and certificates are for groups that exchange over TCP",
+                remedy='set communicator = "tcp", or leave them out',
+            )
+        return
+    silent = [group.name for group in c.groups if not group.listen]
+    if len(silent) > 1 and not c.group_relay:
+        raise JobError(
+            f"groups {' and '.join(silent[:2])} cannot connect to each other: neither listens, and there is no relay",
+            remedy="give one of them listen, or give relay",
+        )
+    for group in c.groups:
+        place = f"group {group.name}"
+        if group.listen:
+            host = group.listen.rpartition(":")[0].strip("[]")
+            if host in ("0.0.0.0", "::", "") and not group.endpoint:
+                raise JobError(
+                    f"{place} listens at all addresses: others do not know which to use", remedy="give its endpoint"
+                )
+        secured = [bool(c.group_authority), bool(group.certificate), bool(group.certificate_key)]
+        if any(secured) and not all(secured):
+            raise JobError(
+                f"{place}: authority, certificate and certificate_key belong together", remedy="give all three"
+            )
