@@ -162,7 +162,9 @@ def test_tables_of_jobs_are_accepted(page: Path, tmp_path: Path) -> None:
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / name).touch()
         job = tmp_path / "job.toml"
-        job.write_text(("" if "name" in tables else MINIMAL) + block + ("" if "data" in tables else DATA))
+        job.write_text(
+            ("" if {"name", "sparse"} & tables.keys() else MINIMAL) + block + ("" if "data" in tables else DATA)
+        )
         assert load_job(job).epochs > 0
 
 

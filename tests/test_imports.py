@@ -53,7 +53,9 @@ def test_the_package_itself_imports_nothing():
     assert {m for m in modules if belongs(m, "ephemeron")} == {"ephemeron"}
 
 
-@pytest.mark.parametrize("module", ["ephemeron.training.worker.loop", "ephemeron.functions.function_main"])
+@pytest.mark.parametrize(
+    "module", ["ephemeron.training.worker.loop", "ephemeron.functions.function_main", "ephemeron.sparse.job.function"]
+)
 def test_a_function_imports_neither_cli_nor_client_nor_report(module):
     unwanted = [
         "ephemeron.cli", "ephemeron.training.driver", "ephemeron.training.report", "ephemeron.training.planner.planner",

@@ -39,7 +39,10 @@ def _wanted(job: str, flags: Mapping[str, object]) -> Configuration | None:
     with contextlib.suppress(EphemeronError, OSError):
         from ephemeron.config.typed import build
 
-        own = load_job(Path(job)).run if Path(job).suffix in (".toml", ".json") else {}
+        found = load_job(Path(job)) if Path(job).suffix in (".toml", ".json") else None
+        if found is not None and found.sparse is not None:
+            return None  # its functions have other imports
+        own = {} if found is None else found.run
         given = {**own, **{name: value for name, value in flags.items() if value is not None}}
         c = build(Configuration, given, where="configuration")
         planned = not any(name in given for name in (*EXPLICIT, "groups", "regions"))

@@ -359,7 +359,12 @@ def _planned(
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
         return plan, None, {**overrides(plan.choice), **addressed(plan.choice, _channel(job, flags))}
-    if given or flags.get("regions") or any(name in job.run for name in (*EXPLICIT, "groups", "regions")):
+    if (
+        job.sparse is not None
+        or given
+        or flags.get("regions")
+        or any(name in job.run for name in (*EXPLICIT, "groups", "regions"))
+    ):
         return None, None, {}
     from ephemeron.cli.plan import show
     from ephemeron.config.typed import build

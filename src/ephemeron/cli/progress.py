@@ -73,8 +73,11 @@ class Display:
         again = self.started is not None
         self.started = e
         c = e.configuration
+        how = f"{c.get('pattern')} with {human_count(e.aggregators, 'aggregator')}"
+        if "shards" in c:
+            how = f"{c.get('model')} in a sparse store of {human_count(int(c['shards']), 'shard')}"
         self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
-                  f"{c.get('pattern')} with {human_count(e.aggregators, 'aggregator')}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}")  # fmt: skip
+                  f"{how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}")  # fmt: skip
         for note in e.notes:
             self._say("  ", ("note", "yellow"), f" {note}")
         if self.console.is_terminal and self._all is None:

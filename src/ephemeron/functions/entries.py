@@ -33,6 +33,7 @@ _TABLE = {
     "loader": "ephemeron.data.service.loader:run_loader",
     "task-executor": "ephemeron.functions.tasks.executor_entry:run_task_executor",
     "sparse-shard": "ephemeron.sparse.store.functions:run_sparse_shard",
+    "sparse-part": "ephemeron.sparse.job.function:run_sparse_part",
     "geo-scheduling": "ephemeron.geo.control.function:run_geo_scheduling",
     "geo-addressing": "ephemeron.geo.control.function:run_geo_addressing",
     "provisioner": "ephemeron.functions.tasks.provisioner:run_provisioner",

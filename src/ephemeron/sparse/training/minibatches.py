@@ -24,6 +24,8 @@ class Minibatch(NamedTuple):
     start: int
     """First and last + 1 of the places in the epoch's order of the partition's rows."""
     stop: int
+    last: bool = False
+    """Whether it is the function's last one of the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +54,20 @@ class Schedule:
         """Minibatches of a function from a step on."""
         step = 0
         for epoch in range(self.epochs):
-            for partition, start, stop in self.epoch(epoch, rank):
+            parts = self.epoch(epoch, rank)
+            for number, (partition, start, stop) in enumerate(parts, 1):
                 if step >= after:
-                    yield Minibatch(step, epoch, partition, start, stop)
+                    yield Minibatch(step, epoch, partition, start, stop, number == len(parts))
                 step += 1
+
+    def per_epoch(self, rank: int) -> int:
+        """Steps of a function in each epoch."""
+        total = sum(-(-rows // self.batch_size) for rows in self.rows)
+        return total * (rank + 1) // self.workers - total * rank // self.workers
 
     def count(self, rank: int) -> int:
         """Steps of a function."""
-        return sum(len(self.epoch(epoch, rank)) for epoch in range(self.epochs))
+        return self.epochs * self.per_epoch(rank)
 
     def order(self, epoch: int, partition: int) -> NDArray[np.int64]:
         """Rows of a partition in their order of an epoch."""

@@ -1,6 +1,6 @@
 """What one function does: for each minibatch it gets the rows that it needs, computes their gradient, and sends it.
 
-How far it is, the store knows: every `REPORT_STEPS` steps, and at its end, a function waits until its pushes are acknowledged and then
+How far it is, the store knows: every `REPORT_STEPS` steps, and at the end of each epoch, a function waits until its pushes are acknowledged and then
 stores its progress there. Each push carries the number of its step, so steps that a replacement repeats from there change nothing on the
 shards that have them.
 """
@@ -12,7 +12,9 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,9 +25,11 @@ from ephemeron.sparse.models.base import SparseModel
 from ephemeron.sparse.store import Compression, SparseStore
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE
 from ephemeron.sparse.training.minibatches import Schedule
-from ephemeron.sparse.training.ring import Ring
+from ephemeron.sparse.training.ring import Loaded, Ring
 
 REPORT_STEPS = 100
+LATE_S = 1.0
+"""Seconds from one report to the next, at least, when the time is up and steps are slow."""
 PHASES = ("get_minibatch", "get_model", "compute", "send_gradient")
 """Parts of a step (survey 2.1, figure 3)."""
 
@@ -52,11 +56,13 @@ class PartReport:
     """Unix time of its start."""
     at: float = 0.0
     """Unix time of the report."""
+    epochs: list[tuple[float, int]] = field(default_factory=list)
+    """Of each epoch that has begun: sum of the samples' losses, each before the step of its batch, and number of samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A function's share of a run. The store's token comes by the environment variable `EPHEMERON_SPARSE_TOKEN`."""
+    """A function's share of a run."""
 
     run: str
     rank: int
@@ -72,6 +78,8 @@ class Part:
     compression: Compression = field(default_factory=Compression)
     session: str = ""
     """Of the client. The function ends at its next report when the store has this at `stop_key`."""
+    token: str = field(default="", repr=False)
+    """Of the store; empty: the environment variable has it."""
 
 
 def stop_key(run: str) -> str:
@@ -84,8 +92,21 @@ def progress_key(run: str, rank: int) -> str:
     return f"{run}/progress/{rank}"
 
 
+OnReport: TypeAlias = Callable[[PartReport, PartReport, float], None]
+"""Called with the report before, the new one, and the seconds that the function has waited for acknowledgements."""
+
+
+def _ignore(before: PartReport, report: PartReport, waited_s: float) -> None:
+    pass
+
+
 def train_part(part: Part) -> PartReport:
-    """Trains until the share is done, or the time is up.
+    """Trains until the share is done, or the time is up. Raises as `train` does."""
+    return asyncio.run(train(part))
+
+
+async def train(part: Part, on_report: OnReport = _ignore) -> PartReport:
+    """Trains until the share is done, the time is up, or the client stops the run.
 
     Raises:
         JobError: a sample has a feature or a label that the model does not take.
@@ -93,11 +114,7 @@ def train_part(part: Part) -> PartReport:
         ServiceUnreachable: the store does not answer.
         DatasetDamaged, DatasetUnreachable: from the dataset.
     """
-    return asyncio.run(_train(part))
-
-
-async def _train(part: Part) -> PartReport:
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = part.token or os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise JobError(
             f"{TOKEN_VARIABLE} is not set in the function", remedy="set it where functions get their variables"
@@ -107,63 +124,105 @@ async def _train(part: Part) -> PartReport:
     async with await SparseStore.connect(
         part.addresses, token, client=client, attempt=part.attempt, compression=part.compression
     ) as store:
-        return await _steps(part, store, ends_at=began + part.time_s)
+        return await _Share(part, store, on_report).trained(ends_at=began + part.time_s)
 
 
-async def _steps(part: Part, store: SparseStore, *, ends_at: float) -> PartReport:
-    key, tables = progress_key(part.run, part.rank), list(part.model.tables)
-    stored = await store.get(key)
-    report = PartReport(rank=part.rank) if stored is None else _report(stored)
-    # What was sent after the last report may have been lost with the predecessor, or be there.
-    sent = -(-store.sequence // len(tables))
-    report = replace(
-        report, repeated=report.repeated + max(0, sent - report.steps), attempt=part.attempt, began_at=time.time(), at=time.time()
-    )  # fmt: skip
-    await store.set(key, json.dumps(plain(report)).encode())
-    spent, samples = dict.fromkeys(PHASES, 0.0), 0
-    losses: list[float] = []
-    clock = time.perf_counter
-    up, down = store.bytes_up, store.bytes_down
+class _Share:
+    """A share while one function trains it.
 
-    async def acknowledged(done: int, finished: bool) -> PartReport:
-        await store.flush()
-        found = replace(
-            report, steps=done, samples=report.samples + samples, loss=float(np.mean(losses)) if losses else report.loss,
-            seconds={phase: report.seconds[phase] + spent[phase] for phase in PHASES}, finished=finished,
-            bytes_up=report.bytes_up + store.bytes_up - up, bytes_down=report.bytes_down + store.bytes_down - down, at=time.time(),
-        )  # fmt: skip
-        await store.set(key, json.dumps(plain(found)).encode())
-        return found
+    Args:
+        part: the share.
+        store: the function's connection.
+        on_report: told of each report.
+    """
 
-    done = report.steps
-    with Ring(part.dataset, part.schedule, part.rank, part.model.rows, after=report.steps, size=part.ring) as ring:
-        began = clock()
-        for step, batch, rows in ring:
-            loaded = clock()
-            values = {name: await store.multi_get(name, rows[name]) for name in tables}
-            got = clock()
-            found = part.model.step(batch, rows, values, step.step)
-            computed = clock()
-            for at, name in enumerate(tables):
-                sequence = step.step * len(tables) + at + 1
-                await store.push(name, rows[name], found.gradients[name], sequence=sequence)
-            ended = clock()
-            moments = itertools.pairwise((began, loaded, got, computed, ended))
-            for phase, (start, end) in zip(PHASES, moments, strict=True):
-                spent[phase] += end - start
-            losses.append(found.loss)
-            samples += batch.samples
-            done = step.step + 1
-            if done % REPORT_STEPS == 0:
-                report = await acknowledged(done, False)
-                spent, losses, samples = dict.fromkeys(PHASES, 0.0), [], 0
-                up, down = store.bytes_up, store.bytes_down
-                if time.monotonic() >= ends_at or await store.get(stop_key(part.run)) == part.session.encode():
-                    return report
+    def __init__(self, part: Part, store: SparseStore, on_report: OnReport) -> None:
+        self._part, self._store, self._on_report = part, store, on_report
+        self._key, self._tables = progress_key(part.run, part.rank), list(part.model.tables)
+        self._report = PartReport(rank=part.rank)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is counted from one report to the next."""
+        self._spent, self._samples = dict.fromkeys(PHASES, 0.0), 0
+        self._losses: list[float] = []
+        self._epochs = dict(enumerate(self._report.epochs))
+        self._up, self._down = self._store.bytes_up, self._store.bytes_down
+        self._reported_at = time.monotonic()
+
+    async def trained(self, *, ends_at: float) -> PartReport:
+        """The report with which this function ends.
+
+        Args:
+            ends_at: `time.monotonic()` at which it stops where it is.
+        """
+        part = self._part
+        await self._take_up()
+        done, clock = self._report.steps, time.perf_counter
+        with Ring(part.dataset, part.schedule, part.rank, part.model.rows, after=done, size=part.ring) as ring:
             began = clock()
-    for name in tables:
-        await store.push_residual(name)
-    return await acknowledged(done, True)
+            for loaded in ring:
+                await self._step(loaded, began)
+                done = loaded.step.step + 1
+                now = time.monotonic()
+                late = now >= ends_at
+                if done % REPORT_STEPS == 0 or loaded.step.last or (late and now >= self._reported_at + LATE_S):
+                    await self._acknowledged(done, False)
+                    if late or await self._store.get(stop_key(part.run)) == part.session.encode():
+                        return self._report
+                began = clock()
+        for name in self._tables:
+            await self._store.push_residual(name)
+        return await self._acknowledged(done, True)
+
+    async def _take_up(self) -> None:
+        """Goes on from the predecessor's report."""
+        stored = await self._store.get(self._key)
+        report = self._report if stored is None else _report(stored)
+        # What was sent after the last report may have been lost with the predecessor, or be there.
+        sent = -(-self._store.sequence // len(self._tables))
+        self._report = replace(
+            report, repeated=report.repeated + max(0, sent - report.steps), attempt=self._part.attempt, began_at=time.time(),
+            at=time.time(),
+        )  # fmt: skip
+        await self._store.set(self._key, json.dumps(plain(self._report)).encode())
+        self._begin()
+
+    async def _step(self, loaded: Loaded, began: float) -> None:
+        model, store, clock = self._part.model, self._store, time.perf_counter
+        step, batch, rows = loaded
+        ready = clock()
+        values = {name: await store.multi_get(name, rows[name]) for name in self._tables}
+        got = clock()
+        found = model.step(batch, rows, values, step.step)
+        computed = clock()
+        for at, name in enumerate(self._tables):
+            sequence = step.step * len(self._tables) + at + 1
+            await store.push(name, rows[name], found.gradients[name], sequence=sequence)
+        moments = itertools.pairwise((began, ready, got, computed, clock()))
+        for phase, (start, end) in zip(PHASES, moments, strict=True):
+            self._spent[phase] += end - start
+        self._losses.append(found.loss)
+        self._samples += batch.samples
+        total, samples = self._epochs.get(step.epoch, (0.0, 0))
+        self._epochs[step.epoch] = total + found.loss * batch.samples, samples + batch.samples
+
+    async def _acknowledged(self, done: int, finished: bool) -> PartReport:
+        """Waits until all pushes are acknowledged, and reports."""
+        store, before, began = self._store, self._report, time.perf_counter()
+        await store.flush()
+        self._report = replace(
+            before, steps=done, samples=before.samples + self._samples,
+            loss=float(np.mean(self._losses)) if self._losses else before.loss,
+            seconds={phase: before.seconds[phase] + self._spent[phase] for phase in PHASES}, finished=finished,
+            bytes_up=before.bytes_up + store.bytes_up - self._up, at=time.time(),
+            bytes_down=before.bytes_down + store.bytes_down - self._down,
+            epochs=[self._epochs.get(epoch, (0.0, 0)) for epoch in range(max(self._epochs, default=-1) + 1)],
+        )  # fmt: skip
+        await store.set(self._key, json.dumps(plain(self._report)).encode())
+        self._begin()
+        self._on_report(before, self._report, time.perf_counter() - began)
+        return self._report
 
 
 def _report(data: bytes) -> PartReport:

@@ -16,17 +16,16 @@ from ephemeron.blocking import run as blocking
 from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
-from ephemeron.sparse.models.base import Batch, Floats, SparseModel
+from ephemeron.sparse.models.base import Batch, Floats, Indices, SparseModel
 from ephemeron.sparse.store import Compression, Initial, Optimizer, SparseStore, Sum
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE
 from ephemeron.sparse.training.minibatches import Schedule
-from ephemeron.sparse.training.part import PHASES, Part, PartReport
+from ephemeron.sparse.training.part import PHASES, Part, PartReport, train_part
 from ephemeron.sparse.training.ring import part as samples_of
 from ephemeron.sparse.training.served import served, token_for_functions
-from ephemeron.sparse.training.shares import PartEnd, Shares, ShareWatcher
+from ephemeron.sparse.training.shares import PartEnd, PartTask, Shares, ShareWatcher
 
 if TYPE_CHECKING:
-    from ephemeron.executor.futures import TaskFuture
     from ephemeron.executor.session import Bill
 
 _EVALUATION_ROWS = 4096
@@ -134,7 +133,9 @@ def fit(
                         await create_tables(client, model, optimizer, seed)
                         began = time.monotonic()
                         telling = _Telling(sum(schedule.count(rank) for rank in range(workers)), on_progress)
-                        reports = await Shares(pool, client, parts, telling, at.check).trained()
+                        reports = await Shares(
+                            lambda part: pool.submit(train_part, part), client, parts, telling, at.check
+                        ).trained()
                         seconds, bill = time.monotonic() - began, pool.bill()
                         weights = {table: await client.read(table) for table in model.tables}
                 finally:
@@ -151,6 +152,14 @@ def fit(
 
 def evaluate(model: SparseModel, weights: Mapping[str, Floats], dataset: TableDataset) -> dict[str, float]:
     """Metrics over all rows of a dataset."""
+    sums = evaluation_sums(model, weights, dataset)
+    return {metric: total / max(count, 1.0) for metric, (total, count) in sums.items()}
+
+
+def evaluation_sums(
+    model: SparseModel, weights: Mapping[str, Floats], dataset: TableDataset
+) -> dict[str, tuple[float, float]]:
+    """By metric, its total over all rows of a dataset, and what to divide it by."""
     sums: dict[str, tuple[float, float]] = {}
     for batch in _batches(dataset):
         rows = model.rows(batch)
@@ -158,7 +167,7 @@ def evaluate(model: SparseModel, weights: Mapping[str, Floats], dataset: TableDa
         for metric, (total, count) in model.evaluate(batch, rows, values).items():
             before = sums.get(metric, (0.0, 0.0))
             sums[metric] = before[0] + total, before[1] + count
-    return {metric: total / max(count, 1.0) for metric, (total, count) in sums.items()}
+    return sums
 
 
 def _batches(dataset: TableDataset) -> Iterator[Batch]:
@@ -175,7 +184,7 @@ class _Telling(ShareWatcher):
         self._of, self._on_progress, self._lost = steps, on_progress, 0
         self._reports: dict[int, PartReport] = {}
 
-    def ended(self, part: Part, task: TaskFuture, end: PartEnd, error: str) -> None:
+    def ended(self, part: Part, task: PartTask, end: PartEnd, error: str) -> None:
         self._lost += end == "lost"
 
     def reported(self, reports: Sequence[PartReport]) -> None:
@@ -213,8 +222,10 @@ def check(model: SparseModel, data: TableDataset, schedule: Schedule) -> None:
         raise JobError(f"{data.url}: {e}", remedy="prepare it with one sparse column") from None
     first = samples_of(whole, 0, min(schedule.batch_size, whole.samples))
     rows = model.rows(first)
-    values = {
-        name: np.full((len(at), model.tables[name].width), model.tables[name].value, np.float32)
-        for name, at in rows.items()
-    }
-    model.step(first, rows, values)
+    model.step(first, rows, initial_values(model, rows))
+
+
+def initial_values(model: SparseModel, rows: Mapping[str, Indices]) -> dict[str, Floats]:
+    """Rows of new tables, without noise."""
+    tables = model.tables
+    return {name: np.full((len(at), tables[name].width), tables[name].value, np.float32) for name, at in rows.items()}

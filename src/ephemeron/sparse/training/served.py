@@ -33,7 +33,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served(shards: int, store: Sequence[str], *, channel: str | None = "", name: str) -> AsyncIterator[Served]:
+async def served(
+    shards: int, store: Sequence[str], *, channel: str | None = "", name: str, token: str = ""
+) -> AsyncIterator[Served]:
     """Starts shards as processes of this machine unless a store is given, and ends them.
 
     Args:
@@ -41,6 +43,7 @@ async def served(shards: int, store: Sequence[str], *, channel: str | None = "",
         store: addresses of a given one.
         channel: where they keep a log and snapshots; empty: in a temporary folder; None: nowhere.
         name: of the store in the channel.
+        token: of shards that are started here; empty: a new one.
     """
     if store:
         yield Served(addresses=tuple(store), token=os.environ[TOKEN_VARIABLE])
@@ -48,7 +51,7 @@ async def served(shards: int, store: Sequence[str], *, channel: str | None = "",
     async with contextlib.AsyncExitStack() as stack:
         if channel == "":
             channel = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ephemeron-sparse-"))).as_uri()
-        token = secrets.token_hex(32)
+        token = token or secrets.token_hex(32)
         journal = JournalOptions(log=channel is not None, snapshot_s=SNAPSHOT_S)
         options = [ShardOptions(name=name, shard=shard, shards=shards, journal=journal) for shard in range(shards)]
         processes = ShardProcesses(options, token=token, channel=channel or "")

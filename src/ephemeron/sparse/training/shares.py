@@ -8,16 +8,12 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, RunFailed
 from ephemeron.sparse.store import SparseStore
-from ephemeron.sparse.training.part import Part, PartReport, progress_key, stop_key, train_part
-
-if TYPE_CHECKING:
-    from ephemeron.executor import FunctionExecutor
-    from ephemeron.executor.futures import TaskFuture
+from ephemeron.sparse.training.part import Part, PartReport, progress_key, stop_key
 
 _log = logging.getLogger(__name__)
 
@@ -27,13 +23,23 @@ MOST_LOSSES = 20
 PartEnd = Literal["finished", "handed over", "lost", "cancelled"]
 
 
+class PartTask(Protocol):
+    """A function that trains a share: a future of its last report."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def cancel(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> PartReport: ...
+
+
 class ShareWatcher:
     """What is told of the functions of a run; does nothing."""
 
-    def submitted(self, part: Part, task: TaskFuture) -> None:
+    def submitted(self, part: Part, task: PartTask) -> None:
         """A function is to go on with a share."""
 
-    def ended(self, part: Part, task: TaskFuture, end: PartEnd, error: str) -> None:
+    def ended(self, part: Part, task: PartTask, end: PartEnd, error: str) -> None:
         """It has ended; `error` says why it was lost."""
 
     def reported(self, reports: Sequence[PartReport]) -> None:
@@ -44,7 +50,7 @@ class Shares:
     """The shares of a run while they are trained.
 
     Args:
-        pool: where functions run; a task is tried once.
+        start: starts a function, which is tried once.
         store: the client's connection.
         parts: by rank, before their first attempt.
         watcher: told of everything.
@@ -52,13 +58,13 @@ class Shares:
     """
 
     def __init__(
-        self, pool: FunctionExecutor, store: SparseStore, parts: Sequence[Part], watcher: ShareWatcher,
+        self, start: Callable[[Part], PartTask], store: SparseStore, parts: Sequence[Part], watcher: ShareWatcher,
         check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._pool, self._store, self._watcher, self._check = pool, store, watcher, check
+        self._start, self._store, self._watcher, self._check = start, store, watcher, check
         self._session = secrets.token_hex(8)
         self._parts = [replace(part, session=self._session) for part in parts]
-        self._running: dict[int, TaskFuture] = {}
+        self._running: dict[int, PartTask] = {}
         self._reports: dict[int, PartReport] = {}
         self._lost = [0] * len(parts)
         self._stopping = self._cancelled = False
@@ -92,7 +98,7 @@ class Shares:
         """
         for part in list(self._parts):
             found = await self._stored(part)
-            attempt = part.attempt if found is None else found.attempt + 1
+            attempt = part.attempt if found is None else max(part.attempt, found.attempt + 1)
             if found is None or not found.finished:
                 self._submit(replace(part, attempt=attempt))
         told = False
@@ -115,16 +121,16 @@ class Shares:
 
     def _submit(self, part: Part) -> None:
         self._parts[part.rank] = part
-        task = self._running[part.rank] = self._pool.submit(train_part, part)
+        task = self._running[part.rank] = self._start(part)
         self._watcher.submitted(part, task)
 
-    def _ended(self, part: Part, task: TaskFuture) -> None:
+    def _ended(self, part: Part, task: PartTask) -> None:
         del self._running[part.rank]
         if task.cancelled():
             return self._watcher.ended(part, task, "cancelled", "")
         error = task.exception()
         if error is None:
-            report: PartReport = task.result()
+            report = task.result()
             self._reports[part.rank] = report
             self._watcher.reported([report])
             self._watcher.ended(part, task, "finished" if report.finished else "handed over", "")
@@ -132,12 +138,13 @@ class Shares:
                 self._submit(replace(part, attempt=part.attempt + 1))
             return None
         self._watcher.ended(part, task, "lost", str(error))
-        if isinstance(error.__cause__, JobError):
-            raise error.__cause__
+        for cause in (error, error.__cause__):
+            if isinstance(cause, JobError):
+                raise cause
         self._lost[part.rank] += 1
         if self._lost[part.rank] > MOST_LOSSES:
-            cause = f"share {part.rank}: {self._lost[part.rank]} functions were lost, the last one by: {error}"
-            raise RunFailed(part.run, [cause]) from error
+            text = f"share {part.rank}: {self._lost[part.rank]} functions were lost, the last one by: {error}"
+            raise RunFailed(part.run, [text]) from error
         _log.warning("share %d: its function was lost, another one goes on (%s)", part.rank, error)
         if not self._stopping:
             self._submit(replace(part, attempt=part.attempt + 1))

@@ -40,6 +40,8 @@ from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.job.job_file import renamed
 from ephemeron.training.job.precedence import give_way
+from ephemeron.training.job.sparse_job import refuse_runs
+from ephemeron.training.job.sparse_spec import BATCH_SIZE
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.prices import load_prices
@@ -81,6 +83,10 @@ def configure(
         if name not in options:
             raise JobError(f"unknown option {name!r}", remedy=near(name, options, what="options", quoted=True))
     build(Configuration, explicit, where="configuration")
+    if job.sparse is not None:
+        c = configured({"batch_size": BATCH_SIZE, **job.run, **explicit})
+        refuse_runs(c)
+        return c
     values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(configured(values)))
     if left_out:
         gone = ", ".join(f"{name} = {job.run[name]}" for name in left_out)
@@ -262,6 +268,8 @@ def dry_run(
     from ephemeron.training.driver import dry_runs
 
     job = job_of(job, options)
+    if job.sparse is not None:
+        raise JobError("a dry run is of a program of PyTorch", remedy="train a sparse job; it is checked first")
     c = configure(job) if configuration is None else _checked_configuration(configuration)
     if c.groups:
         raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")

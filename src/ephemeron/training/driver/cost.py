@@ -236,7 +236,9 @@ def _amount(traffic: Traffic) -> tuple[int, int]:
 
 
 def servers_of(spec: RunSpec) -> int:
-    """Number of parameter servers of a run."""
+    """Number of parameter servers of a run. Shards that the client starts are counted as if each had a machine."""
+    if spec.sparse is not None:
+        return 0 if spec.sparse.spec.store else spec.sparse.spec.shards
     return 1 if spec.configuration.store.startswith(("ps://", "parameter_server")) else 0
 
 
@@ -270,10 +272,18 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         generations=_generations(meter, spec),
         groups=tuple(group.summary(t) for group in meter.groups),
         regions=tuple(group.region(t) for group in meter.groups),
-        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
+        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()}, step_us=_step_us(meter, spec),
         platform="+".join(dict.fromkeys(g.started.platform for g in meter.groups)) or c.platform,
         best_iteration=None if final is None else final.best, budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
     )  # fmt: skip
+
+
+def _step_us(meter: CostMeter, spec: RunSpec) -> dict[Phase, float]:
+    """Of a sparse job, mean microseconds of a step by phase."""
+    steps = sum(meter.done.values())
+    if spec.sparse is None or not steps:
+        return {}
+    return {phase: round(1e6 * s / steps, 1) for phase, s in meter.phases_s.items() if s}
 
 
 def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ...]:

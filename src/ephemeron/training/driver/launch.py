@@ -36,6 +36,8 @@ from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.driver.run_logging import LoggerChoice, RunLogging
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Configuration, Fault, Job, Simulation
+from ephemeron.training.job.sparse_job import refuse_for_sparse_jobs
+from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.prices import load_prices
@@ -138,10 +140,18 @@ def prepared_run(
     job, world = request.job, request.job.simulation
     chosen = run_logging.chosen(job.loggers if request.loggers is None else request.loggers)
     c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
+    name = run_id or request.run_id or run_dir.new_run_id(job.name)
+    service = service_of(c.store) if job.sparse is None else "server"
+    prices = load_prices(service, request.prices_file, platform=c.platform)
+    if job.sparse is not None:
+        refuse_for_sparse_jobs(job, c, faults=request.faults)
+        prepared = sparse_jobs().prepare(
+            job, c, run_id=name, limits=limits, prices=prices, peer_timeout_s=request.peer_timeout_s
+        )
+        return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
     _begin_functions(c, limits)
     prepared = prepare(
-        job, c, run_id=run_id or request.run_id or run_dir.new_run_id(job.name), limits=limits, part=part,
-        prices=load_prices(service_of(c.store), request.prices_file, platform=c.platform), faults=request.faults,
+        job, c, run_id=name, limits=limits, part=part, prices=prices, faults=request.faults,
         peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )  # fmt: skip
@@ -176,7 +186,7 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
         settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
         record = records.new_record(prepared.spec, folder, source=prepared.source, settings=settings)
         records.write(folder, record)
-        if prepared.code is not None:
+        if prepared.code is not None or request.job.sparse is not None:
             store_program(folder, request.job, prepared.code)
         if request.plan is not None:
             request.plan.save(folder.path / PLAN_FILE)

@@ -37,6 +37,7 @@ from ephemeron.training.driver.run_status import session_end
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
 from ephemeron.training.job.generation import Generation, Resize
+from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.worker.control import ResizeRequest, encode_control
 from ephemeron.training.worker.generations import current_generation, members_of
 from ephemeron.training.worker.spec import RunSpec
@@ -100,6 +101,11 @@ async def drive(
     A run that is resumed while its functions are running is attached to instead. Functions on this machine are hosted by the
     daemon of `session`, where that is given. `origin` is the Unix time at the t = 0 of a new run; None: now.
     """
+    if spec.sparse is not None:
+        ended: tuple[RunOutcome, CostMeter] = await sparse_jobs().drive(
+            folder, run, spec, on_event, secrets, interrupts, new=prepared is not None, attach=attach, session=session
+        )
+        return ended
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logs.context(run=folder.run_id))
         signing = folder.signing_key()

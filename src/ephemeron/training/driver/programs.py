@@ -24,7 +24,7 @@ from ephemeron.training.job import Configuration, Job, load_job
 from ephemeron.training.job.job_file import parse_job
 from ephemeron.training.task.task import Task, task_of
 
-_JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "script", "run"}
+_JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "script", "sparse", "run"}
 _RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
 _NAME = r"[A-Za-z_][\w.]*"
 _LIGHTNING = re.compile(rf"lightning:({_NAME}:{_NAME})(?:,({_NAME}:{_NAME}))?")

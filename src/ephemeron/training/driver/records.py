@@ -190,6 +190,9 @@ class ResultSummary:
     """Groups of functions; empty: all are one group."""
     regions: tuple[RegionSummary, ...] = ()
     """The same groups as regions: what they have exchanged with each other."""
+    step_us: Mapping[Phase, float] = field(default_factory=dict)
+    """Of a sparse job, mean microseconds of a function's step by phase: `load` the minibatch, `download` rows, `compute`, `upload`
+    gradients, `wait` for acknowledgements."""
 
 
 def new_record(

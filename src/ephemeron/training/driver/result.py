@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.typed import build
 from ephemeron.errors import RunFailed, RunNotFound, UserError
@@ -18,6 +18,7 @@ from ephemeron.training.driver.cost import CostMeter, summarize
 from ephemeron.training.driver.records import RUN_FILE, ResultSummary, RunRecord
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_driver import RunOutcome
+from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.spec import RunSpec
@@ -25,7 +26,6 @@ from ephemeron.training.worker.trainer import WeightNotes
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from ephemeron.training.driver.metric_table import MetricTable
 
@@ -76,8 +76,9 @@ class Result:
             raise UserError(f"run {self.folder.run_id} has no weights: it is {self.summary.status}")
         return read_weights(path)
 
-    def model(self, *, best: bool = False) -> nn.Module:
-        """The trained module in evaluation mode: built from the run's own code, with its weights.
+    def model(self, *, best: bool = False) -> Any:
+        """The trained module in evaluation mode: built from the run's own code, with its weights. Of a sparse job, a
+        `TrainedSparseModel`.
 
         Args:
             best: see `state_dict`.
@@ -85,8 +86,10 @@ class Result:
         Raises:
             UserError: the run has no weights, or the module cannot be built here.
         """
-        from ephemeron.training.driver.trained import trained_model
+        from ephemeron.training.driver.trained import record_of, trained_model
 
+        if record_of(self.folder).run_spec().sparse is not None:
+            return sparse_jobs().trained_model(self.folder.path)
         return trained_model(self.folder, self.state_dict(best=best))
 
     def save(self, folder: str | Path, *, best: bool = False) -> Path:

@@ -35,14 +35,15 @@ class Pretrained(Protocol):
     def save_pretrained(self, save_directory: str) -> object: ...
 
 
-def store_program(folder: RunFolder, job: Job | None, code: bytes) -> None:
+def store_program(folder: RunFolder, job: Job | None, code: bytes | None) -> None:
     """Stores what `trained_model` and evaluations need: the job without its `[run]` table, unless JSON cannot hold it.
 
     Args:
         job: None: the one that is stored.
-        code: bundle of its code.
+        code: bundle of its code; None: it has none.
     """
-    (folder.path / CODE_FILE).write_bytes(code)
+    if code is not None:
+        (folder.path / CODE_FILE).write_bytes(code)
     if job is not None:
         try:
             folder.write(JOB_FILE, plain(dataclasses.replace(job, run={})))  # an address of [run] may hold a password

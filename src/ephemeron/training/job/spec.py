@@ -19,6 +19,8 @@ from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.world import Simulation
 from ephemeron.training.job.generation import ScheduledResize
 from ephemeron.training.job.logger_spec import LoggerSpec
+from ephemeron.training.job.sparse_spec import SparseSpec
+from ephemeron.training.job.target import Target as Target
 
 PlatformName = Literal["local", "simulated", "aws", "aws-microvm", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
@@ -43,7 +45,7 @@ AVERAGE = "average"
 """Outer optimiser that adds the mean of the ranks' changes to the parameters."""
 OF_TASK = "(of the task)"
 """Target of the model of a job that names a task."""
-PROGRAMS = ("model", "task", "script")
+PROGRAMS = ("model", "task", "script", "sparse")
 """Fields of a job of which exactly one is given."""
 _OrDefault = Annotated[int, AtLeast(0)]
 """A count; 0: a default that depends on other values."""
@@ -56,16 +58,6 @@ _REGION_SYNC = Form(
 )
 _REGION_COMPRESSION = Form(r"none|int8|int4|topk2?:[0-9.e-]+", "none, int8, int4, topk:SHARE or topk2:SHARE")
 _SYNC = Form(r"bsp|hap|hsp|asp|ssp:[0-9]+", "bsp, hap, hsp, asp or ssp:N with N ≥ 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target(Typed):
-    """A Python object named `module:name`, and the keyword arguments to call it with."""
-
-    target: str
-    """`module:name`, or a plain name where the field allows one."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """Keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,6 +424,8 @@ class _JobHead(Typed):
     """`module:Class` of an `ephemeron.Task`, in place of `model`, `loss` and `optimizer`."""
     script: Script | None = None
     """Python script with a training loop of its own, in place of `model`, `loss`, `optimizer`, `data` and `epochs`."""
+    sparse: SparseSpec | None = None
+    """Sparse model that functions train through a sparse store, in place of `model`, `loss` and `optimizer`."""
     loss: Target = field(default_factory=lambda: Target(target="cross_entropy"))
     """A name in `torch.nn.functional`, or `module:function`. Must average over the batch."""
     optimizer: Target = field(default_factory=lambda: Target(target="SGD", options={"lr": 0.1}))
@@ -474,6 +468,7 @@ class Job(TrainingOptions, _JobHead):
             "model": self.model.target != OF_TASK,
             "task": self.task is not None,
             "script": self.script is not None,
+            "sparse": self.sparse is not None,
         }
         check_program([name for name, is_given in given.items() if is_given], where="Job")
 
@@ -482,6 +477,8 @@ class Job(TrainingOptions, _JobHead):
         """The task, or the model of a job without one; a script by its file."""
         if self.script is not None:
             return Target(target=self.script.file)
+        if self.sparse is not None:
+            return Target(target=self.sparse.model.target, options=self.sparse.model.options)
         return self.model if self.task is None else self.task
 
     @property
@@ -501,7 +498,9 @@ def check_program(given: Sequence[str], *, where: str) -> None:
     """
     if len(given) != 1:
         says = f"both {given[0]} and {given[1]} are given" if given else "missing key model"
-        raise JobError(f"{where}: {says}", remedy="name a model with its loss and optimizer, a task, or a script")
+        raise JobError(
+            f"{where}: {says}", remedy="name a model with its loss and optimizer, a task, a script, or a sparse model"
+        )
 
 
 def sync_name(text: str) -> tuple[SyncName, int]:

@@ -18,6 +18,7 @@ from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
 from ephemeron.training.job import Configuration, Script, Target, TrainingOptions
 from ephemeron.training.job.generation import Generation, Resize, resized_values
+from ephemeron.training.job.sparse_spec import SparseProgram
 from ephemeron.training.planner.prices import Prices
 
 
@@ -128,6 +129,8 @@ class RunSpec:
     """Task, in place of model, loss and optimiser."""
     script: ScriptLoop | None = None
     """Script, in place of all these."""
+    sparse: SparseProgram | None = None
+    """Sparse model, in place of all these; `sparse.job` drives the run."""
     options: TrainingOptions = field(default_factory=TrainingOptions)
     """How the program is trained."""
     shares_evaluations: bool = False

@@ -12,8 +12,8 @@ from ephemeron.data.tables import Column, TableDataset, TableWriter
 FEATURES = 60
 
 
-def prepared(folder: Path, *, rows: int = 3000, partitions: int = 3, labels: int = 2, seed: int = 0) -> TableDataset:
-    """Six categories of ten values; the label depends on them."""
+def prepared(folder: Path, *, rows: int = 3000, partitions: int = 3, positive: int = 1, seed: int = 0) -> TableDataset:
+    """Six categories of ten values; the label, 0 or `positive`, depends on them."""
     columns = [
         Column(name="x", kind="sparse", dtype="float32", width=FEATURES),
         Column(name="y", kind="label", dtype="int32"),
@@ -23,7 +23,7 @@ def prepared(folder: Path, *, rows: int = 3000, partitions: int = 3, labels: int
     parts = []
     for index, count in enumerate(np.diff(np.linspace(0, rows, partitions + 1).astype(int))):
         x = dice.integers(10, size=(count, 6)) + 10 * np.arange(6)
-        y = (dice.random(count) < 1 / (1 + np.exp(-truth[x].sum(axis=1)))).astype(np.int32) % labels
+        y = (dice.random(count) < 1 / (1 + np.exp(-truth[x].sum(axis=1)))).astype(np.int32) * positive
         table = pa.table({"x.indices": list(x), "x.values": [[1.0] * 6] * count, "y": y})
         parts.append(writer.write(index, table))
     return writer.finish("test", parts)
