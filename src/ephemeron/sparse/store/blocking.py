@@ -10,10 +10,12 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ephemeron.sparse.store.client import Locate, SparseStore, TableInfo
+from ephemeron.sparse.store.client import SparseStore
 from ephemeron.sparse.store.compression import Compression
+from ephemeron.sparse.store.connecting import Locate
 from ephemeron.sparse.store.messages import Initial, ShardStatus
 from ephemeron.sparse.store.optimizers import Floats, Optimizer
+from ephemeron.sparse.store.table_rows import TableInfo
 
 T = TypeVar("T")
 

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.sparse.store import codec
-from ephemeron.sparse.store.compression import Compression, Residual
-from ephemeron.sparse.store.frame import Head, Kind, pack, pack_json
+from ephemeron.sparse.store.changes import Changes
+from ephemeron.sparse.store.compression import Compression
+from ephemeron.sparse.store.connecting import Locate, open_links
+from ephemeron.sparse.store.frame import Kind, pack_json
 from ephemeron.sparse.store.link import Reply, ShardLink
-from ephemeron.sparse.store.messages import FoundReply, Initial, OpenRequest, ShardStatus, TableReply, TableSpec
-from ephemeron.sparse.store.optimizers import Floats, Indices, Optimizer, document
-
-_ASK_BYTES = 1 << 20
-"""Bytes of changes after which a shard is asked for an acknowledgement."""
-_WINDOW_BYTES = 64 << 20
-"""Bytes of changes to one shard that may be unacknowledged; `push` then waits."""
-
-Locate = Callable[[int], Awaitable[tuple[str, int]]]
-"""Finds the address of a shard by its index."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableInfo:
-    """A table, from the view of a client."""
-
-    name: str
-    rows: int
-    width: int
-    """Values of a row."""
-    numbers: tuple[int, ...]
-    """Its number on each shard."""
-    bounds: Indices
-    """First row of each shard, and the number of rows."""
+from ephemeron.sparse.store.messages import FoundReply, Initial, ShardStatus, TableReply, TableSpec
+from ephemeron.sparse.store.multi_get import multi_get
+from ephemeron.sparse.store.optimizers import Floats, Optimizer, document
+from ephemeron.sparse.store.table_rows import TableInfo
 
 
 class SparseStore:
@@ -66,11 +45,8 @@ class SparseStore:
         self.links = tuple(links)
         self._anonymous = anonymous
         self._reply_code = codec.VALUE_CODES[values]
-        self._default = compression
-        self._compressions: dict[str, Compression] = {}
-        self._residuals: dict[str, Residual] = {}
+        self._changes = Changes(self.links, compression)
         self._tables: dict[str, TableInfo] = {}
-        self._sequence = max(link.sequence for link in links)
         self._calls = max(link.calls for link in links)
 
     @classmethod
@@ -101,26 +77,9 @@ class SparseStore:
         """
         if values not in ("float32", "float16"):
             raise JobError(f"values = {values!r} is not known", remedy="use float32 or float16")
-        if callable(addresses):
-            locate, count = addresses, shards or 1
-        else:
-            places = [parse_address(address) for address in addresses]
-            locate, count = partial(_listed, places), len(places)
-        if not count:
-            raise JobError("a sparse store has no addresses", remedy="give HOST:PORT of each shard")
-        name = client or f"anonymous-{secrets.token_hex(8)}"
-        links = [
-            ShardLink(
-                partial(locate, shard), token=token, connect_s=connect_s, answer_s=answer_s,
-                opening=OpenRequest(client=name, attempt=attempt, shard=shard, shards=count),
-            )
-            for shard in range(count)
-        ]  # fmt: skip
-        try:
-            await asyncio.gather(*(link.open() for link in links))
-        except BaseException:
-            await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
-            raise
+        links = await open_links(
+            addresses, token, shards=shards, client=client, attempt=attempt, connect_s=connect_s, answer_s=answer_s
+        )
         return cls(links, values=values, compression=compression or Compression(), anonymous=not client)
 
     @property
@@ -131,7 +90,7 @@ class SparseStore:
     @property
     def sequence(self) -> int:
         """Number of this client's last push or assignment, also of its earlier attempts."""
-        return self._sequence
+        return self._changes.sequence
 
     @property
     def bytes_up(self) -> int:
@@ -211,36 +170,7 @@ class SparseStore:
             ServiceUnreachable: a shard does not come back in time.
         """
         info = self._tables.get(table) or await self.table(table)
-        rows = _as_indices(indices)
-        out = np.empty((rows.size, info.width), np.float32)
-        if not rows.size:
-            return out
-        steps: Indices | None = rows[1:] - rows[:-1]
-        order: NDArray[np.int64] | None = None
-        if steps is not None and steps.size and steps.min() < 0:
-            _check_range(info, int(rows.min()), int(rows.max()))
-            if self.shards == 1:
-                steps = None
-            else:
-                order = np.argsort(rows, kind="stable")
-                rows = rows[order]
-                steps = rows[1:] - rows[:-1]
-        else:
-            _check_range(info, int(rows[0]), int(rows[-1]))
-        gather = _Gather()
-        for shard, begin, stop in self._parts(info, rows):
-            sink = _Values(gather, out, order, begin, stop)
-            part = rows[begin:stop] - info.bounds[shard] if shard else rows[begin:stop]
-            encoded = codec.encode_indices(part, None if steps is None else steps[begin : stop - 1])
-            link = self.links[shard]
-            id = link.next_id()
-            frame = pack(
-                Kind.GET, (encoded.data,), code=encoded.code, table=info.numbers[shard], width=info.width,
-                count=stop - begin, id=id, more=self._reply_code, base=encoded.base,
-            )  # fmt: skip
-            link.request(id, frame, sink)
-        await gather.future
-        return out
+        return await multi_get(self.links, info, indices, self._reply_code)
 
     async def read(self, table: str, *, rows_at_once: int = 1 << 20) -> Floats:
         """Reads a whole table: float32[rows, width]. Pushes of others go on meanwhile."""
@@ -269,15 +199,7 @@ class SparseStore:
             ServiceUnreachable, ServiceRefused: the connection is lost for good.
         """
         info = self._tables.get(table) or await self.table(table)
-        rows, values = _combined(info, indices, gradient)
-        compression = self._compressions.get(table, self._default)
-        residual: Residual | None = None
-        if compression.lossy and rows.size:
-            residual = self._residuals.get(table)
-            if residual is None:
-                residual = self._residuals[table] = Residual(info.rows, info.width, compression)
-            rows, values = residual.select(rows, values)
-        await self._change(Kind.PUSH, info, rows, values, sequence, compression.code, residual)
+        await self._changes.push(info, indices, gradient, sequence)
 
     async def assign(self, table: str, indices: ArrayLike, values: ArrayLike, *, sequence: int | None = None) -> None:
         """Replaces weights; the optimiser's slots stay. Like `push`, for values: float[n, width]; indices must differ.
@@ -286,25 +208,16 @@ class SparseStore:
             JobError: see `push`; also if an index comes twice.
         """
         info = self._tables.get(table) or await self.table(table)
-        count = np.asarray(indices).size
-        rows, weights = _combined(info, indices, values)
-        if rows.size != count:
-            raise JobError(f"table {table!r}: assign has an index twice", remedy="give each index once")
-        await self._change(Kind.ASSIGN, info, rows, weights, sequence)
+        await self._changes.assign(info, indices, values, sequence)
 
     def compress(self, table: str, compression: Compression) -> None:
         """Sets the compression of later pushes to a table. What an earlier setting held back is sent with them."""
-        self._compressions[table] = compression
-        if table in self._residuals:
-            self._residuals[table].compression = compression
+        self._changes.compress(table, compression)
 
     async def push_residual(self, table: str) -> None:
         """Sends, uncompressed, all that compression held back for a table so far."""
-        residual = self._residuals.get(table)
-        if residual is None:
-            return
-        rows, values = residual.drain()
-        await self._change(Kind.PUSH, await self.table(table), rows, values, None)
+        if self._changes.holds_back(table):
+            await self._changes.push_residual(await self.table(table))
 
     async def flush(self) -> None:
         """Waits until all changes so far are acknowledged: applied and, where the store has a log, in it.
@@ -361,52 +274,8 @@ class SparseStore:
     ) -> None:
         await self.close(flush=error is None)
 
-    async def _change(
-        self, kind: Kind, info: TableInfo, rows: Indices, values: Floats, sequence: int | None,
-        code: codec.ValueCode = codec.ValueCode.FLOAT32, residual: Residual | None = None,
-    ) -> None:  # fmt: skip
-        if sequence is None:
-            sequence = self._sequence + 1
-        elif sequence <= 0:
-            raise JobError(f"sequence = {sequence}", remedy="count from 1")
-        self._sequence = max(self._sequence, sequence)
-        if not rows.size:
-            return
-        steps = rows[1:] - rows[:-1]
-        waits: list[ShardLink] = []
-        for shard, begin, stop in self._parts(info, rows):
-            part = rows[begin:stop] - info.bounds[shard] if shard else rows[begin:stop]
-            encoded = codec.encode_indices(part, steps[begin : stop - 1])
-            data = codec.encode_values(code, values[begin:stop])
-            if residual is not None and code is not codec.ValueCode.FLOAT32:
-                sent = codec.decode_values(code, memoryview(data))
-                residual.keep_rest(rows[begin:stop], values[begin:stop], sent)
-            link = self.links[shard]
-            id = link.next_id()
-            frame = pack(
-                kind, (encoded.data, data), code=encoded.code | code << 4,
-                table=info.numbers[shard], width=info.width, count=stop - begin, id=id, sequence=sequence, base=encoded.base,
-            )  # fmt: skip
-            link.change(sequence, id, frame)
-            if link.waiting_bytes > _ASK_BYTES:
-                link.ask()
-                if link.waiting_bytes > _WINDOW_BYTES:
-                    waits.append(link)
-        for link in waits:
-            await link.drained()
-
-    def _parts(self, info: TableInfo, rows: Indices) -> list[tuple[int, int, int]]:
-        """Shards of ascending rows, each with the begin and end of its part."""
-        if self.shards == 1:
-            return [(0, 0, rows.size)]
-        cuts = np.searchsorted(rows, info.bounds)
-        return [(shard, int(cuts[shard]), int(cuts[shard + 1])) for shard in range(self.shards) if cuts[shard] < cuts[shard + 1]]  # fmt: skip
-
     def _learn(self, replies: Sequence[TableReply]) -> TableInfo:
-        spec = replies[0].spec
-        bounds = np.array([reply.spec.first for reply in replies] + [replies[-1].spec.stop], np.int64)
-        info = TableInfo(spec.name, spec.rows, spec.width, tuple(reply.number for reply in replies), bounds)
-        self._tables[spec.name] = info
+        info = self._tables[replies[0].spec.name] = TableInfo.of(replies)
         return info
 
     def _shard_of(self, key: str) -> int:
@@ -419,102 +288,3 @@ class SparseStore:
         id, sink = link.next_id(), Reply()
         link.request(id, pack_json(Kind.CALL, {"m": method, "p": params}, data, id=id, sequence=number), sink)
         return await sink.future
-
-
-class _Gather:
-    """A future of several parts."""
-
-    __slots__ = ("future", "left")
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.left = 0
-
-    def done(self) -> None:
-        self.left -= 1
-        if not self.left and not self.future.done():
-            self.future.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class _Values:
-    """A sink that puts the values of one shard into their place."""
-
-    __slots__ = ("_begin", "_gather", "_order", "_out", "_stop")
-
-    def __init__(self, gather: _Gather, out: Floats, order: Indices | None, begin: int, stop: int) -> None:
-        self._gather, self._out, self._order, self._begin, self._stop = gather, out, order, begin, stop
-        gather.left += 1
-
-    def take(self, head: Head, body: memoryview) -> None:
-        width = self._out.shape[1]
-        code, count = head.code >> 4, (self._stop - self._begin) * width
-        values = codec.decode_values(code, body[: codec.value_bytes(code, count)]).reshape(-1, width)
-        if self._order is None:
-            self._out[self._begin : self._stop] = values
-        else:
-            self._out[self._order[self._begin : self._stop]] = values
-        self._gather.done()
-
-    def fail(self, error: Exception) -> None:
-        self._gather.fail(error)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`.
-
-    Raises:
-        JobError: the text has another form.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise JobError(f"address {address!r} of a sparse store", remedy="write HOST:PORT, such as 127.0.0.1:7090")
-    return host.strip("[]"), int(port)
-
-
-async def _listed(places: Sequence[tuple[str, int]], shard: int) -> tuple[str, int]:
-    return places[shard]
-
-
-def _as_indices(indices: ArrayLike) -> Indices:
-    rows = np.asarray(indices)
-    if rows.size and rows.dtype.kind not in "iu":
-        raise JobError(f"indices are of type {rows.dtype}", remedy="give whole numbers")
-    if rows.ndim != 1:
-        raise JobError(f"indices have the shape {rows.shape}", remedy="give a flat array")
-    return np.ascontiguousarray(rows, np.int64)
-
-
-def _check_range(info: TableInfo, least: int, most: int) -> None:
-    if least < 0 or most >= info.rows:
-        wrong = least if least < 0 else most
-        raise JobError(f"index {wrong} is not in table {info.name!r}", remedy=f"its indices are 0 to {info.rows - 1}")
-
-
-def _combined(info: TableInfo, indices: ArrayLike, values: ArrayLike) -> tuple[Indices, Floats]:
-    """Distinct ascending indices, and the sum of the values of each: int64[m], float32[m, width]."""
-    rows, gradient = _as_indices(indices), np.asarray(values, np.float32)
-    if gradient.ndim == 1 and info.width == 1:
-        gradient = gradient[:, None]
-    if gradient.shape != (rows.size, info.width):
-        raise JobError(
-            f"table {info.name!r} has rows of {info.width} values: a gradient of shape {gradient.shape} does not match "
-            f"{rows.size} indices",
-            remedy=f"give the shape ({rows.size}, {info.width})",
-        )
-    if not rows.size:
-        return rows, gradient
-    if not np.isfinite(gradient).all():
-        raise JobError(f"a gradient of table {info.name!r} has NaN or infinite values", remedy="mend its cause")
-    if rows.size > 1 and (rows[1:] <= rows[:-1]).any():
-        order = np.argsort(rows, kind="stable")
-        rows, gradient = rows[order], gradient[order]
-        first = np.concatenate(([True], rows[1:] != rows[:-1]))
-        if not first.all():
-            begins = np.flatnonzero(first)
-            rows, gradient = rows[begins], np.add.reduceat(gradient, begins, axis=0)
-    _check_range(info, int(rows[0]), int(rows[-1]))
-    return rows, gradient
