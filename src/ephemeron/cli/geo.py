@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def geo() -> None:
-    """Train across regions: plan their devices."""
+    """Train across regions: plan their devices, measure their links."""
 
 
 @geo.command("plan")
@@ -74,6 +74,42 @@ def plan_command(
         click.echo(json.dumps(plain(found)))
     else:
         _show(found)
+
+
+@geo.command("probe")
+@click.argument("regions", metavar="REGIONS.toml", type=click.Path(path_type=Path))
+@click.option(
+    "--mb",
+    type=click.FloatRange(min=0.1, max=1000),
+    default=8.0,
+    show_default=True,
+    help="Size of what is sent, 10^6 bytes.",
+)
+@click.option("--write", is_flag=True, help="Put the links into REGIONS.toml, in place of those that it has.")
+@click.option("--json", "as_json", is_flag=True, help="Print the links as one line of JSON.")
+def probe_command(regions: Path, mb: float, write: bool, as_json: bool) -> None:
+    """Measure bandwidth and latency between all regions of REGIONS.toml.
+
+    \b
+    ephemeron geo probe regions.toml
+    ephemeron geo probe regions.toml --write
+
+    Starts a function in each region, which sends to the others as a run would: over TCP, or through the store.
+    Prints [[link]] tables. Each link carries about four times --mb; traffic between regions may cost money.
+    """
+    from ephemeron import blocking
+    from ephemeron.config.typed import plain
+    from ephemeron.geo.probing import links_as_toml, probe_links, with_links
+    from ephemeron.geo.regions import load_regions
+
+    known = load_regions(regions)
+    links = blocking.run(lambda _: probe_links(known, nbytes=int(mb * 1e6)))
+    if write:
+        regions.write_text(with_links(regions.read_text(encoding="utf-8"), links), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps({"link": [plain(link) for link in links]}))
+    elif not write:
+        click.echo(links_as_toml(links), nl=False)
 
 
 def _show(found: RegionPlan) -> None:

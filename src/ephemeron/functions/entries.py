@@ -35,6 +35,7 @@ _TABLE = {
     "sparse-shard": "ephemeron.sparse.store.functions:run_sparse_shard",
     "sparse-part": "ephemeron.sparse.job.function:run_sparse_part",
     "geo-scheduling": "ephemeron.geo.control.function:run_geo_scheduling",
+    "geo-link-probe": "ephemeron.geo.link_probe:run_geo_link_probe",
     "geo-addressing": "ephemeron.geo.control.function:run_geo_addressing",
     "provisioner": "ephemeron.functions.tasks.provisioner:run_provisioner",
 }
