@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ephemeron.errors import EphemeronError, JobError, MissingExtra
@@ -45,8 +46,8 @@ class AwsSettings:
             JobError: there is none, or AWS knows no such region.
             MissingExtra: boto3 is not installed.
         """
-        session = _boto3().Session()  # which knows AWS_DEFAULT_REGION and the configuration's, not AWS_REGION
-        region = self.region or os.environ.get("AWS_REGION") or session.region_name
+        session = _session()  # which knows AWS_DEFAULT_REGION and the configuration's, not AWS_REGION
+        region = self.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         if not region:
             raise JobError("no AWS region is set", remedy="give --aws-region, or set AWS_REGION")
         known = sorted({r for part in session.get_available_partitions()
@@ -74,7 +75,7 @@ def identity(settings: AwsSettings) -> str:
         JobError: there are none, or they cannot be had.
     """
     try:
-        found = _boto3().Session().get_credentials()
+        found = _session().get_credentials()
         key = None if found is None else found.get_frozen_credentials().access_key
     except Exception as e:
         raise refused(e, settings, doing="finding credentials") from e
@@ -96,7 +97,7 @@ def client(settings: AwsSettings, service: str, *, tries: int = 1) -> Any:
     Raises:
         MissingExtra: boto3 is not installed.
     """
-    boto3 = _boto3()
+    session = _session()
     from botocore.config import Config
 
     config = Config(
@@ -105,8 +106,7 @@ def client(settings: AwsSettings, service: str, *, tries: int = 1) -> Any:
         retries={"mode": "standard", "total_max_attempts": tries},
         max_pool_connections=32,
     )
-    # A session of its own: the default one may not be made in two threads at once.
-    return boto3.Session().client(
+    return session.create_client(
         service, region_name=settings.region, endpoint_url=settings.endpoint, config=config
     )  # fmt: skip
 
@@ -164,9 +164,28 @@ def _line(e: Exception) -> str:
     return " ".join(str(e).split())[:300]
 
 
-def _boto3() -> Any:
+def _session() -> Any:
+    """A new session of AWS clients: one may not be used by two threads at once while clients are made.
+
+    Descriptions of AWS's services and regions are read from disk once in a process: that is most of the time of a new client.
+    """
     try:
-        import boto3
+        import boto3  # noqa: F401 - whose releases know new services
+        from botocore.session import get_session
     except ModuleNotFoundError:
         raise MissingExtra("boto3", "aws") from None
-    return boto3
+    session = get_session()
+    session.register_component("data_loader", _descriptions(session.get_config_variable("data_path") or ""))
+    return session
+
+
+@cache
+def _descriptions(folders: str) -> Any:
+    """Loader of the descriptions, which keeps what it has read.
+
+    Args:
+        folders: of further ones, as in AWS_DATA_PATH.
+    """
+    from botocore.loaders import create_loader
+
+    return create_loader(folders or None)
