@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lazy_modules import lazy_import
+
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-lightning = pytest.importorskip("lightning", reason="no Lightning; pip install 'ephemeron[lightning]'")
+lightning = lazy_import("lightning", reason="no Lightning; pip install 'ephemeron[lightning]'")
 
 from training_runs import WORLD, batch_indices, real  # noqa: E402
 
@@ -51,14 +53,6 @@ class EpochBatches:
         return iter(self.epochs[self.next - 1])
 
 
-class Losses(lightning.Callback):
-    def __init__(self):
-        self.found = []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.found.append(float(outputs["loss"]))
-
-
 def reference(run, made, **options):
     """The same program under Lightning's own trainer: module, losses, and metrics of the last validation."""
     spec = run.trigger.spec
@@ -75,6 +69,14 @@ def reference(run, made, **options):
     loader = torch.utils.data.DataLoader(data, batch_sampler=EpochBatches(epochs))
     module.train_dataloader = lambda: loader
     module.val_dataloader = lambda: torch.utils.data.DataLoader(evaluation.dataset, batch_size=64)
+
+    class Losses(lightning.Callback):
+        def __init__(self):
+            self.found = []
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            self.found.append(float(outputs["loss"]))
+
     losses = Losses()
     trainer = lightning.Trainer(
         max_epochs=spec.epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lazy_modules import lazy_import
+
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-transformers = pytest.importorskip("transformers", reason="no transformers; pip install 'ephemeron[transformers]'")
-pytest.importorskip("accelerate", reason="no accelerate; pip install 'ephemeron[transformers]'")
-datasets = pytest.importorskip("datasets", reason="no datasets; pip install 'ephemeron[transformers]'")
+transformers = lazy_import("transformers", reason="no transformers; pip install 'ephemeron[transformers]'")
+lazy_import("accelerate", reason="no accelerate; pip install 'ephemeron[transformers]'")
+datasets = lazy_import("datasets", reason="no datasets; pip install 'ephemeron[transformers]'")
 cloudpickle = pytest.importorskip("cloudpickle", reason="no cloudpickle; pip install 'ephemeron[notebook]'")
 
 from test_lightning import FAULTS, EpochBatches, loss_curve, settings  # noqa: E402
@@ -28,17 +30,6 @@ CODE = Path(__file__).parent / "code"
 
 def job(name, **options):
     return dataclasses.replace(job_of(f"transformers_programs:{name}", options), simulation=WORLD, code=(CODE,))
-
-
-class Losses(transformers.TrainerCallback):
-    """Losses by step, as Trainer reports them."""
-
-    def __init__(self):
-        self.found = []
-
-    def on_log(self, args, state, control, logs=None, **_):
-        if "loss" in logs:
-            self.found.append(logs["loss"])
 
 
 def reference(run, made, **options):
@@ -62,6 +53,17 @@ def reference(run, made, **options):
         **{**ARGUMENTS, "gradient_accumulation_steps": 1, "eval_strategy": "no"}, logging_steps=1, save_strategy="no",
         disable_tqdm=True, **options,
     )  # fmt: skip
+
+    class Losses(transformers.TrainerCallback):
+        """Losses by step, as Trainer reports them."""
+
+        def __init__(self):
+            self.found = []
+
+        def on_log(self, args, state, control, logs=None, **_):
+            if "loss" in logs:
+                self.found.append(logs["loss"])
+
     losses = Losses()
     trainer = Ordered(program.model, args, train_dataset=rows, callbacks=[losses])
     trainer.train()

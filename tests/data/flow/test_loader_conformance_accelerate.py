@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ephemeron.errors import JobError
+from lazy_modules import lazy_import
 
 pytest.importorskip("torchdata", reason="torchdata is not installed: pip install torchdata")
-accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
+accelerate = lazy_import("accelerate", reason="accelerate is not installed: pip install accelerate")
 
 from loader_kinds import BATCH, KINDS, SAMPLES, ids, loader, loss, model, weights  # noqa: E402 - not without torchdata
 

@@ -8,47 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+from lazy_modules import lazy_import
 
 pytest.importorskip("torchdata", reason="torchdata is not installed: pip install torchdata")
-lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed: pip install lightning")
+lightning = lazy_import("lightning.pytorch", reason="lightning is not installed: pip install lightning")
 
-from loader_kinds import KINDS, SAMPLES, ids, loader, loss, model, weights  # noqa: E402 - not without torchdata
+from loader_kinds import KINDS, SAMPLES, loader, weights  # noqa: E402 - not without torchdata
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 EPOCHS = 3
 
 
-class Fit(lightning.LightningModule):
-    """Notes which samples it was given, epoch by epoch."""
+def fit(train: Any, val: Any = None, *, checkpoint: Path | None = None, **options: Any) -> tuple[Any, Any]:
+    from lightning_modules import Fit
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = model()
-        self.trained: list[list[int]] = []
-        self.validated: list[list[int]] = []
-
-    def on_train_epoch_start(self) -> None:
-        self.trained.append([])
-
-    def on_validation_epoch_start(self) -> None:
-        self.validated.append([])
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        if not self.trained:
-            self.trained.append([])  # resumed in mid-epoch
-        self.trained[-1] += ids(batch)
-        return loss(self.net(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        self.validated[-1] += ids(batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-
-def fit(train: Any, val: Any = None, *, checkpoint: Path | None = None, **options: Any) -> tuple[Fit, Any]:
     module = Fit()
     made = lightning.Trainer(**{
         "max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
@@ -73,16 +48,10 @@ def test_fit(options: dict[str, Any]) -> None:
     assert all(len(set(epoch)) == len(epoch) for epoch in shuffled)
 
 
-class Save(lightning.Callback):
-    """A checkpoint after so many steps, and no further ones."""
+def save_at(path: Path, step: int) -> Any:
+    from lightning_modules import Save
 
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
+    return Save(path, step)
 
 
 @pytest.mark.parametrize("step", [2, 6, 8, 11], ids=lambda s: f"step{s}")
@@ -91,7 +60,7 @@ def test_resumed_in_mid_epoch_and_at_its_end(tmp_path: Path, step: int) -> None:
     whole = fit(loader("flow", shuffle=True))[0]
     order = [i for epoch in whole.trained for i in epoch]
     path = tmp_path / "at.ckpt"
-    first = fit(loader("flow", shuffle=True), callbacks=[Save(path, step)])[0]
+    first = fit(loader("flow", shuffle=True), callbacks=[save_at(path, step)])[0]
     resumed = fit(loader("flow", shuffle=True), checkpoint=path)[0]
     done = sum(len(batch) for batch in [range(4)] * (step - step // 6) + [range(2)] * (step // 6))
     assert [i for epoch in first.trained for i in epoch][:done] == order[:done]
@@ -105,7 +74,7 @@ def test_resumed_as_torchdata_s(tmp_path: Path, step: int) -> None:
     got = []
     for kind in ("stateful", "flow"):
         path = tmp_path / f"{kind}.ckpt"
-        fit(loader(kind), callbacks=[Save(path, step)])
+        fit(loader(kind), callbacks=[save_at(path, step)])
         got.append(fit(loader(kind), checkpoint=path)[0])
     assert got[0].trained == got[1].trained
     assert sum(map(len, got[1].trained)) == EPOCHS * SAMPLES - step * 4 + (step > 6) * 2

@@ -11,55 +11,23 @@ import pytest
 import torch
 
 from ephemeron.data.flow import Flow, LocalReader
+from lazy_modules import lazy_import
 
 pytest.importorskip("torchdata", reason="torchdata is not installed: pip install torchdata")
-pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+lazy_import("accelerate", reason="accelerate is not installed: pip install accelerate")
+lazy_import("transformers", reason="transformers is not installed: pip install transformers")
 
-from loader_kinds import KINDS, Table, loader, loss, model, weights  # noqa: E402 - not without torchdata
+from loader_kinds import KINDS, Table, loader, weights  # noqa: E402 - not without torchdata
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 6
 """Of an epoch."""
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = model()
+def trainer_of(train: Any, test: Any, folder: Path, **options: Any) -> Any:
+    from transformers_trainer import Trainer
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": loss(self.net(x), y)}
-
-
-class Trainer(transformers.Trainer):
-    """Trains on a loader that it is given, and notes which samples that were."""
-
-    def __init__(self, train: Any, test: Any, folder: Path, **options: Any) -> None:
-        arguments = transformers.TrainingArguments(
-            str(folder), **{"num_train_epochs": 3, "save_steps": 4, "learning_rate": 0.05, "lr_scheduler_type": "constant", **options},
-            use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no",
-        )  # fmt: skip
-        super().__init__(model=Net(), args=arguments, eval_dataset=None if test is None else test.dataset)
-        self.train_loader, self.test_loader = train, test
-        self.trained: list[int] = []
-        self.evaluated: list[int] = []
-        self.saw = b""
-
-    def get_train_dataloader(self) -> Any:
-        return self.train_loader
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self.test_loader
-
-    def training_step(self, net: Any, inputs: Any, *_: Any) -> Any:
-        self.trained += inputs[1].tolist()
-        self.saw += inputs[0].numpy().tobytes()
-        return super().training_step(net, {"x": inputs[0], "y": inputs[1]}, *_)
-
-    def prediction_step(self, net: Any, inputs: Any, prediction_loss_only: bool, **_: Any) -> Any:
-        self.evaluated += inputs[1].tolist()
-        return super().prediction_step(net, {"x": inputs[0], "y": inputs[1]}, True)
+    return Trainer(train, test, folder, **options)
 
 
 def jitter(row: Any) -> Any:
@@ -82,7 +50,7 @@ def augmented(workers: int = 0) -> Any:
 def test_train_and_evaluate(tmp_path: Path) -> None:
     got = []
     for kind in KINDS:
-        trainer = Trainer(loader(kind), loader(kind, samples=10, batch=5), tmp_path / kind, eval_strategy="epoch")
+        trainer = trainer_of(loader(kind), loader(kind, samples=10, batch=5), tmp_path / kind, eval_strategy="epoch")
         result = trainer.train()
         assert result.global_step == 3 * STEPS
         assert sorted(trainer.evaluated) == sorted(3 * list(range(10)))
@@ -96,8 +64,8 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
 def test_resume_from_checkpoint_in_order(tmp_path: Path, at: int) -> None:
     got = []
     for kind in KINDS:
-        Trainer(loader(kind), None, tmp_path / kind, max_steps=at).train()
-        resumed = Trainer(loader(kind), None, tmp_path / kind, save_strategy="no")
+        trainer_of(loader(kind), None, tmp_path / kind, max_steps=at).train()
+        resumed = trainer_of(loader(kind), None, tmp_path / kind, save_strategy="no")
         resumed.train(resume_from_checkpoint=str(tmp_path / kind / f"checkpoint-{at}"))
         got.append((resumed.trained, weights(resumed.model)))
     assert len(got[0][0]) == 3 * 22 - at * 4 + 2 * (at // STEPS)
@@ -108,12 +76,12 @@ def test_resume_from_checkpoint_in_order(tmp_path: Path, at: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_resume_from_checkpoint_with_random_order_steps_and_batches(tmp_path: Path, workers: int) -> None:
     """The samples, the bytes and the weights of an undisturbed run, although what resumes is a DataLoader."""
-    whole = Trainer(augmented(), None, tmp_path / "whole")
+    whole = trainer_of(augmented(), None, tmp_path / "whole")
     whole.train()
-    first = Trainer(augmented(), None, tmp_path / "first", max_steps=8)
+    first = trainer_of(augmented(), None, tmp_path / "first", max_steps=8)
     first.train()
     with augmented(workers) as batches:
-        resumed = Trainer(batches, None, tmp_path / "first", save_strategy="no")
+        resumed = trainer_of(batches, None, tmp_path / "first", save_strategy="no")
         resumed.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-8"))
     assert first.trained + resumed.trained == whole.trained
     assert len(set(whole.trained[:22])) == 22

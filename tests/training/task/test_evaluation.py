@@ -7,8 +7,10 @@ import copy
 import numpy as np
 import pytest
 
+from lazy_modules import lazy_import
+
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-torchmetrics = pytest.importorskip("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[lightning]'")
+torchmetrics = lazy_import("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[lightning]'")
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.training.task.evaluation import Evaluator, metrics_of  # noqa: E402
@@ -32,16 +34,16 @@ METRICS = {
     "AUROC": (lambda: torchmetrics.AUROC("multiclass", num_classes=5), CLASSIFY),
     "AUROCBinned": (lambda: torchmetrics.AUROC("multiclass", num_classes=5, thresholds=9), CLASSIFY),
     "CohenKappa": (lambda: torchmetrics.CohenKappa("multiclass", num_classes=5), CLASSIFY),
-    "MeanSquaredError": (torchmetrics.MeanSquaredError, REGRESS),
-    "R2Score": (torchmetrics.R2Score, REGRESS),
-    "PearsonCorrCoef": (torchmetrics.PearsonCorrCoef, (NEAR[:, 0], VALUES[:, 0])),
-    "SpearmanCorrCoef": (torchmetrics.SpearmanCorrCoef, (NEAR[:, 0], VALUES[:, 0])),
+    "MeanSquaredError": (lambda: torchmetrics.MeanSquaredError(), REGRESS),
+    "R2Score": (lambda: torchmetrics.R2Score(), REGRESS),
+    "PearsonCorrCoef": (lambda: torchmetrics.PearsonCorrCoef(), (NEAR[:, 0], VALUES[:, 0])),
+    "SpearmanCorrCoef": (lambda: torchmetrics.SpearmanCorrCoef(), (NEAR[:, 0], VALUES[:, 0])),
     "Perplexity": (lambda: torchmetrics.text.Perplexity(), LANGUAGE),
-    "RetrievalMRR": (torchmetrics.retrieval.RetrievalMRR, RANK),
-    "RetrievalNormalizedDCG": (torchmetrics.retrieval.RetrievalNormalizedDCG, RANK),
-    "MaxMetric": (torchmetrics.MaxMetric, (VALUES,)),
-    "MeanMetric": (torchmetrics.MeanMetric, (VALUES,)),
-    "CatMetric": (torchmetrics.CatMetric, (VALUES,)),
+    "RetrievalMRR": (lambda: torchmetrics.retrieval.RetrievalMRR(), RANK),
+    "RetrievalNormalizedDCG": (lambda: torchmetrics.retrieval.RetrievalNormalizedDCG(), RANK),
+    "MaxMetric": (lambda: torchmetrics.MaxMetric(), (VALUES,)),
+    "MeanMetric": (lambda: torchmetrics.MeanMetric(), (VALUES,)),
+    "CatMetric": (lambda: torchmetrics.CatMetric(), (VALUES,)),
     "Minimum": (lambda: torchmetrics.MinMaxMetric(torchmetrics.MeanSquaredError()), REGRESS),
     "Classwise": (lambda: torchmetrics.ClasswiseWrapper(torchmetrics.Recall("multiclass", num_classes=5, average=None)), CLASSIFY),
 }  # fmt: skip
@@ -94,7 +96,7 @@ def test_a_metric_is_that_of_the_whole_data(kind, parts):
 def test_collections_share_states_and_are_one_metric_each(parts):
     make = torchmetrics.MetricCollection(
         {
-            name: torchmetrics.__dict__[name]("multiclass", num_classes=5, average="macro")
+            name: getattr(torchmetrics, name)("multiclass", num_classes=5, average="macro")
             for name in ("Precision", "Recall")
         }
     )
