@@ -47,6 +47,8 @@ def options_of(
     """
     if plan_file is not None:
         raise UserError("--plan and --schedule both say how to run; give one of them")
+    if job.sparse is not None:
+        raise UserError("the functions of a sparse job do not change; leave --schedule out")
     try:
         from ephemeron.tuning.siren import workflow
     except ModuleNotFoundError as e:

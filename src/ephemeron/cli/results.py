@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ephemeron.training.job import Job
+    from ephemeron.training.metrics import Metrics
 
 _FORMATS = ("torchscript", "onnx", "safetensors")
 
@@ -41,12 +42,36 @@ def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> 
     """
     from ephemeron.training.driver.evaluation import evaluate as evaluated
 
-    job, tensors = _job_and_weights(weights, job_file, best)
-    metrics = evaluated(job, tensors)
+    sparse = _sparse_metrics(weights, job_file, best=best)
+    if sparse is None:
+        job, tensors = _job_and_weights(weights, job_file, best)
+        name, metrics = job.name, evaluated(job, tensors)
+    else:
+        name, metrics = sparse
     if as_json:
-        click.echo(json.dumps({"weights": weights, "job": job.name, "metrics": metrics}))
+        click.echo(json.dumps({"weights": weights, "job": name, "metrics": metrics}))
     else:
         click.echo("  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items()))
+
+
+def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple[str, Metrics] | None:
+    """Name of the job and metrics, if it is the run of a sparse job; else None."""
+    from ephemeron.training.driver import run_dir
+    from ephemeron.training.driver.records import read_record
+    from ephemeron.training.job.sparse_spec import sparse_jobs
+
+    if Path(weights).suffix == ".safetensors":
+        return None
+    folder = run_dir.find(weights)
+    record = read_record(folder)
+    program = None if record is None else record.run_spec().sparse
+    if record is None or program is None:
+        return None
+    if job_file is not None or best:
+        raise UserError("--job and --best are for jobs of PyTorch; see ephemeron.sparse.job.trained_model")
+    if program.test is None:
+        raise UserError(f"run {folder.run_id} has no test data; see ephemeron.sparse.job.trained_model")
+    return record.job, sparse_jobs().trained_model(folder.path).evaluate(program.test)
 
 
 def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[Job, dict[str, torch.Tensor]]:

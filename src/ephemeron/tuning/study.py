@@ -23,6 +23,7 @@ from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.launch import LaunchRequest, platform_limits, prepared_run
+from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
 from ephemeron.tuning import data_service, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
@@ -234,6 +235,8 @@ class Study:
         if c.groups:
             raise JobError("runs of several groups cannot be tuned", remedy="leave run.groups out of the job")
         data_service.check(spec, job, c)
+        if job.sparse is not None:
+            return self._check_sparse(job, c)
         wanted = dataclasses.replace(job, keep_best=KeepBest(monitor=spec.metric, mode=spec.mode))
         try:
             ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp")))
@@ -250,7 +253,22 @@ class Study:
             raise
         every, unit = job.evaluate_every.split()
         of_run = job.epochs if unit.startswith("epoch") else ready.prepared.spec.planned_iterations
-        evaluations = -(-of_run // int(every))
+        return self._checked_pruner(job, -(-of_run // int(every)))
+
+    def _check_sparse(self, job: Job, c: Configuration) -> int:
+        """The same for a sparse job, which is evaluated after each epoch."""
+        program = prepared_run(LaunchRequest(job=job, configuration=c)).prepared.spec.sparse
+        assert program is not None
+        if self.file.spec.metric not in program.metrics:
+            raise JobError(
+                f"{self.file.spec.name}: metric = {self.file.spec.metric!r} is not reported by the job's evaluations",
+                remedy=f"use {' or '.join(program.metrics)}",
+            )
+        return self._checked_pruner(job, job.epochs)
+
+    def _checked_pruner(self, job: Job, evaluations: int) -> int:
+        """The evaluations of a trial, if the pruner has one to decide on."""
+        spec = self.file.spec
         first = spec.pruner.first_decision(evaluations)
         if spec.pruner.name != "none" and job.script is None and evaluations <= first:
             raise JobError(

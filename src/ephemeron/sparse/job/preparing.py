@@ -68,14 +68,13 @@ def prepare(
             remedy="use fewer workers or a smaller batch_size",
         )
     check(model, data, schedule)
-    for dataset in (data, tests):
-        if dataset is not None:
-            _check_rows(model, dataset)
+    _check_rows(model, data)
+    metrics = ("loss",) if tests is None else _check_rows(model, tests)
     run = RunSpec(
         run_id=run_id, name=job.name, model=Target(target=spec.model.target, options=spec.model.options),
         loss=Target(target=""), optimizer=Target(target=spec.optimizer.target, options=spec.optimizer.options),
         sparse=SparseProgram(
-            spec=spec, dataset=data.url, test=None if tests is None else tests.url, rows=schedule.rows
+            spec=spec, dataset=data.url, test=None if tests is None else tests.url, rows=schedule.rows, metrics=metrics
         ),
         configuration=c, epochs=job.epochs, seed=job.seed, dtype="float32", samples=len(data), prices=prices,
         budget_usd=job.limits.budget_usd, time_limit_s=job.limits.time_limit_s, peer_timeout_s=peer_timeout_s,
@@ -147,18 +146,20 @@ def _check_places(c: Configuration, store: Sequence[str], train: str) -> None:
         )
 
 
-def _check_rows(model: SparseModel, dataset: TableDataset) -> None:
-    """Refuses features and labels of the first partition that the model does not take."""
+def _check_rows(model: SparseModel, dataset: TableDataset) -> tuple[str, ...]:
+    """Refuses features and labels of the first partition that the model does not take; returns the names of its metrics."""
     if not len(dataset):
         raise JobError(f"{dataset.url} has no rows", remedy="prepare it from data that has some")
+    found: dict[str, None] = {}
     whole = Batch(*csr_batch(dataset.read(0)))
     for start in range(0, whole.samples, _CHECKED_ROWS):
         batch = samples_of(whole, start, min(start + _CHECKED_ROWS, whole.samples))
         rows = model.rows(batch)
         try:
-            model.evaluate(batch, rows, initial_values(model, rows))
+            found |= dict.fromkeys(model.evaluate(batch, rows, initial_values(model, rows)))
         except JobError as e:
             raise JobError(f"{dataset.url}: {e.problem}", remedy=e.remedy) from None
+    return tuple(found)
 
 
 def _nbytes(model: SparseModel) -> int:

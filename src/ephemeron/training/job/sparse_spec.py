@@ -81,6 +81,8 @@ class SparseProgram:
     """URL of the test data; None: there are none."""
     rows: tuple[int, ...] = ()
     """Of each partition of the training data."""
+    metrics: tuple[str, ...] = ()
+    """Names of what evaluations report."""
 
 
 def sparse_jobs() -> Any:

@@ -87,6 +87,8 @@ def profile_job(
         raise JobError(f"within_s = {within_s:g} should be above 0")
     if job.script is not None:
         raise JobError(f"script {job.program.target} cannot be profiled", remedy="choose workers yourself: --workers")
+    if job.sparse is not None:
+        raise JobError("a sparse job cannot be profiled or planned", remedy="choose workers and batch_size in [run]")
     if platform in CLOUDS:
         from ephemeron.training.profiling.cloud import cloud_profile
 
