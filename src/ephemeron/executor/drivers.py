@@ -14,6 +14,7 @@ from pathlib import Path
 from ephemeron import logs
 from ephemeron.errors import EphemeronError, PlatformError
 from ephemeron.executor import remains
+from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, opened
 from ephemeron.executor.session import Session, Submission
 from ephemeron.functions import simulation
@@ -46,13 +47,25 @@ class Driver(ABC):
         Raises:
             EphemeronError: the session has ended with this error.
         """
+        self._begin()
+        self._hand_over(lambda: self._session.add(made))
+
+    def add_graph(self, graph: Graph) -> None:
+        """Hands a graph to the session.
+
+        Raises:
+            EphemeronError: the session has ended with this error.
+        """
+        self._begin()
+        self._hand_over(lambda: self._session.add_graph(graph))
+
+    def _begin(self) -> None:
         if self._error is not None:
             raise self._error
         if self._thread is None:
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)
             self._thread.start()
             atexit.register(self.close, cancel=True)
-        self._hand_over(made)
 
     def close(self, *, cancel: bool, wait: bool = True) -> None:
         """Ends the session when its tasks have results, or now.
@@ -80,7 +93,8 @@ class Driver(ABC):
         """Futures were cancelled. Any thread."""
 
     @abstractmethod
-    def _hand_over(self, made: list[Submission]) -> None: ...
+    def _hand_over(self, add: Callable[[], None]) -> None:
+        """Calls `add`, and tells the session."""
 
     @abstractmethod
     def _end(self) -> None: ...
@@ -118,8 +132,8 @@ class LiveDriver(Driver):
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(self._session.wake)
 
-    def _hand_over(self, made: list[Submission]) -> None:
-        self._session.add(made)
+    def _hand_over(self, add: Callable[[], None]) -> None:
+        add()
         self.wake()
         if self._error is not None:  # it has ended meanwhile
             self._session.fail(self._error)
@@ -150,8 +164,8 @@ class VirtualDriver(Driver):
     def wake(self) -> None:
         pass  # a round sees cancelled futures by itself
 
-    def _hand_over(self, made: list[Submission]) -> None:
-        self._session.add(made)
+    def _hand_over(self, add: Callable[[], None]) -> None:
+        add()
         with self._new:
             self._new.notify()
 

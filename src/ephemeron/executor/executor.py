@@ -26,14 +26,15 @@ from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
+from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, admitted
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, name_of
 from ephemeron.executor.trees import grow
 from ephemeron.functions.shipped_code import digest_of, dumps
-from ephemeron.functions.shipped_tasks import code_keys
-from ephemeron.functions.tasks.model import TaskSpec
+from ephemeron.functions.shipped_tasks import code_keys, graph_key
+from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.training.driver.run_dir import new_run_id
 from ephemeron.training.planner.prices import load_prices
@@ -207,6 +208,40 @@ class FunctionExecutor(concurrent.futures.Executor):
         self._add(made)
         return root
 
+    def shipment(self, function: Callable[..., Any] | str) -> Shipment:
+        """A function as `run_graph` sends it; see `submit`."""
+        return self._shipper.ship(function)
+
+    def run_graph(
+        self, opener: str, data: bytes, starts: Callable[[str, str], Iterator[tuple[TaskSpec, int]]], *, tasks: int, name: str,
+        code: Sequence[Shipment], on_result: Callable[[TaskResult], None],
+    ) -> TaskFuture:  # fmt: skip
+        """Runs a graph of tasks of which each names those that follow it (`functions.shipped_tasks.ShippedGraph`).
+
+        Args:
+            opener: `module:function` of an installed module that makes the graph from `data` where tasks run.
+            data: of the graph; it is signed.
+            starts: gives the tasks without inputs from others, and their order, from the name of the graph, with which ids begin
+                (`NAME-…`), and `TaskSpec.function`.
+            tasks: number of all tasks.
+            name: for messages.
+            code: that `data` names.
+            on_result: called with each success, in another thread.
+
+        Returns:
+            Its future; the result is None. Cancelled, or when a task has failed in all tries, no further result is awaited.
+        """
+        digest, id = digest_of(data), f"g{next(self._numbers)}"
+        graph = Graph(
+            name=id, tasks=tasks, key=graph_key(self._run, digest), data=data, starts=starts(id, f"node {opener} {digest}"),
+            future=self._future(id, name), on_result=on_result, objects={k: v for one in code for k, v in one.objects.items()},
+        )  # fmt: skip
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot submit a task to an executor that was shut down")
+            self._driver.add_graph(graph)
+        return graph.future
+
     # -- state ---------------------------------------------------------------------------------------------
 
     def bill(self) -> Bill:
@@ -222,6 +257,11 @@ class FunctionExecutor(concurrent.futures.Executor):
     def max_workers(self) -> int:
         """Functions at once."""
         return self._options.max_workers
+
+    @property
+    def tries(self) -> int:
+        """Of a task, the first one included."""
+        return self._tries
 
     @property
     def folder(self) -> Path:

@@ -43,7 +43,12 @@ class Fleet:
         self._place, self._run, self._options, self._key, self._origin = place, run, options, key, origin
         self._changed = changed
         self._request = ExecutorRequest(
-            queue=run, resolver="shipped", adapter=adapter, lease_s=place.lease_s, poll_s=place.poll_s
+            queue=run,
+            resolver="shipped",
+            adapter=adapter,
+            lease_s=place.lease_s,
+            poll_s=place.poll_s,
+            cache_mb=options.memory_mb / 4,
         )
         self._running: dict[int, asyncio.Task[None]] = {}
         self._started = 0

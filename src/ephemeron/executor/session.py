@@ -17,6 +17,7 @@ from ephemeron.events import Ended, Invoked, Traffic
 from ephemeron.executor.batching import Batching
 from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
+from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.shipped_code import loads
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
@@ -112,6 +113,9 @@ class Session:
         self._running: set[str] = set()
         self._order = 0
 
+        self._graphs: dict[str, Graph] = {}
+        self._new_graphs: deque[Graph] = deque()
+
     # -- any thread; `wake` afterwards -----------------------------------------------------------------------
 
     def add(self, submissions: Iterable[Submission]) -> None:
@@ -121,10 +125,16 @@ class Session:
         self.submitted = self.done + len(self._unresolved)
         self._arrived.extend(submissions)
 
+    def add_graph(self, graph: Graph) -> None:
+        """A graph to run."""
+        self._unresolved[graph.name] = graph.future
+        self.submitted = self.done + len(self._unresolved)
+        self._new_graphs.append(graph)
+
     @property
     def has_arrived(self) -> bool:
         """Whether tasks were added that the loop has not seen."""
-        return bool(self._arrived)
+        return bool(self._arrived or self._new_graphs)
 
     def cancel(self, task: str) -> None:
         """A task whose future was cancelled."""
@@ -145,6 +155,8 @@ class Session:
         self._open.clear()
         self._waiting.clear()
         self._arrived.clear()
+        self._graphs.clear()
+        self._new_graphs.clear()
         for future in unresolved.values():
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(error)
@@ -216,9 +228,10 @@ class Session:
             await self._cancel(queue)
             if self._closing and not self._unresolved:
                 return  # what is left was cancelled, or belongs to trees that were
-            fleet.need(len(self._open) + len(self._waiting))
+            await self._publish_graphs(channel, queue)
+            fleet.need(len(self._open) + len(self._waiting) + await self._ready_of_graphs(queue))
             await self._publish(channel, queue)
-            if not self._open and not self._waiting and not self._arrived:
+            if not self._open and not self._waiting and not self._graphs and not self.has_arrived:
                 await self._wake.wait()
                 pause_s = _FIRST_POLL_S
                 continue
@@ -283,7 +296,35 @@ class Session:
             self._batching.outstanding += len(specs)
             self._batch_of.update((spec.id, name) for spec in specs)
 
+    async def _publish_graphs(self, channel: RunChannel, queue: TaskQueue) -> None:
+        while self._new_graphs:
+            graph = self._new_graphs.popleft()
+            self._graphs[graph.name] = graph
+            self.total += graph.tasks
+            for key, data in {**graph.objects, graph.key: graph.data}.items():
+                await channel.put(key, [data])
+        for graph in self._graphs.values():
+            for some in graph.next_starts(_AT_ONCE * 4):
+                await asyncio.gather(*(queue.publish([spec], order=order) for spec, order in some))
+
+    async def _ready_of_graphs(self, queue: TaskQueue) -> int:
+        """Functions that the graphs can use."""
+        return 0 if not self._graphs else (await queue.depth()).tasks
+
+    def _settle_graphs(self, results: list[TaskResult]) -> None:
+        for result in results:
+            graph = self._graphs.get(result.id.partition("-")[0])
+            if graph is not None:
+                self.settled += 1
+                graph.absorb(result)
+        for graph in [graph for graph in self._graphs.values() if graph.is_over]:
+            del self._graphs[graph.name]
+            self._unresolved.pop(graph.name, None)
+            self.done += 1
+            self.failed += not graph.is_done
+
     async def _settle(self, channel: RunChannel, results: list[TaskResult]) -> None:
+        self._settle_graphs(results)
         known = [r for r in results if r.id in self._open]
         for at in range(0, len(known), _AT_ONCE):
             part = known[at : at + _AT_ONCE]
@@ -327,7 +368,7 @@ class Session:
 
     def _check(self, fleet: Fleet) -> None:
         fleet.check(progress=self.settled)
-        if self.budget_usd is not None and (self._open or self._waiting):
+        if self.budget_usd is not None and (self._open or self._waiting or self._graphs):
             cost = self.bill().cost_usd
             if cost >= self.budget_usd:
                 raise BudgetReached(cost, self.budget_usd, done=self.done, of=self.submitted)

@@ -4,6 +4,7 @@
     chunk REF            several calls; the payload is a pickle of a list of args, the result a list
     fold REF COMBINE     several calls, whose results are combined in their order: a leaf of a tree
     combine COMBINE      the inputs are results of other tasks, and are combined in their order: an inner node of a tree
+    node OPEN DIGEST     a node of a graph that functions compute: OPEN, a coroutine function, makes the `ShippedGraph` of a signed object
 
 References are those of `shipped_code.CodeLoader`. A large payload is the first input instead. Results are pickles. Everything comes
 through a channel that has verified it.
@@ -12,18 +13,48 @@ through a channel that has verified it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from ephemeron.errors import JobError
+from ephemeron.errors import ChannelEmptied, JobError
 from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps, loads
-from ephemeron.functions.tasks.model import TaskSpec
+from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction
 
 
 def code_keys(run: str) -> CodeKeys:
     """Keys of the code of a run's tasks."""
     return CodeKeys(f"{run}.code")
+
+
+class ShippedGraph(ABC):
+    """Tasks of which each knows those that follow it: a graph that is never written down whole."""
+
+    @abstractmethod
+    def run(self, task: TaskSpec, inputs: Sequence[memoryview]) -> object:
+        """Computes a node; see `resolver.TaskFunction`. There are no inputs for a task that is stored."""
+
+    @abstractmethod
+    def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
+        """See `Resolver.edges`."""
+
+    def readers(self, task: TaskSpec) -> Mapping[str, int]:
+        """See `Resolver.readers`."""
+        return {}
+
+    def is_stored(self, task: TaskSpec) -> bool:
+        """See `Resolver.is_stored`."""
+        return False
+
+
+Load: TypeAlias = Callable[[str], Awaitable[Shipped]]
+"""Gives the code of a reference; see `CodeLoader.load`."""
+
+
+def graph_key(run: str, digest: str) -> str:
+    """Key of the object from which functions make a graph."""
+    return f"{run}.code/graph.{digest}"
 
 
 class ShippedResolver(Resolver):
@@ -37,13 +68,38 @@ class ShippedResolver(Resolver):
         if not context.key:
             raise JobError("shipped code needs a call with the run's key", remedy="use FunctionExecutor")
         self._loader = CodeLoader(context.channel, code_keys(context.run), scratch=context.scratch)
+        self._channel, self._run = context.channel, context.run
+        self._graphs: dict[str, ShippedGraph] = {}
 
     async def resolve(self, function: str) -> TaskFunction:
         form, _, names = function.partition(" ")
+        if form == "node":
+            graph = self._graphs[function] = await self._open_graph(*names.split(" "))
+            return graph.run
         if form not in _FORMS:
             raise JobError(f"no task of the form {form!r}")
         run, shipped = _FORMS[form], [await self._loader.load(name) for name in names.split(" ")]
         return lambda task, inputs: run(shipped, task, inputs)
+
+    async def _open_graph(self, reference: str, digest: str) -> ShippedGraph:
+        opener, key = await self._loader.load(reference), graph_key(self._run, digest)
+        data = await self._channel.fetch(key)
+        if data is None:
+            raise ChannelEmptied("the store has lost a graph of tasks", key=key)
+        graph: ShippedGraph = await opener(bytes(data), self._channel, self._loader.load)
+        return graph
+
+    def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
+        graph = self._graphs.get(task.function)
+        return () if graph is None else graph.edges(task)
+
+    def readers(self, task: TaskSpec) -> Mapping[str, int]:
+        graph = self._graphs.get(task.function)
+        return {} if graph is None else graph.readers(task)
+
+    def is_stored(self, task: TaskSpec) -> bool:
+        graph = self._graphs.get(task.function)
+        return graph is not None and graph.is_stored(task)
 
 
 def _arguments(task: TaskSpec, inputs: Sequence[memoryview]) -> Any:

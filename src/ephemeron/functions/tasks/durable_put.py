@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ephemeron.communication.channels.base import Channel
+from collections.abc import Sequence
+
+from ephemeron.communication.channels.base import Buffer, Channel
+from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.errors import ChannelUnreachable, KeyExists
 
 _PUTS = 8
@@ -11,12 +14,18 @@ READ_BACK_BYTES = 1 << 20
 
 
 async def create_durable(channel: Channel, key: str, data: bytes) -> memoryview:
-    """Puts an object unless the key is taken, and returns the object that is stored there.
+    """Puts an object unless the key is taken, and returns the object that is stored there. See `create_durable_from`."""
+    there = await create_durable_from(channel, key, [data])
+    return memoryview(data) if there is None else there
+
+
+async def create_durable_from(channel: Channel, key: str, buffers: Sequence[Buffer]) -> memoryview | None:
+    """Puts the concatenation of buffers unless the key is taken; returns what is there, None for a large object that was put now.
 
     Args:
         channel: where to.
         key: of the object.
-        data: unlike what any other writer puts there, if it matters who was first.
+        buffers: unlike what any other writer puts there, if it matters who was first.
 
     Raises:
         ChannelUnreachable: the store keeps losing it.
@@ -24,13 +33,13 @@ async def create_durable(channel: Channel, key: str, data: bytes) -> memoryview:
     for _ in range(_PUTS):
         taken = False
         try:
-            await channel.put(key, [data], create=True)
+            await channel.put(key, buffers, create=True)
         except KeyExists:
             taken = True
-        if taken or len(data) <= READ_BACK_BYTES:
+        if taken or size_of(buffers) <= READ_BACK_BYTES:
             there = await channel.fetch(key)
             if there is not None:
                 return there
         elif key in await channel.list(key):
-            return memoryview(data)
+            return None
     raise ChannelUnreachable(f"the store has lost an object {_PUTS} times after it acknowledged it", key=key)

@@ -19,6 +19,7 @@ from ephemeron.errors import ChannelEmptied, EphemeronError, JobError
 from ephemeron.functions.context import Compute
 from ephemeron.functions.failure import failure
 from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, TaskInterrupted
+from ephemeron.functions.tasks.following import Following
 from ephemeron.functions.tasks.model import TaskLease, TaskResult, TaskSpec
 from ephemeron.functions.tasks.queue import TaskQueue
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
@@ -119,6 +120,7 @@ class TaskExecutor:
     ) -> None:  # fmt: skip
         self.totals = ExecutorTotals()
         self._queue, self._channel, self._resolver, self._compute = queue, channel, resolver, compute
+        self._following = Following(queue, channel, resolver)
         self._name, self._data_prefix = name, data_prefix
         self._options = options or ExecutorOptions()
         self._loop = asyncio.get_running_loop()
@@ -224,6 +226,9 @@ class TaskExecutor:
                 planned.inputs = asyncio.create_task(self._fetch(planned))
 
     async def _fetch(self, planned: _Planned) -> Sequence[memoryview]:
+        await self._resolved(planned.task.function)
+        if self._resolver.is_stored(planned.task):
+            return []
         found = await asyncio.gather(*(self._channel.fetch(key) for key in planned.task.inputs))
         inputs = []
         for key, data in zip(planned.task.inputs, found, strict=True):
@@ -374,7 +379,7 @@ class TaskExecutor:
         if not held.results:
             held.since = self._loop.time()
         held.results.append(stored)
-        self._buffered += len(stored.data)
+        self._buffered += stored.nbytes
         self._changed.set()
 
     async def _write(self) -> None:
@@ -398,9 +403,10 @@ class TaskExecutor:
     async def _record(self, held: _Lease) -> None:
         results, held.results, held.writing = held.results, [], True
         await asyncio.gather(*(stored.put(self._channel) for stored in results))
-        self._buffered -= sum(len(stored.data) for stored in results)
-        recorded = {r.id: r for r in await self._queue.complete(held.lease, [stored.result for stored in results])}
+        self._buffered -= sum(stored.nbytes for stored in results)
         of = {task.id: task for task in held.lease.tasks}
+        await self._following.connect([of[r.result.id] for r in results if r.result.status == "ok"])
+        recorded = {r.id: r for r in await self._queue.complete(held.lease, [stored.result for stored in results])}
         unused = []
         for stored in results:
             task = of[stored.result.id]
@@ -419,6 +425,7 @@ class TaskExecutor:
                 held.open.discard(task.id)
         if unused:
             await self._channel.delete(unused)
+        await self._following.drop_inputs([of[id] for id, result in recorded.items() if result.status == "ok"])
         held.writing = False
         if not held.open:
             self._leases.pop(held.lease.batch, None)

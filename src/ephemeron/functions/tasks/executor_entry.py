@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from ephemeron.communication.channels import open_channel
 from ephemeron.config.typed import NonNegative, Positive
 from ephemeron.events import Traffic
 from ephemeron.functions.context import Context
 from ephemeron.functions.tasks.executor import ExecutorOptions, TaskExecutor
 from ephemeron.functions.tasks.object_keys import QueueKeys
+from ephemeron.functions.tasks.object_places import ObjectPlaces
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.resolver import ResolverContext, open_resolver
+from ephemeron.units import MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class ExecutorRequest:
     flush_s: NonNegative = 1.0
     poll_s: Positive = 1.0
     margin_s: NonNegative = 3.0
+    cache_mb: NonNegative = 0.0
+    """MB of objects of other stores that are kept in memory; see `object_places`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,8 @@ def executor_name(rank: int, invocation: str) -> str:
 async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorResult:
     """Takes and runs tasks until none is left, or the lifetime nears."""
     name = executor_name(ctx.call.rank, ctx.invocation)
-    channel = queue_channel(ctx.channel, request.queue, owner=f"{name}-data", key=ctx.call.key)
+    own = queue_channel(ctx.channel, request.queue, owner=f"{name}-data", key=ctx.call.key)
+    channel = ObjectPlaces(own, owner=f"{name}-data", open_channel=open_channel, cache_bytes=int(request.cache_mb * MB))
     queue = open_queue(
         ctx.channel, request.queue, owner=name, key=ctx.call.key, adapter=request.adapter, lease_s=request.lease_s
     )
@@ -77,8 +83,9 @@ async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorR
         totals = await executor.run()
     finally:
         await queue.close()
+        await channel.close_stores()
     return ExecutorResult(
         outcome=totals.ended_by, taken=totals.taken, recorded=totals.recorded, failed=totals.failed,
         dropped=totals.dropped, batches=totals.batches, compute_s=totals.compute_s, idle_s=totals.idle_s,
-        traffic=channel.traffic + queue.traffic,
+        traffic=own.traffic + channel.traffic + queue.traffic,
     )  # fmt: skip

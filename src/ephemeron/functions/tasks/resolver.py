@@ -6,7 +6,7 @@ A resolver's function gets the task and its inputs and returns bytes or a JSON v
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from ephemeron.communication.channels.base import Channel
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError
-from ephemeron.functions.tasks.model import TaskSpec
+from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 
 TaskFunction: TypeAlias = Callable[[TaskSpec, Sequence[memoryview]], object]
 
@@ -26,6 +26,18 @@ class Resolver(ABC):
     @abstractmethod
     async def resolve(self, function: str) -> TaskFunction:
         """The code of `TaskSpec.function`. Whatever it raises is the failure of each task of this function."""
+
+    def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
+        """Edges that are connected before the result of a task is recorded: of graphs that are computed where they run."""
+        return ()
+
+    def readers(self, task: TaskSpec) -> Mapping[str, int]:
+        """Inputs of a task that are deleted when so many tasks that name them here have ended."""
+        return {}
+
+    def is_stored(self, task: TaskSpec) -> bool:
+        """Whether an earlier run has stored the outputs of a task, so that its inputs are not read and it is not run."""
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.base import Buffer, Channel
+from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.errors import ChannelEmptied, JobError
-from ephemeron.functions.tasks.durable_put import create_durable
+from ephemeron.functions.tasks.durable_put import create_durable, create_durable_from
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 
 INLINE_BYTES = 64 * 1024
 """Larger results become objects of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutputs:
+    """What a task returns that stores several objects, or a large one without a copy."""
+
+    objects: Mapping[str, Sequence[Buffer]]
+    """By key; the first object under a key stays."""
+    value: object = None
+    """JSON value of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +35,19 @@ class StoredResult:
     key: str = ""
     data: bytes = b""
     """Empty if there is no object."""
+    objects: Mapping[str, Sequence[Buffer]] = field(default_factory=dict)
+    """See `TaskOutputs`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all objects."""
+        return len(self.data) + sum(map(size_of, self.objects.values()))
 
     async def put(self, channel: Channel) -> None:
-        """Stores the object. The first one under a key stays, so an output is the same for all that read it."""
+        """Stores the objects. The first one under a key stays, so an output is the same for all that read it."""
         if self.key:
             await create_durable(channel, self.key, self.data)
+        await asyncio.gather(*(create_durable_from(channel, *each) for each in self.objects.items()))
 
 
 def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, compute_s: float) -> StoredResult:
@@ -34,7 +55,7 @@ def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, com
 
     Args:
         task: that ran.
-        value: bytes, or JSON.
+        value: bytes, JSON, or `TaskOutputs`.
         key: of the object, if one is needed and the task does not name it.
         executor: owner.
         compute_s: seconds that the task took.
@@ -43,6 +64,8 @@ def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, com
         JobError: the value is neither bytes nor JSON.
     """
     result = TaskResult(id=task.id, executor=executor, compute_s=compute_s)
+    if isinstance(value, TaskOutputs):
+        return StoredResult(replace(result, value=value.value), objects=value.objects)
     is_json = not isinstance(value, (bytes, bytearray, memoryview))
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)

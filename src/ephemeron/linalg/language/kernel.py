@@ -69,7 +69,8 @@ def kernel(*, outputs: int = 1, flops: Flops | None = None) -> Callable[[Callabl
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         made = Kernel(function.__name__, function, outputs, flops)
-        made.__dict__["__doc__"] = function.__doc__
+        # it is sent to functions by the name of the function that it stands for
+        made.__dict__.update({name: getattr(function, name) for name in ("__doc__", "__module__", "__qualname__")})
         return made
 
     return wrap

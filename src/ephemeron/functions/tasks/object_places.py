@@ -1,0 +1,110 @@
+"""Objects that tasks read and write in stores of their own, beside the objects of the run, and a cache of them.
+
+A key `ADDRESS#KEY` names an object of the store at an address; other keys are the run's. Objects of an address are created once and
+never replaced, so what an executor has read or written lately need not be read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ephemeron.communication.channels.base import Buffer, Channel, Wrapper
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.events import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SEPARATOR = "#"
+
+
+def placed(address: str, key: str) -> str:
+    """The key of an object of the store at an address."""
+    return f"{address}{_SEPARATOR}{key}"
+
+
+def digest_of_key(key: str) -> str:
+    """A key as a part of another one."""
+    return hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
+
+
+class ObjectPlaces(Wrapper):
+    """The run's channel, and stores that keys name.
+
+    Args:
+        inner: of the run.
+        owner: name of this writer.
+        open_channel: opens the store at an address.
+        cache_bytes: of objects that are kept in memory.
+    """
+
+    def __init__(
+        self, inner: Channel, *, owner: str, open_channel: Callable[[str], Channel], cache_bytes: int = 0
+    ) -> None:
+        super().__init__(inner)
+        self._owner, self._open, self._cache_bytes = owner, open_channel, cache_bytes
+        self._stores: dict[str, RunChannel] = {}
+        self._cached: OrderedDict[str, memoryview] = OrderedDict()
+        self._held = 0
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        store, name = self._of(key)
+        await store.put(name, buffers, create=create)
+        if store is not self.inner and len(buffers) and size_of(buffers):
+            last = buffers[-1] if len(buffers) == 1 else b"".join(buffers)
+            self._keep(key, memoryview(last))
+
+    async def fetch(self, key: str) -> memoryview | None:
+        if key in self._cached:
+            self._cached.move_to_end(key)
+            return self._cached[key]
+        store, name = self._of(key)
+        data = await store.fetch(name)
+        if data is not None and store is not self.inner:
+            self._keep(key, data)
+        return data
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        of: dict[str, tuple[Channel, list[str]]] = {}
+        for key in keys:
+            store, name = self._of(key)
+            of.setdefault(key.rpartition(_SEPARATOR)[0], (store, []))[1].append(name)
+            if key in self._cached:
+                self._held -= self._cached.pop(key).nbytes
+        for store, names in of.values():
+            await store.delete(names)
+
+    async def list(self, prefix: str) -> list[str]:
+        store, name = self._of(prefix)
+        address = prefix[: len(prefix) - len(name)]
+        return [f"{address}{key}" for key in await store.list(name)]
+
+    async def close_stores(self) -> None:
+        """Lets go of connections to stores; the run's channel is another's."""
+        for store in self._stores.values():
+            await store.close()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Requests to the stores so far, without those of the run's channel."""
+        return sum((store.traffic for store in self._stores.values()), Traffic())
+
+    def _of(self, key: str) -> tuple[Channel, str]:
+        address, separator, name = key.rpartition(_SEPARATOR)
+        if not separator:
+            return self.inner, key
+        if address not in self._stores:
+            self._stores[address] = RunChannel(self._open(address), owner=self._owner)
+        return self._stores[address], name
+
+    def _keep(self, key: str, data: memoryview) -> None:
+        if data.nbytes > self._cache_bytes or key in self._cached:
+            return
+        self._cached[key] = data
+        self._held += data.nbytes
+        while self._held > self._cache_bytes:
+            self._held -= self._cached.popitem(last=False)[1].nbytes

@@ -1,0 +1,227 @@
+"""A program as a graph of tasks: each task knows its tiles, those that follow it, and how often tiles are read (NumPyWren, survey 2.4).
+
+Nothing is unrolled: functions ask the analysis. A task's outputs are created once, so that a task may run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError
+from ephemeron.functions.shipped_tasks import Load, ShippedGraph
+from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
+from ephemeron.functions.tasks.object_places import placed
+from ephemeron.functions.tasks.result_store import TaskOutputs
+from ephemeron.linalg.analysis.dependencies import Analysis
+from ephemeron.linalg.analysis.interface import TaskGraph
+from ephemeron.linalg.execution.program_data import ProgramData
+from ephemeron.linalg.language.expressions import evaluate
+from ephemeron.linalg.language.kernel import Kernel
+from ephemeron.linalg.language.parser import parse_text
+from ephemeron.linalg.language.program import KernelCall, Node, Program, Role, Tile, TileReference
+from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+
+_MOST_ORDER = 99_999_999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTraffic:
+    """Result of a task, beside its tiles."""
+
+    read: int
+    """Bytes of tiles."""
+    written: int
+    stored: int = 0
+    """1: its tiles were there from an earlier run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Arguments of a task: its node."""
+
+    line: int
+    indices: tuple[int, ...]
+
+
+class ProgramGraph(ShippedGraph):
+    """Tasks of a program.
+
+    Args:
+        data: of the program.
+        program: that `data` describes.
+    """
+
+    def __init__(self, data: ProgramData, program: Program) -> None:
+        self._data, self._program = data, program
+        self._graph: TaskGraph = Analysis(program, data.sizes)
+        self.kernels: Mapping[str, Kernel] = {}
+        """By name; none where nothing is computed."""
+        self._stored: frozenset[str] = frozenset()
+        """Keys of tiles that were there when this was opened."""
+        self._done: dict[Node, bool] = {}
+        """By task: whether it had ended then, as far as that was asked."""
+        self._lines = max(program.calls) + 1
+
+    # -- tasks
+
+    @property
+    def tasks(self) -> int:
+        """Number of all tasks."""
+        return self._graph.count()
+
+    def starts(self, name: str, function: str) -> Iterator[tuple[TaskSpec, int]]:
+        """Tasks that read nothing that another task writes, and their order."""
+        return ((self.task(node, name, function), self.order(node)) for node in self._graph.start_nodes())
+
+    def task(self, node: Node, name: str, function: str) -> TaskSpec:
+        """The task of a node.
+
+        Args:
+            node: of the program.
+            name: with which ids begin.
+            function: of all tasks of the graph.
+        """
+        keys = dict.fromkeys(key for tile in self._graph.reads(node) if (key := self.key(tile)))
+        return TaskSpec(
+            id=_id(node, name), function=function, arguments=plain(_Place(line=node.line, indices=node.indices)),
+            max_tries=self._data.tries, inputs=tuple(keys), then=tuple(_id(child, name) for child in self._graph.downstream(node)),
+        )  # fmt: skip
+
+    def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
+        name = task.id.partition("-")[0]
+        return [
+            TaskEdge(
+                name=_id(child, name), inputs=self._graph.upstream_count(child),
+                tasks=(self.task(child, name, task.function),), order=self.order(child),
+            )
+            for child in self._graph.downstream(_node(task))
+        ]  # fmt: skip
+
+    def order(self, node: Node) -> int:
+        """Earlier steps of the outermost loop first, then in the order of the text."""
+        first = node.indices[0] if node.indices else 0
+        return min(first * self._lines + node.line, _MOST_ORDER)
+
+    def readers(self, task: TaskSpec) -> Mapping[str, int]:
+        found = {}
+        for matrix, index in self._graph.reads(_node(task)):
+            key = self.key((matrix, index))
+            if key and self._program.matrix(matrix).role is Role.TEMPORARY:
+                found[key] = self._graph.reader_count(matrix, index)
+        return found
+
+    # -- tiles
+
+    def key(self, tile: Tile) -> str:
+        """Of the object of a tile; empty: the tile is zero, and is not stored."""
+        matrix, index = tile
+        known = self._data.matrices.get(matrix)
+        if known is None:
+            return placed(self._data.store, f"{self._data.temporaries}/{matrix}/{'.'.join(map(str, index))}")
+        i, j = (*index, 0)[:2]
+        return known.key(i, j) if known.is_stored(i, j) else ""
+
+    async def open(self, channel: Channel) -> None:
+        """Looks for tiles of an earlier run."""
+        if not self._data.resumes:
+            return
+        prefixes = {placed(self._data.store, f"{self._data.temporaries}/")}
+        for matrix in self._program.matrices:
+            if matrix.role is Role.OUTPUT:
+                known = self._data.matrices[matrix.name]
+                prefixes.add(placed(known.store, f"{known.name}/"))
+        found = [await channel.list(prefix) for prefix in sorted(prefixes)]
+        self._stored = frozenset(key for keys in found for key in keys)
+
+    def is_stored(self, task: TaskSpec) -> bool:
+        return bool(self._stored) and self._was_done(_node(task))
+
+    def _was_done(self, node: Node) -> bool:
+        """Whether all its tiles were there, or had been deleted because all that read them had ended."""
+        asked = [node]
+        while asked:
+            if asked[-1] in self._done:
+                asked.pop()
+                continue
+            missing = [tile for tile in self._graph.writes(asked[-1]) if self.key(tile) not in self._stored]
+            deleted = all(self._program.matrix(matrix).role is Role.TEMPORARY for matrix, _ in missing)
+            readers = [reader for tile in missing for reader in self._graph.readers(*tile)] if deleted else []
+            unknown = next((reader for reader in readers if reader not in self._done), None)
+            if unknown is not None:
+                asked.append(unknown)
+                continue
+            self._done[asked.pop()] = not missing or (bool(readers) and all(self._done[r] for r in readers))
+        return self._done[node]
+
+    # -- computing
+
+    def run(self, task: TaskSpec, inputs: Sequence[memoryview]) -> object:
+        if self.is_stored(task):
+            return plain(TaskTraffic(read=0, written=0, stored=1))
+        node = _node(task)
+        call, values = self._graph.call(node), self._graph.bindings(node)
+        tiles = {key: decode_tile(data, key=key) for key, data in zip(task.inputs, inputs, strict=True)}
+        outputs = self.kernels[call.kernel].run(
+            *self._arguments(call, node, values, tiles),
+            **{name: _option(option, values) for name, option in call.options},
+        )
+        objects = {
+            self.key(tile): encode_tile(np.asarray(array))
+            for tile, array in zip(self._graph.writes(node), outputs, strict=True)
+        }
+        traffic = TaskTraffic(read=sum(d.nbytes for d in inputs), written=sum(map(size_of, objects.values())))
+        return TaskOutputs(objects=objects, value=plain(traffic))
+
+    def _arguments(
+        self, call: KernelCall, node: Node, values: Mapping[str, int], tiles: Mapping[str, npt.NDArray[Any]]
+    ) -> list[Any]:
+        reads = iter(self._graph.reads(node))
+        return [
+            self._tile(next(reads), tiles) if isinstance(argument, TileReference) else evaluate(argument, values)
+            for argument in call.arguments
+        ]
+
+    def _tile(self, tile: Tile, tiles: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        matrix, index = tile
+        known, key = self._data.matrices.get(matrix), self.key(tile)
+        if known is None:
+            return tiles[key]
+        if not key:
+            i, j = (*index, 0)[:2]
+            return np.zeros(known.tile_shape(i, j), known.dtype)
+        return tiles[key].T if known.transposed else tiles[key]
+
+
+async def open_program(data: bytes, channel: Channel, load: Load) -> ProgramGraph:
+    """The graph of `ProgramData`, where tasks run."""
+    found, kernels = ProgramData.from_bytes(data), {}
+    for name, reference in found.kernels.items():
+        kernel = await load(reference)
+        if not isinstance(kernel, Kernel):
+            raise JobError(f"{name} is no kernel", remedy="decorate the function with @kernel()")
+        kernels[name] = kernel
+    graph = ProgramGraph(found, parse_text(found.text, kernels))
+    graph.kernels = kernels
+    await graph.open(channel)
+    return graph
+
+
+def _id(node: Node, name: str) -> str:
+    return "-".join(map(str, (name, node.line, *node.indices)))
+
+
+def _node(task: TaskSpec) -> Node:
+    place = build(_Place, task.arguments, where=task.id)
+    return Node(place.line, place.indices)
+
+
+def _option(option: object, values: Mapping[str, int]) -> object:
+    return option if isinstance(option, (bool, int, float, str)) else evaluate(option, values)  # type: ignore[arg-type]

@@ -1,0 +1,132 @@
+"""Runs a program on functions: names what it makes, publishes the first tasks, waits, and removes temporary tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+
+from ephemeron.blocking import run as blocking
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.functions.tasks.model import TaskResult
+from ephemeron.linalg.execution.program_data import ProgramData, run_name
+from ephemeron.linalg.execution.program_graph import ProgramGraph, TaskTraffic
+from ephemeron.linalg.execution.report import LinalgReport
+from ephemeron.linalg.language.kernel import load_kernel
+from ephemeron.linalg.language.program import Program, Role
+from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices.stored import StoredMatrix
+
+_log = logging.getLogger(__name__)
+
+_OPENER = "ephemeron.linalg.execution.program_graph:open_program"
+
+
+def run_program(
+    program: Program, sizes: Mapping[str, int], *, inputs: Mapping[str, StoredMatrix], outputs: Mapping[str, StoredMatrix],
+    executor: FunctionExecutor,
+) -> tuple[dict[str, StoredMatrix], LinalgReport]:  # fmt: skip
+    """Runs a program. One that was interrupted goes on from its tiles when it is called again with the same inputs.
+
+    Args:
+        program: checked.
+        sizes: numbers of tiles.
+        inputs: stored matrices by the program's names.
+        outputs: what they will look like, and in which store; their names are made here, from the program and its inputs.
+        executor: runs the tasks.
+
+    Returns:
+        The outputs, and figures.
+
+    Raises:
+        JobError: a size or a matrix is missing.
+        TaskFailed: a task failed in all its tries.
+    """
+    code = {name: executor.shipment(load_kernel(path)) for name, path in program.kernels}
+    data, whole = blocking(
+        lambda interrupts: _prepare(
+            program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries
+        )
+    )
+    made = {name: data.matrices[name] for name in outputs}
+    if whole:
+        return made, LinalgReport(
+            algorithm=program.name, tasks=0, seconds=0.0, core_seconds=0.0, bytes_read=0, bytes_written=0, cost_usd=0.0
+        )
+    local, totals = ProgramGraph(data, program), _Totals()
+    began, bill_before = time.perf_counter(), executor.bill().cost_usd
+    tasks = local.tasks
+    _log.info("%s: %d tasks", program.name, tasks)
+    future = executor.run_graph(
+        _OPENER,
+        data.to_bytes(),
+        local.starts,
+        tasks=tasks,
+        name=program.name,
+        code=list(code.values()),
+        on_result=totals.add,
+    )
+    try:
+        future.result()
+    finally:
+        future.cancel()
+    report = LinalgReport(
+        algorithm=program.name, tasks=tasks, seconds=time.perf_counter() - began, core_seconds=totals.seconds,
+        bytes_read=totals.read, bytes_written=totals.written, cost_usd=executor.bill().cost_usd - bill_before,
+        resumed=totals.stored,
+    )  # fmt: skip
+    blocking(lambda interrupts: _finish(data, made))
+    return made, report
+
+
+class _Totals:
+    """Sums over the results of tasks."""
+
+    def __init__(self) -> None:
+        self.read = self.written = self.stored = 0
+        self.seconds = 0.0
+
+    def add(self, result: TaskResult) -> None:
+        traffic = build(TaskTraffic, result.value, where=f"result of {result.id}")
+        self.read += traffic.read
+        self.written += traffic.written
+        self.stored += traffic.stored
+        self.seconds += result.compute_s
+
+
+async def _prepare(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, StoredMatrix],
+    outputs: Mapping[str, StoredMatrix],
+    kernels: Mapping[str, str],
+    tries: int,
+) -> tuple[ProgramData, bool]:
+    """The program as functions read it, and whether its outputs are whole already."""
+    wanted = {m.name for m in program.matrices if m.role is not Role.TEMPORARY}
+    if missing := sorted(wanted - set(inputs) - set(outputs)):
+        raise JobError(f"{program.name} needs a matrix {missing[0]}")
+    text, sizes = str(program), program.check_sizes(sizes)
+    name = f"{program.name}-{run_name(text, sizes, inputs)}"
+    made = {each: dataclasses.replace(matrix, name=f"{name}-{each}") for each, matrix in outputs.items()}
+    store = next(iter(made.values())).store
+    async with tile_store.opened(store) as channel:
+        there = [await tile_store.described(channel, matrix.store, matrix.name) for matrix in made.values()]
+        begun = bool(await channel.list(f"{name}-"))
+    data = ProgramData(
+        text=text, kernels=kernels, sizes=sizes, matrices={**inputs, **made}, temporaries=f"{name}-temporary",
+        store=store, resumes=begun, tries=tries,
+    )  # fmt: skip
+    return data, all(each is not None for each in there)
+
+
+async def _finish(data: ProgramData, made: Mapping[str, StoredMatrix]) -> None:
+    """Says that the outputs are whole, then removes what is temporary."""
+    for matrix in made.values():
+        async with tile_store.opened(matrix.store) as channel:
+            await tile_store.describe(channel, matrix)
+    async with tile_store.opened(data.store) as channel:
+        await tile_store.delete(channel, data.temporaries)

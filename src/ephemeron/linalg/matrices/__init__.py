@@ -1,0 +1,1 @@
+"""Matrices that are stored as tiles, each an object of any store."""

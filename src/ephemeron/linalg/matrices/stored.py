@@ -1,0 +1,120 @@
+"""Where the tiles of a matrix are, and what the matrix looks like: enough for a function to read or write any of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ephemeron.config.typed import Count
+from ephemeron.errors import JobError
+from ephemeron.functions.tasks.object_places import placed
+
+Structure: TypeAlias = Literal["full", "lower", "upper"]
+Shape: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMatrix:
+    """A matrix of which each tile is an object, or a view of one whose borders are borders of tiles."""
+
+    store: str
+    """Address of the channel."""
+    name: str
+    """The tile (i, j) is the object `NAME/i.j`."""
+    rows: Count
+    """Of the matrix, or of the view."""
+    columns: Count
+    tile_rows: Count
+    """Of each tile but those at the lower border."""
+    tile_columns: Count
+    dtype: str
+    """Name of a NumPy type."""
+    structure: Structure = "full"
+    """`lower`: tiles above the diagonal are zero, and are not stored."""
+    first_row: int = 0
+    """First tile of the view, in tiles of what is stored."""
+    first_column: int = 0
+    transposed: bool = False
+    """Rows of the view are columns of what is stored; complex values are not conjugated."""
+
+    @property
+    def shape(self) -> Shape:
+        """Rows and columns."""
+        return self.rows, self.columns
+
+    @property
+    def tiles(self) -> Shape:
+        """Number of tiles along rows and columns."""
+        return -(-self.rows // self.tile_rows), -(-self.columns // self.tile_columns)
+
+    def indices(self) -> Iterator[tuple[int, int]]:
+        """Of all tiles, row by row."""
+        down, across = self.tiles
+        return ((i, j) for i in range(down) for j in range(across))
+
+    def tile_shape(self, i: int, j: int) -> Shape:
+        """Rows and columns of a tile; those at the borders may be smaller."""
+        return (
+            min(self.tile_rows, self.rows - i * self.tile_rows),
+            min(self.tile_columns, self.columns - j * self.tile_columns),
+        )
+
+    def is_stored(self, i: int, j: int) -> bool:
+        """Whether the tile has an object; else it is zero."""
+        i, j = self._origin(i, j)
+        return not (self.structure == "lower" and j > i) and not (self.structure == "upper" and j < i)
+
+    def key(self, i: int, j: int) -> str:
+        """Of the object of a tile, as in `object_places`."""
+        i, j = self._origin(i, j)
+        return placed(self.store, f"{self.name}/{i}.{j}")
+
+    def slices(self, i: int, j: int) -> tuple[slice, slice]:
+        """Where a tile is in the matrix."""
+        rows, columns = self.tile_shape(i, j)
+        top, left = i * self.tile_rows, j * self.tile_columns
+        return slice(top, top + rows), slice(left, left + columns)
+
+    @property
+    def T(self) -> StoredMatrix:
+        """The transpose, of the same objects."""
+        return dataclasses.replace(
+            self, rows=self.columns, columns=self.rows, tile_rows=self.tile_columns, tile_columns=self.tile_rows,
+            transposed=not self.transposed,
+        )  # fmt: skip
+
+    def part(self, rows: slice, columns: slice) -> StoredMatrix:
+        """A view of some rows and columns.
+
+        Args:
+            rows, columns: without a step; they begin at borders of tiles, and end there or at the border of the matrix.
+
+        Raises:
+            JobError: the borders are not those of tiles.
+        """
+        top, bottom = _borders(rows, self.rows, self.tile_rows, what="rows")
+        left, right = _borders(columns, self.columns, self.tile_columns, what="columns")
+        down, across = top // self.tile_rows, left // self.tile_columns
+        if self.transposed:
+            down, across = across, down
+        return dataclasses.replace(
+            self, rows=bottom - top, columns=right - left, first_row=self.first_row + down, first_column=self.first_column + across
+        )  # fmt: skip
+
+    def _origin(self, i: int, j: int) -> tuple[int, int]:
+        if self.transposed:
+            i, j = j, i
+        return i + self.first_row, j + self.first_column
+
+
+def _borders(wanted: slice, size: int, tile: int, *, what: str) -> tuple[int, int]:
+    first, last, step = wanted.indices(size)
+    if step != 1 or last <= first:
+        raise JobError(f"{what} {wanted} of {size} select nothing, or have a step", remedy="give a range of neighbours")
+    if first % tile or (last % tile and last != size):
+        raise JobError(
+            f"{what} {first}:{last} do not begin and end where tiles of {tile} do", remedy=f"use multiples of {tile}"
+        )
+    return first, last

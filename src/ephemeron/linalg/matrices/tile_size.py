@@ -1,0 +1,54 @@
+"""Size of tiles: large enough that computing hides transfers and requests, small enough for the memory of a function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_MULTIPLE = 64
+"""Of which sizes are multiples: blocks of BLAS libraries divide them."""
+_TILES_IN_MEMORY = 12
+"""Of one task, of those that are fetched ahead, written, and kept."""
+_WORTH = 10
+"""A task computes so many times as long as its requests take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpeed:
+    """What a function can do, for the choice of a tile size."""
+
+    flops: float = 3e10
+    """Floating-point operations of a matrix product in a second, in float64 on one vCPU."""
+    bytes_per_s: float = 1e9
+    """To and from the store."""
+    task_s: float = 0.004
+    """Seconds of requests for one task."""
+    memory_bytes: float = 1.769e9
+
+
+LOCAL = FunctionSpeed()
+CLOUD = FunctionSpeed(flops=3e10, bytes_per_s=7.5e7, task_s=0.1)
+"""A function of one vCPU and an object store, by the order of magnitude of AWS's documentation: 75 MB/s, eight requests of some 12 ms."""
+
+
+def tile_size(rows: int, columns: int, itemsize: int, *, workers: int, speed: FunctionSpeed = LOCAL) -> int:
+    """Rows and columns of square tiles for a matrix.
+
+    Compute time of a product of tiles, 2 b³ / flops, is at least the time to read two and write one, 3 b² itemsize / bandwidth, and
+    `_WORTH` times the time of its requests; twelve tiles fit into memory; within that, every function has several tiles where the
+    matrix is large enough.
+
+    Args:
+        rows, columns: of the matrix.
+        itemsize: bytes of a value.
+        workers: functions.
+        speed: of one of them.
+    """
+    for_transfers = 1.5 * itemsize * speed.flops / speed.bytes_per_s
+    for_requests = (0.5 * _WORTH * speed.task_s * speed.flops) ** (1 / 3)
+    for_memory = math.sqrt(speed.memory_bytes / (_TILES_IN_MEMORY * itemsize))
+    for_parallelism = math.sqrt(rows * columns / (8 * workers))
+    wanted = min(max(for_transfers, for_requests, for_parallelism), for_memory)
+    wanted = max(_MULTIPLE, _MULTIPLE * round(wanted / _MULTIPLE))
+    longest = max(rows, columns)
+    return longest if wanted >= longest else wanted

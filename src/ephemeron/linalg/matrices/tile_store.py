@@ -1,0 +1,134 @@
+"""The client's side of a store of tiles: reads and writes many at once, framed and with retries, as functions do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError, KeyExists
+from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+
+_AT_ONCE = 8
+_PART = "matrix.json"
+
+
+@asynccontextmanager
+async def opened(address: str) -> AsyncIterator[Channel]:
+    """The store at an address."""
+    async with open_channel(address) as store:
+        yield RunChannel(store, owner=f"matrices-{uuid.uuid4().hex[:8]}")
+
+
+async def describe(store: Channel, matrix: StoredMatrix) -> None:
+    """Says that a matrix is whole: its description is put last.
+
+    Raises:
+        JobError: another matrix has its name.
+    """
+    key, data = f"{matrix.name}/{_PART}", json.dumps(plain(matrix)).encode()
+    with contextlib.suppress(KeyExists):
+        await store.put(key, [data], create=True)
+    there = await store.fetch(key)
+    if there is not None and bytes(there) != data:
+        raise taken(matrix)
+
+
+def taken(matrix: StoredMatrix) -> JobError:
+    """Another matrix has this name."""
+    return JobError(
+        f"{matrix.store} has another matrix {matrix.name!r}", remedy="give another name, or delete that one first"
+    )
+
+
+async def described(store: Channel, address: str, name: str) -> StoredMatrix | None:
+    """The matrix of that name; None: there is none, or it is not whole."""
+    data = await store.fetch(f"{name}/{_PART}")
+    if data is None:
+        return None
+    found = build(StoredMatrix, json.loads(bytes(data)), where=f"{address}/{name}/{_PART}")
+    return found
+
+
+async def write(store: Channel, matrix: StoredMatrix, tile: Callable[[int, int], npt.NDArray[np.generic]]) -> None:
+    """Stores the tiles of a matrix, each once, and its description.
+
+    Args:
+        store: of the matrix.
+        matrix: to write.
+        tile: gives a tile.
+    """
+    if (there := await described(store, matrix.store, matrix.name)) is not None and there != matrix:
+        raise taken(matrix)
+    if there is not None:
+        raise JobError(
+            f"{matrix.store} has a matrix {matrix.name!r} already",
+            remedy="open it with BigMatrix.open, or give another name",
+        )
+
+    async def one(i: int, j: int) -> None:
+        await store.put(f"{matrix.name}/{i}.{j}", encode_tile(tile(i, j)))
+
+    await _limited(one(i, j) for i, j in matrix.indices() if matrix.is_stored(i, j))
+    await describe(store, matrix)
+
+
+async def read_tile(store: Channel, matrix: StoredMatrix, i: int, j: int) -> npt.NDArray[np.generic]:
+    """One tile of a matrix or view.
+
+    Raises:
+        JobError: the store does not have it.
+    """
+    if not matrix.is_stored(i, j):
+        return np.zeros(matrix.tile_shape(i, j), matrix.dtype)
+    key = matrix.key(i, j).rpartition("#")[2]
+    data = await store.fetch(key)
+    if data is None:
+        raise JobError(f"{matrix.store} has no tile {i}, {j} of {matrix.name!r}", remedy="compute the matrix again")
+    tile = decode_tile(data, key=key)
+    return tile.T if matrix.transposed else tile
+
+
+async def read(store: Channel, matrix: StoredMatrix) -> npt.NDArray[np.generic]:
+    """The whole matrix."""
+    found = np.zeros(matrix.shape, matrix.dtype)
+
+    async def one(i: int, j: int) -> None:
+        found[matrix.slices(i, j)] = await read_tile(store, matrix, i, j)
+
+    await _limited(one(i, j) for i, j in matrix.indices() if matrix.is_stored(i, j))
+    return found
+
+
+async def delete(store: Channel, name: str) -> None:
+    """Removes everything of a matrix, its description first."""
+    await store.delete([f"{name}/{_PART}"])
+    await store.delete(await store.list(f"{name}/"))
+
+
+async def _limited(work: Iterable[Coroutine[object, object, None]]) -> None:
+    """Runs coroutines, some at once."""
+    running: set[asyncio.Task[None]] = set()
+    try:
+        for each in work:
+            running.add(asyncio.ensure_future(each))
+            if len(running) >= _AT_ONCE:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        for task in list(running):
+            await task
+    finally:
+        for task in running:
+            task.cancel()
