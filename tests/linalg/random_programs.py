@@ -43,82 +43,103 @@ def condition(draw, names):
 
 
 def loop(draw, names, variable):
-    """The range of a loop: full, triangular, strided, or the levels of a tree (named v…)."""
+    """A variable and start, stop, step of a loop: full, triangular, strided, or the levels of a tree (named v…)."""
     size = draw(st.sampled_from(["N", "M"]))
     kind = draw(st.integers(0, 6))
     levels = [n for n in names if n.startswith("v")]
     if kind == 0:
-        return f"v{variable}", f"range(ceil_log2({draw(st.sampled_from(names))} + 1))"
+        return f"v{variable}", ("0", f"ceil_log2({draw(st.sampled_from(names))} + 1)", "1")
     if kind == 1 and levels:
-        return f"i{variable}", f"range({draw(st.integers(0, 1))}, {size}, 2**({draw(st.sampled_from(levels))} + 1))"
+        return f"i{variable}", (str(draw(st.integers(0, 1))), size, f"2**({draw(st.sampled_from(levels))} + 1)")
     if kind == 2:
-        return f"i{variable}", f"range({integer(draw, names)}, {size} + 1, {draw(st.integers(2, 3))})"
+        return f"i{variable}", (integer(draw, names), f"{size} + 1", str(draw(st.integers(2, 3))))
     if kind == 3:
-        return f"i{variable}", f"range({integer(draw, names)}, {integer(draw, names)} + {size})"
+        return f"i{variable}", (integer(draw, names), f"{integer(draw, names)} + {size}", "1")
     if kind == 4:
-        return f"i{variable}", f"range({draw(st.sampled_from(names))}, {size} + 1)"
-    return f"i{variable}", f"range({size})"
+        return f"i{variable}", (draw(st.sampled_from(names)), f"{size} + 1", "1")
+    return f"i{variable}", ("0", size, "1")
 
 
 @st.composite
 def programs(draw):
     """The text of a program with sizes N and M, an input A of rank 2, and matrices W0, W1, … that its statements write."""
     lines, ranks, counter = [], {"A": 2}, [0]
+    starts: dict[str, tuple[str, str]] = {}
+
+    def new_matrix(rank):
+        name = f"W{len(ranks)}"
+        ranks[name] = rank
+        return name
 
     def written(loops, names):
         """Indices that differ between iterations, mostly: triangular with ±1 on the diagonal."""
-        if not loops or draw(st.integers(0, 4)) == 0:
+        if not loops or draw(st.integers(0, 5)) == 0:
             return [integer(draw, names) for _ in range(max(len(loops), 1))]
         parts = []
         for k, name in enumerate(loops):
-            earlier = f" + {integer(draw, loops[:k], depth=0)}" if k and draw(st.booleans()) else ""
-            parts.append(f"{draw(st.sampled_from(['', '', '-']))}{name}{earlier}")
+            earlier = f" + {integer(draw, loops[:k], depth=0)}" if k and draw(st.integers(0, 3)) == 0 else ""
+            parts.append(f"{draw(st.sampled_from(['', '', '', '9 - ']))}{name}{earlier}")
         return parts
 
-    def statement(names, loops, indent):
-        made = draw(st.integers(0, 3)) == 0
-        known = sorted(ranks)
-        read = [draw(st.sampled_from(known)) for _ in range(draw(st.integers(1, 3)))]
-        parts = []
-        for matrix in read:
-            candidates = [n for n in names if n not in "NM"] or names
-            parts.append([integer(draw, candidates) for _ in range(ranks[matrix])])
-        targets = []
-        for _ in range(2 if made else 1):
-            old = [m for m in known if m != "A" and ranks[m] == max(len(loops), 1)]
-            name = draw(st.sampled_from(old)) if old and draw(st.integers(0, 2)) == 0 else f"W{len(ranks)}"
-            index = written(loops, names)
-            ranks[name] = len(index)
-            targets.append(f"{name}[{', '.join(index)}]")
-        if len(targets) == 2 and targets[0] == targets[1]:
-            targets.pop()
-        kernel = "pair" if len(targets) == 2 else "combine"
-        given = ", ".join(f"{m}[{', '.join(p)}]" for m, p in zip(read, parts, strict=True))
-        lines.append(f"{indent}{', '.join(targets)} = {kernel}({given})")
+    def read(names, visible):
+        """A tile that a statement above has written in the same iteration, or any tile."""
+        if visible and draw(st.integers(0, 2)):
+            return draw(st.sampled_from(visible))
+        matrix = draw(st.sampled_from(sorted(ranks)))
+        return f"{matrix}[{', '.join(integer(draw, names) for _ in range(ranks[matrix]))}]"
 
-    def block(names, loops, indent, depth):
+    def statement(names, loops, visible, indent):
+        """A call of a kernel; returns the tiles that it writes."""
+        inputs = ["A[0, 0]"] if draw(st.booleans()) else []
+        given = [*inputs, *(read(names, visible) for _ in range(draw(st.integers(1 - len(inputs), 2))))]
+        targets = []
+        for _ in range(draw(st.sampled_from([1, 1, 2]))):
+            old = [m for m in ranks if m != "A" and ranks[m] == max(len(loops), 1)]
+            index = written(loops, names)
+            name = draw(st.sampled_from(old)) if old and draw(st.integers(0, 4)) == 0 else new_matrix(len(index))
+            targets.append(f"{name}[{', '.join(index)}]")
+        targets = list(dict.fromkeys(targets))
+        lines.append(f"{indent}{', '.join(targets)} = {'pair' if len(targets) == 2 else 'combine'}({', '.join(given)})")
+        return targets
+
+    def chain(loops, visible, indent):
+        """Each tile of a new matrix from the one before along one loop; the first from the input."""
+        along = draw(st.sampled_from(loops))
+        start, step = starts[along]
+        name, more = new_matrix(len(loops)), [draw(st.sampled_from(visible))] if visible else []
+        before = [f"{v} - {step}" if v == along else v for v in loops]
+        target, given = f"{name}[{', '.join(loops)}]", ", ".join([f"{name}[{', '.join(before)}]", *more])
+        lines.append(f"{indent}if {along} > {start}:")
+        lines.append(f"{indent}    {target} = combine({given})")
+        lines.append(f"{indent}else:")
+        lines.append(f"{indent}    {target} = combine(A[0, 0])")
+        return [target]
+
+    def block(names, loops, visible, indent, depth):
         for _ in range(draw(st.integers(1, 2 if depth else 3))):
-            kind = draw(st.integers(0, 5))
+            kind = draw(st.integers(0, 7))
             counter[0] += 1
             if depth < 3 and (kind <= 2 or not depth):
-                variable, bounds = loop(draw, names, counter[0])
-                lines.append(f"{indent}for {variable} in {bounds}:")
-                block([*names, variable], [*loops, variable], indent + "    ", depth + 1)
-            elif depth < 3 and kind == 3:
+                variable, (start, stop, step) = loop(draw, names, counter[0])
+                starts[variable] = (start, step)
+                lines.append(f"{indent}for {variable} in range({start}, {stop}, {step}):")
+                block([*names, variable], [*loops, variable], visible, indent + "    ", depth + 1)
+            elif kind == 3:
                 lines.append(f"{indent}if {condition(draw, names)}:")
-                statement(names, loops, indent + "    ")
+                statement(names, loops, visible, indent + "    ")
                 if draw(st.booleans()):
                     lines.append(f"{indent}else:")
-                    statement(names, loops, indent + "    ")
+                    statement(names, loops, visible, indent + "    ")
+            elif kind <= 5 and loops:
+                visible = [*visible, *chain(loops, visible, indent)]
             else:
-                if kind == 4:
+                if kind == 6:
                     lines.append(f"{indent}s{counter[0]} = {integer(draw, names)}")
                     names = [*names, f"s{counter[0]}"]
-                statement(names, loops, indent)
+                visible = [*visible, *statement(names, loops, visible, indent)]
 
-    block(["N", "M"], [], "    ", 0)
-    matrices = "".join(f", {m}: Temporary" for m in sorted(ranks) if m != "A")
+    block(["N", "M"], [], [], "    ", 0)
+    matrices = "".join(f", {m}: Temporary" for m in ranks if m != "A")
     used = any("A[" in line for line in lines)
-    return f"def random({'A: Input' if used else 'A: Temporary'}{matrices}, N: Size, M: Size):\n" + "\n".join(
-        ([] if used else ["    A[0, 0] = combine()"]) + lines
-    )
+    start = f"def random({'A: Input' if used else 'A: Temporary'}{matrices}, N: Size, M: Size):"
+    return "\n".join([start, *([] if used else ["    A[0, 0] = combine()"]), *lines])

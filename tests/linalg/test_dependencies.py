@@ -109,7 +109,7 @@ def check_random(text, n, m):
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(programs(), st.integers(1, 4), st.integers(1, 4))
 def test_random_programs(text, n, m):
     assume(text.count("\n") < 16)

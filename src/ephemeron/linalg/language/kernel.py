@@ -64,7 +64,7 @@ def kernel(*, outputs: int = 1, flops: Flops | None = None) -> Callable[[Callabl
 
     Args:
         outputs: number of arrays that it returns.
-        flops: floating-point operations on real numbers, from the shapes of the arguments and the options.
+        flops: floating-point operations on elements, from the shapes of the arguments and the options.
     """
 
     def wrap(function: Callable[..., Any]) -> Kernel:

@@ -1,0 +1,99 @@
+"""QR of tiles with compact WY reflectors (LAPACK geqrt, tpqrt), and explicit Q for tall matrices.
+
+A tile V (m × n) with T (nb × k) stands for Q = I − V T Vᴴ in blocks of nb columns, where k = min(m, n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.linalg import get_lapack_funcs, qr, svd
+
+from ephemeron.errors import NotConverged
+from ephemeron.linalg.language.kernel import kernel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shape = Sequence[int]
+_BLOCK = 32
+
+
+def _leaf_flops(a: Shape) -> float:
+    m, n = max(a[0], a[1]), min(a[0], a[1])
+    return 2.0 * n * n * (m - n / 3)
+
+
+@kernel(outputs=3, flops=_leaf_flops)
+def qr_leaf(a: Array) -> tuple[Array, Array, Array]:
+    """V, T and R of `a` (m × n): R is min(m, n) × n."""
+    (geqrt,) = get_lapack_funcs(("geqrt",), (a,))
+    k = min(a.shape)
+    packed, t, _ = geqrt(min(_BLOCK, k), a)
+    return np.ascontiguousarray(packed[:, :k]), np.ascontiguousarray(t), np.triu(packed[:k])
+
+
+@kernel(flops=lambda v, t, c, **options: 4.0 * v[0] * v[1] * c[1])
+def apply_leaf(v: Array, t: Array, c: Array, *, adjoint: bool = False) -> Array:
+    """`Q @ c`, or `Qᴴ @ c`, for the Q (m × m) of `qr_leaf`; `c` is m × p."""
+    (gemqrt,) = get_lapack_funcs(("gemqrt",), (v, c))
+    made, _ = gemqrt(v, t, c, side="L", trans=_mode(v, adjoint))
+    return np.ascontiguousarray(made)
+
+
+@kernel(outputs=3, flops=lambda r, s: 2.0 / 3.0 * r[1] ** 3 * (s[0] / max(r[1], 1)))
+def qr_pair(r: Array, s: Array) -> tuple[Array, Array, Array]:
+    """V, T and R of `r` above `s`, where `r` (n × n) and `s` (m × n, m ≤ n) are upper triangular; V belongs to `s`."""
+    (tpqrt,) = get_lapack_funcs(("tpqrt",), (r, s))
+    top, v, t, _ = tpqrt(s.shape[0], min(_BLOCK, r.shape[1]), r, s)
+    return np.triu(v), np.ascontiguousarray(t), np.triu(top)
+
+
+@kernel(outputs=2, flops=lambda v, t, c, d, **options: 2.0 * v[0] * v[1] * c[1])
+def apply_pair(v: Array, t: Array, c: Array, d: Array, *, adjoint: bool = False) -> tuple[Array, Array]:
+    """`Q`, or `Qᴴ`, of `qr_pair` applied to the first rows of `c` above those of `d`.
+
+    V is m × n. Q acts on the first n rows of `c` and the first m rows of `d`; further rows stay as they are.
+    """
+    m, n = v.shape
+    (tpmqrt,) = get_lapack_funcs(("tpmqrt",), (v, c))
+    top, bottom, _ = tpmqrt(m, v, t, c[:n], d[:m], side="L", trans=_mode(v, adjoint))
+    return np.concatenate([top, c[n:]]), np.concatenate([bottom, d[m:]])
+
+
+@kernel(outputs=2, flops=lambda a: 2.0 * _leaf_flops(a))
+def thin_qr(a: Array) -> tuple[Array, Array]:
+    """Q (m × k) and R (k × n) of `a` (m × n), k = min(m, n)."""
+    q, r = qr(a, mode="economic", check_finite=False)
+    return q, r
+
+
+@kernel(outputs=3, flops=lambda r, s: 2.0 * _leaf_flops((r[0] + s[0], r[1])))
+def thin_qr_pair(r: Array, s: Array) -> tuple[Array, Array, Array]:
+    """The rows of Q that belong to `r`, those that belong to `s`, and R, for `r` above `s`."""
+    q, joined = qr(np.concatenate([r, s]), mode="economic", check_finite=False)
+    return q[: len(r)], q[len(r) :], joined
+
+
+@kernel(flops=lambda a: 0.0)
+def identity_like(a: Array) -> Array:
+    """The identity with as many rows and columns as `a` has rows."""
+    return np.eye(a.shape[0], dtype=a.dtype)
+
+
+@kernel(outputs=3, flops=lambda a: 20.0 * a[0] * a[1] * min(a[0], a[1]))
+def small_svd(a: Array) -> tuple[Array, Array, Array]:
+    """U (m × k), singular values (1 × k, descending) and Vᴴ (k × n) of `a` (m × n), k = min(m, n).
+
+    Raises:
+        NotConverged: LAPACK's iteration did not converge.
+    """
+    try:
+        u, s, vh = svd(a, full_matrices=False, check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise NotConverged(str(error), kernel="small_svd") from None
+    return u, s[None, :], vh
+
+
+def _mode(v: Array, adjoint: bool) -> str:
+    return "N" if not adjoint else "C" if np.iscomplexobj(v) else "T"
