@@ -31,6 +31,7 @@ from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform
 from ephemeron.functions.context import Context
 from ephemeron.functions.entries import Entry, check_entry, known, serve
 from ephemeron.functions.failure import failure
+from ephemeron.functions.simulation.blackouts import Blackouts
 from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
 
@@ -260,10 +261,7 @@ class SimulatedInvocation(Invocation):
         context = Context(
             call=call, invocation=self.id,
             channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
-            shared=None if platform.shared is None else Throttled(
-                platform.shared, bandwidth_mb_s=world.region_bandwidth_mb_s or world.bandwidth_mb_s,
-                latency_s=world.latency_s if world.region_latency_s is None else world.region_latency_s,
-            ),
+            shared=self._shared(),
             emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
             transports=lambda: [platform.network.transport(call.rank)],
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
@@ -273,6 +271,22 @@ class SimulatedInvocation(Invocation):
             _log.debug("invocation %s begins at %.3f s", self.id, loop.time())
             async with asyncio.timeout_at(self._deadline):
                 return await serve(context, platform.entries.get(call.entry))
+
+    def _shared(self) -> Channel | None:
+        """The store that regions share, as this one reaches it."""
+        store, world, call = self._platform.shared, self._platform.world, self.call
+        if store is None:
+            return None
+        latency_s = world.latency_s if world.region_latency_s is None else world.region_latency_s
+        reached = Throttled(
+            store, latency_s=latency_s, bandwidth_mb_s=world.region_bandwidth_mb_s or world.bandwidth_mb_s
+        )
+        times = [
+            (call.origin + dark.start_s, call.origin + dark.start_s + dark.seconds)
+            for dark in world.region_blackouts
+            if call.run.endswith(f"-{dark.region}")
+        ]
+        return Blackouts(reached, times) if times else reached
 
     async def _invoke(self, call: Call) -> None:
         await self._platform.invoke(call)

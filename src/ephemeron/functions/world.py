@@ -25,6 +25,18 @@ class ComputeModel(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionBlackout(Typed):
+    """A time in which a region does not reach the store that regions share."""
+
+    region: str
+    """Name of the region."""
+    start_s: NonNegative
+    """Seconds from the beginning of the run."""
+    seconds: Positive
+    """Its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Typed):
     """Latencies, bandwidth and compute of `--platform simulated`. Defaults: approximately AWS Lambda with S3."""
 
@@ -36,6 +48,8 @@ class Simulation(Typed):
     """Seconds per request to the store that regions share; None: `latency_s`."""
     region_bandwidth_mb_s: Positive | None = None
     """MB/s of one function in each direction to the store that regions share; None: `bandwidth_mb_s`."""
+    region_blackouts: tuple[RegionBlackout, ...] = ()
+    """Times in which one region reaches no other one; its requests and their answers arrive afterwards."""
     cold_start_s: NonNegative = 1.5
     """Seconds from an invocation to its first instruction in a new process."""
     warm_start_s: NonNegative = 0.05
