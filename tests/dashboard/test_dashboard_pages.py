@@ -20,7 +20,7 @@ from ephemeron.dashboard.app import make_app  # noqa: E402
 from ephemeron.dashboard.library import Library  # noqa: E402
 from ephemeron.dashboard.phases import COLUMNS  # noqa: E402
 from ephemeron.dashboard.stream import events  # noqa: E402
-from ephemeron.events import GroupStarted, Invoked, Traffic  # noqa: E402
+from ephemeron.events import GroupStarted, Invoked, RegionExchanged, Traffic  # noqa: E402
 
 
 @pytest.fixture
@@ -149,12 +149,16 @@ def test_a_run_of_several_groups_shows_each(client: testclient.TestClient, root:
                      prices=PRICES, traffic=Traffic())
         for rank, name in enumerate(("aws", "ray"))
     ]  # fmt: skip
-    write_run(root / "runs" / "grouped", [started(groups=groups), *troubled_run()[1:-1]])
+    sent = RegionExchanged(t=5.0, rank=1, attempt=0, iteration=4, bytes_sent=700, bytes_received=500, seconds=0.5, staleness=2)
+    write_run(root / "runs" / "grouped", [started(groups=groups), *troubled_run()[1:-1], sent])
     rows = {row["run_id"]: row["groups"] for row in client.get("/api/runs").json()["runs"]}
     assert rows == {"r": 0, "live": 0, "grouped": 2}
     found = client.get("/api/run", params={"key": "0/runs/grouped"}).json()["groups"]
     assert [(g["name"], g["first_rank"], g["iterations"]) for g in found] == [("aws", 0, 4), ("ray", 1, 4)]
     assert found[1]["cost_usd"] > 0
+    assert [(g["exchanges"], g["staleness"], g["wan_bytes_sent"]) for g in found] == [(0, 0, 0), (1, 2, 700)]
+    assert found[0]["waiting_share"] == 0 < found[1]["waiting_share"] < 1
+    assert found[1]["steps_per_s"] > 0
 
 
 def test_pages_without_anything_are_empty(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ephemeron.cli.terminal import Part, make_console, text_of
 from ephemeron.config.typed import plain
 from ephemeron.events import Ended, Evaluated, Event, FaultFired, GenerationStarted, Invoked, Measured, Note, RunStarted
 from ephemeron.events import Progress as Iterated
-from ephemeron.training.driver.cost import CostMeter, latest_metrics
+from ephemeron.training.driver.cost import CostMeter, GroupMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.training.worker.fencing import attempt_text
@@ -128,6 +128,8 @@ class Display:
             losses = list(self.ledger.losses.values())
             self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  "
                       f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
+            for group in self.ledger.groups:
+                self._say(f"  {region_line(group, e.t)}")
 
     def _measured(self, e: Measured) -> None:
         self._show_metrics(e, e.metrics)
@@ -191,6 +193,15 @@ class Display:
         for note in comparison.notes:
             self.console.print(note)
         self.console.print()
+
+
+def region_line(group: GroupMeter, t: float) -> str:
+    """What a region does, until `t`."""
+    a = group.activity
+    return (
+        f"{group.started.name}: {a.steps_per_s:.3g} steps/s, waits {a.waiting_share:.1%}, {human_count(a.staleness, 'round')} ahead, "
+        f"{human_bytes(a.wan_bytes_sent)} sent, {human_bytes(a.wan_bytes_received)} received, {human_usd(group.cost_usd(t))}"
+    )
 
 
 def listed(metrics: Mapping[str, float | None]) -> str:

@@ -174,9 +174,11 @@ def _groups(view: RunView) -> list[Document]:
     return [
         {"name": s.name, "platform": s.platform, "first_rank": g.started.first_rank, "workers": s.workers,
          "memory_mb": s.memory_mb, "samples": s.samples, "iterations": s.iterations, "invocations": s.invocations,
-         "gb_seconds": finite(s.gb_seconds), "cost_usd": finite(s.cost_usd), "prices": s.prices}
+         "gb_seconds": finite(s.gb_seconds), "cost_usd": finite(s.cost_usd), "prices": s.prices,
+         "steps_per_s": finite(a.steps_per_s), "staleness": a.staleness, "exchanges": a.exchanges,
+         "waiting_share": finite(a.waiting_share), "wan_bytes_sent": a.wan_bytes_sent, "wan_bytes_received": a.wan_bytes_received}
         for g in view.meter.groups
-        for s in [g.summary(view.t)]
+        for s, a in [(g.summary(view.t), g.activity)]
     ]  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from ephemeron.events import (
     Measured,
     Phase,
     Progress,
-    RegionExchanged,
     RunStarted,
     Started,
     Suspended,
@@ -36,6 +35,7 @@ from ephemeron.training.driver.records import (
 )
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
+from ephemeron.training.region_activity import RegionActivity
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.units import MB
@@ -196,23 +196,21 @@ class GroupMeter:
         self.started = started
         self.meter = CostMeter(Prices(**started.prices), memory_mb=started.memory_mb, _own=started.traffic)
         self._ranks = range(started.first_rank, started.first_rank + started.workers)
-        self._sent = self._received = 0
+        self.activity = RegionActivity(started)
 
     def feed(self, event: Event) -> None:
         """Takes an event into account if it is of one of the group's ranks."""
         if getattr(event, "rank", None) in self._ranks:
             self.meter.feed(event)
-            if isinstance(event, RegionExchanged):
-                self._sent += event.bytes_sent
-                self._received += event.bytes_received
+            self.activity.feed(event)
 
     def region(self, t: float) -> RegionSummary:
         """The group as a region, until `t`."""
-        phases, done = self.meter.phases_s, self.meter.done
+        done, activity = self.meter.done, self.activity
         return RegionSummary(
             name=self.started.name, iterations=min((done.get(rank, 0) for rank in self._ranks), default=0),
-            waiting_share=round(phases["wait"] / total, 4) if (total := sum(phases.values())) else 0.0,
-            wan_bytes_sent=self._sent, wan_bytes_received=self._received, cost_usd=round(self.cost_usd(t), 9),
+            waiting_share=round(activity.waiting_share, 4), wan_bytes_sent=activity.wan_bytes_sent,
+            wan_bytes_received=activity.wan_bytes_received, cost_usd=round(self.cost_usd(t), 9),
         )  # fmt: skip
 
     def cost_usd(self, t: float) -> float:

@@ -123,7 +123,7 @@ class RegionSummary:
     name: str
     iterations: int
     waiting_share: float
-    """Part of the time of its functions in which they waited."""
+    """Part of its time that the region has spent in exchanges: sending, and waiting for other regions."""
     wan_bytes_sent: int
     """To all other regions together, as metered by the region."""
     wan_bytes_received: int

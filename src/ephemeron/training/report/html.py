@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from ephemeron.rendering.page import card, document, header, items, side_by_side, tiled
-from ephemeron.training.report import charts, tables
+from ephemeron.training.report import charts, regions, tables
 from ephemeron.training.report.headline import Headline, Result, cost_mix, learning_note, moved, usd
 from ephemeron.training.report.prediction import CAPTION, Comparison, render_table
 from ephemeron.training.report.run_summary import RunSummary
@@ -28,7 +28,20 @@ def render_html(story: RunSummary, result: Result | None, comparison: Comparison
         comparison: the plan against it, if the run had one.
     """
     figures = Headline.of(story, result)
-    return document(f"{figures.job or 'run'} · {figures.run_id}", _parts(story, figures, comparison), script=True)
+    parts = _parts(story, figures, comparison)
+    if regions.exchanging(story):
+        parts[3:3] = _regions(story, result)
+    return document(f"{figures.job or 'run'} · {figures.run_id}", parts, script=True)
+
+
+def _regions(story: RunSummary, result: Result | None) -> list[Markup]:
+    return [
+        card("Regions", regions.region_table(story, result), regions.CAPTION),
+        side_by_side(
+            card("Iterations by region", regions.progress_chart(story)),
+            card("Waiting for other regions", regions.waiting_chart(story)),
+        ),
+    ]
 
 
 def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) -> list[Markup]:

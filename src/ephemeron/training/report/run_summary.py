@@ -24,6 +24,7 @@ from ephemeron.events import (
     RunStarted,
     Started,
 )
+from ephemeron.training.region_activity import RegionActivity, region_activities
 from ephemeron.training.report.cost_series import CostRates, Spending, spending, with_further
 from ephemeron.training.report.invocations import InvocationRow, as_begun, invocation_rows
 from ephemeron.training.report.lanes import Lane, lanes
@@ -54,6 +55,8 @@ class RunSummary:
     environment: tuple[str, ...]
     """Limits that the platform could not enforce, and other notes of the launch."""
     spending: Spending
+    regions: tuple[RegionActivity, ...] = ()
+    """Groups of functions as regions; empty: there is one group."""
 
     @property
     def merged(self) -> bool:
@@ -101,6 +104,7 @@ class RunSummary:
             notes=tuple(_first_of_each(e for e in told if isinstance(e, Note))),
             environment=tuple(dict.fromkeys(note for e in launches for note in e.notes)),
             spending=spent,
+            regions=tuple(region_activities(told)),
         )
 
 

@@ -1,0 +1,104 @@
+"""What a region does while it trains: step rate, waiting, staleness and bytes, from its events. Pure: live views and reports read the same."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ephemeron.events import Event, GroupStarted, Progress, RegionExchanged, RunStarted
+
+RECENT = 20
+"""Iterations that the step rate is of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityPoint:
+    """Totals of a region after one of its exchanges."""
+
+    t: float
+    iterations: int
+    waiting_share: float
+    bytes_sent: int
+
+
+@dataclass(slots=True)
+class RegionActivity:
+    """Activity of one region, kept current by `feed`.
+
+    Args:
+        started: the region, as the run's first event describes it.
+    """
+
+    started: GroupStarted
+    wan_bytes_sent: int = 0
+    """To other regions, as the region has metered."""
+    wan_bytes_received: int = 0
+    exchanges: int = 0
+    staleness: int = 0
+    """Rounds that it is ahead of what it has applied of the region furthest behind, at its latest exchange."""
+    waited_s: float = 0.0
+    """In exchanges: sending, and waiting for other regions."""
+    points: list[ActivityPoint] = field(default_factory=list)
+    """One for each exchange."""
+    _begun: float | None = None
+    _latest: float = 0.0
+    _iterations: int = 0
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    """Times at which its first rank has ended iterations, and the iterations until then; some may be left out."""
+
+    def feed(self, event: Event) -> None:
+        """Takes an event of one of the region's ranks into account."""
+        first = getattr(event, "rank", None) == self.started.first_rank
+        if isinstance(event, Progress) and first:
+            begun = min((start for _, start, _ in event.spans), default=event.t)
+            self._begun = begun if self._begun is None else min(self._begun, begun)
+            self._latest = max(self._latest, event.t)
+            if event.iteration + 1 > self._iterations:  # others are repeated
+                self._iterations = event.iteration + 1
+                self._recent.append((event.t, self._iterations))
+                while len(self._recent) > 2 and self._iterations - self._recent[1][1] >= RECENT:
+                    self._recent.popleft()
+        elif isinstance(event, RegionExchanged):
+            self._latest = max(self._latest, event.t)
+            self.wan_bytes_sent += event.bytes_sent
+            self.wan_bytes_received += event.bytes_received
+            self.exchanges, self.staleness = self.exchanges + 1, event.staleness
+            self.waited_s += event.seconds
+            self.points.append(
+                ActivityPoint(
+                    t=event.t, iterations=event.iteration, waiting_share=self.waiting_share, bytes_sent=self.wan_bytes_sent
+                )
+            )  # fmt: skip
+
+    @property
+    def steps_per_s(self) -> float:
+        """Iterations a second over the latest of them, exchanges included; 0 before the second one."""
+        if len(self._recent) < 2:
+            return 0.0
+        (begun, before), (ended, now) = self._recent[0], self._recent[-1]
+        return (now - before) / (ended - begun) if ended > begun else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """Part of the time since its first iteration that the region has spent in exchanges."""
+        if self._begun is None or self._latest <= self._begun:
+            return 0.0
+        return min(1.0, self.waited_s / (self._latest - self._begun))
+
+
+def region_activities(events: Iterable[Event]) -> list[RegionActivity]:
+    """Activities of all regions of a run, in their order; empty: its functions are one group.
+
+    Args:
+        events: of the run, in the order of their times.
+    """
+    found: list[RegionActivity] = []
+    for event in events:
+        if isinstance(event, RunStarted) and not found:
+            found = [RegionActivity(group) for group in event.groups]
+        rank = getattr(event, "rank", None)
+        for each in found:
+            if rank is not None and each.started.first_rank <= rank < each.started.first_rank + each.started.workers:
+                each.feed(event)
+    return found
