@@ -18,6 +18,9 @@ from typing import Any
 from benchmarks.common import environment, write
 
 PARTS = {
+    "waiting": "benchmarks.geo_waiting",
+    "plans": "benchmarks.geo_plans",
+    "pace": "benchmarks.geo_pace",
     "communication": "benchmarks.geo_communication",
 }
 """By the name of a part, its module: `measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]`."""
