@@ -149,7 +149,9 @@ def test_a_run_of_several_groups_shows_each(client: testclient.TestClient, root:
                      prices=PRICES, traffic=Traffic())
         for rank, name in enumerate(("aws", "ray"))
     ]  # fmt: skip
-    sent = RegionExchanged(t=5.0, rank=1, attempt=0, iteration=4, bytes_sent=700, bytes_received=500, seconds=0.5, staleness=2)
+    sent = RegionExchanged(
+        t=5.0, rank=1, attempt=0, iteration=4, bytes_sent=700, bytes_received=500, seconds=0.5, staleness=2
+    )
     write_run(root / "runs" / "grouped", [started(groups=groups), *troubled_run()[1:-1], sent])
     rows = {row["run_id"]: row["groups"] for row in client.get("/api/runs").json()["runs"]}
     assert rows == {"r": 0, "live": 0, "grouped": 2}
