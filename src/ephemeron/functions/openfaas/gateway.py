@@ -115,12 +115,12 @@ class Gateway:
 
     def info(self) -> Mapping[str, object]:
         """GET /system/info: provider and versions."""
-        return self._object(self._system("GET", "/system/info"))
+        return self._object(self.system("GET", "/system/info"))
 
     def functions(self) -> list[FunctionStatus]:
         """GET /system/functions: everything in the namespace."""
         return [
-            FunctionStatus.of(value) for value in json.loads(self._system("GET", self._path("functions")).body or b"[]")
+            FunctionStatus.of(value) for value in json.loads(self.system("GET", self._path("functions")).body or b"[]")
         ]
 
     def function(self) -> FunctionStatus:
@@ -129,7 +129,7 @@ class Gateway:
         Raises:
             GatewayError: status 404: it is not deployed.
         """
-        return FunctionStatus.of(self._object(self._system("GET", self._path(f"function/{self.settings.function}"))))
+        return FunctionStatus.of(self._object(self.system("GET", self._path(f"function/{self.settings.function}"))))
 
     def deploy(self, spec: FunctionSpec) -> str:
         """POST /system/functions, or PUT if it is there already. Returns `created` or `updated`."""
@@ -138,20 +138,20 @@ class Gateway:
         except GatewayError as e:
             if e.status != 404:
                 raise
-            self._system("POST", "/system/functions", spec.to_json())
+            self.system("POST", "/system/functions", spec.to_json())
             return "created"
-        self._system("PUT", "/system/functions", spec.to_json())
+        self.system("PUT", "/system/functions", spec.to_json())
         return "updated"
 
     def delete(self) -> None:
         """DELETE /system/functions."""
-        self._system("DELETE", self._path("functions"), {"functionName": self.settings.function})
+        self.system("DELETE", self._path("functions"), {"functionName": self.settings.function})
 
     def scale(self, replicas: int) -> None:
         """POST /system/scale-function/NAME."""
         s = self.settings
         body = {"serviceName": s.function, "namespace": s.namespace, "replicas": replicas}
-        self._system("POST", self._path(f"scale-function/{s.function}"), body)
+        self.system("POST", self._path(f"scale-function/{s.function}"), body)
 
     def set_secret(self, name: str, value: str) -> None:
         """POST /system/secrets, or PUT if there is one of that name. The value goes nowhere else."""
@@ -160,12 +160,12 @@ class Gateway:
             "value": value,
             **({"namespace": self.settings.namespace} if self.settings.namespace else {}),
         }
-        known = {item["name"] for item in json.loads(self._system("GET", self._path("secrets")).body or b"[]")}
-        self._system("PUT" if name in known else "POST", "/system/secrets", body)
+        known = {item["name"] for item in json.loads(self.system("GET", self._path("secrets")).body or b"[]")}
+        self.system("PUT" if name in known else "POST", "/system/secrets", body)
 
     def delete_secret(self, name: str) -> None:
         """DELETE /system/secrets."""
-        self._system("DELETE", self._path("secrets"), {"name": name, "namespace": self.settings.namespace})
+        self.system("DELETE", self._path("secrets"), {"name": name, "namespace": self.settings.namespace})
 
     # -- the functions' part: open ---------------------------------------------------------------------------
 
@@ -223,7 +223,16 @@ class Gateway:
             return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 
-    def _system(self, method: str, path: str, value: Any = None) -> GatewayReply:
+    def system(self, method: str, path: str, value: Any = None) -> GatewayReply:
+        """An authenticated request.
+
+        Args:
+            method, path: such as GET and /system/info.
+            value: sent as JSON.
+
+        Raises:
+            GatewayError: refused, or no answer came.
+        """
         headers = {}
         if self._credentials is not None:
             pair = f"{self._credentials.user}:{self._credentials.password}".encode()

@@ -21,6 +21,7 @@ from ephemeron.testing._emulation.service import EmulatedService
 from ephemeron.testing.openfaas_gateway.fleet import Fleet, find
 from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, Image, parse
 from ephemeron.testing.openfaas_gateway.queueing import Queue
+from ephemeron.testing.openfaas_gateway.workflows import Workflows
 
 _CALL = re.compile(r"/(function|async-function)/([^/]+)(/.*)?")
 _INFO = {
@@ -68,6 +69,7 @@ class OpenFaasGateway(EmulatedService):
         self._fleet = Fleet(
             self._images, self.enforcement, environment=self._environment, folder=self._folder, rng=random.Random(seed)
         )
+        self._workflows = Workflows(self._deliver, lambda: list(self._functions))
         self.queue = Queue(self._deliver, self._find, inflight=inflight)
 
     @property
@@ -124,6 +126,8 @@ class OpenFaasGateway(EmulatedService):
             try:
                 if found := _CALL.fullmatch(request.path):
                     return await self._call(request, found[1], found[2], found[3] or "")
+                if done := await self._workflows.call(request):
+                    return done
                 if request.path == "/healthz":
                     return Response(body=b"OK")
                 if request.path.startswith("/system/"):
@@ -132,6 +136,8 @@ class OpenFaasGateway(EmulatedService):
                         return await self._status(found[1])
                     if found := re.fullmatch(r"/system/scale-function/([^/]+)", request.path):
                         return await self._scale(found[1], request)
+                    if request.path == "/system/workflows":
+                        return await self._workflows.system(request)
                     if work := routes.get((request.method, request.path)):
                         return await work(request)
                 raise GatewayApiError(404, "404 page not found")
