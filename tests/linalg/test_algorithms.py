@@ -12,6 +12,7 @@ from ephemeron.linalg.algorithms.cholesky import cholesky
 from ephemeron.linalg.algorithms.lu import lu, lu_forward, permuted_lower
 from ephemeron.linalg.algorithms.products import matmul, matmul_layers, syrk
 from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, qr
+from ephemeron.linalg.algorithms.randomized import randomized_svd
 from ephemeron.linalg.algorithms.tall import tall_svd, tsqr
 from ephemeron.linalg.algorithms.triangular import adjoint_substitution, backward_substitution, forward_substitution
 from ephemeron.linalg.analysis.dependencies import Analysis
@@ -186,14 +187,31 @@ def test_tall_matrices(dtype, m):
     assert np.all(np.abs(s - exact) <= 20 * m * epsilon(dtype) * exact[0])
 
 
+@pytest.mark.parametrize("shape", [(29, 43), (40, 13), (8, 8), (30, 21)])
+def test_randomized_svd(dtype, shape):
+    (m, n), k = shape, 5
+    u, _ = np.linalg.qr(random((m, k), dtype))
+    v, _ = np.linalg.qr(random((n, k), dtype, 1))
+    values = np.array([8.0, 4.0, 2.0, 1.0, 0.5])
+    a = ((u * values) @ v.conj().T).astype(dtype) + random(shape, dtype, 2) * 1e-2 * epsilon(dtype)
+    sizes = {"M": count(m, TILE), "N": count(n, TILE), "R": 2}
+    made = run(randomized_svd, sizes, A=a, O=random((n, 7), dtype, 3))
+    left, right, s = whole(made["U"], m, 7, dtype), whole(made["V"], n, 7, dtype), made["D"][0, 0][0]
+    assert np.all(np.abs(s[:k] - values) <= 50 * max(m, n) * epsilon(dtype) * values[0])
+    assert np.all(s[k:] <= 50 * max(m, n) * epsilon(dtype) * values[0])
+    assert close((left * s) @ right.conj().T, a, dtype)
+    assert norm(left.conj().T @ left - np.eye(7)) <= 50 * m * epsilon(dtype)
+    assert norm(right.conj().T @ right - np.eye(7)) <= 50 * n * epsilon(dtype)
+
+
 ALL = [
     matmul, matmul_layers, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
-    permuted_lower, qr, apply_q, apply_q_adjoint, tsqr, tall_svd,
+    permuted_lower, qr, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda p: p.name)
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_analysis_equals_the_unrolled_graph(program, n):
     sizes = {name: max(1, n - k) for k, name in enumerate(program.sizes)}
     graph, analysis = UnrolledGraph(program, sizes), Analysis(program, sizes)
