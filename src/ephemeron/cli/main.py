@@ -27,6 +27,7 @@ from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
 from ephemeron.cli.geo import geo as geo_group
 from ephemeron.cli.learned_schedule import LEARNED, options_of, wanted_schedule
+from ephemeron.cli.linalg import linalg as linalg_group
 from ephemeron.cli.log_options import add_log_options
 from ephemeron.cli.logs import logs as logs_command
 from ephemeron.cli.map import map_command, predict_command
@@ -477,6 +478,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 
 main.add_command(geo_group)
+main.add_command(linalg_group)
 main.add_command(runs_group)
 main.add_command(resize_command)
 main.add_command(evaluate_command)

@@ -1,1 +1,49 @@
-"""Linear algebra on functions: LAmbdaPACK programs over tiled matrices (NumPyWren, survey 2.4)."""
+"""Linear algebra on functions: LAmbdaPACK programs over tiled matrices (NumPyWren, survey 2.4).
+
+    from ephemeron import FunctionExecutor, linalg
+
+    A = linalg.BigMatrix.from_numpy(a, tile=1000)
+    with FunctionExecutor("local") as pool:
+        L = linalg.cholesky(A, executor=pool)
+    print(L.report)
+    L.to_numpy()
+
+Importing this package imports none of its modules: each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from ephemeron.linalg.embedding import lambdapack
+    from ephemeron.linalg.matrices.big_matrix import BigMatrix
+    from ephemeron.linalg.operations import cholesky, lstsq, lu, matmul, qr, solve, svd
+
+_LAZY = {
+    "BigMatrix": "matrices.big_matrix",
+    "cholesky": "operations",
+    "lambdapack": "embedding",
+    "lstsq": "operations",
+    "lu": "operations",
+    "matmul": "operations",
+    "qr": "operations",
+    "solve": "operations",
+    "svd": "operations",
+}
+
+__all__ = ["BigMatrix", "cholesky", "lambdapack", "lstsq", "lu", "matmul", "qr", "solve", "svd"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    except ModuleNotFoundError as e:
+        if e.name != "scipy":
+            raise
+        raise MissingExtra("scipy", "linalg") from None

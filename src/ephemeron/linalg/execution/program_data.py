@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ephemeron.config.typed import Typed, build, plain
-from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class ProgramData(Typed):
     """Numbers of tiles."""
     matrices: Mapping[str, StoredMatrix]
     """Inputs and outputs by the program's names."""
+    families: Mapping[str, TileFamily]
+    """Inputs and outputs whose tiles are no parts of one matrix, such as the reflectors of a QR factorisation."""
     temporaries: str
     """Prefix of the tiles of temporary matrices, below the store of the outputs."""
     store: str
@@ -42,7 +44,7 @@ class ProgramData(Typed):
         return build(ProgramData, json.loads(data), where="program")
 
 
-def run_name(text: str, sizes: Mapping[str, int], inputs: Mapping[str, StoredMatrix]) -> str:
+def run_name(text: str, sizes: Mapping[str, int], inputs: Mapping[str, Tiles]) -> str:
     """Name of what a program makes of some inputs: the same for the same program and matrices, so that a run can be resumed."""
     parts = {"text": text, "sizes": dict(sizes), "inputs": {name: plain(each) for name, each in inputs.items()}}
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -27,6 +27,7 @@ from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel
 from ephemeron.linalg.language.parser import parse_text
 from ephemeron.linalg.language.program import KernelCall, Node, Program, Role, Tile, TileReference
+from ephemeron.linalg.matrices.stored import TileFamily
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
 _MOST_ORDER = 99_999_999
@@ -123,11 +124,14 @@ class ProgramGraph(ShippedGraph):
     def key(self, tile: Tile) -> str:
         """Of the object of a tile; empty: the tile is zero, and is not stored."""
         matrix, index = tile
-        known = self._data.matrices.get(matrix)
-        if known is None:
-            return placed(self._data.store, f"{self._data.temporaries}/{matrix}/{'.'.join(map(str, index))}")
-        i, j = (*index, 0)[:2]
-        return known.key(i, j) if known.is_stored(i, j) else ""
+        if (known := self._data.matrices.get(matrix)) is not None:
+            i, j = index
+            return known.key(i, j) if known.is_stored(i, j) else ""
+        return self._family(matrix).key(index)
+
+    def _family(self, matrix: str) -> TileFamily:
+        temporary = TileFamily(store=self._data.store, name=f"{self._data.temporaries}/{matrix}")
+        return self._data.families.get(matrix, temporary)
 
     async def open(self, channel: Channel) -> None:
         """Looks for tiles of an earlier run."""
@@ -136,7 +140,7 @@ class ProgramGraph(ShippedGraph):
         prefixes = {placed(self._data.store, f"{self._data.temporaries}/")}
         for matrix in self._program.matrices:
             if matrix.role is Role.OUTPUT:
-                known = self._data.matrices[matrix.name]
+                known = self._data.matrices.get(matrix.name) or self._family(matrix.name)
                 prefixes.add(placed(known.store, f"{known.name}/"))
         found = [await channel.list(prefix) for prefix in sorted(prefixes)]
         self._stored = frozenset(key for keys in found for key in keys)
@@ -195,9 +199,9 @@ class ProgramGraph(ShippedGraph):
         if known is None:
             return tiles[key]
         if not key:
-            i, j = (*index, 0)[:2]
+            i, j = index
             return np.zeros(known.tile_shape(i, j), known.dtype)
-        return tiles[key].T if known.transposed else tiles[key]
+        return known.seen(tiles[key])
 
 
 async def open_program(data: bytes, channel: Channel, load: Load) -> ProgramGraph:

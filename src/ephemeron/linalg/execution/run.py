@@ -18,7 +18,7 @@ from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Program, Role
 from ephemeron.linalg.matrices import tile_store
-from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ _OPENER = "ephemeron.linalg.execution.program_graph:open_program"
 
 
 def run_program(
-    program: Program, sizes: Mapping[str, int], *, inputs: Mapping[str, StoredMatrix], outputs: Mapping[str, StoredMatrix],
+    program: Program, sizes: Mapping[str, int], *, inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles],
     executor: FunctionExecutor,
-) -> tuple[dict[str, StoredMatrix], LinalgReport]:  # fmt: skip
+) -> tuple[dict[str, Tiles], LinalgReport]:  # fmt: skip
     """Runs a program. One that was interrupted goes on from its tiles when it is called again with the same inputs.
 
     Args:
@@ -51,11 +51,9 @@ def run_program(
             program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries
         )
     )
-    made = {name: data.matrices[name] for name in outputs}
+    made: dict[str, Tiles] = {name: data.matrices.get(name) or data.families[name] for name in outputs}
     if whole:
-        return made, LinalgReport(
-            algorithm=program.name, tasks=0, seconds=0.0, core_seconds=0.0, bytes_read=0, bytes_written=0, cost_usd=0.0
-        )
+        return made, LinalgReport(algorithm=program.name)
     local, totals = ProgramGraph(data, program), _Totals()
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
     tasks = local.tasks
@@ -100,8 +98,8 @@ class _Totals:
 async def _prepare(
     program: Program,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, StoredMatrix],
-    outputs: Mapping[str, StoredMatrix],
+    inputs: Mapping[str, Tiles],
+    outputs: Mapping[str, Tiles],
     kernels: Mapping[str, str],
     tries: int,
 ) -> tuple[ProgramData, bool]:
@@ -111,19 +109,23 @@ async def _prepare(
         raise JobError(f"{program.name} needs a matrix {missing[0]}")
     text, sizes = str(program), program.check_sizes(sizes)
     name = f"{program.name}-{run_name(text, sizes, inputs)}"
-    made = {each: dataclasses.replace(matrix, name=f"{name}-{each}") for each, matrix in outputs.items()}
+    made: dict[str, Tiles] = {
+        each: dataclasses.replace(matrix, name=f"{name}-{each}") for each, matrix in outputs.items()
+    }
     store = next(iter(made.values())).store
     async with tile_store.opened(store) as channel:
-        there = [await tile_store.described(channel, matrix.store, matrix.name) for matrix in made.values()]
+        whole = [await tile_store.is_whole(channel, matrix) for matrix in made.values()]
         begun = bool(await channel.list(f"{name}-"))
     data = ProgramData(
-        text=text, kernels=kernels, sizes=sizes, matrices={**inputs, **made}, temporaries=f"{name}-temporary",
-        store=store, resumes=begun, tries=tries,
+        text=text, kernels=kernels, sizes=sizes, temporaries=f"{name}-temporary", store=store,
+        matrices={each: m for each, m in {**inputs, **made}.items() if isinstance(m, StoredMatrix)},
+        families={each: m for each, m in {**inputs, **made}.items() if isinstance(m, TileFamily)},
+        resumes=begun, tries=tries,
     )  # fmt: skip
-    return data, all(each is not None for each in there)
+    return data, all(whole)
 
 
-async def _finish(data: ProgramData, made: Mapping[str, StoredMatrix]) -> None:
+async def _finish(data: ProgramData, made: Mapping[str, Tiles]) -> None:
     """Says that the outputs are whole, then removes what is temporary."""
     for matrix in made.values():
         async with tile_store.opened(matrix.store) as channel:

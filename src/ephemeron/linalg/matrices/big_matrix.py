@@ -160,6 +160,17 @@ class BigMatrix:
         """The transpose: a view."""
         return BigMatrix(self.stored.T)
 
+    @property
+    def H(self) -> BigMatrix:
+        """The adjoint (conjugate transpose): a view."""
+        return BigMatrix(self.stored.H)
+
+    def __matmul__(self, other: BigMatrix) -> BigMatrix:
+        """The product, computed by functions of this machine; `linalg.matmul` takes an executor."""
+        from ephemeron.linalg.operations import matmul
+
+        return matmul(self, other)
+
     def __getitem__(self, index: slice | tuple[slice, slice]) -> BigMatrix:
         """Rows and columns whose borders are those of tiles: a view.
 
@@ -195,6 +206,25 @@ class BigMatrix:
                 return await tile_store.read(channel, self.stored)
 
         return blocking(lambda interrupts: read())
+
+    def to_npy(self, path: str | Path) -> None:
+        """Writes it to an NPY file, one tile after another.
+
+        Raises:
+            JobError: a tile is missing, or the file cannot be written.
+        """
+
+        async def write(file: npt.NDArray[Any]) -> None:
+            async with tile_store.opened(self.stored.store) as channel:
+                for i, j in self.stored.indices():
+                    file[self.stored.slices(i, j)] = await tile_store.read_tile(channel, self.stored, i, j)
+
+        try:
+            file = np.lib.format.open_memmap(path, mode="w+", dtype=self.dtype, shape=self.shape)
+        except OSError as e:
+            raise JobError(f"{path} cannot be written: {e}") from None
+        blocking(lambda interrupts: write(file))
+        file.flush()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self.to_numpy() if dtype is None else self.to_numpy().astype(dtype)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ephemeron.config.typed import Count
 from ephemeron.errors import JobError
 from ephemeron.functions.tasks.object_places import placed
@@ -37,7 +40,9 @@ class StoredMatrix:
     """First tile of the view, in tiles of what is stored."""
     first_column: int = 0
     transposed: bool = False
-    """Rows of the view are columns of what is stored; complex values are not conjugated."""
+    """Rows of the view are columns of what is stored."""
+    conjugated: bool = False
+    """Values of the view are conjugates of what is stored."""
 
     @property
     def shape(self) -> Shape:
@@ -85,6 +90,17 @@ class StoredMatrix:
             transposed=not self.transposed,
         )  # fmt: skip
 
+    @property
+    def H(self) -> StoredMatrix:
+        """The adjoint, of the same objects."""
+        return dataclasses.replace(self.T, conjugated=not self.conjugated)
+
+    def seen(self, tile: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """A stored tile as the view has it."""
+        if self.transposed:
+            tile = tile.T
+        return tile.conj() if self.conjugated else tile
+
     def part(self, rows: slice, columns: slice) -> StoredMatrix:
         """A view of some rows and columns.
 
@@ -107,6 +123,24 @@ class StoredMatrix:
         if self.transposed:
             i, j = j, i
         return i + self.first_row, j + self.first_column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileFamily:
+    """Tiles of any shapes with any number of indices."""
+
+    store: str
+    """Address of the channel."""
+    name: str = ""
+    """The tile (i, j, k) is the object `NAME/i.j.k`."""
+
+    def key(self, index: tuple[int, ...]) -> str:
+        """Of the object of a tile."""
+        return placed(self.store, f"{self.name}/{'.'.join(map(str, index))}")
+
+
+Tiles: TypeAlias = StoredMatrix | TileFamily
+"""What a program reads or writes."""
 
 
 def _borders(wanted: slice, size: int, tile: int, *, what: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, KeyExists
-from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
 _AT_ONCE = 8
@@ -31,7 +31,7 @@ async def opened(address: str) -> AsyncIterator[Channel]:
         yield RunChannel(store, owner=f"matrices-{uuid.uuid4().hex[:8]}")
 
 
-async def describe(store: Channel, matrix: StoredMatrix) -> None:
+async def describe(store: Channel, matrix: Tiles) -> None:
     """Says that a matrix is whole: its description is put last.
 
     Raises:
@@ -45,7 +45,12 @@ async def describe(store: Channel, matrix: StoredMatrix) -> None:
         raise taken(matrix)
 
 
-def taken(matrix: StoredMatrix) -> JobError:
+async def is_whole(store: Channel, matrix: Tiles) -> bool:
+    """Whether it was described."""
+    return await store.fetch(f"{matrix.name}/{_PART}") is not None
+
+
+def taken(matrix: Tiles) -> JobError:
     """Another matrix has this name."""
     return JobError(
         f"{matrix.store} has another matrix {matrix.name!r}", remedy="give another name, or delete that one first"
@@ -96,8 +101,20 @@ async def read_tile(store: Channel, matrix: StoredMatrix, i: int, j: int) -> npt
     data = await store.fetch(key)
     if data is None:
         raise JobError(f"{matrix.store} has no tile {i}, {j} of {matrix.name!r}", remedy="compute the matrix again")
-    tile = decode_tile(data, key=key)
-    return tile.T if matrix.transposed else tile
+    return matrix.seen(decode_tile(data, key=key))
+
+
+async def read_family_tile(store: Channel, family: TileFamily, index: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    """One tile of a family.
+
+    Raises:
+        JobError: the store does not have it.
+    """
+    key = family.key(index).rpartition("#")[2]
+    data = await store.fetch(key)
+    if data is None:
+        raise JobError(f"{family.store} has no tile {key}", remedy="compute the matrix again")
+    return decode_tile(data, key=key)
 
 
 async def read(store: Channel, matrix: StoredMatrix) -> npt.NDArray[np.generic]:
