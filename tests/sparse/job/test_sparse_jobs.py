@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from sparse_jobs import sparse_job
 
 from ephemeron.cli.main import main
-from ephemeron.errors import JobError, UserError
+from ephemeron.errors import JobError, RunFailed, UserError
 from ephemeron.events import Ended, Evaluated, Invoked, Measured, Progress, RunEnded, RunStarted
 from ephemeron.training.driver import api, run_dir
 from ephemeron.training.driver.result import events_of
@@ -173,13 +173,18 @@ def test_a_run_that_is_stopped_keeps_what_it_has_learnt_and_goes_on(home, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_budget_stops_a_run(home, tmp_path):
-    result = api.train(sparse_job(tmp_path, epochs=200, limits={"budget_usd": 1e-6}))
+def test_the_budget_stops_a_run_which_cannot_go_on_without_its_store(home, tmp_path):
+    result = api.train(sparse_job(tmp_path, epochs=200, limits={"budget_usd": 1e-3}))
     assert result.summary.status == "stopped"
+    assert result.summary.cost_usd >= 1e-3
     assert result.model().weights["weights"].any()
     (ended,) = events(result.folder, RunEnded)
     assert ended.status == "stopped"
     assert any("budget" in event.text for event in events_of(result.folder) if event.kind == "note")
+    cleaned = CliRunner().invoke(main, ["runs", "clean", "last", "--yes"])
+    assert cleaned.exit_code == 0, cleaned.output
+    with pytest.raises(RunFailed, match="was deleted, and what it has learnt with it"):
+        api.resume("last")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from ephemeron.errors import (
     RunFailed,
     UserError,
 )
-from ephemeron.events import Ended, Event, Invoked, Measured, Note, RunEnded, RunStarted
+from ephemeron.events import Ended, Event, Invoked, Measured, Note, Progress, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Platform, Reason
 from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.sparse.job.evaluation import Evaluations, read
@@ -42,7 +42,7 @@ from ephemeron.sparse.job.preparing import schedule_of
 from ephemeron.sparse.job.programs import model_of, optimizer_of
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.store.functions import token_of
-from ephemeron.sparse.training.part import Part, PartReport
+from ephemeron.sparse.training.part import Part, PartReport, progress_key
 from ephemeron.sparse.training.run import create_tables
 from ephemeron.sparse.training.served import Served, served
 from ephemeron.sparse.training.shares import PartEnd, PartTask, Shares, ShareWatcher
@@ -213,6 +213,7 @@ class SparseDriver(ShareWatcher):
         async with served(
             settings.shards, settings.store, channel=self._address, name=self.store_name, token=token
         ) as at, await SparseStore.connect(at.addresses, at.token) as store:  # fmt: skip
+            await self._check_store(store)
             await create_tables(store, self._model, optimizer_of(settings), self._spec.seed)
             done = max((e.epoch for e in events_of(self._folder) if isinstance(e, Measured)), default=0)
             self._evaluations = Evaluations(
@@ -230,6 +231,19 @@ class SparseDriver(ShareWatcher):
                     helper.cancel()
                 await asyncio.gather(*helpers, return_exceptions=True)
             return await self._ending(store)
+
+    async def _check_store(self, store: SparseStore) -> None:
+        """Refuses to go on where what functions have reported is not in the store any more.
+
+        Raises:
+            JobError: it was deleted.
+        """
+        reported = next((e.rank for e in events_of(self._folder) if isinstance(e, Progress)), None)
+        if reported is not None and await store.get(progress_key(self._spec.run_id, reported)) is None:
+            raise JobError(
+                f"the store of run {self._spec.run_id} was deleted, and what it has learnt with it",
+                remedy="train again",
+            )
 
     async def _ending(self, store: SparseStore) -> RunOutcome:
         """The outcome, with the tables as they are now."""
