@@ -63,7 +63,7 @@ def trained(
     Returns:
         Seconds of training; by region its waiting share; seconds for which cores wait; core hours; metered cost; accuracy.
     """
-    job = job_of(folder, workload, seed, Wan())
+    job = job_of(folder, workload, seed, Wan(), evaluate_every=f"{workload.epochs} epochs")
     slow = KINDS["cascade-lake"].power()
     compute: Any = dataclasses.replace(
         job.simulation.compute, a=workload.iteration_s * slow * FUNCTION_MB / workload.batch_size

@@ -24,7 +24,7 @@ POLICIES = {"sma": ("sma", "none"), "diloco int4": ("diloco:momentum=0.5", "int4
 def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Throughput alone, and together by policy and shares."""
     with workplace() as folder:
-        job = job_of(folder, WORKLOAD, 0, Wan())
+        job = job_of(folder, WORKLOAD, 0, Wan(), evaluate_every=f"{WORKLOAD.epochs} epochs")
         alone = [_alone(job, power) for power in POWERS]
         say(f"alone: {[round(rate, 1) for rate in alone]} samples/s, {sum(alone):.1f} together")
         rows = []
