@@ -1,10 +1,11 @@
 """Linear algebra on functions: LAmbdaPACK programs over tiled matrices (NumPyWren, survey 2.4).
 
-    from ephemeron import FunctionExecutor, linalg
+    from ephemeron import FunctionExecutor
+    from ephemeron.linalg import BigMatrix, cholesky
 
-    A = linalg.BigMatrix.from_numpy(a, tile=1000)
+    A = BigMatrix.from_numpy(a, tile=1000)
     with FunctionExecutor("local") as pool:
-        L = linalg.cholesky(A, executor=pool)
+        L = cholesky(A, executor=pool)
     print(L.report)
     L.to_numpy()
 
