@@ -20,7 +20,7 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # pytest asks whether it is a test
+        if attribute.startswith("_"):  # pytest asks whether it is a test or a mock
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
