@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -19,10 +20,12 @@ from ephemeron.config.typed import plain
 from ephemeron.errors import RunAlreadyDriven, RunFailed, UserError
 from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
 from ephemeron.functions import passed_on
+from ephemeron.functions.local import LOCK_FILE as LOCAL_LOCK
+from ephemeron.functions.local import is_hosted
 from ephemeron.training.driver import attach, configure, records, resume, run_platform, train
 from ephemeron.training.driver import run_dir as homes
 from ephemeron.training.driver.cost import CostMeter, summarize
-from ephemeron.training.driver.driver_lock import driving, is_driven
+from ephemeron.training.driver.driver_lock import LOCK_FILE, driving, is_driven
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.result import Result, conclude, events_of
 from ephemeron.training.driver.run_driver import RunOutcome
@@ -170,6 +173,19 @@ def test_only_one_holds_the_lock_and_it_says_who(home):
             pass
         assert is_driven(run)
     assert not is_driven(run)
+
+
+def test_one_that_asks_is_taken_for_no_driver_and_no_host_by_another(home):
+    """As two pages of the dashboard do at the same time."""
+    run = home_run("a")
+    with driving(run):
+        (run.path / LOCAL_LOCK).touch()
+    with (run.path / LOCK_FILE).open("rb") as one, (run.path / LOCAL_LOCK).open("rb") as other:
+        fcntl.flock(one, fcntl.LOCK_SH)
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not is_driven(run)
+        assert not is_hosted(run.path)
+        assert status_of(run) == "interrupted"
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError, UserError])

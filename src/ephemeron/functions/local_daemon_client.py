@@ -156,7 +156,7 @@ def held(lock: Path) -> bool:
     """Whether a daemon lives; the kernel releases the lock however it ends."""
     try:
         with lock.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may ask at once
     except BlockingIOError:
         return True
     return False

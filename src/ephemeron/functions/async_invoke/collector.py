@@ -314,12 +314,12 @@ def is_collected(run_dir: Path) -> bool:
     if not (run_dir / LOCK_FILE).exists():
         return False
     with (run_dir / LOCK_FILE).open("ab") as lock:
-        return not _taken(lock.fileno())
+        return not _taken(lock.fileno(), fcntl.LOCK_SH)
 
 
-def _taken(fd: int) -> bool:
+def _taken(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -1,8 +1,8 @@
 """One driver per run: the client that supervises it, decides how it ended and writes its result.
 
 The lock is a kernel lock on a file of the run folder, so it is released however its holder ends. The file names the holder.
-Other clients of this machine may watch the run (`observe`) and take over when the driver has ended. Readers take the lock for a
-moment, so a driver tries several times to acquire it.
+Other clients of this machine may watch the run (`observe`) and take over when the driver has ended. Readers take a shared lock for a
+moment, so they do not take each other for drivers, and a driver tries several times to acquire it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_driven(folder: RunFolder) -> bool:
     """Whether a client on this machine drives the run."""
     try:
         with (folder.path / LOCK_FILE).open("rb") as file:
-            return not _taken(file.fileno(), 1)
+            return not _taken(file.fileno(), 1, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
 
@@ -74,10 +74,10 @@ def _owner(folder: RunFolder) -> str:
     return "another process"
 
 
-def _taken(fd: int, tries: int) -> bool:
+def _taken(fd: int, tries: int, kind: int = fcntl.LOCK_EX) -> bool:
     for left in reversed(range(tries)):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if left:
