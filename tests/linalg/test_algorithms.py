@@ -9,6 +9,7 @@ from tiling import conditioned, count, epsilon, joined, random, tiled
 
 from ephemeron.errors import JobError, NotPositiveDefinite, SingularMatrix
 from ephemeron.linalg.algorithms.cholesky import cholesky
+from ephemeron.linalg.algorithms.jacobi import jacobi_svd
 from ephemeron.linalg.algorithms.lu import lu, lu_forward, permuted_lower
 from ephemeron.linalg.algorithms.products import matmul, matmul_layers, syrk
 from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, qr
@@ -204,9 +205,36 @@ def test_randomized_svd(dtype, shape):
     assert norm(right.conj().T @ right - np.eye(7)) <= 50 * n * epsilon(dtype)
 
 
+@pytest.mark.parametrize("shape", [(16, 16), (29, 29), (40, 13), (13, 30), (6, 6)])
+@pytest.mark.parametrize("condition", [10.0, 1e12])
+def test_jacobi_svd(dtype, shape, condition):
+    (m, n), a = shape, conditioned(*shape, condition, dtype)
+    sizes = {"M": count(m, TILE), "N": count(n, TILE), "W": 8}
+    made = run(jacobi_svd, sizes, A=a)
+    x, v = whole(made["X"], m, n, dtype), whole(made["V"], n, n, dtype)
+    assert norm(v.conj().T @ v - np.eye(n)) <= 50 * n * epsilon(dtype)
+    assert close(x @ v.conj().T, a, dtype, factor=50)
+    r = np.linalg.qr(x)[1][:, : min(m, n)]
+    off, exact = r - np.diag(r.diagonal()), np.linalg.svd(a.astype("complex128"), compute_uv=False)
+    assert norm(off) <= 50 * n * epsilon(dtype) * exact[0]
+    assert np.all(np.abs(np.abs(r.diagonal()) - exact) <= 50 * n * epsilon(dtype) * exact[0])
+
+
+def test_eigenvalues_of_a_hermitian_matrix(dtype):
+    n = 29
+    b = random((n, n), dtype)
+    a = ((b + b.conj().T) / 2).astype(dtype)
+    shift = float(norm(a))
+    made = run(jacobi_svd, {"M": 4, "N": 4, "W": 8}, A=(a + shift * np.eye(n)).astype(dtype))
+    v = whole(made["V"], n, n, dtype)
+    values = norm(whole(made["X"], n, n, dtype), axis=0) - shift
+    assert norm(a @ v - v * values) <= 50 * n * epsilon(dtype) * norm(a)
+    assert np.all(np.abs(values - np.linalg.eigvalsh(a)[::-1]) <= 50 * n * epsilon(dtype) * norm(a))
+
+
 ALL = [
     matmul, matmul_layers, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
-    permuted_lower, qr, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd,
+    permuted_lower, qr, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
 ]  # fmt: skip
 
 
