@@ -22,6 +22,7 @@ PARTS = {
     "plans": "benchmarks.geo_plans",
     "pace": "benchmarks.geo_pace",
     "communication": "benchmarks.geo_communication",
+    "traffic": "benchmarks.geo_traffic",
 }
 """By the name of a part, its module: `measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]`."""
 

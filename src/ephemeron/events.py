@@ -258,6 +258,8 @@ class RegionExchanged(Event):
     """Duration of the exchange: sending, and waiting for other regions."""
     staleness: int = 0
     """Rounds that it is ahead of what it has applied of the region furthest behind."""
+    plan: str = ""
+    """Latest known H, compression, fragments and delay, where these follow the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

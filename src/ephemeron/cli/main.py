@@ -198,7 +198,7 @@ def _output_options(command: F) -> F:
 @click.option(
     "--region-sync",
     metavar="POLICY[:OPTION=VALUE,…]",
-    help="Synchronisation of regions: asgd, asgd-ga, ama, sma or diloco, such as diloco:fragments=4,delay=5.  [default: sma]",
+    help="Synchronisation of regions: asgd, asgd-ga, ama, sma, diloco or auto, such as diloco:fragments=4,delay=5.  [default: sma]",
 )
 @click.option("--exchange-every", type=int, help="H: iterations between two exchanges of regions.  [default: 10]")
 @click.option(

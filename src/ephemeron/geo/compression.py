@@ -158,15 +158,18 @@ class Feedback:
         codec: of the payloads.
         elements: size of the whole vector.
         dtype: of the vector.
+        changes: whether the codec may change.
     """
 
-    def __init__(self, codec: Codec, elements: int, dtype: np.dtype[np.generic]) -> None:
+    def __init__(
+        self, codec: Codec, elements: int, dtype: np.dtype[np.generic], *, changes: bool = False
+    ) -> None:  # fmt: skip
         self.codec = codec
-        self.residual = np.zeros(elements if codec.lossy else 0, dtype=dtype)
+        self.residual = np.zeros(elements if codec.lossy or changes else 0, dtype=dtype)
 
     def encode(self, vector: np.ndarray, part: slice) -> bytes:
         """Bytes of a contribution, which is a part of the whole vector; the residual becomes what they lack."""
-        if not self.codec.lossy:
+        if not self.residual.size:
             return self.codec.encode(vector)
         wanted = vector + self.residual[part]
         data = self.codec.encode(wanted)

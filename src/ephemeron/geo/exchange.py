@@ -19,7 +19,17 @@ from ephemeron.errors import ChannelTimeout, KeyExists
 from ephemeron.events import RegionExchanged, UpdateQuarantined
 from ephemeron.geo.communicator import Communicator, Update
 from ephemeron.geo.communicator.connect import open_communicator
-from ephemeron.geo.policies import Contribution, Due, ExchangeSchedule, parse_sync, weighted_mean
+from ephemeron.geo.link_pace import LinkPace, described
+from ephemeron.geo.policies import (
+    Adaptation,
+    AdaptiveSchedule,
+    Contribution,
+    Due,
+    ExchangeSchedule,
+    first_plans,
+    parse_sync,
+    weighted_mean,
+)
 from ephemeron.geo.records import DecisionMeta, RegionKeys, decode_decision, encode_decision
 from ephemeron.geo.region_state import RegionState
 from ephemeron.training.collectives import Collective, StalledPeers, all_of, wait_for_object
@@ -53,7 +63,7 @@ async def open_exchange(lifecycle: InvocationLifecycle, collective: Collective) 
             await leader.close()
 
 
-def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedule:
+def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedule | AdaptiveSchedule:
     """Rounds of a region.
 
     Args:
@@ -61,6 +71,10 @@ def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedul
         iterations: of its run.
     """
     sync = parse_sync(membership.sync)
+    if sync.auto:
+        how = Adaptation(every=membership.every, compression=membership.compression, fragments=1, delay=0)
+        reference = membership.iterations[0]
+        return AdaptiveSchedule(iterations=iterations, reference=reference, plans=first_plans(how, reference=reference))
     return ExchangeSchedule(
         iterations=iterations, every=membership.every, rounds=membership.rounds, fragments=sync.fragments, delay=sync.delay
     )  # fmt: skip
@@ -85,7 +99,15 @@ class RegionFollower(GroupExchange):
         return self._schedule.is_due(iteration)
 
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
-        return
+        if self._lifecycle.attempt == 0 or not isinstance(self._schedule, AdaptiveSchedule):
+            return
+        stored = await self._channel.list(self._keys.decisions)
+        before = [known for known in self._keys.decided(stored) if known < iteration + exchanged]
+        if before:
+            key = self._keys.decision(before[-1])
+            deadline = self._lifecycle.now() + self._lifecycle.wait_timeout_s()
+            _, meta = decode_decision((await self._channel.get(key, deadline=deadline)).data, key)
+            self._schedule.learn(meta.plans)
 
     async def exchange(self, iteration: int, own: np.ndarray, *, durable: int) -> np.ndarray:
         key, lifecycle, began = self._keys.decision(iteration), self._lifecycle, self._lifecycle.now()
@@ -102,6 +124,8 @@ class RegionFollower(GroupExchange):
             accept=lambda data: decode_decision(data, key),
         )  # fmt: skip
         lifecycle.invocation.trace.record("wait", began, lifecycle.now())
+        if isinstance(self._schedule, AdaptiveSchedule):
+            self._schedule.learn(arrived.value[1].plans)
         return arrived.value[0]
 
 
@@ -133,18 +157,20 @@ class RegionLeader(GroupExchange):
         self._reads: dict[tuple[str, Due], asyncio.Task[Update]] = {}
         """Of rounds of other regions, begun when this one has sent its part."""
         self._counted = (0, 0)
+        self._pace = LinkPace(membership, self._sync, communicator, lifecycle.now)
 
     def is_due(self, iteration: int) -> bool:
         return self._schedule.is_due(iteration)
 
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
         self._state = RegionState(self._sync, self._m.names, self._m.compression, own)
+        if isinstance(self._schedule, AdaptiveSchedule):
+            self._state.plans = self._schedule.plans
         if self._lifecycle.attempt == 0:
             await self._store(iteration, own)
             return
         stored = await self._channel.list(self._keys.decisions)
-        names = [key.removeprefix(self._keys.decisions) for key in stored]
-        self._decided = sorted(int(name) for name in names if name.isdigit())
+        self._decided = self._keys.decided(stored)
         usable = [known for known in self._decided if known < iteration + exchanged]
         if usable:
             await self._restore(usable[-1])
@@ -157,6 +183,7 @@ class RegionLeader(GroupExchange):
     async def exchange(self, iteration: int, own: np.ndarray, *, durable: int) -> np.ndarray:
         trace, now, began = self._lifecycle.invocation.trace, self._lifecycle.now, self._lifecycle.now()
         vector = await self._restore(iteration) if iteration in self._decided else None
+        self._pace.begins(iteration)
         if vector is None:
             self._state.quarantined = []
             vector = own.copy()
@@ -170,6 +197,7 @@ class RegionLeader(GroupExchange):
                 vector = await self._restore(iteration)  # another attempt of this rank was first
         trace.record("wait", began, now())
         await self._forget(durable)
+        self._pace.ends(iteration)
         if iteration == self._schedule.iterations:
             await self._communicator.leave(after=self._schedule.last)
         return vector
@@ -202,9 +230,11 @@ class RegionLeader(GroupExchange):
     async def _apply(self, due: Due, vector: np.ndarray) -> None:
         part = self._schedule.part(due.fragment, vector.size)
         contributions = self._state.accepted(await self._updates(due, self._m.names), part)
-        vector[part] = self._state.policy.merge(
-            part, vector, [c for _, c in contributions], last=due.round == self._schedule.last
-        )
+        common = due.round == self._schedule.last
+        if isinstance(self._schedule, AdaptiveSchedule):
+            common |= self._schedule.applied_before(due) == self._schedule.sent_before(due)
+            self._schedule.learn(self._state.plans)
+        vector[part] = self._state.policy.merge(part, vector, [c for _, c in contributions], last=common)
 
     async def _decide_asynchronously(self, iteration: int, vector: np.ndarray) -> None:
         schedule = self._schedule
@@ -270,7 +300,16 @@ class RegionLeader(GroupExchange):
 
     async def _send(self, due: Due, vector: np.ndarray, *, parameters: bool = False) -> None:
         """Stores and sends this region's part of a round; `parameters`: the parameters as they are."""
-        payload = self._state.payload(self._schedule.part(due.fragment, vector.size), vector, parameters=parameters)
+        part, schedule = self._schedule.part(due.fragment, vector.size), self._schedule
+        if isinstance(schedule, AdaptiveSchedule):
+            how, plan, measured = schedule.plan(due.round), None, self._pace.measured()
+            if due.fragment == 0:
+                plan = self._pace.plan_after(due.round, schedule, self._state.measured, nbytes=4 * vector.size)
+            payload = self._state.payload(
+                part, vector, compression=how.how.compression if how else "", plan=plan, measured=measured
+            )
+        else:
+            payload = self._state.payload(part, vector, parameters=parameters)
         with contextlib.suppress(KeyExists):  # an earlier attempt has stored the same values
             await self._channel.put(self._keys.sent(due), [payload], create=True)
         await self._send_again(due)
@@ -327,7 +366,8 @@ class RegionLeader(GroupExchange):
         """Stores a decision, and the state with it; returns whether no other attempt was first."""
         attempt, state = self._lifecycle.attempt, self._state
         await self._channel.put(self._keys.state(iteration, attempt), [state.encoded()])
-        meta = DecisionMeta(attempt=attempt, quarantined=tuple(left_out.region for left_out in state.quarantined))
+        left_out = tuple(update.region for update in state.quarantined)
+        meta = DecisionMeta(attempt=attempt, quarantined=left_out, plans=state.plans)
         try:
             await self._channel.put(self._keys.decision(iteration), [encode_decision(vector, meta)], create=True)
         except KeyExists:
@@ -343,6 +383,8 @@ class RegionLeader(GroupExchange):
         self._state.load((await self._channel.get(key, deadline=deadline)).data, key)
         if iteration not in self._decided:
             self._decided = sorted([*self._decided, iteration])
+        if isinstance(self._schedule, AdaptiveSchedule):
+            self._schedule.learn(self._state.plans)
         return vector
 
     async def _forget(self, durable: int) -> None:
@@ -376,6 +418,7 @@ class RegionLeader(GroupExchange):
             RegionExchanged(
                 t=t, rank=0, attempt=invocation.attempt, iteration=iteration, bytes_sent=total[0] - before[0],
                 bytes_received=total[1] - before[1], seconds=round(seconds, 6), staleness=state.staleness(self._name),
+                plan=described(state.plans[-1] if state.plans else None),
             )
         )  # fmt: skip
         for left_out in state.quarantined:

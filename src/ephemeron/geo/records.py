@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CorruptMessage, JobError
-from ephemeron.geo.policies import Due
+from ephemeron.geo.policies import Due, Measured, RoundPlan
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 
 _VECTOR = "parameters"
@@ -61,6 +61,11 @@ class RegionKeys:
     def sent(self, due: Due) -> str:
         return f"{self.outgoing}{due.fragment}.{due.round}"
 
+    def decided(self, keys: Iterable[str]) -> list[int]:
+        """Iterations of the decisions among keys, ascending."""
+        names = [key.removeprefix(self.decisions) for key in keys]
+        return sorted(int(name) for name in names if name.isdigit())
+
     def due_of(self, key: str) -> Due:
         fragment, _, number = key.removeprefix(self.outgoing).partition(".")
         return Due(int(fragment), int(number))
@@ -74,6 +79,8 @@ class DecisionMeta:
     """Of rank 0, that has stored the state."""
     quarantined: tuple[str, ...] = ()
     """Regions whose contributions were left out."""
+    plans: tuple[RoundPlan, ...] = ()
+    """Of rounds under way and the next ones, where these are adapted to the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,10 @@ class StateMeta:
     """By region and fragment, the latest round that is in the parameters."""
     norms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """See `quarantine`."""
+    plans: tuple[RoundPlan, ...] = ()
+    """As in the decision."""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    """By region, its latest pace and link, where rounds are adapted to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,10 @@ class PayloadHead:
     """Value of `region_compression` that it is encoded with."""
     seen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By region and fragment, rounds that the sender has applied: it needs them no more."""
+    plan: RoundPlan | None = None
+    """Of a later round, by the first region."""
+    measured: Measured | None = None
+    """Pace and link of the sender, where rounds are adapted to them."""
 
 
 def encode_decision(vector: np.ndarray, meta: DecisionMeta) -> bytes:
@@ -134,7 +149,8 @@ def decode_region_state(data: memoryview | bytes, key: str) -> tuple[Arrays, Sta
 
 def pack_payload(head: PayloadHead, data: Buffer) -> bytes:
     """A payload: the length of its head, the head as JSON, and the encoded values."""
-    text = json.dumps(dataclasses.asdict(head), separators=(",", ":")).encode()
+    given = {name: value for name, value in dataclasses.asdict(head).items() if value is not None}
+    text = json.dumps(given, separators=(",", ":")).encode()
     return b"".join((_LENGTH.pack(len(text)), text, data))
 
 

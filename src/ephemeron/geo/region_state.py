@@ -9,7 +9,8 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.geo.communicator import NormQuarantine, QuarantinedUpdate, Update
 from ephemeron.geo.compression import Feedback, Plain, codec_of
-from ephemeron.geo.policies import Contribution, Due, RegionSync
+from ephemeron.geo.policies import Contribution, Due, Measured, RegionSync, RoundPlan
+from ephemeron.geo.policies.adaptive_schedule import KEPT
 from ephemeron.geo.records import (
     Applied,
     PayloadHead,
@@ -39,29 +40,41 @@ class RegionState:
         self.policy = sync.new()
         self.policy.begin(parameters)
         self.elements, self._dtype, self._compression = parameters.size, parameters.dtype, compression
-        self._feedback = Feedback(codec_of(compression), parameters.size, parameters.dtype)
+        self._feedback = Feedback(codec_of(compression), parameters.size, parameters.dtype, changes=sync.auto)
         self._plain = Plain()
         self._norms = NormQuarantine()
         self.applied: Applied = {name: {} for name in names}
+        self._first = names[0]
         self._seen: dict[str, Applied] = {}
         """By region, what it had applied when it sent its latest round."""
+        self.plans: tuple[RoundPlan, ...] = ()
+        """Of adapted rounds, the latest ones."""
+        self.measured: dict[str, Measured] = {}
+        """By region, what it has said of its pace and its link in its latest round."""
         self.quarantined: list[QuarantinedUpdate] = []
         """Contributions that were left out; emptied by the caller."""
 
-    def payload(self, part: slice, own: np.ndarray, *, parameters: bool = False) -> bytes:
+    def payload(
+        self, part: slice, own: np.ndarray, *, parameters: bool = False, compression: str = "", plan: RoundPlan | None = None,
+        measured: Measured | None = None,
+    ) -> bytes:  # fmt: skip
         """This region's part of a round; what it lacks by rounding is added to the next one.
 
         Args:
             part: elements of the fragment.
             own: the region's parameters, whole.
             parameters: send these as they are, whatever the policy.
+            compression: of this round; "": that of the run.
+            plan, measured: see `PayloadHead`.
         """
         seen = rounds_as_json(self.applied)
         if parameters:
             return pack_payload(PayloadHead(codec="none", seen=seen), self._plain.encode(own[part]))
+        codec = compression or self._compression
+        self._feedback.codec = codec_of(codec)
         data = self._feedback.encode(self.policy.contribution(part, own), part)
         self.policy.sent(part, own)
-        return pack_payload(PayloadHead(codec=self._compression, seen=seen), data)
+        return pack_payload(PayloadHead(codec=codec, seen=seen, plan=plan, measured=measured), data)
 
     def accepted(
         self, updates: Sequence[Update], part: slice, *, parameters: bool = False
@@ -81,6 +94,7 @@ class RegionState:
             head, data = unpack_payload(update.payload, region=update.region)
             self._seen[update.region] = rounds_from_json(head.seen)
             self.applied[update.region][update.fragment] = update.round
+            self._learn(update.region, head)
             vector = codec_of(head.codec).decode(data, part.stop - part.start, self._dtype)
             left_out = (NormQuarantine() if parameters else self._norms).judge(update, norm=_norm(vector))
             if left_out is None:
@@ -88,6 +102,12 @@ class RegionState:
             else:
                 self.quarantined.append(left_out)
         return found
+
+    def _learn(self, region: str, head: PayloadHead) -> None:
+        if head.measured is not None:
+            self.measured[region] = head.measured
+        if head.plan is not None and region == self._first:
+            self.plans = (*self.plans, head.plan)[-KEPT:]
 
     def norm(self, payload: bytes, part: slice) -> float:
         """L2 norm of what a payload of this region holds."""
@@ -109,7 +129,7 @@ class RegionState:
         if self._feedback.residual.size:
             arrays[_RESIDUAL] = self._feedback.residual
         norms = {name: tuple(known) for name, known in self._norms.state().items()}
-        meta = StateMeta(applied=rounds_as_json(self.applied), norms=norms)
+        meta = StateMeta(applied=rounds_as_json(self.applied), norms=norms, plans=self.plans, measured=self.measured)
         return encode_region_state(arrays, meta)
 
     def load(self, data: Buffer, key: str) -> None:
@@ -128,6 +148,7 @@ class RegionState:
             self._feedback.residual = arrays[_RESIDUAL].copy()
         self._norms = NormQuarantine(state=meta.norms)
         self.applied = rounds_from_json(meta.applied)
+        self.plans, self.measured = meta.plans, dict(meta.measured)
 
 
 def _norm(vector: np.ndarray) -> float:

@@ -5,8 +5,9 @@
     ama         parameters every H iterations, averaged as they arrive
     sma         parameters every H iterations, averaged by all at once
     diloco      changes of H iterations, applied by an outer optimiser, by all at once; in fragments with a delay
+    auto        diloco whose H, compression, fragments and delay follow the measured link
 
-Options follow the name: `diloco:fragments=4,delay=5,lr=0.7`.
+Options follow the name: `diloco:fragments=4,delay=5,lr=0.7`, `diloco:auto,limit=100`.
 """
 
 from __future__ import annotations
@@ -18,26 +19,38 @@ from ephemeron.config.typed import Count, NonNegative, Positive, Typed, Within, 
 from ephemeron.errors import JobError
 from ephemeron.geo.compression import codec_of
 from ephemeron.geo.policies.accumulated import AccumulatedGradients
+from ephemeron.geo.policies.adaptation import Adaptation, Measured, adapted, slowest
+from ephemeron.geo.policies.adaptive_schedule import AdaptiveSchedule, RoundPlan, first_plans, next_plan
 from ephemeron.geo.policies.averaging import AsynchronousAverage, SynchronousAverage
 from ephemeron.geo.policies.base import Arrays, Contribution, RegionPolicy, weighted_mean
 from ephemeron.geo.policies.diloco import DiLoCo
 from ephemeron.geo.policies.schedule import Due, ExchangeSchedule
 
 __all__ = [
+    "Adaptation",
+    "AdaptiveSchedule",
     "Arrays",
     "Contribution",
     "Due",
     "ExchangeSchedule",
+    "Measured",
     "RegionPolicy",
     "RegionSync",
+    "RoundPlan",
+    "adapted",
     "checked_sync",
+    "first_plans",
+    "next_plan",
     "parse_sync",
+    "slowest",
     "weighted_mean",
 ]
 
 PolicyName = Literal["asgd", "asgd-ga", "ama", "sma", "diloco"]
 _OF_DILOCO = ("lr", "momentum", "fragments", "delay", "mixing")
+_OF_ADAPTIVE = ("lr", "momentum", "mixing", "limit")
 _OF_ASYNCHRONOUS = ("staleness",)
+_WHOLE = ("fragments", "delay", "staleness", "limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,10 @@ class RegionSync(Typed):
     """Part of its own parameters that a region keeps where it applies a round; None: a half with a delay, else 0."""
     staleness: Count = 4
     """Rounds that a region may be ahead of what it has applied from any other one, under asynchronous policies."""
+    auto: bool = False
+    """Whether H, compression, fragments and delay follow the measured link."""
+    limit: Count = 64
+    """With `auto`: H and delay together are at most this, iterations."""
 
     @property
     def synchronous(self) -> bool:
@@ -66,7 +83,7 @@ class RegionSync(Typed):
     def new(self) -> RegionPolicy:
         """The policy in its first state."""
         if self.policy == "diloco":
-            mixing = (0.5 if self.delay else 0.0) if self.mixing is None else self.mixing
+            mixing = (0.5 if self.delay or self.auto else 0.0) if self.mixing is None else self.mixing
             return DiLoCo(lr=self.lr, momentum=self.momentum, mixing=mixing)
         if self.policy == "sma":
             return SynchronousAverage()
@@ -84,11 +101,18 @@ def parse_sync(text: str) -> RegionSync:
         JobError: unknown, or an option that is not for it.
     """
     name, _, rest = text.partition(":")
-    if name not in get_args(PolicyName):
-        raise JobError(f"region_sync = {text!r} is no policy", remedy=f"use one of {', '.join(get_args(PolicyName))}")
-    values: dict[str, object] = {"policy": name}
-    allowed = _OF_DILOCO if name == "diloco" else () if name == "sma" else _OF_ASYNCHRONOUS
-    for option in filter(None, rest.split(",")):
+    if name not in (*get_args(PolicyName), "auto"):
+        raise JobError(
+            f"region_sync = {text!r} is no policy", remedy=f"use one of {', '.join((*get_args(PolicyName), 'auto'))}"
+        )
+    options = [option for option in rest.split(",") if option]
+    auto = name == "auto" or (name == "diloco" and "auto" in options)
+    name = "diloco" if auto else name
+    values: dict[str, object] = {"policy": name, "auto": auto}
+    allowed = _options_of(name, auto=auto)
+    for option in options:
+        if auto and option == "auto":
+            continue
         key, equals, value = option.partition("=")
         if not equals or key not in allowed:
             raise JobError(
@@ -96,7 +120,7 @@ def parse_sync(text: str) -> RegionSync:
                 remedy=f"use {', '.join(f'{each}=VALUE' for each in allowed)}" if allowed else "leave it out",
             )
         try:
-            values[key] = int(value) if key in ("fragments", "delay", "staleness") else float(value)
+            values[key] = int(value) if key in _WHOLE else float(value)
         except ValueError:
             raise JobError(f"region_sync = {text!r}: {value!r} is no number", remedy=f"write {key}=NUMBER") from None
     found = build(RegionSync, values, where="region_sync")
@@ -128,3 +152,9 @@ def checked_sync(text: str, compression: str, every: int) -> RegionSync:
             remedy="use a smaller delay, or a larger exchange_every",
         )
     return sync
+
+
+def _options_of(name: str, *, auto: bool) -> tuple[str, ...]:
+    if name == "diloco":
+        return _OF_ADAPTIVE if auto else _OF_DILOCO
+    return () if name == "sma" else _OF_ASYNCHRONOUS

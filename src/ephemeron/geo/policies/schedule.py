@@ -77,7 +77,7 @@ class ExchangeSchedule:
 
     def part(self, fragment: int, elements: int) -> slice:
         """Elements of a fragment: contiguous, as equal as can be."""
-        return slice(fragment * elements // self.fragments, (fragment + 1) * elements // self.fragments)
+        return contiguous(fragment, self.fragments, elements)
 
     def _near(self, iteration: int) -> list[Due]:
         """Rounds that may be sent before an iteration, the last ones left out."""
@@ -88,3 +88,8 @@ class ExchangeSchedule:
             if 1 <= number <= self.rounds
             for fragment in range(self.fragments)
         ]
+
+
+def contiguous(fragment: int, fragments: int, elements: int) -> slice:
+    """Elements of one of several fragments: contiguous, as equal as can be."""
+    return slice(fragment * elements // fragments, (fragment + 1) * elements // fragments)

@@ -190,6 +190,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         GroupMembership(
             run=run_id, store=store, index=i, names=names, every=h, rounds=rounds, sync=c.region_sync,
             compression=c.region_compression, network=network_of(c, c.groups[i]),
+            iterations=tuple(m.prepared.spec.iterations for m in members),
         )
         for i, h in enumerate(every)
     ]  # fmt: skip
@@ -257,6 +258,8 @@ def matched_every(c: Configuration, iterations: Sequence[int]) -> list[int]:
         group.exchange_every or max(1, round(c.exchange_every * count / least))
         for group, count in zip(c.groups, iterations, strict=True)
     ]
+    if sync.auto:  # plans are in iterations of the first group, of which others take their proportion
+        return [wanted[0]] * len(wanted)
     return [sync.every(h) for h in wanted]
 
 

@@ -53,8 +53,8 @@ _EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such a
 EpochsFactor: TypeAlias = Annotated[float, AtLeast(1)]
 """Epochs that a protocol needs, divided by those of BSP."""
 _REGION_SYNC = Form(
-    r"(asgd|asgd-ga|ama|sma|diloco)(:[a-z]+=[0-9.e-]+(,[a-z]+=[0-9.e-]+)*)?",
-    "asgd, asgd-ga, ama, sma or diloco, and options, such as diloco:fragments=4,delay=5",
+    r"(auto|asgd|asgd-ga|ama|sma|diloco)(:(auto|[a-z]+=[0-9.e-]+)(,[a-z]+=[0-9.e-]+)*)?",
+    "auto, asgd, asgd-ga, ama, sma or diloco, and options, such as diloco:fragments=4,delay=5 or diloco:auto,limit=100",
 )
 _REGION_COMPRESSION = Form(r"none|int8|int4|topk2?:[0-9.e-]+", "none, int8, int4, topk:SHARE or topk2:SHARE")
 _SYNC = Form(r"bsp|hap|hsp|asp|ssp:[0-9]+", "bsp, hap, hsp, asp or ssp:N with N ≥ 0")
@@ -211,7 +211,7 @@ class Configuration(Typed):
     """H: iterations between two exchanges of the groups."""
     region_sync: Annotated[str, _REGION_SYNC] = "sma"
     """What groups exchange and when they wait for each other: `asgd`, `asgd-ga`, `ama`, `sma`, `diloco`, with options as in
-    `diloco:fragments=4,delay=5`."""
+    `diloco:fragments=4,delay=5`; `auto` is `diloco:auto`, which follows the measured link."""
     region_compression: Annotated[str, _REGION_COMPRESSION] = "none"
     """Compression of what groups exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
     group_store: str = ""

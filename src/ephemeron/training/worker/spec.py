@@ -113,6 +113,8 @@ class GroupMembership:
     """See `Configuration.region_compression`."""
     network: GroupNetwork | None = None
     """Connections between groups; None: they exchange through the store."""
+    iterations: tuple[int, ...] = ()
+    """Of all groups, in their order; () in records of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
