@@ -29,7 +29,7 @@ class LinkPace:
 
     def begins(self, iteration: int) -> None:
         """An exchange begins before an iteration."""
-        if self._ended is not None and iteration > self._ended[0]:
+        if self._sync.auto and self._ended is not None and iteration > self._ended[0]:
             count, passed = iteration - self._ended[0], self._now() - self._ended[1]
             share = self._m.iterations[self._m.index] / self._m.iterations[0]
             self._iteration_s = max(1e-9, passed / count * share)
