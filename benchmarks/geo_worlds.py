@@ -189,7 +189,7 @@ class Point:
     seconds: float
     """Of the region that is last."""
     wan_bytes: int
-    """Received by the region that has received most."""
+    """Sent by the region that has sent most."""
 
 
 def curve(result: Result) -> list[Point]:
@@ -197,14 +197,14 @@ def curve(result: Result) -> list[Point]:
     sums: dict[int, dict[int, tuple[float, float]]] = {}
     times: dict[int, float] = {}
     traffic: list[tuple[int, int, int]] = []
-    received: dict[int, int] = {}
+    sent: dict[int, int] = {}
     for event in events_of(result.folder):
         if isinstance(event, Evaluated) and event.sums.get("accuracy"):
             sums.setdefault(event.iteration, {})[event.rank] = event.sums["accuracy"]  # type: ignore[assignment]
             times[event.iteration] = max(times.get(event.iteration, 0.0), event.t)
         elif isinstance(event, RegionExchanged):
-            received[event.rank] = received.get(event.rank, 0) + event.bytes_received
-            traffic.append((event.iteration, event.rank, received[event.rank]))
+            sent[event.rank] = sent.get(event.rank, 0) + event.bytes_sent
+            traffic.append((event.iteration, event.rank, sent[event.rank]))
     found = []
     for iteration, ranks in sorted(sums.items()):
         right, of = (sum(pair[i] for pair in ranks.values()) for i in (0, 1))

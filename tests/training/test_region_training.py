@@ -78,11 +78,13 @@ def test_weights_of_synchronous_policies_are_the_same_whichever_functions_are_ki
     sync: str, compression: str
 ) -> None:
     faults = [
-        Fault(kind="kill", rank=rank, iteration=iteration, phase=phase)
-        for rank, iteration, phase in ((0, 4, "wait"), (1, 9, "upload"), (2, 14, "compute"))
+        Fault(kind="kill", rank=rank, iteration=4 + 5 * attempt + rank, phase=phase, attempt=attempt)
+        for rank in range(3)
+        for attempt, phase in enumerate(("wait", "aggregate", "download", "compute", "upload"))
     ]
     disturbed = trained(faults=faults, region_sync=sync, region_compression=compression)
-    assert sum(isinstance(event, FaultFired) for event in events_of(disturbed.folder)) >= 2
+    fired = [event for event in events_of(disturbed.folder) if isinstance(event, FaultFired)]
+    assert len(fired) >= 5, "rank 0 alone is killed in every phase"
     undisturbed = trained(region_sync=sync, region_compression=compression)
     assert disturbed.summary.weights_sha256 == undisturbed.summary.weights_sha256
 
