@@ -100,6 +100,7 @@ def test_bounds_and_plans_against_every_placement(seed, schedule):
             assert min(s.bottleneck_s for s in done.found) == pytest.approx(optimum, rel=2e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), skip=st.sampled_from([0, 2]))
 def test_near_chains_are_solved_to_proof(seed, skip):

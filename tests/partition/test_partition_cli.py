@@ -159,6 +159,7 @@ def test_measure_writes_a_graph_that_can_be_placed(tmp_path):
     assert printed["schedule"]["micro_batches"] == 3, "no more than samples"
 
 
+@pytest.mark.slow
 def test_links_between_processes_are_measured_on_demand(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     done = run("measure", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--repeats", 3, "--links", 2,

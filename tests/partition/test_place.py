@@ -100,6 +100,7 @@ def test_eight_operators_in_a_pipeline_of_three():
     assert plan.value_s == pytest.approx(least_bottleneck_s(graph, topology, PIPELINED), rel=2e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(world=worlds(), objective=st.sampled_from(["iteration", "throughput"]))
 def test_the_bound_is_never_above_the_value(world, objective):
