@@ -109,7 +109,7 @@ def check_random(text, n, m):
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(programs(), st.integers(1, 4), st.integers(1, 4))
 def test_random_programs(text, n, m):
     assume(text.count("\n") < 16)
@@ -144,7 +144,7 @@ def steps_of(program, n, ask):
 )
 def test_steps_do_not_depend_on_the_number_of_tiles(ask):
     program = parsed(CHOLESKY)
-    small, large = steps_of(program, 10, ask), steps_of(program, 1_000_000, ask)  # 55 and 5 * 10**11 tiles of L
+    small, large = steps_of(program, 100, ask), steps_of(program, 1_000_000, ask)  # 10**4 and 10**12 tiles of A
     assert small == large
     assert large[1] < 10_000
 

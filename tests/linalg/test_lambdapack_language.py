@@ -29,7 +29,7 @@ def test_the_text_parses_to_the_same_program(program):
     assert list(again.calls) == list(program.calls)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(programs())
 def test_the_text_of_random_programs_is_a_fixed_point(text):
     once = str(parse_text(text, KERNELS))
