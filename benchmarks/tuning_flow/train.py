@@ -1,6 +1,7 @@
-"""A loop over a flow whose samples take 3 ms each to decode, loaded where it runs or through a data service."""
+"""A loop over a flow whose samples take 3 ms each to decode, loaded where it runs or through the data service of the study."""
 
 import argparse
+import os
 import time
 
 import numpy as np
@@ -41,7 +42,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--samples", type=int)
-    parser.add_argument("--service")
     parser.add_argument("--lr", type=float, default=0.01)
     options = parser.parse_args()
 
@@ -50,7 +50,7 @@ def main():
         .dataset(Encoded(options.samples))
         .map_data("decode", decode, cache_control="can-cache")
     )
-    reader = RemoteReader(options.service) if options.service else LocalReader(workers=0)
+    reader = RemoteReader() if os.environ.get("EPHEMERON_DATA_SERVICE") else LocalReader(workers=0)
     loader = flow.prepare_read(reader).to_shuffled(batch_size=50, seed=0, rank=0, world_size=1)
     torch.manual_seed(0)
     model = nn.Linear(64, 10)
