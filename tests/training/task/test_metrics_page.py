@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lazy_modules import lazy_import
+
 pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-pytest.importorskip("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[lightning]'")
+lazy_import("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[lightning]'")
 
-from training_runs import WORLD, real
+from training_runs import WORLD, real  # noqa: E402
 
-from ephemeron.training.driver.programs import job_of
+from ephemeron.training.driver.programs import job_of  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs/metrics.md"
 EXAMPLES = {
