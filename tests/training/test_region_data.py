@@ -18,8 +18,9 @@ from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_launch import matched_every
+from ephemeron.training.driver.group_launch import matched_every, prepared_groups
 from ephemeron.training.driver.group_runs import members_of
+from ephemeron.training.driver.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of
 from ephemeron.training.job import Configuration, RunGroup, load_job
@@ -131,6 +132,18 @@ def test_regions_with_more_iterations_exchange_after_more_of_them() -> None:
     c = Configuration(groups=groups, exchange_every=10)
     assert matched_every(c, [100, 400, 200]) == [10, 40, 7]
     assert matched_every(dataclasses.replace(c, region_sync="asgd"), [100, 400, 200]) == [1, 1, 1]
+
+
+def test_a_region_gets_the_credentials_that_it_names_and_no_other_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEAR_AWS_ACCESS_KEY_ID", "key of near")
+    groups = (RunGroup(name="near", workers=1, credentials="NEAR"), RunGroup(name="far", workers=1))
+    job = make_job(epochs=1)
+    ready = prepared_groups(LaunchRequest(job=job, configuration=configure(job, groups=groups, platform="local")))
+    assert [member.secrets for member in ready.members] == [{"AWS_ACCESS_KEY_ID": "key of near"}, {}]
+    assert b"key of near" not in ready.spec.to_bytes()
+    monkeypatch.delenv("NEAR_AWS_ACCESS_KEY_ID")
+    with pytest.raises(JobError, match="group near: no environment variable begins with NEAR_"):
+        prepared_groups(LaunchRequest(job=job, configuration=configure(job, groups=groups, platform="local")))
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +40,7 @@ from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
 from ephemeron.geo.scheduling.devices import PowerSource, power_of
+from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.job import PlatformName, RunGroup
 
 _NAME = Form(r"[a-z][a-z0-9-]{0,23}", "up to 24 small letters, digits and hyphens, a letter first")
@@ -307,18 +307,7 @@ def credentials_of(region: Region, environment: Mapping[str, str] | None = None)
     Raises:
         JobError: there is no variable of such a name.
     """
-    if not region.credentials:
-        return {}
-    prefix = f"{region.credentials}_"
-    given = os.environ if environment is None else environment
-    found = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
-    found.pop("", None)
-    if not found:
-        raise JobError(
-            f"region {region.name}: no environment variable begins with {prefix}",
-            remedy=f"set them, such as {prefix}AWS_ACCESS_KEY_ID",
-        )
-    return found
+    return variables_of(region.credentials, f"region {region.name}", environment)
 
 
 def groups_of(
@@ -348,7 +337,7 @@ def groups_of(
         groups.append(
             RunGroup(
                 name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb, share=share,
-                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), prices=region.prices.file, data=region.data,
+                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), prices=region.prices.file, data=region.data, credentials=region.credentials,
                 power=_mean_power(regions, region),
                 listen=region.listen, endpoint=region.endpoint, certificate=region.certificate, certificate_key=region.certificate_key,
             )

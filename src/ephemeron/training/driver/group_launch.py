@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.data.flow_spec import DataProvider
 from ephemeron.data.user_function import call
@@ -20,6 +21,7 @@ from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.cost import servers_of
+from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_network import check_network, network_of
 from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
 from ephemeron.training.driver.training_data import training_data
@@ -236,12 +238,16 @@ def _prepared_member(
     request: LaunchRequest, group: RunGroup, *, run_id: str, part: Sequence[int] | None
 ) -> PreparedRun:
     """A group as a run of its own. What is wrong with samples of its own is said with its name."""
-    if group.data is None:
-        return prepared_run(request, run_id=run_id, part=part)
-    try:
-        return prepared_run(request, run_id=run_id)
-    except JobError as e:
-        raise JobError(f"group {group.name}: {e.problem}", remedy=e.remedy) from None
+    variables = variables_of(group.credentials, f"group {group.name}")
+    with environment(variables):
+        if group.data is None:
+            found = prepared_run(request, run_id=run_id, part=part)
+        else:
+            try:
+                found = prepared_run(request, run_id=run_id)
+            except JobError as e:
+                raise JobError(f"group {group.name}: {e.problem}", remedy=e.remedy) from None
+    return dataclasses.replace(found, secrets={**variables, **found.secrets})
 
 
 def matched_every(c: Configuration, iterations: Sequence[int]) -> list[int]:

@@ -24,6 +24,7 @@ from ephemeron.functions.simulated import SimulatedPool
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_events import GroupEvents
 from ephemeron.training.driver.group_launch import PreparedGroups, prepared_groups
 from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
@@ -203,6 +204,7 @@ def _continued(
             latest = max(e.t for e in events_of(folder))
             events.emit(dataclasses.replace(first, t=latest, wall_time=time.time(), notes=[]))
         members = []
+        secrets = {g.name: variables_of(g.credentials, f"group {g.name}") for g in spec.configuration.groups}
         for number, (group, place) in enumerate(zip(groups, members_of(folder), strict=True)):
             record = _record(place)
             known = records.read_result(place)
@@ -211,7 +213,14 @@ def _continued(
             members.append(
                 _Member(
                     name=group.name,
-                    drive=_continuing(place, record, events.relay(number), attach=attach or over, keep_code=keep_code),
+                    drive=_continuing(
+                        place,
+                        record,
+                        events.relay(number),
+                        secrets.get(group.name, {}),
+                        attach=attach or over,
+                        keep_code=keep_code,
+                    ),
                     conclude=lambda ending, meter, place=place, record=record: conclude(  # type: ignore[misc]
                         place, record.run_spec(), meter, ending, None
                     ),
@@ -221,11 +230,15 @@ def _continued(
         return _concluded(folder, spec, run.address, members, outcomes, events, log, None)
 
 
-def _continuing(place: RunFolder, record: RunRecord, on_event: OnEvent, *, attach: bool, keep_code: bool) -> Drive:
+def _continuing(
+    place: RunFolder, record: RunRecord, on_event: OnEvent, secrets: dict[str, str], *, attach: bool, keep_code: bool
+) -> Drive:  # fmt: skip
     async def drive(stop: RunStop) -> Ended:
         spec = record.run_spec()
         try:
-            return await lifecycle.drive(place, record, spec, on_event, {}, stop, attach=attach, keep_code=keep_code)
+            return await lifecycle.drive(
+                place, record, spec, on_event, secrets, stop, attach=attach, keep_code=keep_code
+            )
         except UserError as e:
             if not attach:
                 raise

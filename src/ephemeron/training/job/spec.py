@@ -126,6 +126,14 @@ class RunGroup(Typed):
     """Its part of the training samples, relative to those of the other groups; None: its samples per iteration."""
     data: DataSpec | None = None
     """Samples of its own, in place of a part of the job's: no other group gets any of them."""
+    credentials: Annotated[
+        str,
+        Form(
+            r"[A-Za-z][A-Za-z0-9_]*|",
+            "letters, digits and underscores: the beginning of names of environment variables",
+        ),
+    ] = ""
+    """Beginning of the names of environment variables of the client that its functions and its channel get, without it; "": none."""
     power: Positive = 1.0
     """Speed of its devices relative to those of the other groups; in the simulator its functions compute so much faster."""
     prices: Path | None = None
