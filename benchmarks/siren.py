@@ -27,28 +27,27 @@ import numpy as np
 from benchmarks.common import environment, write
 from benchmarks.siren_oracle import against_simulator
 from ephemeron.errors import PlanInfeasible
+from ephemeron.functions.base import Limits
 from ephemeron.training.job import ComputeModel, DataSpec, EarlyStopping, Job, Simulation, Target
-from ephemeron.training.planner.model.builtin import builtin_platform
 from ephemeron.training.planner.model.profile import Profile, Workload
+from ephemeron.training.profiling.simulated import world_profile
 from ephemeron.training.task.learned_schedule import ActionBounds
 from ephemeron.tuning.siren.baselines import StaticPlan, grid_search, outcome_of, static_seconds
 from ephemeron.tuning.siren.environment import Environment, EnvironmentSpec, Noise
-from ephemeron.tuning.siren.fitting import MeasuredRun, measured_run, world_sizes
+from ephemeron.tuning.siren.epoch_model import EpochModel, MeasuredEpochs
+from ephemeron.tuning.siren.fitting import measured_run, world_sizes
 from ephemeron.tuning.siren.learning import chooser, learn
-from ephemeron.tuning.siren.loss_curve import LossCurve, fit_curve
+from ephemeron.tuning.siren.loss_curve import fit_curve
 from ephemeron.tuning.siren.policy import SavedPolicy
 
-MODELS: dict[str, tuple[str, float, float]] = {
-    "digits": ("Adam", 0.001, 0.3), "lenet": ("SGD", 0.05, 0.5), "cnn": ("SGD", 0.05, 0.4), "linear": ("SGD", 0.1, 0.4),
-}  # fmt: skip
-"""By model: optimiser, learning rate, target loss. `digits`: losses of the network of `examples/digits`, times of `cnn`."""
-DIGITS, BATCH, EPOCHS = 1437, 16, 15
+MODELS: dict[str, tuple[float, float]] = {"lenet": (0.1, 0.12), "cnn": (0.05, 0.12), "linear": (0.01, 0.17)}
+"""By model: learning rate of SGD, which does not depend on the number of functions, and target loss."""
+DIGITS, TEST, BATCH, EPOCHS = 1437, 360, 16, 20
 SAMPLES = 60_000
-IN_ALL = round(SAMPLES / DIGITS * BATCH)
-"""Batch with which an epoch of `SAMPLES` has as many iterations as one of the digits."""
 MOST, AGGREGATORS = 8, 2
-QUOTAS = tuple(range(512, 3009, 128))
-"""SIREN's functions have up to 3 GB."""
+QUOTAS = (512, 768, 1024, 1280, 1536, 1792, 2048)
+"""SIREN's functions have up to 3 GB; these models compute in one thread, so 2 GB bring all that there is."""
+MEMORY_MB, MB_PER_VCPU = 1792, 1769
 INSTANCES = {"m4.large": (2, 0.1, 56.0), "m4.xlarge": (4, 0.2, 94.0), "m4.2xlarge": (8, 0.4, 125.0)}
 """vCPUs, USD an hour (survey 2.3), and MB/s of its network (450, 750 and 1,000 Mbit/s)."""
 CLUSTERS = (2, 4, 6, 8)
@@ -58,19 +57,26 @@ PAPER: dict[str, dict[str, float]] = {
     "15": {"lenet": 0.40, "cnn": 0.394, "linear": 0.443},
 }
 GOALS = {"less_time_than_grid": 0.40, "over_bound": 0.05}
-BUDGETS = (1.1, 1.4, 2.0, 3.0)
+BUDGETS = (1.5, 2.5, 6.0)
 """Budgets as multiples of the least cost of a static configuration."""
 
 
-def job_of(model: str, **changes: Any) -> Job:
-    """A model on the digits."""
-    optimizer, rate, target = MODELS[model]
-    digits = Path(__file__).parents[1] / "examples" / "digits"
-    own = model == "digits"
+def job_of(model: str, cpu_s: float, **changes: Any) -> Job:
+    """A model on the digits, whose iterations take the CPU time of `SAMPLES / DIGITS` times as many samples.
+
+    Args:
+        model: its name.
+        cpu_s: CPU seconds of a sample.
+        changes: of the job.
+    """
+    rate, target = MODELS[model]
+    values: dict[str, Any] = {
+        "epochs": EPOCHS, "early_stopping": EarlyStopping(threshold=target), "code": (Path(__file__).parent,),
+        "simulation": Simulation(compute=ComputeModel(a=cpu_s * SAMPLES / DIGITS * MB_PER_VCPU, b=2.0, m=0.0)),
+    }  # fmt: skip
     return Job(
-        name=model, model=Target(target="model:build" if own else f"siren_models:{model}"), optimizer=Target(target=optimizer, options={"lr": rate}),
-        data=DataSpec(sampling="global"), epochs=EPOCHS, code=(digits if own else Path(__file__).parent,),
-        early_stopping=EarlyStopping(threshold=0.9 * target), simulation=Simulation(compute=ComputeModel(a=10.0, b=2.0, m=0.0)), **changes,
+        name=model, model=Target(target=f"siren_models:{model}"), optimizer=Target(target="SGD", options={"lr": rate}),
+        data=DataSpec(sampling="global"), **(values | changes),
     )  # fmt: skip
 
 
@@ -92,58 +98,63 @@ def cpu_s_per_sample(model: str) -> tuple[float, float]:
     return float(np.quantile(taken, 0.25)) / 64, sum(p.numel() for p in net.parameters()) * 4 / 1e6
 
 
-def stored_curve(model: str, file: Path) -> tuple[LossCurve, dict[str, Any]]:
-    """The loss curve of a model from losses of an earlier run of this benchmark."""
-    raw = json.loads(file.read_text())
-    raw = raw.get("losses", raw)[model]
-    runs = {int(w): losses for w, losses in raw["losses"].items()}
+def runs_of(model: str) -> dict[str, Any]:
+    """Simulated runs with real gradients and fixed functions, as they are stored."""
+    cpu_s, model_mb = cpu_s_per_sample(model)
+    job = job_of(model, cpu_s, early_stopping=EarlyStopping(threshold=0.9 * MODELS[model][1]))
+    found: dict[str, Any] = {"cpu_s_per_sample": cpu_s, "model_mb": model_mb, "runs": {}}
+    for w in itertools.chain(*world_sizes(1, MOST)):
+        run = measured_run(job, workers=w, memory_mb=MEMORY_MB, sync="hsp", batch_size=BATCH, aggregators=AGGREGATORS)
+        click.echo(f"{model}, {w} functions: {[round(x, 3) for x in run.losses]}", err=True)
+        found["runs"][str(w)] = {
+            "losses": [round(x, 5) for x in run.losses], "start": round(run.start, 5), "seconds": round(run.epochs.seconds, 4),
+            "usd": run.epochs.cost_usd,
+        }  # fmt: skip
+    return found
+
+
+def spec_of(model: str, raw: dict[str, Any]) -> EnvironmentSpec:
+    """The environment of a model under a budget that never binds.
+
+    Args:
+        model: its name.
+        raw: see `runs_of`.
+    """
+    runs = {int(w): run for w, run in raw["runs"].items()}
     inside, outside = world_sizes(1, MOST)
     curve = fit_curve(
-        {w: runs[w] for w in inside}, start=float(np.mean(list(raw["start"].values()))), samples=DIGITS, batch_size=BATCH,
-        held_out={w: runs[w] for w in outside},
+        {w: runs[w]["losses"] for w in inside}, start=float(np.mean([r["start"] for r in runs.values()])), samples=DIGITS,
+        batch_size=BATCH, held_out={w: runs[w]["losses"] for w in outside},
     )  # fmt: skip
-    said = {
-        "losses": raw["losses"],
-        "error": round(curve.error, 3),
-        "epochs_error": round(curve.epochs_error, 3),
-        "scatter": round(curve.scatter, 3),
-    }
-    return curve, said
-
-
-def curve_of(model: str) -> tuple[LossCurve, dict[str, Any], dict[int, MeasuredRun]]:
-    """The loss curve of a model, and the runs that it is of."""
-    inside, outside = world_sizes(1, MOST)
-    runs = {}
-    for w in (*inside, *outside):
-        runs[w] = measured_run(
-            job_of(model), workers=w, memory_mb=1792, sync="hsp", batch_size=BATCH, aggregators=AGGREGATORS
-        )
-        click.echo(f"{model}, {w} functions: {[round(x, 3) for x in runs[w].losses]}", err=True)
-    curve = fit_curve(
-        {w: runs[w].losses for w in inside}, start=float(np.mean([r.start for r in runs.values()])), samples=DIGITS,
-        batch_size=BATCH, held_out={w: runs[w].losses for w in outside},
-    )  # fmt: skip
-    said = {
-        "losses": {str(w): [round(x, 4) for x in r.losses] for w, r in runs.items()}, "error": round(curve.error, 3),
-        "epochs_error": round(curve.epochs_error, 3), "scatter": round(curve.scatter, 3),
-    }  # fmt: skip
-    return curve, said, runs
-
-
-def spec_of(model: str, curve: LossCurve, compute: float = 1.0) -> tuple[EnvironmentSpec, dict[str, float]]:
-    """The environment of a model under a budget that never binds."""
-    cpu_s, model_mb = cpu_s_per_sample("cnn" if model == "digits" else model)
+    job = job_of(model, raw["cpu_s_per_sample"])
+    compute = job.simulation.compute
+    assert isinstance(compute, ComputeModel)
     workload = Workload(
-        name=model, model_mb=model_mb, a=compute * cpu_s * 1769, b=2.0, m=0.0, memory_slope_mb=0.1, memory_base_mb=420.0, dataset_mb=47.0,
-        samples=SAMPLES, test_samples=10_000, vcpus=1.0,
+        name=model, model_mb=raw["model_mb"], a=compute.a, b=compute.b, m=compute.m, memory_slope_mb=0.1 * SAMPLES / DIGITS,
+        memory_base_mb=420.0, dataset_mb=0.4, samples=DIGITS, test_samples=TEST, vcpus=1.0,
     )  # fmt: skip
-    found = EnvironmentSpec(
-        job=model, profile=Profile(workload=workload, platform=builtin_platform("aws-lambda-s3")), curve=curve,
-        target_loss=MODELS[model][2], budget_usd=1e6, epochs=4 * EPOCHS, batch_size=IN_ALL, aggregators=AGGREGATORS,
-        bounds=ActionBounds(most_workers=MOST, quotas_mb=QUOTAS), noise=Noise(loss_spread=curve.scatter), reference_s=1.0,
+    profile = Profile(workload=workload, platform=world_profile(job.simulation, Limits()))
+    bounds = ActionBounds(most_workers=MOST, quotas_mb=QUOTAS)
+    epochs = {
+        w: MeasuredEpochs(workers=w, memory_mb=MEMORY_MB, seconds=r["seconds"], cost_usd=r["usd"])
+        for w, r in runs.items()
+    }
+    plain = EpochModel(profile, bounds, batch_size=BATCH, aggregators=AGGREGATORS)
+    seconds, cost = plain.corrected([epochs[w] for w in inside], [epochs[w] for w in outside]).corrections
+    return EnvironmentSpec(
+        job=model, profile=profile, curve=curve, target_loss=MODELS[model][1], budget_usd=1e6, epochs=2 * EPOCHS, batch_size=BATCH,
+        aggregators=AGGREGATORS, bounds=bounds, noise=Noise(loss_spread=curve.scatter), reference_s=1.0, seconds=seconds, cost=cost,
     )  # fmt: skip
-    return found, {"cpu_s_per_sample": round(cpu_s, 6), "model_mb": round(model_mb, 3)}
+
+
+def said_of(spec: EnvironmentSpec) -> dict[str, Any]:
+    """Errors of an environment in a run that was not fitted."""
+    c = spec.curve
+    return {
+        "target_loss": spec.target_loss, "loss_error": round(c.error, 3), "epochs_error": round(c.epochs_error, 3),
+        "scatter": round(c.scatter, 3), "epoch_s_error": round(spec.seconds.error, 4), "epoch_usd_error": round(spec.cost.error, 4),
+        "held_out_functions": list(c.held_out), "speed": round(c.speed, 3), "spread": round(c.spread, 3),
+    }  # fmt: skip
 
 
 def cheapest_usd(spec: EnvironmentSpec) -> float:
@@ -192,30 +203,90 @@ def epochs_of(policy: SavedPolicy) -> list[list[float]]:
     return [[e.workers, e.memory_mb, round(e.loss, 4)] for e in env.history]
 
 
-def figure_13(spec: EnvironmentSpec, steps: int, factors: list[float]) -> dict[str, Any]:
-    """Time against budget, total reward of static numbers of functions, functions by epoch, and the learning curve."""
-    least, rows, policies = cheapest_usd(spec), [], []
-    for factor in factors:
-        found = compared(dataclasses.replace(spec, budget_usd=factor * least), steps)
-        if found is not None:
-            rows.append({"budget_factor": factor, **found[0]})
-            policies.append(found[1])
-            click.echo(f"13: {rows[-1]}", err=True)
-    rewards = {}
-    for policy in policies:
-        described = policy.environment
-        env, sums = Environment(described, noisy=False), {}
-        for w in (1, 2, 4, 8, 16):
-            cost = env.chosen(w, 1792)
-            found_s = outcome_of(described, lambda _, cost=cost: cost)  # type: ignore[misc]
-            mean_s = float(np.mean(found_s.runs))
-            sums[str(w)] = round(described.bonus * (2 * found_s.reached - 1) - mean_s / described.reference_s, 3)
-        rewards[f"{described.budget_usd:.5f}"] = sums
-    best = max(rows, key=lambda r: r.get("less_time_than_grid", -1.0), default=None)
-    return {
-        "paper": PAPER["13"], "ours": rows, "static_rewards": rewards, "best_less_time_than_grid": best and best.get("less_time_than_grid"),
-        "functions_by_epoch": {f"{p.environment.budget_usd:.5f}": epochs_of(p) for p in policies},
-    }  # fmt: skip
+class Figures:
+    """The paper's figures, with the policy of each model for its largest budget kept for the comparison with the simulator.
+
+    Args:
+        specs: environments, by model.
+        steps: epochs of PPO of each policy.
+        factors: budgets of figures 13 and 14 as multiples of the least cost of a static configuration.
+    """
+
+    def __init__(self, specs: dict[str, EnvironmentSpec], steps: int, factors: list[float]) -> None:
+        self.specs, self.steps, self.factors = specs, steps, factors
+        self._known: dict[tuple[str, float], tuple[dict[str, Any], SavedPolicy] | None] = {}
+        self.policies: dict[str, SavedPolicy] = {}
+
+    def _compared(self, model: str, budget_usd: float) -> tuple[dict[str, Any], SavedPolicy] | None:
+        if (model, budget_usd) in self._known:
+            return self._known[model, budget_usd]
+        found = compared(dataclasses.replace(self.specs[model], budget_usd=budget_usd), self.steps)
+        self._known[model, budget_usd] = found
+        if found is not None and (model not in self.policies or found[1].comparison.learned_is_better):
+            self.policies[model] = found[1]
+        click.echo(f"{model} {budget_usd:.5f}: {found and found[0]}", err=True)
+        return found
+
+    def figure_13(self, model: str) -> dict[str, Any]:
+        """Time against budget, total reward of static numbers of functions, functions by epoch, and the learning curve."""
+        least, rows, rewards, by_epoch = cheapest_usd(self.specs[model]), [], {}, {}
+        for factor in self.factors:
+            found = self._compared(model, factor * least)
+            if found is None:
+                continue
+            row, policy = found
+            rows.append({"budget_factor": factor, **row})
+            described, budget = policy.environment, f"{policy.environment.budget_usd:.5f}"
+            rewards[budget] = static_rewards(described)
+            by_epoch[budget] = epochs_of(policy)
+        best = max(rows, key=lambda r: r.get("less_time_than_grid", -1.0), default=None)
+        return {
+            "ours": rows, "static_rewards": rewards, "best_less_time_than_grid": best and best.get("less_time_than_grid"),
+            "functions_by_epoch": by_epoch,
+        }  # fmt: skip
+
+    def figure_14(self, model: str) -> dict[str, Any]:
+        """A model on twelve clusters, and by learned schedules within multiples of the least cost of functions."""
+        spec, clusters = self.specs[model], {}
+        for instance, count in itertools.product(INSTANCES, CLUSTERS):
+            found = cluster(spec, instance, count)
+            clusters[f"{instance} x {count}"] = None if found is None else [round(found[0], 1), round(found[1], 5)]
+        least, ours, by_epoch = cheapest_usd(spec), [], {}
+        for factor in self.factors:
+            row = self._compared(model, factor * least)
+            if row is not None:
+                ours.append({"budget_factor": factor, **row[0]})
+                by_epoch[f"{row[1].environment.budget_usd:.5f}"] = epochs_of(row[1])
+        return {
+            "paper": PAPER["14"],
+            "model": model,
+            "clusters": clusters,
+            "ours": ours,
+            "functions_by_epoch": by_epoch,
+        }
+
+    def figure_15(self) -> dict[str, Any]:
+        """Each model on eight m4.2xlarge, and by a learned schedule for the same money, where that is enough for any."""
+        found: dict[str, Any] = {}
+        for model, spec in self.specs.items():
+            on, least = cluster(spec, "m4.2xlarge", 8), cheapest_usd(spec)
+            row = None if on is None or least > on[1] else self._compared(model, on[1])
+            found[model] = {
+                "paper_less_time": PAPER["15"].get(model), "ec2_s": on and round(on[0], 1), "ec2_usd": on and round(on[1], 5),
+                "least_usd_of_functions": round(least, 5), "ours": row and row[0],
+                "less_time": None if row is None or on is None else round(1 - row[0]["used_s"] / on[0], 4),
+            }  # fmt: skip
+        return found
+
+
+def static_rewards(spec: EnvironmentSpec) -> dict[str, float]:
+    """Mean total reward of numbers of functions that do not change."""
+    env, sums = Environment(spec, noisy=False), {}
+    for w in sorted({2**i for i in range(6)} & set(env.workers)):
+        cost = env.chosen(w, MEMORY_MB)
+        found = outcome_of(spec, lambda _, cost=cost: cost)  # type: ignore[misc]
+        sums[str(w)] = round(spec.bonus * (2 * found.reached - 1) - float(np.mean(found.runs)) / spec.reference_s, 3)
+    return sums
 
 
 def cluster(spec: EnvironmentSpec, instance: str, count: int) -> tuple[float, float] | None:
@@ -225,99 +296,69 @@ def cluster(spec: EnvironmentSpec, instance: str, count: int) -> tuple[float, fl
     """
     vcpus, hour_usd, mb_s = INSTANCES[instance]
     w = spec.profile.workload
+    whole = dataclasses.replace(w, vcpus=float(vcpus))
     iterations = math.ceil(w.samples / (spec.batch_size * count))
-    compute = float(w.compute_s(spec.batch_size, 1769.0 * vcpus))
+    compute = float(whole.compute_s(spec.batch_size, MB_PER_VCPU * vcpus))
     exchange = 2 * w.model_mb / mb_s * (count - 1) / count * 2 if count > 1 else 0.0
     wanted = spec.curve.epochs_to(spec.target_loss, count, spec.epochs)
     if not math.isfinite(wanted):
         return None
     epochs = math.ceil(wanted - 1e-9)
     seconds = epochs * (
-        iterations * (compute + exchange) + float(w.evaluation_s(w.test_samples / count, 1769.0 * vcpus))
+        iterations * (compute + exchange) + float(whole.evaluation_s(w.test_samples / count, MB_PER_VCPU * vcpus))
     )
     return seconds, seconds * hour_usd * count / 3600
 
 
-def figure_14(spec: EnvironmentSpec, steps: int) -> dict[str, Any]:
-    """LeNet on twelve clusters and by learned schedules at the clusters' costs and above."""
-    clusters = {}
-    for instance, count in itertools.product(INSTANCES, CLUSTERS):
-        found = cluster(spec, instance, count)
-        clusters[f"{instance} x {count}"] = None if found is None else [round(found[0], 1), round(found[1], 5)]
-    least, ours, by_epoch = cheapest_usd(spec), [], {}
-    for factor in (1.2, 2.0):
-        row = compared(dataclasses.replace(spec, budget_usd=factor * least), steps)
-        if row is not None:
-            ours.append({"budget_factor": factor, **row[0]})
-            by_epoch[f"{row[1].environment.budget_usd:.5f}"] = epochs_of(row[1])
-            click.echo(f"14: {ours[-1]}", err=True)
-    return {"paper": PAPER["14"], "clusters": clusters, "ours": ours, "functions_by_epoch": by_epoch}
-
-
-def figure_15(specs: dict[str, EnvironmentSpec], steps: int) -> dict[str, Any]:
-    """Each model on eight m4.2xlarge, and by a learned schedule for the same money, where that is enough for any."""
-    found: dict[str, Any] = {}
-    for model, spec in specs.items():
-        on = cluster(spec, "m4.2xlarge", 8)
-        assert on is not None
-        least = cheapest_usd(spec)
-        row = None if least > on[1] else compared(dataclasses.replace(spec, budget_usd=on[1]), steps)
-        found[model] = {
-            "paper_less_time": PAPER["15"].get(model), "ec2_s": round(on[0], 1), "ec2_usd": round(on[1], 5),
-            "least_usd_of_functions": round(least, 5), "ours": row and row[0],
-            "less_time": row and round(1 - row[0]["used_s"] / on[0], 4),
-        }  # fmt: skip
-        click.echo(f"15: {model} {found[model]}", err=True)
-    return found
-
-
 @click.command()
 @click.option("--parts", default="oracle,13,14,15", show_default=True)
-@click.option("--steps", default=8_000, show_default=True, help="Epochs of PPO of each policy.")
+@click.option("--steps", default=2_000, show_default=True, help="Epochs of PPO of each policy.")
 @click.option("--models", default="lenet,cnn,linear", show_default=True)
 @click.option(
-    "--losses",
-    type=click.Path(path_type=Path),
-    help="Losses of an earlier run, instead of simulating (without oracle).",
+    "--losses", type=click.Path(path_type=Path), help="Results of an earlier run, whose simulated runs are used."
 )
 @click.option(
     "--budgets", default=",".join(map(str, BUDGETS)), show_default=True, help="Multiples of the least static cost."
 )
-@click.option("--compute", default=1.0, show_default=True, help="Multiple of the CPU time that is measured.")
 @click.option("--json", "as_json", is_flag=True)
-def main(parts: str, steps: int, models: str, losses: Path | None, budgets: str, compute: float, as_json: bool) -> None:
+def main(parts: str, steps: int, models: str, losses: Path | None, budgets: str, as_json: bool) -> None:
     """Compares learned schedules with static ones, a bound and clusters."""
     wanted, factors = parts.split(","), [float(x) for x in budgets.split(",")]
+    stored = {} if losses is None else json.loads(losses.read_text())["simulated_runs"]
+    runs = {m: stored.get(m) or runs_of(m) for m in models.split(",")}
+    specs = {m: spec_of(m, raw) for m, raw in runs.items()}
     out: dict[str, Any] = {
-        "environment": environment(), "goals": GOALS, "simulated": True, "steps": steps, "compute": compute, "samples_of_an_epoch": SAMPLES, "models": {},
+        "environment": environment(), "goals": GOALS, "simulated": True, "steps": steps, "samples_of_an_epoch": SAMPLES,
+        "models": {m: said_of(spec) for m, spec in specs.items()},
     }  # fmt: skip
-    specs: dict[str, EnvironmentSpec] = {}
-    for model in models.split(","):
-        if losses is not None:
-            curve, said = stored_curve(model, losses)
-        else:
-            curve, said, runs = curve_of(model)
-        specs[model], costs = spec_of(model, curve, compute)
-        if "oracle" in wanted and losses is None and "oracle" not in out:
-            out["oracle"] = against_simulator(
-                job_of(model), curve, runs, model_mb=costs["model_mb"], batch=BATCH, aggregators=AGGREGATORS
-            )
-            click.echo(f"oracle: {out['oracle']}", err=True)
-        out["models"][model] = {**said, **costs, "target_loss": MODELS[model][2]}
+    click.echo(f"models: {out['models']}", err=True)
+    figures = Figures(specs, steps, factors)
     if "13" in wanted:
-        out["13"] = figure_13(specs.get("cnn") or next(iter(specs.values())), steps, factors)
+        out["13"] = {"paper": PAPER["13"]} | {m: figures.figure_13(m) for m in specs}
     if "14" in wanted:
-        out["14"] = figure_14(specs.get("lenet") or next(iter(specs.values())), steps)
+        out["14"] = figures.figure_14("lenet" if "lenet" in specs else next(iter(specs)))
     if "15" in wanted:
-        out["15"] = figure_15(specs, steps)
+        out["15"] = figures.figure_15()
+    if "oracle" in wanted:
+        out["oracle"] = {
+            m: against_simulator(job_of(m, raw["cpu_s_per_sample"]), specs[m], figures.policies.get(m))
+            for m, raw in runs.items()
+        }
+    out["simulated_runs"] = runs
     if as_json:
         write(out)
-        return
-    for row in out.get("13", {}).get("ours", []):
-        click.echo(
-            f"13 budget {row['budget_usd']:9.4f} grid {row['grid'] and row['grid'][2]} s static {row['static_s']} s bound {row['bound_s']} s "
-            f"learned {row['learned_s']} s used {row['used']}: {row.get('less_time_than_grid', 0):.1%} less than the grid (paper: 36 %)"
-        )
+    else:
+        _printed(out)
+
+
+def _printed(out: dict[str, Any]) -> None:
+    for model in out["models"]:
+        for row in out.get("13", {}).get(model, {}).get("ours", []):
+            click.echo(
+                f"13 {model:6} budget {row['budget_usd']:8.5f} grid {row['grid'] and row['grid'][2]} s static {row['static_s']} s bound "
+                f"{row['bound_s']} s learned {row['learned_s']} s used {row['used']}: {row.get('less_time_than_grid', 0):.1%} less than the "
+                f"grid (paper: 36 %), {row['used_over_bound']:.1%} over the bound"
+            )
     for name, found in out.get("14", {}).get("clusters", {}).items():
         click.echo(f"14 {name:14} {found}")
     for row in out.get("14", {}).get("ours", []):
@@ -326,6 +367,8 @@ def main(parts: str, steps: int, models: str, losses: Path | None, budgets: str,
         click.echo(
             f"15 {model:7} less time than m4.2xlarge x 8 for the same money: {row['less_time']} (paper: {row['paper_less_time']})"
         )
+    for model, row in out.get("oracle", {}).items():
+        click.echo(f"oracle {model:6} {row}")
 
 
 if __name__ == "__main__":

@@ -1,93 +1,44 @@
-"""The environment of `benchmarks.siren` beside the simulator: epochs with fixed functions, and a run whose functions change."""
+"""The environment of a learned schedule beside the simulator: the same policy in both, with real gradients in the second."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import tempfile
-from collections.abc import Mapping
 from typing import Any
 
-from ephemeron.functions.base import Limits
-from ephemeron.training.driver import configure, train
-from ephemeron.training.job import ComputeModel, Job
-from ephemeron.training.planner.model.profile import Profile, Workload
-from ephemeron.training.profiling.simulated import world_profile
-from ephemeron.training.task.learned_schedule import ActionBounds
-from ephemeron.tuning.siren.environment import Environment, EnvironmentSpec, Noise
-from ephemeron.tuning.siren.epoch_model import EpochModel
-from ephemeron.tuning.siren.fitting import MeasuredRun
-from ephemeron.tuning.siren.loss_curve import LossCurve
+from ephemeron.errors import RunFailed
+from ephemeron.training.job import Job
+from ephemeron.tuning.siren.baselines import outcome_of
+from ephemeron.tuning.siren.environment import EnvironmentSpec
+from ephemeron.tuning.siren.learning import chooser
+from ephemeron.tuning.siren.oracle import replayed, schedule_errors, simulated_run
+from ephemeron.tuning.siren.policy import SavedPolicy
 
-QUIET = Noise(spread=0.0, straggler_share=0.0, loss_spread=0.0)
-CHANGES = (2, 6, 3, 8)
-"""Functions of a run by two epochs each."""
+CHANGES = (1, 6, 3, 8)
+"""Functions of a run with a fixed schedule, by two epochs each."""
 MEMORY_MB = 1792
-DIGITS, TEST = 1437, 360
 
 
-def against_simulator(
-    job: Job, curve: LossCurve, runs: Mapping[int, MeasuredRun], *, model_mb: float, batch: int, aggregators: int
-) -> dict[str, Any]:
-    """Relative errors of the environment.
+def against_simulator(job: Job, spec: EnvironmentSpec, policy: SavedPolicy | None) -> dict[str, Any]:
+    """Time, cost and loss of a run with changes, and of one by a policy, in the environment and in the simulator.
 
     Args:
         job: whose simulation has a compute model.
-        curve: of its loss.
-        runs: simulated ones with fixed functions, by their number.
-        model_mb: of its parameters.
-        batch, aggregators: of the runs.
+        spec: its environment.
+        policy: of the job under some budget; None: the first comparison only.
     """
-    compute = job.simulation.compute
-    assert isinstance(compute, ComputeModel)
-    workload = Workload(
-        name=job.name, model_mb=model_mb, a=compute.a, b=compute.b, m=compute.m, memory_slope_mb=0.0, memory_base_mb=300.0,
-        dataset_mb=0.4, samples=DIGITS, test_samples=TEST,
-    )  # fmt: skip
-    profile = Profile(workload=workload, platform=world_profile(job.simulation, Limits()))
-    bounds = ActionBounds(most_workers=max(CHANGES), quotas_mb=(MEMORY_MB,))
-    plain = EpochModel(profile, bounds, batch_size=batch, aggregators=aggregators)
-    inside, outside = ([runs[w].epochs for w in names] for names in (curve.runs, curve.held_out))
-    model = plain.corrected(inside, outside)
-    seconds, cost = model.corrections
-    bare = [plain.epochs([e.workers], [e.memory_mb])[0].seconds / e.seconds - 1 for e in (*inside, *outside)]
-    spec = EnvironmentSpec(
-        job=job.name, profile=profile, curve=curve, target_loss=1e-6, budget_usd=1e6, epochs=100, batch_size=batch,
-        aggregators=aggregators, bounds=bounds, seconds=seconds, cost=cost, noise=QUIET, reference_s=1.0,
-    )  # fmt: skip
-    env = Environment(spec, noisy=False)
-    chosen = [w for w in CHANGES for _ in range(2)]
-    for w in (chosen[0], *chosen[2:], chosen[-1]):  # an action takes effect an epoch later
-        env.advance(env.table[w, MEMORY_MB])
-    real = _elastic(job, batch, aggregators)
-    return {
-        "epoch_s_error_without_correction": [round(x, 3) for x in bare], "epoch_s_error": round(seconds.error, 4),
-        "epoch_usd_error": round(cost.error, 4), "held_out_functions": list(curve.held_out),
-        "run_with_changes": {
-            "functions": list(CHANGES), "simulated_s": round(real[0], 2), "environment_s": round(env.seconds, 2),
-            "simulated_usd": round(real[1], 6), "environment_usd": round(env.spent_usd, 6),
-            "error_s": round(env.seconds / real[0] - 1, 4), "error_usd": round(env.spent_usd / real[1] - 1, 4),
-        },
+    sizes = [(w, MEMORY_MB) for w in CHANGES for _ in range(2)]
+    said: dict[str, Any] = {"schedule": schedule_errors(job, spec, sizes)}
+    if policy is None:
+        return said
+    chosen = outcome_of(policy.environment, chooser(policy.environment, policy.network))
+    try:
+        run = simulated_run(job, policy.environment, policy=policy)
+    except RunFailed as failed:
+        return said | {"policy": {"failed": str(failed).splitlines()[0]}}
+    said["policy"] = {
+        "budget_usd": round(policy.environment.budget_usd, 5), "reached": run.losses[-1] <= spec.target_loss,
+        "simulated_s": round(run.seconds, 2), "environment_s": round(chosen.seconds, 2),
+        "simulated_usd": round(run.cost_usd, 6), "environment_usd": round(chosen.cost_usd, 6),
+        "functions": [list(x) for x in run.functions], "losses": [round(x, 4) for x in run.losses],
+        "same_functions_in_the_environment_s": round(replayed(spec, run.functions)[0], 2),
     }  # fmt: skip
-
-
-def _elastic(job: Job, batch: int, aggregators: int) -> tuple[float, float]:
-    """Seconds and cost of a simulated run whose functions change every two epochs."""
-    entries = [
-        {"from_epoch": 2 * i, "workers": w, "aggregators": min(aggregators, w)} for i, w in enumerate(CHANGES) if i
-    ]
-    fixed = dataclasses.replace(job, epochs=2 * len(CHANGES), early_stopping=None)
-    before = os.environ.get("EPHEMERON_HOME")
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["EPHEMERON_HOME"] = home
-        try:
-            configuration = configure(
-                fixed, platform="simulated", workers=CHANGES[0], memory_mb=MEMORY_MB, sync="hsp", batch_size=batch,
-                aggregators=aggregators, schedule=entries,
-            )  # fmt: skip
-            summary = train(fixed, configuration, on_event=lambda event: None).raise_if_failed().summary
-        finally:
-            del os.environ["EPHEMERON_HOME"]
-            if before is not None:
-                os.environ["EPHEMERON_HOME"] = before
-    return summary.seconds, summary.cost_usd
+    return said

@@ -23,11 +23,12 @@ JOB = make_job(epochs=6, optimizer=Target(target="SGD", options={"lr": 0.05, "mo
 
 def policy(memory_slope: float = 0.0) -> dict[str, Any]:
     """More functions the lower the loss is."""
-    weights = ((-4.0, *[0.0] * 7), (memory_slope, *[0.0] * 7))
+    weights = ((-4.0, *[0.0] * 10), (memory_slope, *[0.0] * 10))
     network = PolicyNetwork(layers=(Layer(weights=weights, bias=(3.2, 0.0)),))
+    bounds = ActionBounds(most_workers=6, quotas_mb=(1024, 1769, 3008))
     found = LearnedPolicy(
-        network=network, bounds=ActionBounds(most_workers=6, quotas_mb=(1024, 1769, 3008)),
-        scales=StateScales(start_loss=2.4, target_loss=0.3, epoch_s=5.0), budget_usd=1.0, memory_needed_mb=300.0,
+        network=network, bounds=bounds, budget_usd=1.0, epochs=6, memory_needed_mb=300.0,
+        scales=StateScales(start_loss=2.4, target_loss=0.3, epoch_s=5.0, bounds=bounds),
     )  # fmt: skip
     return plain(found)
 

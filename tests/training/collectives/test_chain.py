@@ -8,6 +8,7 @@ def test_marks_travel_as_one_sequence():
     marks = Marks((0, 3), (1, 5))
     assert Marks.of(marks.numbers) == marks
     assert list(marks.folded(1)) == [3, 4]
+    assert marks.contributions == 3
 
 
 def test_a_version_in_a_gap_ends_where_the_next_one_begins():

@@ -74,6 +74,8 @@ def test_an_epoch_costs_what_the_model_says() -> None:
     assert said["cpu_use"] == pytest.approx(epoch.compute_s / epoch.seconds, rel=1e-5)
     assert said["memory_use"] == pytest.approx(316 / 1792, rel=1e-5)
     assert 0 < said["loss"] < 1
+    assert (said["workers"], said["memory"]) == pytest.approx(env.description.bounds.action(4, 1792), rel=1e-5)
+    assert said["epochs_left"] == pytest.approx(1 - 1 / 60, rel=1e-5)
 
 
 def test_the_end_has_a_bonus_or_a_penalty() -> None:

@@ -16,8 +16,8 @@ from siren_worlds import spec
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
 from ephemeron.training.job.generation import Resize
+from ephemeron.training.task.learned_schedule import STATE, LearnedSchedule, PolicyNetwork
 from ephemeron.training.task.learned_schedule import Layer as DenseLayer
-from ephemeron.training.task.learned_schedule import LearnedSchedule, PolicyNetwork
 from ephemeron.training.task.schedule import EpochMeasurements
 from ephemeron.tuning.siren import Environment
 from ephemeron.tuning.siren.policy import Comparison, SavedPolicy, Training, load_policy
@@ -31,7 +31,7 @@ COMPARISON = Comparison(
 def by_loss(high: tuple[float, float], low: tuple[float, float]) -> PolicyNetwork:
     """A network whose action is one at the start, and another at the target."""
     (a, b), (c, d) = high, low
-    weights = [[0.0] * 8, [0.0] * 8]
+    weights = [[0.0] * len(STATE) for _ in range(2)]
     weights[0][0], weights[1][0] = a - c, b - d
     return PolicyNetwork(layers=(DenseLayer(weights=tuple(map(tuple, weights)), bias=(c, d)),))
 

@@ -3,6 +3,10 @@
 Every contribution is folded into exactly one version of each shard, whichever functions die: see `chain`. A peer that is silent
 for long is suspected although no rank waits for it, because the last version will have to wait. Barriers are the end of the run
 and, under HSP, the ends of epochs.
+
+A version is the sum of its contributions divided by the samples of as many contributions as there are ranks. So a contribution counts as much
+alone in a version as among others, and an epoch moves the parameters as far as under BSP. As a mean of what has arrived, a step of one
+contribution was as long as one of all, and late contributions that were merged at a barrier were lost but for one step.
 """
 
 from __future__ import annotations
@@ -118,6 +122,7 @@ class ArrivedReduce(KReduce):
                 self._add(total, *found)
                 chain.advance(other)
         marks = Marks(before, tuple(chain.folded))
+        total.weight *= self.g.world / marks.contributions
         await self._publish(version, chunk, total, self._folded(marks), marks.numbers)
 
     async def _arrived(

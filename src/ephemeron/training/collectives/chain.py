@@ -35,6 +35,11 @@ class Marks(NamedTuple):
     def numbers(self) -> tuple[int, ...]:
         return self.before + self.after
 
+    @property
+    def contributions(self) -> int:
+        """Contributions in this version."""
+        return sum(self.after) - sum(self.before)
+
     def folded(self, rank: int) -> range:
         """Iterations of a rank in this version."""
         return range(self.before[rank], self.after[rank])

@@ -21,7 +21,9 @@ from ephemeron.training.task.schedule import EpochMeasurements, Schedule
 
 Vector: TypeAlias = NDArray[np.float64]
 
-STATE = ("loss", "fetch_s", "compute_s", "update_s", "epoch_s", "memory_use", "cpu_use", "budget_left")
+STATE = (
+    "loss", "fetch_s", "compute_s", "update_s", "epoch_s", "memory_use", "cpu_use", "budget_left", "workers", "memory", "epochs_left",
+)  # fmt: skip
 """Values of an observation, in this order."""
 LARGEST = 10.0
 """Observations are cut off at plus and minus this."""
@@ -44,6 +46,11 @@ class EpochState:
     """Computing time divided by the time of the epoch."""
     budget_left: float = 1.0
     """Share of the budget that is left."""
+    workers: int = 0
+    """Functions of the epoch; 0: there was none."""
+    memory_mb: int = 0
+    epochs_left: float = 1.0
+    """Share of the epochs that are left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +103,18 @@ class StateScales(Typed):
     """Loss at which the run ends."""
     epoch_s: Positive
     """Typical seconds of an epoch."""
+    bounds: ActionBounds
+    """Functions are told by the action that chooses them."""
 
     def observation(self, state: EpochState) -> Vector:
-        """The state as a vector of eight values near [-1, 1]: the loss on a logarithmic scale, 1 at the start and 0 at the target."""
+        """The state as a vector of values near [-1, 1], in the order of `STATE`: the loss on a logarithmic scale, 1 at the start and 0 at the target."""
         span = math.log(self.start_loss / self.target_loss) or 1.0
         loss = math.log(max(state.loss, 1e-9) / self.target_loss) / span if math.isfinite(state.loss) else LARGEST
         times = (x / self.epoch_s for x in (state.fetch_s, state.compute_s, state.update_s, state.epoch_s))
-        found = np.array([loss, *times, state.memory_use, state.cpu_use, state.budget_left])
+        functions = self.bounds.action(state.workers, state.memory_mb) if state.workers else (0.0, 0.0)
+        found = np.array(
+            [loss, *times, state.memory_use, state.cpu_use, state.budget_left, *functions, state.epochs_left]
+        )
         return np.asarray(np.clip(np.nan_to_num(found, nan=0.0), -LARGEST, LARGEST))
 
 
@@ -144,6 +156,8 @@ class LearnedPolicy(Typed):
     monitor: str = "loss"
     """Metric whose target ends the run."""
     budget_usd: Positive
+    epochs: Count
+    """Of the whole run, at most."""
     memory_needed_mb: NonNegative = 0.0
     """Memory that a function needs."""
     aggregators: Count = 2
@@ -171,7 +185,8 @@ class LearnedSchedule(Schedule):
             loss=measured.loss if loss is None else loss, fetch_s=measured.fetch_s, compute_s=measured.compute_s,
             update_s=measured.update_s, epoch_s=measured.epoch_s, memory_use=policy.memory_needed_mb / measured.memory_mb,
             cpu_use=measured.compute_s / measured.epoch_s if measured.epoch_s else 0.0,
-            budget_left=1 - measured.spent_usd / policy.budget_usd,
+            budget_left=1 - measured.spent_usd / policy.budget_usd, workers=measured.workers, memory_mb=measured.memory_mb,
+            epochs_left=1 - measured.epoch / policy.epochs,
         )  # fmt: skip
         workers, memory_mb = policy.decide(state)
         if (workers, memory_mb) == (measured.workers, measured.memory_mb):

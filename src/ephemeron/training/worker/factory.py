@@ -117,7 +117,7 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Ba
         adds, asynchronous = c.pattern == "parameter-server", c.sync == "asp"
         return CountingTrainer(
             rank=rank, world=c.workers, iterations=spec.iterations, tables=c.aggregators,
-            weighted=adds and not asynchronous, replaces=adds and asynchronous,
+            weighted=not asynchronous if adds else not policy_for(c.sync).waits_for_all, replaces=adds and asynchronous,
         )  # fmt: skip
     return build_torch_trainer(spec, rank, folders=folders, feed=feed)
 

@@ -92,6 +92,14 @@ def static_seconds(env: Environment, costs: EpochCosts) -> tuple[float, float]:
     return math.inf, usd
 
 
+def _lowest(env: Environment, workers: int) -> float:
+    """Lowest mean loss of a run of all epochs with fixed functions."""
+    losses = [env.description.curve.start]
+    for _ in range(env.description.epochs):
+        losses.append(env.transitions.after(losses[-1], workers))
+    return min(losses)
+
+
 def _best(env: Environment, candidates: Iterable[EpochCosts], seeds: Sequence[int]) -> StaticPlan | None:
     known = [(static_seconds(env, e)[0], e) for e in candidates]
     for _, e in sorted((k for k in known if math.isfinite(k[0])), key=lambda k: k[0]):
@@ -110,6 +118,13 @@ def static_plan(spec: EnvironmentSpec, seeds: Sequence[int] = SEEDS) -> StaticPl
     env = Environment(spec)
     found = _best(env, env.table.values(), seeds)
     if found is None:
+        lowest = min(_lowest(env, workers) for workers in env.workers)
+        if lowest > spec.target_loss:
+            raise PlanInfeasible(
+                f"no number of functions reaches a loss of {spec.target_loss:g} in {spec.epochs} epochs: the lowest that is expected is "
+                f"{lowest:.3g}",
+                binding="epochs",
+            )
         raise PlanInfeasible(
             f"no number of functions reaches a loss of {spec.target_loss:g} for ${spec.budget_usd:g} in {spec.epochs} epochs",
             binding="budget_usd",

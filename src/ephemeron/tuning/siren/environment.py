@@ -161,7 +161,8 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         self.state = EpochState(
             loss=self.loss, fetch_s=now.fetch_s, compute_s=now.compute_s, update_s=now.update_s, epoch_s=epoch_s,
             memory_use=self.model.memory_needed_mb / now.memory_mb, cpu_use=min(1.0, now.compute_s / epoch_s),
-            budget_left=1 - self.spent_usd / spec.budget_usd,
+            budget_left=1 - self.spent_usd / spec.budget_usd, workers=now.workers, memory_mb=now.memory_mb,
+            epochs_left=1 - len(self.history) / spec.epochs,
         )  # fmt: skip
         within = self.spent_usd <= spec.budget_usd
         reached = self.loss <= spec.target_loss and within
@@ -174,13 +175,12 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         info = {"reached": reached, "seconds": self.seconds, "cost_usd": self.spent_usd, "epochs": len(self.history)}
         return self._observation(), reward, reached or failed, False, info
 
-    def expected(self) -> tuple[float, float]:
-        """Mean loss, and US dollars spent, when the next action takes effect."""
+    def pending(self) -> EpochCosts | None:
+        """Functions of the next epoch as far as no action changes them any more; those of the last one, where an action still can;
+        None: the run has not begun."""
         if self._now is None or not self.description.ahead:
-            return self.loss, self.spent_usd
-        now = self._next if self._next is not None and self._waits_s <= 0 else self._now
-        usd = now.cost_usd * float(self.mean_slowest[now.workers])
-        return self.transitions.after(self.loss, now.workers), self.spent_usd + usd
+            return self._now
+        return self._next if self._next is not None and self._waits_s <= 0 else self._now
 
     def _changed(self, costs: EpochCosts) -> tuple[float, float, EpochCosts]:
         """Seconds and cost of a change before the epoch, and the functions of the epoch.
@@ -245,4 +245,4 @@ def mean_slowest(noise: Noise, most_workers: int) -> NDArray[np.float64]:
 def scales_of(spec: EnvironmentSpec, table: dict[tuple[int, int], EpochCosts]) -> StateScales:
     """What states are divided by: the geometric mean of the epochs of all choices."""
     typical = float(np.exp(np.mean(np.log([e.seconds for e in table.values()]))))
-    return StateScales(start_loss=spec.curve.start, target_loss=spec.target_loss, epoch_s=typical)
+    return StateScales(start_loss=spec.curve.start, target_loss=spec.target_loss, epoch_s=typical, bounds=spec.bounds)

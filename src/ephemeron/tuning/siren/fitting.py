@@ -66,7 +66,7 @@ def measured_run(
         limits=dataclasses.replace(job.limits, budget_usd=None, deadline_s=None, time_limit_s=None),
     )  # fmt: skip
     seen: list[Event] = []
-    with _other_home():
+    with other_home():
         configuration = configure(
             observed, platform="simulated", workers=workers, memory_mb=memory_mb, sync=sync, batch_size=batch_size,
             aggregators=min(aggregators, workers),
@@ -76,7 +76,7 @@ def measured_run(
 
 
 @contextlib.contextmanager
-def _other_home() -> Iterator[None]:
+def other_home() -> Iterator[None]:
     """Has runs of this process stored in a temporary folder meanwhile."""
     before = os.environ.get("EPHEMERON_HOME")
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def fitted(
         )
     curve = fit_curve(
         {w: found[w].losses for w in inside}, start=float(np.mean([r.start for r in found.values()])), samples=samples,
-        batch_size=batch_size, held_out={w: found[w].losses for w in outside},
+        batch_size=batch_size, scaled=job.scale_learning_rate, held_out={w: found[w].losses for w in outside},
     )  # fmt: skip
     corrected = model.corrected([found[w].epochs for w in inside], [found[w].epochs for w in outside])
     return curve, *corrected.corrections

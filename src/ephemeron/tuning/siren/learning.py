@@ -7,6 +7,7 @@ evaluations is kept, judged by runs whose noise is not that of the training, and
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable
@@ -24,21 +25,24 @@ from ephemeron.tuning.siren.environment import Environment, EnvironmentSpec, sca
 from ephemeron.tuning.siren.epoch_model import EpochCosts
 from ephemeron.tuning.siren.policy import Comparison, SavedPolicy, Training, finite
 
-STEPS = 20_000
+STEPS = 2_000
 """Epochs of PPO, by default."""
-EVERY = 4_000
+EVERY = 1_000
 """Epochs between evaluations."""
-UNITS = 32
+UNITS = 64
 LOG_SPREAD = -3.0
 """Logarithm of the spread of actions around what was imitated."""
-IMITATED = 80
+IMITATED = 60
 """Runs in which the dynamic programme is imitated, in each of `ROUNDS`."""
-ROUNDS = 3
-FITTING = 300
-"""Passes over them."""
-CHOSEN_BY = tuple(range(2000, 2020))
+ROUNDS = 5
+FITTING, SAMPLE = 600, 512
+"""Steps of gradient descent after each round, and choices of a step."""
+CHOSEN_BY = tuple(range(2000, 2060))
 """Noisy runs by which the best policy of a training is chosen."""
-MARGINS = (0.02, 0.05, 0.1, 0.15)
+TRIED = 3
+"""Margins with which it is imitated, at most."""
+MARGINS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
+"""Shares of the budget that the dynamic programme's schedule may keep."""
 
 
 def _library() -> Any:
@@ -96,10 +100,7 @@ def learn(
             model = library.PPO("MlpPolicy", env, policy_kwargs=shape, **options)
         else:
             model = library.PPO.load(start, env=env, device="cpu", seed=seed)
-        imitated = 0
-        if imitate:
-            imitated = _imitate(model, Environment(spec), programme, seed)
-            on_progress(f"imitated {imitated} epochs of the dynamic programme")
+        imitated = _imitated(model, spec, programme, seed, on_progress) if imitate else 0
         best, rewards = _trained(model, spec, steps, on_progress)
     finally:
         torch.set_num_threads(threads)
@@ -115,14 +116,13 @@ def learn(
 
 def schedule(spec: EnvironmentSpec) -> tuple[DynamicProgramme, Outcome]:
     """The dynamic programme with the least margin with which all noisy runs keep the budget, and those runs."""
-    tried = []
-    for margin in MARGINS:
-        programme = DynamicProgramme(spec, margin=margin)
-        found = outcome_of(spec, programme.choose, CHOSEN_BY)
-        tried.append((programme, found))
-        if found.reached == 1:
+    tried, programme = [], DynamicProgramme(spec)
+    for programme.margin in MARGINS:
+        tried.append((programme.margin, outcome_of(spec, programme.choose, CHOSEN_BY)))
+        if tried[-1][1].reached == 1:
             break
-    return max(tried, key=lambda t: (t[1].reached, -t[1].seconds))
+    programme.margin, found = max(tried, key=lambda t: (t[1].reached, -t[1].seconds))
+    return programme, found
 
 
 def compare(
@@ -167,6 +167,26 @@ def network_of(model: Any) -> PolicyNetwork:
     )
 
 
+def _imitated(
+    model: Any, spec: EnvironmentSpec, programme: DynamicProgramme, seed: int, on_progress: Callable[[str], None]
+) -> int:
+    """Imitates the dynamic programme, with larger margins until the policy keeps the budget in all noisy runs; returns the number of choices.
+
+    If it does not with any margin, the model has the best of them.
+    """
+    imitated, states = 0, []
+    for margin in [m for m in MARGINS if m >= programme.margin][:TRIED]:
+        programme.margin = margin
+        imitated += _imitate(model, Environment(spec), programme, seed)
+        found = outcome_of(spec, chooser(spec, network_of(model)), CHOSEN_BY)
+        on_progress(f"imitated {imitated} epochs of the dynamic programme, which keeps {margin:.0%} of the budget")
+        states.append(((found.reached, -found.seconds), copy.deepcopy(model.policy.state_dict())))
+        if found.reached == 1:
+            break
+    model.policy.load_state_dict(max(states, key=lambda s: s[0])[1])
+    return imitated
+
+
 def _imitate(model: Any, env: Environment, programme: DynamicProgramme, seed: int) -> int:
     """Fits the policy's mean to the dynamic programme's choices, and its critic to what they earn; returns the number of choices.
 
@@ -202,9 +222,11 @@ def _imitate(model: Any, env: Environment, programme: DynamicProgramme, seed: in
         optimizer = torch.optim.Adam(parameters, lr=3e-3)
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, FITTING)
         for _ in range(FITTING):
-            mean = policy.action_net(policy.mlp_extractor.policy_net(inputs))
-            value = policy.value_net(policy.mlp_extractor.value_net(inputs)).flatten()
-            loss = torch.nn.functional.smooth_l1_loss(mean, targets, beta=0.1) + 0.1 * (value - returns).square().mean()
+            some = torch.as_tensor(random.integers(len(seen), size=SAMPLE))
+            mean = policy.action_net(policy.mlp_extractor.policy_net(inputs[some]))
+            value = policy.value_net(policy.mlp_extractor.value_net(inputs[some])).flatten()
+            missed = torch.nn.functional.smooth_l1_loss(mean, targets[some], beta=0.1)
+            loss = missed + 0.1 * (value - returns[some]).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,12 +1,15 @@
 """Loss after an epoch, as a function of the loss before it and of the number of functions.
 
-Stochastic gradient descent with a constant learning rate: a step lowers the loss by a rate that depends on the loss, and the noise of its
-gradient, which is inverse to the number of functions whose batches it averages, raises it:
+Stochastic gradient descent: a step lowers the loss by a rate that depends on the loss, and the noise of its gradient raises it, both by
+powers of the number of functions W:
 
-    loss' = loss − rate(loss) + noise · loss^power / W,       samples / (W · batch) steps an epoch
+    loss' = loss − W^speed · rate(loss) + W^spread · noise · loss^power,       samples / (W · batch) steps an epoch
 
-So more functions bring fewer, less noisy steps: they help where the noise limits the loss, at the end, and cost progress at the beginning.
-The rate is piecewise linear between knots, in logarithms. Coefficients are fitted to runs with real gradients.
+With one learning rate for all W, speed is near 0 and spread near −1: steps average the batches of W functions, and more functions bring
+fewer, less noisy steps. With learning rates in proportion to W (`scale_learning_rate`, as if each function's gradient was a step of its own,
+which is SIREN's update), both are near 1: an epoch brings as much progress with many functions as with few, in less time, but the noise
+limits the loss earlier. Speed and spread are fitted, too, with these values where the runs say nothing else. The rate is piecewise linear
+between knots, in logarithms. Coefficients are fitted to runs with real gradients.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ GRID = 256
 """Points at which transitions are tabulated."""
 SMOOTHNESS = 0.05
 """Weight of differences between rates of neighbouring knots."""
+EXPECTED = 0.1
+"""Weight of differences between the powers of W and those of the learning-rate rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,10 @@ class LossCurve(Typed):
     """Relative decrease of the loss by a step, at the knots."""
     noise: NonNegative
     power: NonNegative = 1.0
+    speed: float = 0.0
+    """Power of the number of functions in the decrease by a step."""
+    spread: float = -1.0
+    """Power of the number of functions in the noise of a step."""
     error: NonNegative = 0.0
     """Mean relative error of the losses of runs that were not fitted; of those fitted, where there are no others."""
     epochs_error: NonNegative = 0.0
@@ -67,10 +76,10 @@ class LossCurve(Typed):
         steps = np.ceil(self.samples / (w * self.batch_size))
         substeps = int(min(SUBSTEPS, steps.max()))
         knots, rates = np.log(self.knots), np.log(self.rates)
-        x = np.log(before)
+        x, each = np.log(before), steps / substeps
+        faster, noisier = w**self.speed, self.noise * w**self.spread
         for _ in range(substeps):
-            each = steps / substeps
-            slope = -np.exp(np.interp(x, knots, rates)) + self.noise * np.exp((self.power - 1) * x) / w
+            slope = -faster * np.exp(np.interp(x, knots, rates)) + noisier * np.exp((self.power - 1) * x)
             x = x + np.clip(each * slope, -1.0, 0.5)
         return np.asarray(np.exp(np.clip(x, knots[0] - 2, knots[-1] + 1)))
 
@@ -101,6 +110,7 @@ def fit_curve(
     start: float,
     samples: int,
     batch_size: int,
+    scaled: bool = False,
     held_out: Mapping[int, Sequence[float]] | None = None,
 ) -> LossCurve:
     """The curve of a job.
@@ -110,6 +120,7 @@ def fit_curve(
         start: loss before training.
         samples: of an epoch.
         batch_size: of a function.
+        scaled: whether learning rates are in proportion to the number of functions.
         held_out: further runs, by which the error is measured; None: it is that of the fitted ones.
 
     Raises:
@@ -126,23 +137,29 @@ def fit_curve(
     knots = np.geomspace(0.8 * min(everything), 1.05 * max(start, *everything), KNOTS)
     known = [(w, np.log([start, *losses[:-1]]), np.log(losses)) for w, losses in runs.items()]
 
+    expected = np.array([1.0, 1.0] if scaled else [0.0, -1.0])
+
     def curve(p: Array) -> LossCurve:
         return LossCurve(
             start=start, samples=samples, batch_size=batch_size, knots=tuple(knots.tolist()),
-            rates=tuple(np.exp(p[:KNOTS]).tolist()), noise=float(np.exp(p[KNOTS])), power=float(p[KNOTS + 1]), runs=tuple(runs),
+            rates=tuple(np.exp(p[:KNOTS]).tolist()), noise=float(np.exp(p[KNOTS])), power=float(p[KNOTS + 1]),
+            speed=float(p[KNOTS + 2]), spread=float(p[KNOTS + 3]), runs=tuple(runs),
         )  # fmt: skip
 
     def residuals(p: Array) -> Array:
         tried = curve(p)
         single = [np.log(tried.after_epoch(np.exp(x), w)) - y for w, x, y in known]
         whole = [np.log(tried.losses([w] * len(y))) - y for w, _, y in known]
-        return np.concatenate([*single, *whole, SMOOTHNESS * np.diff(p[:KNOTS])])
+        return np.concatenate(
+            [*single, *whole, SMOOTHNESS * np.diff(p[:KNOTS]), EXPECTED * (p[KNOTS + 2 :] - expected)]
+        )
 
     w, x, y = min(known, key=lambda k: k[0])
     steps = math.ceil(samples / (w * batch_size))
     rate = math.log(max(1e-6, float(np.max(x - y)) / steps))
-    first = np.array([rate] * KNOTS + [rate - 3.0, 1.0])
-    low, high = [math.log(1e-8)] * KNOTS + [math.log(1e-12), 0.0], [0.0] * KNOTS + [0.0, 3.0]
+    first = np.array([rate] * KNOTS + [rate - 3.0, 1.0, *expected])
+    low = [math.log(1e-8)] * KNOTS + [math.log(1e-12), 0.0, *(expected - 1.0)]
+    high = [0.0] * KNOTS + [0.0, 3.0, *(expected + 1.0)]
     found = curve(least_squares(residuals, np.clip(first, low, high), bounds=(low, high), max_nfev=150).x)
     judged = held_out or runs
     loss_error, epochs_error = errors_of(found, judged)

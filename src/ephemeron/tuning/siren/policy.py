@@ -16,7 +16,7 @@ from ephemeron.errors import JobError
 from ephemeron.training.task.learned_schedule import EpochState, LearnedPolicy, PolicyNetwork
 from ephemeron.tuning.siren.environment import EnvironmentSpec, scales_of
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class SavedPolicy(Typed):
         model = spec.model()
         return LearnedPolicy(
             network=self.network, bounds=spec.bounds, scales=scales_of(spec, model.table), monitor=spec.monitor,
-            budget_usd=spec.budget_usd, memory_needed_mb=model.memory_needed_mb, aggregators=spec.aggregators,
+            budget_usd=spec.budget_usd, epochs=spec.epochs, memory_needed_mb=model.memory_needed_mb, aggregators=spec.aggregators,
         )  # fmt: skip
 
     def first(self) -> tuple[int, int]:

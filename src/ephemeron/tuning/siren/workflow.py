@@ -15,11 +15,13 @@ import xxhash
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
+from ephemeron.functions.base import Limits
 from ephemeron.training import planning_workflow
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.records import RESULT_FILE
 from ephemeron.training.job import Configuration, Job, Target
 from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.profiling.simulated import world_profile
 from ephemeron.training.task.learned_schedule import ActionBounds
 from ephemeron.tuning.siren.environment import EnvironmentSpec, Noise
 from ephemeron.tuning.siren.epoch_model import EpochModel
@@ -227,21 +229,36 @@ def environment_of(
     assert early.threshold is not None
     assert budget is not None
     bounds = bounds_of(job, c, profile)
-    model = EpochModel(profile, bounds, batch_size=c.batch_size, aggregators=c.aggregators)
     memory_mb = min(bounds.quotas_mb, key=lambda q: abs(q - profile.platform.mb_per_vcpu))
     curve, seconds, cost = fitted(
-        job, model, least=bounds.least_workers, most=bounds.most_workers, memory_mb=memory_mb, sync=c.sync,
+        job, simulated_model(job, c, profile, bounds), least=bounds.least_workers, most=bounds.most_workers, memory_mb=memory_mb, sync=c.sync,
         batch_size=c.batch_size, aggregators=c.aggregators, samples=profile.workload.samples, on_progress=on_progress,
     )  # fmt: skip
+    judged = "a simulated run that was not fitted" if curve.held_out else "the simulated runs that were fitted"
     on_progress(
         f"loss curve: mean error {curve.error:.0%} of losses, {curve.epochs_error:.0%} of epochs; epochs: {seconds.error:.0%} of time, "
-        f"{cost.error:.0%} of cost, against a simulated run that was not fitted"
+        f"{cost.error:.0%} of cost, against {judged}"
     )
     return EnvironmentSpec(
         job=identity(job), profile=profile, curve=curve, target_loss=early.threshold, budget_usd=budget, epochs=job.epochs,
         batch_size=c.batch_size, aggregators=c.aggregators, bounds=bounds, monitor=early.monitor, seconds=seconds, cost=cost,
         reference_s=1.0, noise=Noise(loss_spread=curve.scatter),
     )  # fmt: skip
+
+
+def simulated_model(job: Job, c: Configuration, profile: Profile, bounds: ActionBounds) -> EpochModel:
+    """Epochs as the performance model predicts them for the simulator: what simulated runs correct, whatever the job's own platform is.
+
+    Args:
+        job, c: see `allowed`.
+        profile: of the job on its platform.
+        bounds: of its functions.
+    """
+    workload, compute = profile.workload, job.simulation.compute
+    if compute is not None:
+        workload = dataclasses.replace(workload, a=compute.a, b=compute.b, m=compute.m)
+    world = dataclasses.replace(profile, workload=workload, platform=world_profile(job.simulation, Limits()))
+    return EpochModel(world, bounds, batch_size=c.batch_size, aggregators=c.aggregators)
 
 
 def train_policy(
