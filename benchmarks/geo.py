@@ -23,6 +23,8 @@ PARTS = {
     "pace": "benchmarks.geo_pace",
     "communication": "benchmarks.geo_communication",
     "traffic": "benchmarks.geo_traffic",
+    "faults": "benchmarks.geo_faults",
+    "peers": "benchmarks.geo_peers",
 }
 """By the name of a part, its module: `measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]`."""
 

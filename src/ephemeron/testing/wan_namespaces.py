@@ -84,9 +84,13 @@ class RegionNamespaces(Mapping[str, RegionNamespace]):
     Args:
         bandwidth_mbit_s: by region, of its access in each direction; None: not limited.
         default: see `EmulatedWan`.
+        routed: regions reach each other's addresses directly, too, with their bandwidth and without the relay.
     """
 
-    def __init__(self, bandwidth_mbit_s: Mapping[str, float | None], *, default: WanLink | None = None) -> None:
+    def __init__(
+        self, bandwidth_mbit_s: Mapping[str, float | None], *, default: WanLink | None = None, routed: bool = False
+    ) -> None:  # fmt: skip
+        self._routed = routed
         self._rates, self._prefix = dict(bandwidth_mbit_s), f"ephw{os.getpid() % 100_000}-{next(_numbers)}"
         self._regions: dict[str, RegionNamespace] = {}
         self._made: list[str] = []
@@ -104,6 +108,8 @@ class RegionNamespaces(Mapping[str, RegionNamespace]):
     def __enter__(self) -> RegionNamespaces:
         try:
             self._add(self._prefix)
+            if self._routed:
+                _ip("netns", "exec", self._prefix, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
             for number, (name, rate) in enumerate(self._rates.items(), start=1):
                 self._regions[name] = self._region(number, rate)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,6 +14,9 @@ from ephemeron.errors import ChannelTimeout, EphemeronError
 from ephemeron.geo.communicator.base import Member
 from ephemeron.geo.communicator.peer import SILENCE_S, Hello
 from ephemeron.geo.communicator.pieces import PIECE_BYTES
+
+_WINDOW = 4
+"""Pieces on their way at once."""
 
 Dial = Callable[[str, str], Awaitable[Client]]
 """Connects to the endpoint of a region."""
@@ -90,8 +94,13 @@ async def newest_snapshot(
 
 
 async def _read(client: Client, said: Mapping[str, Any]) -> bytes | None:
-    data = bytearray()
-    while len(data) < int(said["t"]):
-        _, (piece,) = await client.call("snapshot", {"r": said["r"], "o": len(data)}, timeout_s=SILENCE_S)
-        data += piece
-    return bytes(data) if zlib.crc32(data) == said["c"] else None
+    """A state in pieces, some of them on their way at once: enough for a long link, few enough to leave most of it to updates."""
+    total, window = int(said["t"]), asyncio.Semaphore(_WINDOW)
+
+    async def piece(at: int) -> bytes:
+        async with window:
+            _, (data,) = await client.call("snapshot", {"r": said["r"], "o": at}, timeout_s=SILENCE_S)
+            return bytes(data)
+
+    data = b"".join(await asyncio.gather(*(piece(at) for at in range(0, total, PIECE_BYTES))))
+    return data if zlib.crc32(data) == said["c"] else None
