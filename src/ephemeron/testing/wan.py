@@ -82,7 +82,7 @@ class EmulatedWan:
         self._light = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="emulated-wan", daemon=True)
         self.carried: Counter[tuple[str, str]] = Counter()
-        """Bytes that have arrived, by source and target."""
+        """Bytes that were handed on, by source and target."""
 
     def __enter__(self) -> EmulatedWan:
         self._thread.start()
@@ -243,7 +243,7 @@ class EmulatedWan:
                 await asyncio.sleep(left)
             while self._dark[pair[0]] or self._dark[pair[1]]:
                 await self._light.wait()
+            self.carried[pair] += len(data)  # first: who receives them may look
             writer.write(data)
             await writer.drain()
-            self.carried[pair] += len(data)
             under_way.task_done()
