@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
 from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.errors import ChannelTimeout
+from ephemeron.functions import simulation
 from ephemeron.geo.communicator import Communicator
+from ephemeron.geo.communicator.base import Update
 from ephemeron.geo.communicator.store import StoreCommunicator
 from ephemeron.testing.communicator_contract import CommunicatorContract, CommunicatorWorld
 
@@ -24,3 +28,27 @@ class TestStoreCommunicator(CommunicatorContract):
     @pytest.fixture
     def world(self) -> StoreWorld:
         return StoreWorld()
+
+
+def test_an_update_that_is_watched_for_and_waited_for_is_read_once() -> None:
+    async def go() -> None:
+        world = StoreWorld()
+        names = ("east", "west")
+        east, west = (world.communicator(name, identity=name, fence=1, names=names) for name in names)
+        async with east, west:
+            await east.join()
+            await west.join()
+            assert not west.arrived({})  # watches from the first round on
+            loop = asyncio.get_running_loop()
+            waiting = [asyncio.create_task(west.get("east", 0, n, deadline=loop.time() + 60)) for n in (1, 2, 1)]
+            for number in (1, 2):
+                await east.publish(
+                    Update(region="east", fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=b"x" * 1000)
+                )
+            assert [(await each).round for each in waiting] == [1, 2, 1]
+            with pytest.raises(ChannelTimeout):
+                await west.get("east", 0, 3, deadline=loop.time() + 1)
+            (sent,), (received,) = east.meter.values(), west.meter.values()
+            assert received.received == sent.sent
+
+    simulation.run(go())

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import struct
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,10 @@ class StoreCommunicator(Communicator):
         self._acknowledged: dict[str, dict[int, int]] = {name: {} for name in self._others}
         self._published: set[tuple[int, int]] = set()
         self._watching: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._awaited: dict[tuple[str, int], int] = {}
+        """By region and fragment: the round that `_watch` waits for."""
+        self._news = asyncio.Event()
+        """An update has come."""
         self._sending: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> StoreCommunicator:
@@ -111,6 +116,25 @@ class StoreCommunicator(Communicator):
         known = self._here.get((region, fragment, round))
         if known is not None:
             return known
+        if round >= self._awaited.get((region, fragment), sys.maxsize):
+            return await self._watched(region, fragment, round, deadline)
+        return await self._receive(region, fragment, round, deadline)
+
+    async def _watched(self, region: str, fragment: int, round: int, deadline: float) -> Update:
+        """An update that `_watch` receives: it is read once."""
+        loop, watching = asyncio.get_running_loop(), self._watching[region, fragment]
+        while (region, fragment, round) not in self._here:
+            if watching.done():
+                watching.result()
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise ChannelTimeout("nothing there yet", key=self._key(region, fragment, round))
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left_s)
+        return self._here[region, fragment, round]
+
+    async def _receive(self, region: str, fragment: int, round: int, deadline: float) -> Update:
         key, loop = self._key(region, fragment, round), asyncio.get_running_loop()
         began = loop.time()
         received = await self._channel.get(key, deadline=deadline)
@@ -118,6 +142,7 @@ class StoreCommunicator(Communicator):
         self._received += len(received.data)
         update = self._decode(received.data, key, region, fragment, round)
         self._here[region, fragment, round] = update
+        self._news.set()
         return update
 
     def arrived(self, after: Watermarks) -> Sequence[Update]:
@@ -125,7 +150,9 @@ class StoreCommunicator(Communicator):
             for fragment in {0, *after.get(region, {})}:
                 if (region, fragment) not in self._watching:
                     first = after.get(region, {}).get(fragment, 0) + 1
-                    self._watching[region, fragment] = asyncio.create_task(self._watch(region, fragment, first))
+                    self._awaited[region, fragment] = first
+                    task = self._watching[region, fragment] = asyncio.create_task(self._watch(region, fragment, first))
+                    task.add_done_callback(lambda _: self._news.set())
         found = (u for u in self._here.values() if u.round > after.get(u.region, {}).get(u.fragment, 0))
         return sorted(found, key=lambda u: (u.region, u.fragment, u.round))
 
@@ -160,8 +187,9 @@ class StoreCommunicator(Communicator):
         loop = asyncio.get_running_loop()
         while True:
             number = max(number, self._needs_after[region].get(fragment, 0) + 1)
+            self._awaited[region, fragment] = number
             try:
-                await self.get(region, fragment, number, deadline=loop.time() + _WATCH_S)
+                await self._receive(region, fragment, number, loop.time() + _WATCH_S)
             except ChannelTimeout:
                 continue
             number += 1
