@@ -117,10 +117,21 @@ def test_random_programs(text, n, m):
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=SLOW)
 @given(programs(), st.integers(1, 5), st.integers(1, 4))
 def test_many_random_programs(text, n, m):
     check_random(text, n, m)
+
+
+def test_two_outputs_of_one_call_that_meet_in_different_iterations_are_refused():
+    text = """def shifted(A: Input, W: Temporary, N: Size, M: Size):
+    for i in range(0, N, 1):
+        for j in range(0, N, 1):
+            W[i, j + ceil_log2(i + 2)], W[i, j] = pair(A[0, 0])
+"""
+    with pytest.raises(ProgramError, match="writes it too"):
+        Analysis(parsed(text), {"N": 2, "M": 1}).verify()
+    check_random(text, 2, 1)
 
 
 def steps_of(program, n, ask):

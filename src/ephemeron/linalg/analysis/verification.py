@@ -65,7 +65,8 @@ def _check_single_assignment(analysis: Analysis) -> None:
             same_call = domain.call is other_domain.call
             cases = _before(loops, other_loops, len(loops)) if same_call else iter([([], [])])
             if other is not access and same_call:
-                cases = iter([*cases, ([a - b for a, b in zip(loops, other_loops, strict=True)], [])])
+                equal = [a - b for a, b in zip(loops, other_loops, strict=True)]
+                cases = iter([*cases, *_before(other_loops, loops, len(loops)), (equal, [])])
             for equations, inequalities in cases:
                 case = _with(system, equations, inequalities)
                 wanted = [*loops, *access.indices]
