@@ -3,7 +3,7 @@
 There is one connection at a time, opened by either end. The end that has opened it calls: `hello` first, then `push` with pieces of its
 own updates, `pull` for those of the other end (as many at once as keep a long link busy; each is answered when there is a piece), and `ping`
 each two seconds, or as soon as there are news: rounds that are needed no more. So both ends send what they have at once, and notice within `SILENCE_S` that
-the other one is not heard, whoever may open connections.
+the other one is not heard, whichever of them may open connections.
 """
 
 from __future__ import annotations
