@@ -22,7 +22,8 @@ from ephemeron.errors import MissingExtra
 if TYPE_CHECKING:
     from ephemeron.linalg.embedding import lambdapack
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
-    from ephemeron.linalg.operations import cholesky, lstsq, lu, matmul, qr, solve, svd
+    from ephemeron.linalg.operations import cholesky, lstsq, lu, matmul, qr, solve
+    from ephemeron.linalg.spectral import svd
 
 _LAZY = {
     "BigMatrix": "matrices.big_matrix",
@@ -33,7 +34,7 @@ _LAZY = {
     "matmul": "operations",
     "qr": "operations",
     "solve": "operations",
-    "svd": "operations",
+    "svd": "spectral",
 }
 
 __all__ = ["BigMatrix", "cholesky", "lambdapack", "lstsq", "lu", "matmul", "qr", "solve", "svd"]

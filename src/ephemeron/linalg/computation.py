@@ -1,0 +1,165 @@
+"""What the operations on matrices share: programs that run one after the other for one result, checks of shapes, outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ephemeron.blocking import run as blocking
+from ephemeron.errors import JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.linalg.algorithms import qr as qr_programs
+from ephemeron.linalg.execution.report import LinalgReport
+from ephemeron.linalg.execution.run import run_program
+from ephemeron.linalg.language.program import Program
+from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices.big_matrix import BigMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix, Structure, TileFamily, Tiles
+
+
+class Computation:
+    """Programs that run one after the other for one result."""
+
+    def __init__(self, executor: FunctionExecutor, algorithm: str, store: str) -> None:
+        self._executor, self._store = executor, store
+        self.report = LinalgReport(algorithm=algorithm)
+        self._scratch: list[Tiles] = []
+
+    def run(
+        self, program: Program, sizes: Mapping[str, int], inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles]
+    ) -> dict[str, Tiles]:
+        made, report = run_program(program, sizes, inputs=inputs, outputs=outputs, executor=self._executor)
+        self.report += report
+        return made
+
+    def family(self) -> TileFamily:
+        """Tiles that only later programs read."""
+        return TileFamily(store=self._store)
+
+    def scratch(self, *made: Tiles) -> None:
+        """Outputs of a program that are removed at the end."""
+        self._scratch += made
+
+    def clear(self) -> None:
+        async def remove() -> None:
+            async with tile_store.opened(self._store) as channel:
+                for each in self._scratch:
+                    await tile_store.delete(channel, each.name)
+
+        if self._scratch:
+            blocking(lambda interrupts: remove())
+
+    def result(self, made: Tiles) -> BigMatrix:
+        assert isinstance(made, StoredMatrix)
+        return BigMatrix(made, self.report)
+
+
+@contextlib.contextmanager
+def computing(executor: FunctionExecutor | None, algorithm: str, *matrices: BigMatrix) -> Iterator[Computation]:
+    store = matrices[0].stored.store
+    with contextlib.ExitStack() as stack:
+        pool = executor or stack.enter_context(FunctionExecutor("local"))
+        computation = Computation(pool, algorithm, store)
+        yield computation
+        computation.clear()
+
+
+def like(matrix: StoredMatrix, *, rows: int, columns: int, structure: Structure = "full") -> StoredMatrix:
+    """An output beside a matrix, with its tiles."""
+    return dataclasses.replace(
+        matrix,
+        rows=rows,
+        columns=columns,
+        structure=structure,
+        first_row=0,
+        first_column=0,
+        transposed=False,
+        conjugated=False,
+    )
+
+
+def square(a: BigMatrix, *, what: str) -> StoredMatrix:
+    rows, columns = a.shape
+    if rows != columns:
+        raise JobError(f"{what} needs a square matrix, this one is {rows} x {columns}")
+    if a.stored.tile_rows != a.stored.tile_columns:
+        raise JobError(
+            f"{what} needs square tiles, those of this matrix are {a.tile[0]} x {a.tile[1]}",
+            remedy=f"store it with tile={min(a.tile)}",
+        )
+    return a.stored
+
+
+def sides_of(a: StoredMatrix, b: BigMatrix, *, what: str) -> StoredMatrix:
+    """The right-hand sides of equations."""
+    if b.stored.rows != a.rows:
+        raise JobError(f"{what}: the matrix has {a.rows} rows, the right-hand sides have {b.stored.rows}")
+    if b.stored.tile_rows != a.tile_rows and b.stored.tiles[0] > 1:
+        raise JobError(
+            f"{what}: tiles have {a.tile_rows} rows, those of the right-hand sides {b.stored.tile_rows}",
+            remedy=f"store them with tile=({a.tile_rows}, {b.stored.tile_columns})",
+        )
+    if b.dtype != np.dtype(a.dtype):
+        raise JobError(f"{what}: the matrix is {a.dtype}, the right-hand sides are {b.dtype}", remedy="convert one")
+    return b.stored
+
+
+def check_tall(stored: StoredMatrix, *, what: str) -> None:
+    if stored.rows < stored.columns:
+        raise JobError(f"{what} needs as many rows as columns, this matrix is {stored.rows} x {stored.columns}")
+    if stored.tiles[1] > 1 and stored.tile_rows != stored.tile_columns:
+        raise JobError(
+            f"{what} needs square tiles where a matrix has several columns of them, these are {stored.tile_rows} x {stored.tile_columns}",
+            remedy=f"store it with tile={min(stored.tile_rows, stored.tile_columns)}",
+        )
+    if stored.tiles[1] == 1 and stored.tile_shape(0, 0)[0] < stored.columns:
+        raise JobError(
+            f"{what} of {stored.columns} columns needs tiles of as many rows, these have {stored.tile_rows}",
+            remedy=f"store it with tile=({max(stored.columns, stored.tile_rows)}, {stored.columns})",
+        )
+
+
+def tall_outputs(stored: StoredMatrix) -> dict[str, StoredMatrix]:
+    n = stored.columns
+    orthonormal = like(stored, rows=stored.rows, columns=n)
+    triangle = dataclasses.replace(like(stored, rows=n, columns=n), tile_rows=n, tile_columns=n)
+    return {"Q": orthonormal, "R": triangle}
+
+
+def tiled_qr(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]:
+    m, n = stored.tiles
+    triangle = like(stored, rows=stored.columns, columns=stored.columns, structure="upper")
+    factors = computation.run(
+        qr_programs.qr, {"M": m, "N": n}, {"A": stored},
+        {"R": triangle, "V": computation.family(), "T": computation.family()},
+    )  # fmt: skip
+    identity = BigMatrix.from_function(
+        lambda rows, columns: _identity(rows, columns, stored.dtype), stored.shape,
+        dtype=stored.dtype, tile=(stored.tile_rows, stored.tile_columns), store=stored.store,
+    )  # fmt: skip
+    made = computation.run(
+        qr_programs.apply_q, {"M": m, "N": n, "K": n}, {"V": factors["V"], "T": factors["T"], "B": identity.stored},
+        {"X": like(stored, rows=stored.rows, columns=stored.columns)},
+    )  # fmt: skip
+    computation.scratch(factors["V"], factors["T"], identity.stored)
+    return {"Q": made["X"], "R": factors["R"]}
+
+
+def _identity(rows: slice, columns: slice, dtype: str) -> npt.NDArray[Any]:
+    down, across = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
+    found: npt.NDArray[Any] = (down[:, None] == across[None, :]).astype(dtype)
+    return found
+
+
+def family_tile(made: Tiles, index: tuple[int, ...]) -> npt.NDArray[Any]:
+    async def read() -> npt.NDArray[Any]:
+        assert isinstance(made, TileFamily)
+        async with tile_store.opened(made.store) as channel:
+            return await tile_store.read_family_tile(channel, made, index)
+
+    return blocking(lambda interrupts: read())
