@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
+# Thousands of processes are started here; without a cache each would compile all it imports once more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads each wait for each other, spinning
 
 for kit in ("channel_contract", "platform_contract", "task_queue_contract", "training_matrix", "training_world"):
