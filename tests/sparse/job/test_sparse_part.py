@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import numpy as np
 import pytest
 
 from ephemeron.communication.signing import SigningKey
@@ -15,7 +17,7 @@ from ephemeron.sparse.job.function import SparsePartRequest, run_sparse_part
 from ephemeron.sparse.job.programs import model_of, optimizer_of
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.store.functions import token_of
-from ephemeron.sparse.training.part import PartReport
+from ephemeron.sparse.training.part import PartReport, progress_key
 from ephemeron.sparse.training.run import create_tables
 from ephemeron.sparse.training.served import served
 from ephemeron.training.job.sparse_spec import SparseProgram, SparseSpec
@@ -76,6 +78,28 @@ def test_a_function_hands_over_where_its_time_is_up_and_the_next_one_goes_on(tmp
         assert set(spent) == {"load", "download", "compute", "upload", "wait"}
         assert all(seconds >= 0 for seconds in spent.values())
     assert rest.traffic["direct_bytes_sent"] > 0
+
+
+def test_a_function_that_is_killed_between_its_last_push_and_its_report_is_replaced(tmp_path):
+    """The store then has more steps than were reported, and the replacement reports before it comes to a new one."""
+    dataset = prepared(tmp_path / "data", rows=1500)
+
+    async def work(key, addresses):
+        asked = request(dataset, addresses)
+        first = await run_sparse_part(context(key), asked)
+        async with await SparseStore.connect(addresses, token_of(key)) as store:
+            weights = await store.read("weights")
+            late = PartReport(rank=0, steps=100, samples=1000, epochs=[(600.0, 1000)])
+            await store.set(progress_key("r", 0), json.dumps(plain(late)).encode())
+            async with asyncio.timeout(30):
+                second = await run_sparse_part(context(key, attempt=1), asked)
+            return first, second, weights, await store.read("weights")
+
+    first, second, before, after = asyncio.run(with_store(work))
+    assert (first.outcome, second.outcome) == ("finished", "finished")
+    report = build(PartReport, plain(second.report), where="report")
+    assert (report.steps, report.samples, report.repeated) == (300, 3000, 200)
+    np.testing.assert_array_equal(before, after)
 
 
 def test_a_label_that_the_model_does_not_take_is_the_user_s_mistake(tmp_path):

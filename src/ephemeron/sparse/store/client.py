@@ -191,8 +191,8 @@ class SparseStore:
             table: its name.
             indices: int[n], in any order; gradients of the same index are summed.
             gradient: float[n, width]; float[n] if the width is 1.
-            sequence: number of this push of this client, from 1 on and above all earlier ones, also to other tables; shards
-                ignore numbers that they have. For clients that repeat work after a restart. By default the next one.
+            sequence: number of this push of this client, from 1 on and above all earlier ones, also to other tables; numbers
+                that a shard has are ignored. For clients that repeat work after a restart. By default the next one.
 
         Raises:
             JobError: no such table, an index out of range, a wrong shape, or a number that is not finite.

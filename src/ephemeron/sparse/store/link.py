@@ -118,13 +118,15 @@ class ShardLink:
         self._send(frame)
 
     def change(self, sequence: int, id: int, frame: bytes) -> None:
-        """Sends a change, and again until it is acknowledged.
+        """Sends a change, and again until it is acknowledged; not at all, if the shard has its number.
 
         Raises:
             ServiceUnreachable, ServiceRefused: the connection is lost for good.
         """
         if self.failure is not None:
             raise self.failure
+        if sequence <= self.sequence:  # acknowledgements, which name the last number, would never cover it again
+            return
         self._changes.append((sequence, id, frame))
         self.waiting_bytes += len(frame)
         self._send(frame)
