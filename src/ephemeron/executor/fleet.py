@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import plain
@@ -14,11 +14,14 @@ from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.base import Call, Outcome
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import Adapter
+from ephemeron.functions.tasks.scaling import number_of
 
 _log = logging.getLogger(__name__)
 
 MOST_LOSSES = 8
 """Functions that may end badly in a row, without a task being done meanwhile."""
+_SILENT = 2.0
+"""Lease times after which a function that runs and says nothing is replaced."""
 _AGAIN_S = 1.0
 """Pause after a refusal for lack of concurrency."""
 
@@ -51,18 +54,36 @@ class Fleet:
             cache_mb=options.memory_mb / 4,
         )
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._heard: dict[int, float] = {}
+        """By running function: loop time of its start, or at which the queue has heard of it."""
         self._started = 0
         self._losses = 0
         self._progress = 0
         self._error: EphemeronError | None = None
         self._not_before = 0.0
 
+    def heard(self, executors: Iterable[str]) -> None:
+        """Functions that the queue has heard of lately. Others count as running until they have been silent for long: then they are
+        frozen, or hold what they were computing, and another one is started for them.
+
+        Args:
+            executors: see `QueueDepth`.
+        """
+        now = asyncio.get_running_loop().time()
+        for number in map(number_of, executors):
+            if number in self._running:
+                self._heard[number] = now
+
     def need(self, tasks: int) -> None:
         """Starts functions, up to one for each task that is left, and the limit."""
-        if asyncio.get_running_loop().time() < self._not_before:
+        now = asyncio.get_running_loop().time()
+        if now < self._not_before:
             return
-        for _ in range(min(tasks, self._options.max_workers) - len(self._running)):
+        silent = sum(now - since > _SILENT * self._place.lease_s for since in self._heard.values())
+        silent = min(silent, self._options.max_workers)
+        for _ in range(min(tasks, self._options.max_workers) - len(self._running) + silent):
             number, self._started = self._started, self._started + 1
+            self._heard[number] = now
             task = asyncio.ensure_future(self._one(number))
             self._running[number] = task
             task.add_done_callback(lambda _, number=number: self._gone(number))  # type: ignore[misc]
@@ -94,6 +115,7 @@ class Fleet:
 
     def _gone(self, number: int) -> None:
         self._running.pop(number, None)
+        self._heard.pop(number, None)
         self._changed()
 
     async def _one(self, number: int) -> None:

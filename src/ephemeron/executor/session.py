@@ -112,7 +112,8 @@ class Session:
         self._now: Callable[[], float] = lambda: 0.0
         self._running: set[str] = set()
         self._order = 0
-
+        self._heard_at = 0.0
+        """Loop time at which the queue was asked for the functions that it hears of."""
         self._graphs: dict[str, Graph] = {}
         self._new_graphs: deque[Graph] = deque()
 
@@ -186,6 +187,7 @@ class Session:
                 reached.
         """
         self._wake, self._stored, self._before = asyncio.Event(), {}, self._traffic
+        self._heard_at = asyncio.get_running_loop().time()
         origin = place.clock()
         self._now = lambda: place.clock() - origin
         self.meter.memory_mb = self.options.memory_mb
@@ -229,7 +231,7 @@ class Session:
             if self._closing and not self._unresolved:
                 return  # what is left was cancelled, or belongs to trees that were
             await self._publish_graphs(channel, queue)
-            fleet.need(len(self._open) + len(self._waiting) + await self._ready_of_graphs(queue))
+            fleet.need(len(self._open) + len(self._waiting) + await self._ready_of_graphs(queue, fleet))
             await self._publish(channel, queue)
             if not self._open and not self._waiting and not self._graphs and not self.has_arrived:
                 await self._wake.wait()
@@ -307,9 +309,15 @@ class Session:
             for some in graph.next_starts(_AT_ONCE * 4):
                 await asyncio.gather(*(queue.publish([spec], order=order) for spec, order in some))
 
-    async def _ready_of_graphs(self, queue: TaskQueue) -> int:
-        """Functions that the graphs can use."""
-        return 0 if not self._graphs else (await queue.depth()).tasks
+    async def _ready_of_graphs(self, queue: TaskQueue, fleet: Fleet) -> int:
+        """Functions that the graphs can use. Tells the fleet, now and then, which functions are heard of."""
+        loop_s = asyncio.get_running_loop().time()
+        if not self._graphs and (not self._open or loop_s < self._heard_at + queue.lease_s):
+            return 0
+        self._heard_at = loop_s
+        depth = await queue.depth()
+        fleet.heard(depth.executors)
+        return depth.tasks if self._graphs else 0
 
     def _settle_graphs(self, results: list[TaskResult]) -> None:
         for result in results:

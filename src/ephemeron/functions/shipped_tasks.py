@@ -47,6 +47,14 @@ class ShippedGraph(ABC):
         """See `Resolver.is_stored`."""
         return False
 
+    async def look_again(self, task: TaskSpec) -> bool:
+        """See `Resolver.look_again`."""
+        return False
+
+    async def unread(self, task: TaskSpec) -> Sequence[str]:
+        """See `Resolver.unread`."""
+        return ()
+
 
 Load: TypeAlias = Callable[[str], Awaitable[Shipped]]
 """Gives the code of a reference; see `CodeLoader.load`."""
@@ -100,6 +108,14 @@ class ShippedResolver(Resolver):
     def is_stored(self, task: TaskSpec) -> bool:
         graph = self._graphs.get(task.function)
         return graph is not None and graph.is_stored(task)
+
+    async def look_again(self, task: TaskSpec) -> bool:
+        graph = self._graphs.get(task.function)
+        return graph is not None and await graph.look_again(task)
+
+    async def unread(self, task: TaskSpec) -> Sequence[str]:
+        graph = self._graphs.get(task.function)
+        return () if graph is None else await graph.unread(task)
 
 
 def _arguments(task: TaskSpec, inputs: Sequence[memoryview]) -> Any:

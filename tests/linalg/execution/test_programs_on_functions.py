@@ -6,14 +6,17 @@ import contextlib
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import redis
 import scipy.linalg
 import tiled_programs
 
@@ -21,6 +24,7 @@ from ephemeron.errors import TaskFailed
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.execution.run import run_program
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
+from ephemeron.linalg.operations import matmul
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +104,51 @@ def test_bits_do_not_depend_on_functions_or_deaths(store, tmp_path, monkeypatch)
     assert found.tobytes() == wanted.tobytes()
 
 
+def test_a_frozen_function_that_wakes_changes_nothing(store, tmp_path, monkeypatch):
+    a, marks = definite(72), tmp_path / "marks"
+    marks.mkdir()
+    (marks / "freeze").touch()  # the first task, on which all others depend
+    (marks / "halt").touch()
+    monkeypatch.setenv("LC_MARKS", str(marks))
+    woken = []
+
+    def wake():
+        ends_at = time.monotonic() + 120
+        while not [key for key in objects(store) if "-L/" in key]:  # its lease has expired, and the task was taken over
+            assert time.monotonic() < ends_at
+            time.sleep(0.01)
+        [frozen] = marks.glob("frozen-*")
+        woken.append(int(frozen.name.partition("-")[2]))
+        os.kill(woken[0], signal.SIGCONT)
+        (marks / "halt").unlink()
+
+    with pool() as executor:
+        waking = threading.Thread(target=wake)
+        waking.start()
+        found = factorised(a, store, executor)
+        waking.join()
+        wanted = factorised(a, f"{store}-again", executor).to_numpy()
+    assert woken
+    assert found.to_numpy().tobytes() == wanted.tobytes()
+    assert not [key for key in objects(store) if "temporary" in key]
+
+
+def test_tiles_and_queue_in_a_cache(valkey_server):
+    a = definite(72)
+    with pool(channel=valkey_server.address) as executor:
+        big = BigMatrix.from_numpy(a, tile=16, store=valkey_server.address)
+        found = factorised(a, valkey_server.address, executor)
+        product = matmul(big, big, executor=executor)
+    np.testing.assert_allclose(found.to_numpy(), np.linalg.cholesky(a), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(product.to_numpy(), a @ a, rtol=1e-12, atol=1e-12)
+    assert found.report.tasks == 35
+    with redis.Redis.from_url(valkey_server.address) as server:
+        left = {key.decode() for key in server.scan_iter()}
+        kept = {key for key in left if "temporary" in key or ".queue/" in key or key.startswith("map-")}
+        server.flushdb()
+    assert not kept
+
+
 def test_a_run_of_which_everything_was_killed_goes_on_from_its_tiles(store, tmp_path, monkeypatch):
     script = tmp_path / "client.py"
     script.write_text(
@@ -109,6 +158,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import dataclasses, tiled_programs
 import numpy as np
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
+from ephemeron.linalg.operations import matmul
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.execution.run import run_program
 big = BigMatrix.open({store!r}, "a")

@@ -233,6 +233,8 @@ class TaskExecutor:
         inputs = []
         for key, data in zip(planned.task.inputs, found, strict=True):
             if data is None:
+                if await self._resolver.look_again(planned.task):
+                    return []
                 raise ChannelEmptied("an input of the task is not there", key=key)
             inputs.append(data)
         planned.nbytes = sum(data.nbytes for data in inputs)
@@ -407,7 +409,7 @@ class TaskExecutor:
         of = {task.id: task for task in held.lease.tasks}
         await self._following.connect([of[r.result.id] for r in results if r.result.status == "ok"])
         recorded = {r.id: r for r in await self._queue.complete(held.lease, [stored.result for stored in results])}
-        unused = []
+        unused, late = [], []
         for stored in results:
             task = of[stored.result.id]
             result = recorded.get(task.id)
@@ -415,6 +417,8 @@ class TaskExecutor:
                 self.totals.dropped += 1
                 if stored.key and not task.output:
                     unused.append(stored.key)
+                if stored.objects:
+                    late.append(task)
             elif result.status == "ok":
                 self.totals.recorded += 1
             else:
@@ -425,6 +429,7 @@ class TaskExecutor:
                 held.open.discard(task.id)
         if unused:
             await self._channel.delete(unused)
+        await self._following.drop_late_outputs(late)
         await self._following.drop_inputs([of[id] for id, result in recorded.items() if result.status == "ok"])
         held.writing = False
         if not held.open:

@@ -38,3 +38,10 @@ class Following:
     async def _drop(self, task: TaskSpec, key: str, readers: int) -> None:
         if readers == 1 or await self._queue.count(f"read-{digest_of_key(key)}", task.id) >= readers:
             await self._channel.delete([key])
+
+    async def drop_late_outputs(self, tasks: Sequence[TaskSpec]) -> None:
+        """Deletes what was stored for tasks that had a result already, where all that read it have ended: an executor that was frozen
+        has stored it after it was deleted."""
+        for task in tasks:
+            if keys := await self._resolver.unread(task):
+                await self._channel.delete(keys)

@@ -49,6 +49,8 @@ class ObjectPlaces(Wrapper):
         self._owner, self._open, self._cache_bytes = owner, open_channel, cache_bytes
         self._stores: dict[str, RunChannel] = {}
         self._cached: OrderedDict[str, memoryview] = OrderedDict()
+        self._unconfirmed: set[str] = set()
+        """Of these: written here, and not seen in their store since then. A store may acknowledge an object and lose it."""
         self._held = 0
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
@@ -56,15 +58,19 @@ class ObjectPlaces(Wrapper):
         await store.put(name, buffers, create=create)
         if store is not self.inner and len(buffers) and size_of(buffers):
             last = buffers[-1] if len(buffers) == 1 else b"".join(buffers)
-            self._keep(key, memoryview(last))
+            if self._keep(key, memoryview(last)):
+                self._unconfirmed.add(key)
 
     async def fetch(self, key: str) -> memoryview | None:
-        if key in self._cached:
+        if key in self._cached and key not in self._unconfirmed:
             self._cached.move_to_end(key)
             return self._cached[key]
         store, name = self._of(key)
         data = await store.fetch(name)
-        if data is not None and store is not self.inner:
+        if data is None:
+            self._forget(key)
+        elif store is not self.inner:
+            self._unconfirmed.discard(key)
             self._keep(key, data)
         return data
 
@@ -73,15 +79,16 @@ class ObjectPlaces(Wrapper):
         for key in keys:
             store, name = self._of(key)
             of.setdefault(key.rpartition(_SEPARATOR)[0], (store, []))[1].append(name)
-            if key in self._cached:
-                self._held -= self._cached.pop(key).nbytes
+            self._forget(key)
         for store, names in of.values():
             await store.delete(names)
 
     async def list(self, prefix: str) -> list[str]:
         store, name = self._of(prefix)
         address = prefix[: len(prefix) - len(name)]
-        return [f"{address}{key}" for key in await store.list(name)]
+        found = [f"{address}{key}" for key in await store.list(name)]
+        self._unconfirmed.difference_update(found)
+        return found
 
     async def close_stores(self) -> None:
         """Lets go of connections to stores; the run's channel is another's."""
@@ -101,10 +108,17 @@ class ObjectPlaces(Wrapper):
             self._stores[address] = RunChannel(self._open(address), owner=self._owner)
         return self._stores[address], name
 
-    def _keep(self, key: str, data: memoryview) -> None:
+    def _keep(self, key: str, data: memoryview) -> bool:
+        """Keeps an object, if it fits and is not kept already."""
         if data.nbytes > self._cache_bytes or key in self._cached:
-            return
+            return False
         self._cached[key] = data
         self._held += data.nbytes
         while self._held > self._cache_bytes:
-            self._held -= self._cached.popitem(last=False)[1].nbytes
+            self._forget(next(iter(self._cached)))
+        return True
+
+    def _forget(self, key: str) -> None:
+        self._unconfirmed.discard(key)
+        if key in self._cached:
+            self._held -= self._cached.pop(key).nbytes

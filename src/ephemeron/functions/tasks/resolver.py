@@ -39,6 +39,14 @@ class Resolver(ABC):
         """Whether an earlier run has stored the outputs of a task, so that its inputs are not read and it is not run."""
         return False
 
+    async def look_again(self, task: TaskSpec) -> bool:
+        """Whether the outputs of a task, of which an input is gone, are stored by now: another run computes the same graph."""
+        return False
+
+    async def unread(self, task: TaskSpec) -> Sequence[str]:
+        """Keys of stored outputs of a task that no task will read any more."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolverContext:

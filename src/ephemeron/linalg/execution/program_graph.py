@@ -6,7 +6,7 @@ Nothing is unrolled: functions ask the analysis. A task's outputs are created on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,16 @@ class _Place:
     indices: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Tiles that were stored at one moment."""
+
+    stored: frozenset[str]
+    """Keys."""
+    done: dict[Node, bool] = field(default_factory=dict)
+    """By task: whether it had ended then, as far as that was asked."""
+
+
 class ProgramGraph(ShippedGraph):
     """Tasks of a program.
 
@@ -65,10 +75,8 @@ class ProgramGraph(ShippedGraph):
         self._graph: TaskGraph = Analysis(program, data.sizes)
         self.kernels: Mapping[str, Kernel] = {}
         """By name; none where nothing is computed."""
-        self._stored: frozenset[str] = frozenset()
-        """Keys of tiles that were there when this was opened."""
-        self._done: dict[Node, bool] = {}
-        """By task: whether it had ended then, as far as that was asked."""
+        self._channel: Channel | None = None
+        self._listing = _Listing(frozenset())
         self._lines = max(program.calls) + 1
 
     # -- tasks
@@ -134,36 +142,65 @@ class ProgramGraph(ShippedGraph):
         return self._data.families.get(matrix, temporary)
 
     async def open(self, channel: Channel) -> None:
-        """Looks for tiles of an earlier run."""
-        if not self._data.resumes:
-            return
-        prefixes = {placed(self._data.store, f"{self._data.temporaries}/")}
+        """Looks for tiles of an earlier run, if there was one."""
+        self._channel = channel
+        if self._data.resumes:
+            self._listing = await self._listed(channel)
+
+    async def _listed(self, channel: Channel) -> _Listing:
+        # Temporary tiles first: one that is not there any more was deleted after what was made of it was stored.
+        prefixes = [placed(self._data.store, f"{self._data.temporaries}/")]
         for matrix in self._program.matrices:
             if matrix.role is Role.OUTPUT:
                 known = self._data.matrices.get(matrix.name) or self._family(matrix.name)
-                prefixes.add(placed(known.store, f"{known.name}/"))
-        found = [await channel.list(prefix) for prefix in sorted(prefixes)]
-        self._stored = frozenset(key for keys in found for key in keys)
+                prefixes.append(placed(known.store, f"{known.name}/"))
+        found = [await channel.list(prefix) for prefix in dict.fromkeys(prefixes)]
+        return _Listing(frozenset(key for keys in found for key in keys))
 
     def is_stored(self, task: TaskSpec) -> bool:
-        return bool(self._stored) and self._was_done(_node(task))
+        listing = self._listing
+        return bool(listing.stored) and self._was_done(_node(task), listing)
 
-    def _was_done(self, node: Node) -> bool:
+    async def look_again(self, task: TaskSpec) -> bool:
+        """Whether another run that computes the same (of a client that was killed) has ended the task meanwhile."""
+        if self._channel is None:
+            return False
+        self._listing = await self._listed(self._channel)
+        return self.is_stored(task)
+
+    async def unread(self, task: TaskSpec) -> Sequence[str]:
+        if self._channel is None:
+            return ()
+        written = [
+            (key, [*self._graph.readers(*tile)])
+            for tile in self._graph.writes(_node(task))
+            if self._program.matrix(tile[0]).role is Role.TEMPORARY and (key := self.key(tile))
+        ]
+        if not written:
+            return ()
+        listing = await self._listed(self._channel)
+        return [
+            key
+            for key, readers in written
+            if key in listing.stored and all(self._was_done(reader, listing) for reader in readers)
+        ]
+
+    def _was_done(self, node: Node, listing: _Listing) -> bool:
         """Whether all its tiles were there, or had been deleted because all that read them had ended."""
-        asked = [node]
+        asked, done = [node], listing.done
         while asked:
-            if asked[-1] in self._done:
+            if asked[-1] in done:
                 asked.pop()
                 continue
-            missing = [tile for tile in self._graph.writes(asked[-1]) if self.key(tile) not in self._stored]
+            missing = [tile for tile in self._graph.writes(asked[-1]) if self.key(tile) not in listing.stored]
             deleted = all(self._program.matrix(matrix).role is Role.TEMPORARY for matrix, _ in missing)
             readers = [reader for tile in missing for reader in self._graph.readers(*tile)] if deleted else []
-            unknown = next((reader for reader in readers if reader not in self._done), None)
+            unknown = next((reader for reader in readers if reader not in done), None)
             if unknown is not None:
                 asked.append(unknown)
                 continue
-            self._done[asked.pop()] = not missing or (bool(readers) and all(self._done[r] for r in readers))
-        return self._done[node]
+            done[asked.pop()] = not missing or (bool(readers) and all(done[r] for r in readers))
+        return done[node]
 
     # -- computing
 
