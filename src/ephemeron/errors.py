@@ -56,6 +56,8 @@
     ├── MatrixError                  a kernel cannot go on with the values of a tile (kernel, position)
     │   ├── NotPositiveDefinite      the leading block up to a position is not positive definite
     │   ├── SingularMatrix           a pivot is exactly zero
+    │   ├── NotHermitian             a value is not the conjugate of its mirror image
+    │   ├── NotFinite                a value is NaN or infinite
     │   └── NotConverged             an iteration for eigenvalues or singular values did not converge
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
@@ -538,6 +540,14 @@ class NotPositiveDefinite(MatrixError):
 
 class SingularMatrix(MatrixError):
     """The pivot at `position` is exactly zero: the matrix is singular."""
+
+
+class NotHermitian(MatrixError):
+    """A value is not the conjugate of its mirror image, where a Hermitian matrix is needed."""
+
+
+class NotFinite(MatrixError):
+    """A value is NaN or infinite."""
 
 
 class NotConverged(MatrixError):

@@ -195,7 +195,7 @@ def test_randomized_svd(dtype, shape):
     v, _ = np.linalg.qr(random((n, k), dtype, 1))
     values = np.array([8.0, 4.0, 2.0, 1.0, 0.5])
     a = ((u * values) @ v.conj().T).astype(dtype) + random(shape, dtype, 2) * 1e-2 * epsilon(dtype)
-    sizes = {"M": count(m, TILE), "N": count(n, TILE), "R": 2}
+    sizes = {"M": count(m, TILE), "N": count(n, TILE), "R": 2, "L": 7}
     made = run(randomized_svd, sizes, A=a, O=random((n, 7), dtype, 3))
     left, right, s = whole(made["U"], m, 7, dtype), whole(made["V"], n, 7, dtype), made["D"][0, 0][0]
     assert np.all(np.abs(s[:k] - values) <= 50 * max(m, n) * epsilon(dtype) * values[0])

@@ -23,21 +23,27 @@ if TYPE_CHECKING:
     from ephemeron.linalg.embedding import lambdapack
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
     from ephemeron.linalg.operations import cholesky, lstsq, lu, matmul, qr, solve
-    from ephemeron.linalg.spectral import svd
+    from ephemeron.linalg.spectral import eigh, eigvalsh, randomized_svd, svd, svdvals
 
 _LAZY = {
     "BigMatrix": "matrices.big_matrix",
     "cholesky": "operations",
+    "eigh": "spectral",
+    "eigvalsh": "spectral",
     "lambdapack": "embedding",
     "lstsq": "operations",
     "lu": "operations",
     "matmul": "operations",
     "qr": "operations",
+    "randomized_svd": "spectral",
     "solve": "operations",
     "svd": "spectral",
+    "svdvals": "spectral",
 }
 
-__all__ = ["BigMatrix", "cholesky", "lambdapack", "lstsq", "lu", "matmul", "qr", "solve", "svd"]
+__all__ = [
+    "BigMatrix", "cholesky", "eigh", "eigvalsh", "lambdapack", "lstsq", "lu", "matmul", "qr", "randomized_svd", "solve", "svd", "svdvals",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

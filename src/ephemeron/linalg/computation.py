@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ephemeron.blocking import run as blocking
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms import qr as qr_programs
+from ephemeron.linalg.execution.gathered import run_gathered
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.execution.run import run_program
 from ephemeron.linalg.language.program import Program
@@ -36,6 +37,22 @@ class Computation:
         made, report = run_program(program, sizes, inputs=inputs, outputs=outputs, executor=self._executor)
         self.report += report
         return made
+
+    def gather(self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix]) -> list[StoredMatrix]:
+        """Runs a solver in one function; see `run_gathered`."""
+        made, report = run_gathered(solver, matrix, outputs, executor=self._executor)
+        self.report += report
+        return made
+
+    @property
+    def memory_mb(self) -> int:
+        """Of a function."""
+        return self._executor.memory_mb
+
+    def values(self, matrix: StoredMatrix) -> npt.NDArray[Any]:
+        """The values of a small result, which is removed at the end: shape [size]."""
+        self.scratch(matrix)
+        return BigMatrix(matrix).to_numpy().reshape(-1)
 
     def family(self) -> TileFamily:
         """Tiles that only later programs read."""

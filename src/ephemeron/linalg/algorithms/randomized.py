@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
-from ephemeron.linalg.kernels.orthogonal import identity_like, small_svd, thin_qr, thin_qr_pair
+from ephemeron.linalg.kernels.orthogonal import identity_like, leading_svd, thin_qr, thin_qr_pair
 from ephemeron.linalg.kernels.products import copy, multiply, multiply_add
 
 
@@ -31,10 +31,11 @@ def randomized_svd(
     M: Size,
     N: Size,
     R: Size,
+    L: Size,
 ) -> None:
-    """U (M × 1 tiles), singular values D (one tile, 1 × k, descending) and V (N × 1 tiles) with A ≈ U D Vᴴ, of rank k.
+    """U (M × 1 tiles), singular values D (one tile, 1 × k, descending) and V (N × 1 tiles) with A ≈ U D Vᴴ, of rank L.
 
-    O (N × 1 tiles, k columns) is random, for instance normal. Round r multiplies the basis of the rows with A and
+    O (N × 1 tiles, at least L columns) is random, for instance normal. Round r multiplies the basis of the rows with A and
     with Aᴴ, so R rounds are R − 1 power iterations. Y, X are sums of products; E, F, H, J the Q of pairs in the trees over tile rows and
     tile columns; C, K the R on their way up and G, B the rows on their way down; Q, P the bases.
     """
@@ -101,7 +102,7 @@ def randomized_svd(
             P[r, j] = multiply(H[r, 0, j], B[r, 0, j])
     # Aᴴ Q = P K, so A ≈ Q Kᴴ Pᴴ; with Kᴴ = S D T that is (Q S) D (P Tᴴ)ᴴ
     C[R, 0, 0] = copy(K[R - 1, wide, 0], adjoint=True)
-    S[0], D[0, 0], T[0] = small_svd(C[R, 0, 0])
+    S[0], D[0, 0], T[0] = leading_svd(C[R, 0, 0], L)
     for i in range(M):
         U[i, 0] = multiply(Q[R - 1, i], S[0])
     for j in range(N):

@@ -95,5 +95,12 @@ def small_svd(a: Array) -> tuple[Array, Array, Array]:
     return u, s[None, :], vh
 
 
+@kernel(outputs=3, flops=lambda a, k: 20.0 * a[0] * a[1] * min(a[0], a[1]))
+def leading_svd(a: Array, k: int) -> tuple[Array, Array, Array]:
+    """The first `k` singular values and vectors of `small_svd`, or all of them where there are fewer."""
+    u, s, vh = small_svd(a)
+    return np.ascontiguousarray(u[:, :k]), np.ascontiguousarray(s[:, :k]), np.ascontiguousarray(vh[:k])
+
+
 def _mode(v: Array, adjoint: bool) -> str:
     return "N" if not adjoint else "C" if np.iscomplexobj(v) else "T"

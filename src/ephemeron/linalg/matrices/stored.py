@@ -14,8 +14,12 @@ from ephemeron.config.typed import Count
 from ephemeron.errors import JobError
 from ephemeron.functions.tasks.object_places import placed
 
-Structure: TypeAlias = Literal["full", "lower", "upper"]
+Structure: TypeAlias = Literal["full", "lower", "upper", "lower band", "upper band"]
 Shape: TypeAlias = tuple[int, int]
+_DIAGONALS: dict[Structure, tuple[int | None, int | None]] = {
+    "full": (None, None), "lower": (None, 0), "upper": (0, None), "lower band": (-1, 0), "upper band": (0, 1),
+}  # fmt: skip
+"""First and last diagonal of tiles that are stored; a diagonal's number is that of the column minus that of the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class StoredMatrix:
     dtype: str
     """Name of a NumPy type."""
     structure: Structure = "full"
-    """`lower`: tiles above the diagonal are zero, and are not stored."""
+    """`lower`: tiles above the diagonal are zero, and are not stored; `lower band`: those far below it neither, only the next to it."""
     first_row: int = 0
     """First tile of the view, in tiles of what is stored."""
     first_column: int = 0
@@ -69,7 +73,8 @@ class StoredMatrix:
     def is_stored(self, i: int, j: int) -> bool:
         """Whether the tile has an object; else it is zero."""
         i, j = self._origin(i, j)
-        return not (self.structure == "lower" and j > i) and not (self.structure == "upper" and j < i)
+        first, last = _DIAGONALS[self.structure]
+        return (first is None or j - i >= first) and (last is None or j - i <= last)
 
     def key(self, i: int, j: int) -> str:
         """Of the object of a tile, as in `object_places`."""

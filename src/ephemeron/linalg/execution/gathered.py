@@ -1,0 +1,178 @@
+"""One task that reads all tiles of a matrix and writes whole matrices: a solver for what fits into one function.
+
+LAmbdaPACK's kernel calls name each tile that they take, so their number is fixed; a solver takes as many as there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ephemeron.blocking import run as blocking
+from ephemeron.communication.channels.base import Buffer, Channel
+from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.config.typed import Typed, build, plain
+from ephemeron.errors import JobError, MatrixError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.functions.shipped_tasks import Load, ShippedGraph
+from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
+from ephemeron.functions.tasks.result_store import TaskOutputs
+from ephemeron.linalg.execution.program_data import run_name
+from ephemeron.linalg.execution.program_graph import TaskTraffic
+from ephemeron.linalg.execution.report import LinalgReport
+from ephemeron.linalg.kernels import spectra
+from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+
+_OPENER = "ephemeron.linalg.execution.gathered:open_gathered"
+SOLVERS: Mapping[str, Callable[[spectra.Blocks], tuple[npt.NDArray[Any], ...]]] = {
+    "eigh": spectra.hermitian_eigen,
+    "eigvalsh": spectra.hermitian_eigenvalues,
+    "svd": spectra.singular_vectors,
+    "svdvals": spectra.singular_values,
+}
+_COPIES = {"eigh": 5, "eigvalsh": 3, "svd": 8, "svdvals": 3}
+"""Matrices of n × n values that a solver holds at once, its input and workspace included; of a narrow band, n × 2 b."""
+
+
+def solver_bytes(solver: str, rows: int, columns: int, itemsize: int, *, band: int | None = None) -> float:
+    """Memory that a solver takes.
+
+    Args:
+        solver: one of `SOLVERS`.
+        rows, columns: of the matrix.
+        itemsize: bytes of a value.
+        band: width of the band, where the matrix is one.
+    """
+    is_narrow = band is not None and columns > spectra.NARROW * band and solver in ("eigvalsh", "svdvals")
+    held = columns * 2 * (band or 0) if is_narrow else rows * columns
+    return float(_COPIES[solver] * held * itemsize)
+
+
+def check_memory(solver: str, rows: int, columns: int, itemsize: int, *, band: int | None, memory_mb: int) -> None:
+    """Refuses what does not fit.
+
+    Raises:
+        JobError: a function has not enough memory.
+    """
+    needed = solver_bytes(solver, rows, columns, itemsize, band=band) / 2**20
+    if needed > memory_mb:
+        enough = 2 ** math.ceil(math.log2(needed))
+        raise JobError(
+            f"{solver} of {rows} x {columns} needs {needed:.0f} MB in one function, which has {memory_mb}",
+            remedy=f"use memory_mb={enough}"
+            + (", values only, or randomized_svd" if solver in ("eigh", "svd") else ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredData(Typed):
+    """The task."""
+
+    solver: str
+    """One of `SOLVERS`."""
+    matrix: StoredMatrix
+    """That is read."""
+    outputs: tuple[StoredMatrix, ...]
+    """In the order of the solver's results."""
+    tries: int = 3
+    """Of the task."""
+
+
+class GatheredGraph(ShippedGraph):
+    """A graph of one task."""
+
+    def __init__(self, data: GatheredData) -> None:
+        self._data = data
+
+    def starts(self, name: str, function: str) -> Iterator[tuple[TaskSpec, int]]:
+        """The task, and its order."""
+        a = self._data.matrix
+        keys = tuple(a.key(i, j) for i, j in a.indices() if a.is_stored(i, j))
+        yield TaskSpec(id=f"{name}-0", function=function, inputs=keys, max_tries=self._data.tries), 0
+
+    def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
+        return ()
+
+    def run(self, task: TaskSpec, inputs: Sequence[memoryview]) -> object:
+        a = self._data.matrix
+        stored = [(i, j) for i, j in a.indices() if a.is_stored(i, j)]
+        tiles = {
+            index: np.asarray(a.seen(decode_tile(data, key=key)))
+            for index, key, data in zip(stored, task.inputs, inputs, strict=True)
+        }
+        blocks = spectra.Blocks(a.shape, a.tile_rows, tiles, a.structure == "lower band")
+        try:
+            found = SOLVERS[self._data.solver](blocks)
+        except MatrixError as error:
+            raise error.at(error.where or self._data.solver) from None
+        objects: dict[str, Sequence[Buffer]] = {}
+        for matrix, array in zip(self._data.outputs, found, strict=True):
+            for i, j in matrix.indices():
+                objects[matrix.key(i, j)] = encode_tile(np.ascontiguousarray(array[matrix.slices(i, j)]))
+        traffic = TaskTraffic(read=sum(d.nbytes for d in inputs), written=sum(map(size_of, objects.values())))
+        return TaskOutputs(objects=objects, value=plain(traffic))
+
+
+async def open_gathered(data: bytes, channel: Channel, load: Load) -> GatheredGraph:
+    """The graph of `GatheredData`, where tasks run."""
+    return GatheredGraph(build(GatheredData, json.loads(data), where="solver"))
+
+
+def run_gathered(
+    solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], *, executor: FunctionExecutor
+) -> tuple[list[StoredMatrix], LinalgReport]:
+    """Runs a solver in one function. One that was interrupted is not computed again once its results are whole.
+
+    Args:
+        solver: one of `SOLVERS`.
+        matrix: with square tiles.
+        outputs: what the results will look like; their names are made here.
+        executor: runs the task.
+
+    Raises:
+        TaskFailed: the solver failed.
+    """
+    name = f"{solver}-{run_name(solver, {}, {'A': matrix})}"
+    made = [dataclasses.replace(output, name=f"{name}-{k}") for k, output in enumerate(outputs)]
+
+    async def is_whole() -> bool:
+        async with tile_store.opened(made[0].store) as channel:
+            return all([await tile_store.is_whole(channel, each) for each in made])
+
+    if blocking(lambda interrupts: is_whole()):
+        return made, LinalgReport(algorithm=solver)
+    data = GatheredData(solver=solver, matrix=matrix, outputs=tuple(made), tries=executor.tries)
+    results: list[TaskResult] = []
+    began, bill_before = time.perf_counter(), executor.bill().cost_usd
+    future = executor.run_graph(
+        _OPENER, json.dumps(plain(data), separators=(",", ":"), sort_keys=True).encode(), GatheredGraph(data).starts,
+        tasks=1, name=solver, code=[], on_result=results.append,
+    )  # fmt: skip
+    try:
+        future.result()
+    finally:
+        future.cancel()
+    traffic = [build(TaskTraffic, r.value, where=f"result of {r.id}") for r in results]
+    report = LinalgReport(
+        algorithm=solver, tasks=1, seconds=time.perf_counter() - began, core_seconds=sum(r.compute_s for r in results),
+        bytes_read=sum(t.read for t in traffic), bytes_written=sum(t.written for t in traffic),
+        cost_usd=executor.bill().cost_usd - bill_before,
+    )  # fmt: skip
+
+    async def finish() -> None:
+        async with tile_store.opened(made[0].store) as channel:
+            for each in made:
+                await tile_store.describe(channel, each)
+
+    blocking(lambda interrupts: finish())
+    return made, report

@@ -1,0 +1,172 @@
+"""Eigenvalues and singular values of a whole matrix, or of a band, in one function (LAPACK).
+
+The matrix comes as tiles, of which those that are zero may be absent. Values of a narrow band take LAPACK's band storage: n b numbers
+instead of n². With vectors, or where the band is wide, dense algorithms are faster (at a width of n/8: eigenvalues 0.19 s against 0.29 s
+for n = 1,200; with vectors 0.5 s against 1.5 s), since LAPACK's reductions of bands rotate one element after another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cython_lapack, eig_banded, eigh, svd, svdvals
+
+from ephemeron.errors import NotConverged, NotFinite, NotHermitian
+from ephemeron.linalg.kernels.two_sided import hermitian_tile
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Tiles = Mapping[tuple[int, int], Array]
+NARROW = 8
+"""Tile columns beyond which a band of one tile beside the diagonal is narrow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix, or a band, as tiles."""
+
+    shape: tuple[int, int]
+    """Rows and columns."""
+    tile: int
+    """Rows and columns of a tile."""
+    tiles: Tiles
+    """By index; absent ones are zero."""
+    is_half: bool = False
+    """Whether it is the lower half of a Hermitian band."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether all tiles are on two diagonals, of many."""
+        return self.shape[1] > NARROW * self.tile and all(abs(i - j) <= 1 for i, j in self.tiles)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+        return next(iter(self.tiles.values())).dtype
+
+    def dense(self) -> Array:
+        """The whole matrix, in Fortran order."""
+        made = np.zeros(self.shape, self.dtype, order="F")
+        for (i, j), tile in self.tiles.items():
+            made[i * self.tile : i * self.tile + tile.shape[0], j * self.tile : j * self.tile + tile.shape[1]] = tile
+        if not np.isfinite(made).all():
+            row, column = (int(x[0]) for x in np.nonzero(~np.isfinite(made)))
+            raise NotFinite(f"the value at {row}, {column} is {made[row, column]}", kernel="lapack", position=row)
+        return made
+
+    def banded(self, *, lower: bool) -> Array:
+        """Diagonals as LAPACK stores them: from the main diagonal down, or from the uppermost to the main one."""
+        n, width = self.shape[1], self.tile
+        made = np.zeros((width + 1, n), self.dtype, order="F")
+        for (i, j), tile in self.tiles.items():
+            for column in range(tile.shape[1]):
+                whole, top = j * width + column, i * width
+                first = max(top, whole if lower else whole - width)
+                last = min(top + tile.shape[0], whole + width + 1 if lower else whole + 1)
+                at = first - whole + (0 if lower else width)
+                if last > first:
+                    made[at : at + last - first, whole] = tile[first - top : last - top, column]
+        return made
+
+
+def hermitian_eigen(blocks: Blocks) -> tuple[Array, Array]:
+    """Eigenvalues (1 × n, ascending) and eigenvectors (n × n) of a Hermitian matrix, or of the lower half of a band.
+
+    Raises:
+        NotConverged, NotFinite, NotHermitian: as they say.
+    """
+    a = _hermitian(blocks)
+    w, v = _converged(eigh, a, overwrite_a=True, check_finite=False, driver="evd")
+    return w[None, :], v
+
+
+def hermitian_eigenvalues(blocks: Blocks) -> tuple[Array]:
+    """Eigenvalues (1 × n, ascending), as of `hermitian_eigen`."""
+    if blocks.is_narrow:
+        w = _converged(eig_banded, blocks.banded(lower=True), lower=True, eigvals_only=True, overwrite_a_band=True)
+    else:
+        w = _converged(eigh, _hermitian(blocks), eigvals_only=True, overwrite_a=True, check_finite=False)
+    return (w[None, :],)
+
+
+def singular_vectors(blocks: Blocks) -> tuple[Array, Array, Array]:
+    """U (m × k), singular values (1 × k, descending) and Vᴴ (k × n), k = min(m, n).
+
+    Raises:
+        NotConverged, NotFinite: as they say.
+    """
+    u, s, vh = _converged(svd, blocks.dense(), full_matrices=False, overwrite_a=True, check_finite=False)
+    return u, s[None, :], vh
+
+
+def singular_values(blocks: Blocks) -> tuple[Array]:
+    """Singular values (1 × min(m, n), descending)."""
+    if blocks.is_narrow:
+        return (band_singular_values(blocks.banded(lower=False))[None, :],)
+    return (_converged(svdvals, blocks.dense(), overwrite_a=True, check_finite=False)[None, :],)
+
+
+def band_singular_values(band: Array) -> Array:
+    """Singular values of an upper band (LAPACK gbbrd, bdsqr), descending.
+
+    Args:
+        band: (b + 1 × n) from the uppermost diagonal to the main one, in Fortran order; overwritten.
+    """
+    width, n = band.shape[0] - 1, band.shape[1]
+    is_complex, real = np.iscomplexobj(band), np.dtype(band.dtype.char.lower())
+    d, e, work = np.zeros(n, real), np.zeros(max(n - 1, 1), real), np.zeros(4 * n, band.dtype)
+    nothing, one = np.zeros(1, band.dtype), 1
+    rwork = [np.zeros(2 * n, real)] if is_complex else []
+    _lapack(
+        "gbbrd", band.dtype, b"N", n, n, 0, 0, width, band, width + 1, d, e, nothing, one, nothing, one, nothing, one, work, *rwork
+    )  # fmt: skip
+    none = np.zeros(1, real)
+    _lapack("bdsqr", real, b"U", n, 0, 0, 0, d, e, none, one, none, one, none, one, np.zeros(4 * n, real))
+    return d
+
+
+def _lapack(name: str, dtype: np.dtype[Any], *arguments: bytes | int | Array) -> None:
+    """Calls a routine that `scipy.linalg.lapack` lacks, with the pointers that SciPy gives to Cython."""
+    capsule = cython_lapack.__pyx_capi__[_PREFIX[dtype.char] + name]
+    name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    info = ctypes.c_int(0)
+    given: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, bytes):
+            given.append(ctypes.c_char_p(argument))
+        elif isinstance(argument, int):
+            given.append(ctypes.byref(ctypes.c_int(argument)))
+        else:
+            given.append(argument.ctypes.data_as(ctypes.c_void_p))
+    routine = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(given) + 1))(pointer_of(capsule, name_of(capsule)))
+    routine(*[ctypes.cast(g, ctypes.c_void_p) for g in given], ctypes.cast(ctypes.byref(info), ctypes.c_void_p))
+    if info.value:
+        raise NotConverged(f"{name} returned {info.value}", kernel=name)
+
+
+_PREFIX = {"f": "s", "d": "d", "F": "c", "D": "z"}
+
+
+def _hermitian(blocks: Blocks) -> Array:
+    """The matrix, of which solvers read the lower half; where it is not half a band, both halves are compared."""
+    if not blocks.is_half:
+        for i, j in blocks.tiles:
+            if i >= j:
+                zero = np.zeros(blocks.tiles[i, j].shape[::-1], blocks.dtype)
+                try:
+                    hermitian_tile(blocks.tiles[i, j], blocks.tiles.get((j, i), zero))
+                except (NotHermitian, NotFinite) as error:
+                    raise error.at(f"tile {i}, {j}") from None
+    return blocks.dense()
+
+
+def _converged(solve: Callable[..., Any], a: Array, **options: Any) -> Any:
+    try:
+        return solve(a, **options)
+    except np.linalg.LinAlgError as error:
+        raise NotConverged(str(error), kernel=solve.__name__) from None
