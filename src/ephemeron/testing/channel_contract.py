@@ -254,6 +254,7 @@ class ChannelContract:
             await channel.delete([f"{prefix}/{name}" for name in ("nothing", "a", "nowhere/at/all", "b", "c")])
             assert await channel.list(prefix) == [f"{prefix}/d"]
             assert await channel.fetch(f"{prefix}/a") is None
+            assert [await channel.exists(f"{prefix}/{name}") for name in ("d", "a", "")] == [True, False, False]
             await channel.delete([f"{prefix}/a"])
             await channel.delete([])
             await channel.delete(f"{prefix}/{name}" for name in "d")

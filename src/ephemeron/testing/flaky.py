@@ -64,6 +64,9 @@ class FlakyChannel(Wrapper):
     async def list(self, prefix: str) -> list[str]:
         return await self._request("list", prefix, lambda: self.inner.list(prefix))
 
+    async def exists(self, key: str) -> bool:
+        return await self._request("exists", key, lambda: self.inner.exists(key))
+
     def reducer(self) -> SupportsReduction | None:
         inner = self.inner.reducer()
         return None if inner is None else _FlakyReduction(self, inner)

@@ -47,6 +47,10 @@ class Parties(Wrapper):
         await self._arrived()
         return await next(self.readers).list(prefix)
 
+    async def exists(self, key: str) -> bool:
+        await self._arrived()
+        return await next(self.readers).exists(key)
+
     async def _arrived(self) -> None:
         """Connections keep the order: an answer comes after all that was sent before it."""
         for channel in self.channels:

@@ -58,6 +58,10 @@ class Unreliable(Wrapper):
         await self._delay()  # what is returned may be old
         return found
 
+    async def exists(self, key: str) -> bool:
+        await self._delay()
+        return await self.inner.exists(key)
+
     async def delete(self, keys: Iterable[str]) -> None:
         await self._delay()
         await self.inner.delete(keys)

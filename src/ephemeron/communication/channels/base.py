@@ -90,6 +90,10 @@ class Channel(ABC):
     async def list(self, prefix: str) -> list[str]:
         """All keys that start with `prefix`, sorted. For recovery and cleaning only, never on the hot path."""
 
+    async def exists(self, key: str) -> bool:
+        """Whether an object is there now: one request that moves none of its bytes, where the store has such a request; else a listing."""
+        return key in await self.list(key)
+
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         """Waits until `key` is there and returns it.
 
@@ -187,6 +191,9 @@ class Wrapper(Channel):
 
     async def list(self, prefix: str) -> list[str]:
         return await self.inner.list(prefix)
+
+    async def exists(self, key: str) -> bool:
+        return await self.inner.exists(key)
 
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         # A store that cannot wait is polled here, through this wrapper's own `fetch`, so that every poll is

@@ -124,6 +124,10 @@ class CacheChannel(Channel, SupportsSizes):
             for at in range(0, len(names), 1000):
                 await self._redis.execute_command("UNLINK", *names[at : at + 1000])
 
+    async def exists(self, key: str) -> bool:
+        async with self._errors(key):
+            return bool(await self._redis.exists(key))
+
     async def list(self, prefix: str) -> list[str]:
         pattern = re.sub(r"([\\*?\[\]^-])", r"\\\1", prefix) + "*"
         async with self._errors(None):

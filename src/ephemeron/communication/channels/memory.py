@@ -62,6 +62,9 @@ class MemoryChannel(Channel):
         for key in keys:
             self.objects.pop(key, None)
 
+    async def exists(self, key: str) -> bool:
+        return key in self.objects
+
     async def list(self, prefix: str) -> list[str]:
         return sorted(k for k in self.objects if k.startswith(prefix))
 

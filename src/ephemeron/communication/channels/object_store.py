@@ -112,6 +112,15 @@ class ObjectsChannel(Channel, SupportsSizes):
                 return None
             raise self._unreachable(e, key) from e
 
+    async def exists(self, key: str) -> bool:
+        try:
+            await obstore.head_async(self._store, self._path(key))
+        except _FAILURES as e:
+            if _is_absent(e):
+                return False
+            raise self._unreachable(e, key) from e
+        return True
+
     async def delete(self, keys: Iterable[str]) -> None:
         paths = [self._path(key) for key in keys]
         if not paths:

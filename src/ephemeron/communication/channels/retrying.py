@@ -124,6 +124,9 @@ class Retrying(Wrapper):
     async def list(self, prefix: str) -> list[str]:
         return await self._persist(lambda: self.inner.list(prefix))
 
+    async def exists(self, key: str) -> bool:
+        return await self._persist(lambda: self.inner.exists(key))
+
     def reducer(self) -> SupportsReduction | None:
         inner = self.inner.reducer()
         return None if inner is None else _RetryingReduction(self, inner)

@@ -81,6 +81,10 @@ class Metered(Wrapper):
         self.lists += 1
         return await self.inner.list(prefix)
 
+    async def exists(self, key: str) -> bool:
+        self.polls += 1  # of the price of a get
+        return await self.inner.exists(key)
+
     def reducer(self) -> SupportsReduction | None:
         inner = self.inner.reducer()
         return None if inner is None else _MeteredReduction(self, inner)
@@ -171,6 +175,10 @@ class Throttled(Wrapper):
     async def list(self, prefix: str) -> list[str]:
         await self._latency()
         return await self.inner.list(prefix)
+
+    async def exists(self, key: str) -> bool:
+        await self._latency()
+        return await self.inner.exists(key)
 
     async def _latency(self) -> float:
         """Waits until a request has arrived; returns the time of its arrival."""

@@ -329,6 +329,9 @@ class PeerChannel(Wrapper):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def exists(self, key: str) -> bool:
+        return key in await self.list(key)  # the object may be a peer's alone
+
     async def list(self, prefix: str) -> list[str]:
         found = set(await self.inner.list(prefix)) | {key for key in self._objects if key.startswith(prefix)}
         for keys in await asyncio.gather(*(self._index(r, prefix) for r in self._others())):

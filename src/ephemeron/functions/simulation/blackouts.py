@@ -48,6 +48,12 @@ class Blackouts(Wrapper):
         await self._over()
         return found
 
+    async def exists(self, key: str) -> bool:
+        await self._over()
+        found = await self.inner.exists(key)
+        await self._over()
+        return found
+
     async def _over(self) -> float:
         """Waits for the end of a blackout; returns how long."""
         now = asyncio.get_running_loop().time()

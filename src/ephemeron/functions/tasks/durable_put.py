@@ -10,7 +10,7 @@ from ephemeron.errors import ChannelUnreachable, KeyExists
 
 _PUTS = 8
 READ_BACK_BYTES = 1 << 20
-"""Larger objects are looked for in a listing instead."""
+"""Of larger objects it is asked whether they exist instead."""
 
 
 async def create_durable(channel: Channel, key: str, data: bytes) -> memoryview:
@@ -40,6 +40,6 @@ async def create_durable_from(channel: Channel, key: str, buffers: Sequence[Buff
             there = await channel.fetch(key)
             if there is not None:
                 return there
-        elif key in await channel.list(key):
+        elif await channel.exists(key):
             return None
     raise ChannelUnreachable(f"the store has lost an object {_PUTS} times after it acknowledged it", key=key)

@@ -90,6 +90,10 @@ class ObjectPlaces(Wrapper):
         self._unconfirmed.difference_update(found)
         return found
 
+    async def exists(self, key: str) -> bool:
+        store, name = self._of(key)
+        return await store.exists(name)
+
     async def close_stores(self) -> None:
         """Lets go of connections to stores; the run's channel is another's."""
         for store in self._stores.values():
