@@ -24,6 +24,7 @@ from typing import Any
 from ephemeron.communication.signing import create_key
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
+from ephemeron.events import Traffic
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
@@ -247,6 +248,11 @@ class FunctionExecutor(concurrent.futures.Executor):
     def bill(self) -> Bill:
         """The cost so far, at list prices."""
         return self._session.bill()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Requests and bytes of the functions that have ended, without the client's: all of them after `shutdown`."""
+        return self._session.meter.traffic
 
     @property
     def memory_mb(self) -> int:

@@ -29,6 +29,9 @@ from ephemeron.training.planner.prices import Prices
 _log = logging.getLogger(__name__)
 
 _FIRST_POLL_S, _MOST_POLL_S = 0.01, 0.25
+_POLL_SHARE = 0.02
+"""Of the time since the first task of this burst, the longest pause between two looks at results: a short computation ends soon after its
+last task, and a long one costs few requests."""
 _END_S = 10.0
 """Seconds that functions have to end by themselves."""
 _LAST_S = 5.0
@@ -223,7 +226,8 @@ class Session:
             await queue.close()
 
     async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet) -> None:
-        reader, pause_s = queue.reader(), _FIRST_POLL_S
+        reader, pause_s, loop = queue.reader(), _FIRST_POLL_S, asyncio.get_running_loop()
+        began = loop.time()
         while True:
             self._wake.clear()
             self._accept()
@@ -235,7 +239,7 @@ class Session:
             await self._publish(channel, queue)
             if not self._open and not self._waiting and not self._graphs and not self.has_arrived:
                 await self._wake.wait()
-                pause_s = _FIRST_POLL_S
+                pause_s, began = _FIRST_POLL_S, loop.time()
                 continue
             results = await reader.read()
             await self._settle(channel, results)
@@ -248,7 +252,7 @@ class Session:
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause_s)
-            pause_s = min(1.5 * pause_s, _MOST_POLL_S)
+            pause_s = min(1.5 * pause_s, _MOST_POLL_S, max(_FIRST_POLL_S, _POLL_SHARE * (loop.time() - began)))
 
     def _accept(self) -> None:
         while self._arrived:
