@@ -11,7 +11,7 @@ from ephemeron.errors import JobError, NotPositiveDefinite, SingularMatrix
 from ephemeron.linalg.algorithms.cholesky import cholesky
 from ephemeron.linalg.algorithms.jacobi import jacobi_svd
 from ephemeron.linalg.algorithms.lu import lu, lu_forward, permuted_lower
-from ephemeron.linalg.algorithms.products import matmul, matmul_layers, syrk
+from ephemeron.linalg.algorithms.products import matmul, matmul_layers, matmul_pairs, syrk
 from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, qr
 from ephemeron.linalg.algorithms.randomized import randomized_svd
 from ephemeron.linalg.algorithms.tall import tall_svd, tsqr
@@ -42,12 +42,14 @@ def close(a, b, dtype, factor=20.0):
     return norm(a - b) <= factor * max(a.shape) * epsilon(dtype) * norm(b)
 
 
-@pytest.mark.parametrize("shape", [(8, 8, 8), (5, 3, 2), (20, 17, 30)])
+@pytest.mark.parametrize("shape", [(8, 8, 8), (5, 3, 2), (20, 17, 30), (9, 9, 15), (9, 9, 21), (9, 9, 75)])
 def test_products(dtype, shape):
     m, n, k = shape
     a, b = random((m, k), dtype), random((k, n), dtype, 1)
     sizes = {"M": count(m, TILE), "N": count(n, TILE), "K": count(k, TILE)}
     assert close(whole(run(matmul, sizes, A=a, B=b)["C"], m, n, dtype), a @ b, dtype)
+    product = whole(run(matmul, sizes, A=a, B=b)["C"], m, n, dtype)
+    assert np.array_equal(whole(run(matmul_pairs, sizes, A=a, B=b)["C"], m, n, dtype), product)
     for layers in (1, 2, 3):
         made = run(matmul_layers, {**sizes, "Q": layers}, A=a, B=b)["C"]
         assert close(whole(made, m, n, dtype), a @ b, dtype)
@@ -233,7 +235,7 @@ def test_eigenvalues_of_a_hermitian_matrix(dtype):
 
 
 ALL = [
-    matmul, matmul_layers, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
+    matmul, matmul_layers, matmul_pairs, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
     permuted_lower, qr, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
 ]  # fmt: skip
 
@@ -253,7 +255,7 @@ def test_the_analysis_equals_the_unrolled_graph(program, n):
 
 
 @pytest.mark.parametrize(
-    "program", [matmul, syrk, cholesky, forward_substitution, adjoint_substitution], ids=lambda p: p.name
+    "program", [matmul, matmul_pairs, syrk, cholesky, forward_substitution, adjoint_substitution], ids=lambda p: p.name
 )
 def test_verified_at_sizes_with_more_tiles_than_could_be_unrolled(program):
     analysis = Analysis(program, dict.fromkeys(program.sizes, 1000))

@@ -32,6 +32,11 @@ from ephemeron.linalg.computation import (
 from ephemeron.linalg.kernels.pivoting import exchange_rows, gather_pivots
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Tiles
+from ephemeron.units import MB
+
+_PAIRS_TILES = 40
+"""Tiles that fit into the memory of a function where it sums four products at once: nine of the task, nine of the next one, the sum and a
+product, copies on their way to the store, and a quarter of the memory for those that are kept."""
 
 
 def matmul(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
@@ -60,9 +65,9 @@ def matmul(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = No
     )  # fmt: skip
     (m, k), n = left.tiles, right.tiles[1]
     with computing(executor, "matmul", a) as computation:
-        made = computation.run(
-            products.matmul, {"M": m, "N": n, "K": k}, {"A": left, "B": right}, {"C": product}
-        )  # fmt: skip
+        pairs = left.tile_rows * left.tile_columns * a.dtype.itemsize * _PAIRS_TILES <= computation.memory_mb * MB
+        program = products.matmul_pairs if pairs else products.matmul
+        made = computation.run(program, {"M": m, "N": n, "K": k}, {"A": left, "B": right}, {"C": product})
     return computation.result(made["C"])
 
 

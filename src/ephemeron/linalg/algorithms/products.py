@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
-from ephemeron.linalg.kernels.products import add, copy, multiply, multiply_add
+from ephemeron.linalg.kernels.products import add, copy, multiply, multiply_add, multiply_add_pairs, multiply_pairs
 
 
 @lambdapack
@@ -21,6 +21,49 @@ def matmul(A: Input, B: Input, P: Temporary, C: Output, M: Size, N: Size, K: Siz
                 for k in range(1, K - 1):
                     P[i, j, k] = multiply_add(P[i, j, k - 1], A[i, k], B[k, j])
                 C[i, j] = multiply_add(P[i, j, K - 2], A[i, K - 1], B[K - 1, j])
+
+
+@lambdapack
+def matmul_pairs(A: Input, B: Input, P: Temporary, C: Output, M: Size, N: Size, K: Size) -> None:
+    """The bits of `matmul` with four products in each task: a quarter of its tasks, and of its partial sums that are stored.
+
+    A task holds nine tiles. The first task of a sum has the one to four products that are left over.
+    """
+    tiles(A, M, K)
+    tiles(B, K, N)
+    tiles(C, M, N)
+    groups = (K - 1) // 4
+    first = K - 4 * groups
+    for i in range(M):
+        for j in range(N):
+            if groups == 0:
+                if first == 1:
+                    C[i, j] = multiply(A[i, 0], B[0, j])
+                if first == 2:
+                    C[i, j] = multiply_pairs(A[i, 0], B[0, j], A[i, 1], B[1, j])
+                if first == 3:
+                    C[i, j] = multiply_pairs(A[i, 0], B[0, j], A[i, 1], B[1, j], A[i, 2], B[2, j])
+                if first == 4:
+                    C[i, j] = multiply_pairs(A[i, 0], B[0, j], A[i, 1], B[1, j], A[i, 2], B[2, j], A[i, 3], B[3, j])
+            else:
+                if first == 1:
+                    P[i, j, 0] = multiply(A[i, 0], B[0, j])
+                if first == 2:
+                    P[i, j, 0] = multiply_pairs(A[i, 0], B[0, j], A[i, 1], B[1, j])
+                if first == 3:
+                    P[i, j, 0] = multiply_pairs(A[i, 0], B[0, j], A[i, 1], B[1, j], A[i, 2], B[2, j])
+                if first == 4:
+                    P[i, j, 0] = multiply_pairs(A[i, 0], B[0, j], A[i, 1], B[1, j], A[i, 2], B[2, j], A[i, 3], B[3, j])
+                for g in range(groups):
+                    k = first + 4 * g
+                    if g + 1 < groups:
+                        P[i, j, g + 1] = multiply_add_pairs(
+                            P[i, j, g], A[i, k], B[k, j], A[i, k + 1], B[k + 1, j], A[i, k + 2], B[k + 2, j], A[i, k + 3], B[k + 3, j]
+                        )  # fmt: skip
+                    else:
+                        C[i, j] = multiply_add_pairs(
+                            P[i, j, g], A[i, k], B[k, j], A[i, k + 1], B[k + 1, j], A[i, k + 2], B[k + 2, j], A[i, k + 3], B[k + 3, j]
+                        )  # fmt: skip
 
 
 @lambdapack

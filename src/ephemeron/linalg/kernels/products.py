@@ -31,13 +31,39 @@ def multiply(a: Array, b: Array, *, adjoint_a: bool = False, adjoint_b: bool = F
 @kernel(flops=lambda c, a, b, **options: _product_flops(a, b, **options))
 def multiply_add(c: Array, a: Array, b: Array, *, adjoint_a: bool = False, adjoint_b: bool = False) -> Array:
     """`c + op(a) @ op(b)`."""
-    return c + _product(a, b, adjoint_a, adjoint_b)
+    product = _product(a, b, adjoint_a, adjoint_b)
+    return np.add(c, product, out=product)
+
+
+def _pairs_flops(*factors: Shape) -> float:
+    return sum(_product_flops(a, b) for a, b in zip(factors[::2], factors[1::2], strict=True))
+
+
+@kernel(flops=_pairs_flops)
+def multiply_pairs(*factors: Array) -> Array:
+    """`a0 @ b0 + a1 @ b1 + …` for factors a0, b0, a1, b1, …, from left to right: the bits of `multiply` and then `multiply_add`, with
+    one tile written."""
+    return _add_products(np.matmul(factors[0], factors[1]), factors[2:])
+
+
+@kernel(flops=lambda c, *factors: _pairs_flops(*factors))
+def multiply_add_pairs(c: Array, *factors: Array) -> Array:
+    """`c + a0 @ b0 + a1 @ b1 + …`, likewise."""
+    return _add_products(np.array(c), factors)
+
+
+def _add_products(total: Array, factors: Sequence[Array]) -> Array:
+    product = np.empty(total.shape, total.dtype)
+    for a, b in zip(factors[::2], factors[1::2], strict=True):
+        np.add(total, np.matmul(a, b, out=product), out=total)
+    return total
 
 
 @kernel(flops=lambda c, a, b, **options: _product_flops(a, b, **options))
 def multiply_subtract(c: Array, a: Array, b: Array, *, adjoint_a: bool = False, adjoint_b: bool = False) -> Array:
     """`c - op(a) @ op(b)`."""
-    return c - _product(a, b, adjoint_a, adjoint_b)
+    product = _product(a, b, adjoint_a, adjoint_b)
+    return np.subtract(c, product, out=product)
 
 
 @kernel(flops=lambda a, b: float(a[0] * a[1]))

@@ -9,6 +9,8 @@ _MULTIPLE = 64
 """Of which sizes are multiples: blocks of BLAS libraries divide them."""
 _TILES_IN_MEMORY = 12
 """Of one task, of those that are fetched ahead, written, and kept."""
+_TILES_PER_WORKER = 24
+"""Of one function, where the matrix is large enough."""
 _WORTH = 10
 """A task computes so many times as long as its requests take."""
 
@@ -35,8 +37,9 @@ def tile_size(rows: int, columns: int, itemsize: int, *, workers: int, speed: Fu
     """Rows and columns of square tiles for a matrix.
 
     Compute time of a product of tiles, 2 b³ / flops, is at least the time to read two and write one, 3 b² itemsize / bandwidth, and
-    `_WORTH` times the time of its requests; twelve tiles fit into memory; within that, every function has several tiles where the
-    matrix is large enough.
+    `_WORTH` times the time of its requests; twelve tiles fit into memory; within that, every function has `_TILES_PER_WORKER` tiles where
+    the matrix is large enough, so that factorisations, whose work shrinks, keep all of them busy. Tiles are about equal: the last row
+    of them is no narrow rest.
 
     Args:
         rows, columns: of the matrix.
@@ -45,10 +48,13 @@ def tile_size(rows: int, columns: int, itemsize: int, *, workers: int, speed: Fu
         speed: of one of them.
     """
     for_transfers = 1.5 * itemsize * speed.flops / speed.bytes_per_s
-    for_requests = (0.5 * _WORTH * speed.task_s * speed.flops) ** (1 / 3)
+    for_requests: float = (0.5 * _WORTH * speed.task_s * speed.flops) ** (1 / 3)
     for_memory = math.sqrt(speed.memory_bytes / (_TILES_IN_MEMORY * itemsize))
-    for_parallelism = math.sqrt(rows * columns / (8 * workers))
-    wanted = min(max(for_transfers, for_requests, for_parallelism), for_memory)
-    wanted = max(_MULTIPLE, _MULTIPLE * round(wanted / _MULTIPLE))
+    for_parallelism = math.sqrt(rows * columns / (_TILES_PER_WORKER * workers))
+    wanted: float = max(min(max(for_transfers, for_requests, for_parallelism), for_memory), float(_MULTIPLE))
     longest = max(rows, columns)
-    return longest if wanted >= longest else wanted
+    equal = longest / max(1, round(longest / wanted))
+    size: int = _MULTIPLE * math.ceil(equal / _MULTIPLE)
+    if size > for_memory:
+        size = max(_MULTIPLE, _MULTIPLE * math.floor(for_memory / _MULTIPLE))
+    return min(size, longest)
