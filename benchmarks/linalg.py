@@ -1,0 +1,288 @@
+"""Matrices on functions beside ScaLAPACK, dask.array and SciPy, on this machine: `python -m benchmarks.linalg --json`.
+
+NumPyWren (survey 2.4) reports in table 3 a wall time of 1.4 to 1.6 times that of MPI, and in table 4 fewer core-seconds for QR and Cholesky,
+each with a start penalty. Here four sides compute the same on the same number of cores, in turns in one run:
+
+- ephemeron: local functions of one BLAS thread each, which are running when the clock starts; tiles are objects in a folder (of memory where
+  the machine has /dev/shm); tasks are in a Valkey server, as NumPyWren's are in Redis, or in objects (`--state objects`). The clock
+  runs from the call to the result, and includes the making of Q for QR.
+- ScaLAPACK: one MPI process of one BLAS thread for each function; the clock is between two barriers. QR includes PDORGQR.
+- dask.array: its scheduler of threads, with one BLAS thread in each; its matrices stay in memory.
+- SciPy: one process, as many BLAS threads.
+
+Core-seconds: for ScaLAPACK and SciPy cores times wall time, as in table 4; for ephemeron the seconds in which tasks computed, plus a start
+penalty for each function: that of table 4 (20 s), and the time that a function took to start here.
+Bytes: of tiles that functions fetched and stored (without those that they had in memory), beside a lower bound for two processors with
+the memory of a function: max(inputs + outputs, flops / (√8 √M) words) (Irony, Toledo, Tiskin 2004; Ballard et al. 2011).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import linalg_peers
+from benchmarks.common import SEED, condensed, environment, write
+from benchmarks.servers import started_valkey
+from ephemeron import FunctionExecutor
+from ephemeron.errors import EphemeronError
+from ephemeron.linalg import BigMatrix, operations
+from ephemeron.units import MB
+
+PENALTY_S = 20.0
+"""Start penalty of table 4."""
+FLOPS = {"gemm": 2.0, "cholesky": 1 / 3, "qr": 8 / 3, "svd": 22.0}
+"""Times n³, of the usual algorithm; QR with Q."""
+MATRICES = {"gemm": 3, "cholesky": 1, "qr": 2.5, "svd": 3}
+"""Inputs and outputs, in matrices of n²; of symmetric and triangular ones half."""
+SIDES = ("ephemeron", "scalapack", "dask", "scipy")
+
+
+class Ours:
+    """The side of this library for one size.
+
+    Args:
+        n: rows and columns.
+        operation: to compute.
+        tile: of matrices; 0: the library's choice.
+        functions: at once.
+        memory_mb: of each.
+        store: address for tiles.
+        channel: of the executor.
+    """
+
+    def __init__(
+        self, n: int, operation: str, *, tile: int, functions: int, memory_mb: int, store: str, channel: str
+    ) -> None:
+        self._operation, self._n = operation, n
+        options = {"tile": tile or None, "store": store}
+        self.a = BigMatrix.from_numpy(linalg_peers.matrix(n, definite=operation == "cholesky"), **options)
+        self.b = BigMatrix.from_numpy(linalg_peers.matrix(n, seed=SEED + 1), **options) if operation == "gemm" else None
+        self.tile = self.a.tile[0]
+        self._small = BigMatrix.from_numpy(np.eye(64), tile=16, store=store)
+        self._pool = FunctionExecutor(
+            "local", progress=False, max_workers=functions, memory_mb=memory_mb, channel=channel
+        )
+        began = time.perf_counter()
+        self._pool.submit(abs, -1).result()
+        self.start_s = time.perf_counter() - began
+        """Until the first function has run a task."""
+
+    def warm(self) -> None:
+        """All functions are running, and have imported what tasks need."""
+        _delete([operations.matmul(self._small, self._small, executor=self._pool)])
+
+    def run(self) -> tuple[dict[str, float], Callable[[], float]]:
+        """Figures of one computation, and its residual in units of n ε, after which the results are deleted."""
+        made: list[BigMatrix] = []
+        began = time.perf_counter()
+        if self._operation == "gemm":
+            assert self.b is not None
+            made = [operations.matmul(self.a, self.b, executor=self._pool)]
+        elif self._operation == "cholesky":
+            made = [operations.cholesky(self.a, executor=self._pool)]
+        elif self._operation == "qr":
+            made = list(operations.qr(self.a, executor=self._pool))
+        else:
+            u, s, vh = operations.svd(self.a, executor=self._pool)
+            made, values = [u], np.asarray(s)
+            right = vh.to_numpy() if isinstance(vh, BigMatrix) else np.asarray(vh)
+        seconds = time.perf_counter() - began
+        report = made[0].report
+        assert report is not None
+        found = {
+            "seconds": seconds, "computing_s": report.core_seconds, "tasks": report.tasks, "read_bytes": report.bytes_read,
+            "written_bytes": report.bytes_written,
+        }  # fmt: skip
+
+        def residual() -> float:
+            first, a = made[0].to_numpy(), self.a.to_numpy()
+            if self._operation == "gemm":
+                assert self.b is not None
+                left = a @ self.b.to_numpy() - first
+            elif self._operation == "cholesky":
+                left = a - first @ first.T
+            elif self._operation == "qr":
+                left = a - first @ made[1].to_numpy()
+            else:
+                left = a - (first * values.reshape(-1)) @ right
+            size = np.linalg.norm(a) * (np.linalg.norm(first) if self._operation == "gemm" else 1.0)
+            if self._operation == "gemm":
+                size = np.linalg.norm(a) * np.linalg.norm(self.b.to_numpy()) if self.b is not None else size
+            _delete(made)
+            return float(np.linalg.norm(left) / (size * self._n * np.finfo(float).eps))
+
+        return found, residual
+
+    def close(self) -> dict[str, int]:
+        """Ends functions; what they have fetched from and put into stores."""
+        self._pool.shutdown()
+        t = self._pool.traffic
+        _delete([each for each in (self.a, self.b, self._small) if each is not None])
+        return {
+            "bytes_down": t.bytes_down,
+            "bytes_up": t.bytes_up,
+            "requests": t.puts + t.gets + t.polls + t.lists + t.deletes,
+        }
+
+
+def _delete(matrices: list[BigMatrix]) -> None:
+    for each in matrices:
+        each.delete()
+
+
+def least_bytes(operation: str, n: int, *, functions: int, memory_mb: int) -> float:
+    """Lower bound on the bytes that all functions together move: each input read and each output written once, and, where memories are
+    small, flops / (√8 √M) words for each of them, M words being a function's memory."""
+    words = memory_mb * MB / 8
+    bound = FLOPS[operation] * n**3 / 2 / (math.sqrt(8 * words)) - words * functions
+    return 8 * max(MATRICES[operation] * n * n, bound)
+
+
+def compare(
+    operation: str, n: int, arguments: argparse.Namespace, scalapack: linalg_peers.Scalapack, *, store: str, channel: str
+) -> dict[str, Any]:  # fmt: skip
+    """One operation at one size: all sides, in turns."""
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    found: list[dict[str, float]] = []
+    notes: dict[str, str] = {}
+    residuals: list[float] = []
+    ours = Ours(
+        n, operation, tile=arguments.tile, functions=arguments.functions, memory_mb=arguments.memory_mb, store=store, channel=channel
+    )  # fmt: skip
+    say = lambda text: print(f"{operation} n={n}: {text}", file=sys.stderr)  # noqa: E731
+
+    def one(side: str) -> float:
+        if side == "ephemeron":
+            ours.warm()
+            figures, residual = ours.run()
+            found.append(figures)
+            residuals.append(residual())
+            if not residuals[-1] < 100:
+                raise RuntimeError(f"a residual of {residuals[-1]} n eps")
+            return figures["seconds"]
+        if side == "scalapack":
+            return scalapack.run(operation, n, limit_s=arguments.limit_s)["seconds"]
+        peer = linalg_peers.run(
+            side, operation, n, tile=ours.tile, workers=arguments.functions, limit_s=arguments.limit_s
+        )
+        return peer["seconds"]
+
+    try:
+        for _ in range(arguments.repeats):
+            for side in SIDES:
+                if side in notes:
+                    continue
+                try:
+                    times[side].append(one(side))
+                    say(f"{side} {times[side][-1]:.3f} s")
+                except (RuntimeError, EphemeronError, subprocess.TimeoutExpired) as e:
+                    notes[side] = str(e).strip().split("\n")[-1][:300]
+                    say(f"{side}: {notes[side]}")
+    finally:
+        moved = ours.close()
+    row: dict[str, Any] = {
+        "operation": operation, "n": n, "tile": ours.tile,
+        "seconds": {side: condensed(values) for side, values in times.items() if values}, "not_measured": notes,
+    }  # fmt: skip
+    if found:
+        row |= _ours(operation, n, arguments, found, moved, start_s=ours.start_s, residual=max(residuals))
+    pairs = list(zip(times["ephemeron"], times["scalapack"], strict=False))
+    for side in SIDES[1:]:
+        both = list(zip(times["ephemeron"], times[side], strict=False))
+        row[f"to_{side}"] = condensed([ours_s / theirs_s for ours_s, theirs_s in both]) if both else None
+    if pairs:
+        wall, active = row["seconds"]["scalapack"]["median"], row["core_seconds"]["computing"]
+        row["core_seconds"]["scalapack"] = round(arguments.functions * wall, 4)
+        row["core_seconds"]["to_scalapack"] = round(active / (arguments.functions * wall), 4)
+    return row
+
+
+def _ours(
+    operation: str, n: int, arguments: argparse.Namespace, found: list[dict[str, float]], moved: dict[str, int], *, start_s: float,
+    residual: float,
+) -> dict[str, Any]:  # fmt: skip
+    computing = condensed([f["computing_s"] for f in found])["median"]
+    least, turns = least_bytes(operation, n, functions=arguments.functions, memory_mb=arguments.memory_mb), len(found)
+    return {
+        "tasks": int(found[0]["tasks"]),
+        "residual_n_eps": round(residual, 5),
+        "core_seconds": {
+            "computing": computing,
+            "with_start_measured": round(computing + arguments.functions * start_s, 4),
+            "with_start_of_table_4": round(computing + arguments.functions * PENALTY_S, 4),
+            "start_s": round(start_s, 4),
+        },
+        "bytes": {
+            "least": round(least),
+            "fetched": moved["bytes_down"] // turns,
+            "stored": moved["bytes_up"] // turns,
+            "read_by_tasks": int(found[0]["read_bytes"]),
+            "to_least": round((moved["bytes_down"] + moved["bytes_up"]) / turns / least, 3),
+            "requests": moved["requests"] // turns,
+        },
+    }
+
+
+@contextlib.contextmanager
+def stores(state: str, folder: str) -> Iterator[tuple[str, str, Path]]:
+    """Addresses for tiles and for tasks, and a folder for programs."""
+    with contextlib.ExitStack() as stack:
+        room = Path(folder) if folder else Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+        tiles = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="linalg-", dir=room)))
+        other = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="linalg-")))
+        channel = "folder"
+        if state == "valkey":
+            server = started_valkey(other, durable=False)
+            stack.callback(server.process.kill)
+            channel = f"redis://127.0.0.1:{server.port}/0"
+        yield tiles.as_uri(), channel, other
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="*", type=int, default=[4000, 8000], help="rows and columns")
+    parser.add_argument("--operations", nargs="*", choices=linalg_peers.OPERATIONS, default=linalg_peers.OPERATIONS)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tile", type=int, default=0, help="rows of a tile; by default the library's choice")
+    parser.add_argument("--functions", type=int, default=2, help="functions, MPI processes and threads")
+    parser.add_argument(
+        "--memory-mb", type=int, default=3000, help="of a function: below two vCPUs' is one BLAS thread"
+    )
+    parser.add_argument("--state", choices=("valkey", "objects"), default="valkey", help="where tasks are")
+    parser.add_argument("--store", default="", help="folder for tiles; by default one in memory")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="longest run of a peer")
+    parser.add_argument("--json", action="store_true", help="as all benchmarks; there is no other output")
+    arguments = parser.parse_args()
+    rows = []
+    before = environment()
+    with stores(arguments.state, arguments.store) as (store, channel, folder):
+        scalapack = linalg_peers.Scalapack(folder, processes=arguments.functions)
+        for n in arguments.sizes:
+            for operation in arguments.operations:
+                rows.append(compare(operation, n, arguments, scalapack, store=store, channel=channel))
+                free = shutil.disk_usage(store.removeprefix("file://")).free
+                print(f"{free / 1e9:.1f} GB are free for tiles", file=sys.stderr)
+        peers = {"scalapack": scalapack.version()}
+    write(
+        {
+            **before, "peers": peers, "repeats": arguments.repeats, "functions": arguments.functions,
+            "memory_mb": arguments.memory_mb, "tasks_in": arguments.state, "tiles_in": "a folder in memory" if not arguments.store else "a folder",
+            "goal": {"to_scalapack": 1.25}, "rows": rows,
+        }
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The other sides of `benchmarks.linalg`: ScaLAPACK under MPI, dask.array, SciPy. Each run is a process of its own, and times itself.
+
+`python -m benchmarks.linalg_peers dask|scipy OPERATION N TILE WORKERS` prints one line of JSON: seconds and CPU-seconds of the computation
+alone, on matrices that are in memory. ScaLAPACK's driver is `linalg_scalapack.c`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import ROOT, SEED
+
+OPERATIONS = ("gemm", "cholesky", "qr", "svd")
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_BLOCK = 64
+"""ScaLAPACK's distribution block; 32 and 128 were slower here for n = 2,000."""
+
+
+def matrix(n: int, *, definite: bool = False, seed: int = SEED) -> np.ndarray[Any, Any]:
+    """Uniform random values in [-0.5, 0.5); `definite`: the symmetric part of its lower triangle, plus n on the diagonal."""
+    a = np.random.default_rng(seed).random((n, n)) - 0.5
+    if not definite:
+        return a
+    lower = np.tril(a)
+    return lower + lower.T - np.diag(lower.diagonal()) + n * np.eye(n)
+
+
+class Scalapack:
+    """Debian's ScaLAPACK, compiled once into a folder.
+
+    Args:
+        folder: for the program.
+        processes: of MPI, each with one BLAS thread.
+
+    Raises:
+        RuntimeError: a compiler, MPI or the library is missing.
+    """
+
+    def __init__(self, folder: Path, *, processes: int) -> None:
+        for tool in ("mpicc", "mpirun"):
+            if shutil.which(tool) is None:
+                raise RuntimeError(
+                    f"{tool} is not here: apt-get install libscalapack-openmpi-dev libopenmpi-dev openmpi-bin libopenblas0-pthread"
+                )
+        self._program, self._processes = folder / "linalg_scalapack", processes
+        source = Path(__file__).parent / "linalg_scalapack.c"
+        libraries = ["-lscalapack-openmpi", "-llapack", "-lblas", "-lm"]
+        done = subprocess.run(
+            ["mpicc", "-O2", str(source), "-o", str(self._program), *libraries], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"the driver of ScaLAPACK does not compile: {done.stderr.strip()[-500:]}")
+
+    def version(self) -> str:
+        """Of Debian's packages, and the BLAS below."""
+        names = ["libscalapack-openmpi2.2", "openmpi-bin", "libopenblas0-pthread"]
+        found = subprocess.run(["dpkg-query", "-W", *names], capture_output=True, text=True).stdout.split("\n")
+        linked = subprocess.run(["ldd", str(self._program)], capture_output=True, text=True).stdout
+        blas = "OpenBLAS" if "openblas" in linked else "the reference BLAS"
+        return "; ".join([*(" ".join(line.split()) for line in found if line), f"linked to {blas}"])
+
+    def run(self, operation: str, n: int, *, limit_s: float) -> dict[str, float]:
+        """Seconds between two barriers; CPU-seconds of its processes from start to end, with their matrices and the check."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(self._processes),
+             str(self._program), "1", str(self._processes), str(_BLOCK), str(n), "1", operation],
+            capture_output=True, text=True, env={**os.environ, **_ONE_THREAD}, timeout=limit_s,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"ScaLAPACK failed: {done.stderr.strip()[-500:]}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = json.loads(done.stdout.strip().split("\n")[-1])
+        if not found["residual"] < 100:
+            raise RuntimeError(f"ScaLAPACK's {operation} has a residual of {found['residual']} n eps")
+        whole = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {"seconds": found["seconds"], "cpu_seconds_of_all": whole}
+
+
+def run(side: str, operation: str, n: int, *, tile: int, workers: int, limit_s: float) -> dict[str, float]:
+    """A side of this module, in a process of its own."""
+    threads = _ONE_THREAD if side == "dask" else {name: str(workers) for name in _ONE_THREAD}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.linalg_peers", side, operation, str(n), str(tile), str(workers)],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, **threads}, timeout=limit_s,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{side} failed: {done.stderr.strip()[-300:]}")
+    found: dict[str, float] = json.loads(done.stdout.strip().split("\n")[-1])
+    return found
+
+
+def _scipy(operation: str, n: int, tile: int, workers: int) -> Callable[[], object]:
+    import scipy.linalg
+
+    a, b = matrix(n, definite=operation == "cholesky"), matrix(n, seed=SEED + 1)
+    return {
+        "gemm": lambda: a @ b,
+        "cholesky": lambda: scipy.linalg.cholesky(a, lower=True, check_finite=False),
+        "qr": lambda: scipy.linalg.qr(a, mode="economic", check_finite=False),
+        "svd": lambda: scipy.linalg.svd(a, full_matrices=False, check_finite=False, lapack_driver="gesdd"),
+    }[operation]
+
+
+def _dask(operation: str, n: int, tile: int, workers: int) -> Callable[[], object]:
+    import dask
+    import dask.array as da
+
+    a, b = matrix(n, definite=operation == "cholesky"), matrix(n, seed=SEED + 1)
+    # its QR and SVD take one column of chunks, none of which has more columns than rows: for a square matrix that is one chunk
+    tile = max(d for d in range(1, min(tile, n) + 1) if n % d == 0)  # its Cholesky takes no ragged chunks
+    chunks = (n, n) if operation in ("qr", "svd") else (tile, tile)
+    left, right = da.from_array(a, chunks=chunks), da.from_array(b, chunks=chunks)
+    wanted = {
+        "gemm": lambda: (left @ right,),
+        "cholesky": lambda: (da.linalg.cholesky(left, lower=True),),
+        "qr": lambda: da.linalg.qr(left),
+        "svd": lambda: da.linalg.svd(left),
+    }[operation]()
+    return lambda: dask.compute(*wanted, scheduler="threads", num_workers=workers)
+
+
+def main(arguments: list[str]) -> None:
+    side, operation, n, tile, workers = arguments[0], arguments[1], *map(int, arguments[2:])
+    (_scipy if side == "scipy" else _dask)(operation, 200, 100, workers)()  # imports, and threads that start
+    compute = (_scipy if side == "scipy" else _dask)(operation, n, tile, workers)
+    cpu, began = time.process_time(), time.perf_counter()
+    compute()
+    seconds = time.perf_counter() - began
+    print(json.dumps({"seconds": round(seconds, 5), "cpu_seconds": round(time.process_time() - cpu, 5)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
