@@ -276,6 +276,18 @@ class UpdateQuarantined(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLeft(Event):
+    """A region has left the run while the others train on."""
+
+    kind: ClassVar[str] = "region_left"
+    rank: int
+    attempt: int
+    region: str
+    round: int
+    """The last one that it takes part in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFired(Event):
     """An injected fault happened."""
 
@@ -350,7 +362,7 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
-        RegionExchanged, UpdateQuarantined,
+        RegionExchanged, RegionLeft, UpdateQuarantined,
         FaultFired, Ended, Suspended, Woken, Note, RunEnded,
     )
 }  # fmt: skip

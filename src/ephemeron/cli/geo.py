@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def geo() -> None:
-    """Train across regions: plan their devices, measure their links."""
+    """Train across regions: plan their devices, measure their links, let one leave."""
 
 
 @geo.command("plan")
@@ -110,6 +110,23 @@ def probe_command(regions: Path, mb: float, write: bool, as_json: bool) -> None:
         click.echo(json.dumps({"link": [plain(link) for link in links]}))
     elif not write:
         click.echo(links_as_toml(links), nl=False)
+
+
+@geo.command("leave")
+@click.argument("run")
+@click.argument("region")
+def leave_command(run: str, region: str) -> None:
+    """Let REGION leave RUN, which goes on without it.
+
+    \b
+    ephemeron geo leave last chongqing
+
+    The region sends one more round, and stops at a checkpoint. What it has contributed stays in the weights.
+    """
+    from ephemeron.geo.leaving import leave
+
+    name = leave(run, region)
+    click.echo(f"region {region} leaves run {name} after its next round")
 
 
 def _show(found: RegionPlan) -> None:

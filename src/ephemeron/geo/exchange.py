@@ -11,51 +11,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 import numpy as np
 
 from ephemeron.errors import ChannelTimeout, KeyExists
-from ephemeron.events import RegionExchanged, UpdateQuarantined
+from ephemeron.events import RegionExchanged, RegionLeft, UpdateQuarantined
 from ephemeron.geo.communicator import Communicator, Update
 from ephemeron.geo.communicator.connect import open_communicator
+from ephemeron.geo.entrance import Admissions, JoiningRegion, entry_of, entry_vector, wait_for_entry
 from ephemeron.geo.link_pace import LinkPace, described
 from ephemeron.geo.policies import (
-    Adaptation,
     AdaptiveSchedule,
     Contribution,
     Due,
-    ExchangeSchedule,
-    first_plans,
     parse_sync,
     weighted_mean,
 )
 from ephemeron.geo.records import DecisionMeta, RegionKeys, decode_decision, encode_decision
 from ephemeron.geo.region_state import RegionState
+from ephemeron.geo.schedules import schedule_of
 from ephemeron.training.collectives import Collective, StalledPeers, all_of, wait_for_object
 from ephemeron.training.collectives.object_wait import handle_timeout
-from ephemeron.training.worker.group_exchange import GroupExchange
+from ephemeron.training.worker.control import StopRequest, encode_control
+from ephemeron.training.worker.group_exchange import GroupEntry, GroupExchange
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.spec import GroupMembership
 
 _WAITING_EVERY_S = 1.0
 """Longest interval at which rank 0 says that it lives while it waits for other regions."""
+_ABSENT_EVERY_S = 1.0
+"""Interval at which it looks whether a region that was never heard could not be started."""
 
 
 @asynccontextmanager
-async def open_exchange(lifecycle: InvocationLifecycle, collective: Collective) -> AsyncIterator[GroupExchange]:
+async def open_exchange(
+    lifecycle: InvocationLifecycle, collective: Collective, entry: GroupEntry | None = None
+) -> AsyncIterator[GroupExchange]:
     """The exchange of this rank's region with the others.
 
     Args:
         lifecycle: of the invocation, whose run is one region.
         collective: of the region.
+        entry: what `enter` has returned.
     """
     membership = lifecycle.spec.group
     assert membership is not None
     if lifecycle.rank != 0:
         yield RegionFollower(membership, lifecycle, collective)
         return
-    async with open_communicator(membership, lifecycle) as (communicator, count):
+    opened = None if entry is None else entry.connection
+    async with (
+        open_communicator(membership, lifecycle) if opened is None else nullcontext(opened) as (communicator, count)
+    ):
         leader = RegionLeader(membership, communicator, lifecycle, count)
         try:
             yield leader
@@ -63,21 +71,30 @@ async def open_exchange(lifecycle: InvocationLifecycle, collective: Collective) 
             await leader.close()
 
 
-def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedule | AdaptiveSchedule:
-    """Rounds of a region.
+async def enter(lifecycle: InvocationLifecycle, stack: AsyncExitStack, own: np.ndarray) -> GroupEntry:
+    """Joins a run that has begun, or reads how this region has joined it.
 
     Args:
-        membership: of the region.
-        iterations: of its run.
+        lifecycle: of the invocation.
+        stack: closes the connection with other regions.
+        own: parameters of the right size, 1-D.
     """
-    sync = parse_sync(membership.sync)
-    if sync.auto:
-        how = Adaptation(every=membership.every, compression=membership.compression, fragments=1, delay=0)
-        reference = membership.iterations[0]
-        return AdaptiveSchedule(iterations=iterations, reference=reference, plans=first_plans(how, reference=reference))
-    return ExchangeSchedule(
-        iterations=iterations, every=membership.every, rounds=membership.rounds, fragments=sync.fragments, delay=sync.delay
-    )  # fmt: skip
+    membership, begins, opened = lifecycle.spec.group, await entry_of(lifecycle), None
+    assert membership is not None
+    if begins is None and lifecycle.rank == 0:
+        opened = await stack.enter_async_context(open_communicator(membership, lifecycle))
+        try:
+            begins = await JoiningRegion(membership, lifecycle, opened[0], own).enter()
+        finally:
+            opened[1]()
+    elif begins is None:
+        begins = await wait_for_entry(lifecycle)
+    return GroupEntry(begins, await entry_vector(lifecycle, begins), opened)
+
+
+async def entered_at(lifecycle: InvocationLifecycle) -> int | None:
+    """The iteration with which this region has begun; None: it has not joined yet."""
+    return await entry_of(lifecycle)
 
 
 class RegionFollower(GroupExchange):
@@ -92,14 +109,15 @@ class RegionFollower(GroupExchange):
     def __init__(self, membership: GroupMembership, lifecycle: InvocationLifecycle, collective: Collective) -> None:
         self._lifecycle, self._collective = lifecycle, collective
         self._keys, self._channel = RegionKeys(lifecycle.keys.run), lifecycle.channel
-        self._schedule = schedule_of(membership, lifecycle.spec.iterations)
+        self._schedule, self._joins = schedule_of(membership, lifecycle.spec.iterations), membership.joins
         self._said = b""
 
     def is_due(self, iteration: int) -> bool:
         return self._schedule.is_due(iteration)
 
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
-        if self._lifecycle.attempt == 0 or not isinstance(self._schedule, AdaptiveSchedule):
+        begins = self._lifecycle.attempt == 0 and not self._joins
+        if begins or not isinstance(self._schedule, AdaptiveSchedule):
             return
         stored = await self._channel.list(self._keys.decisions)
         before = [known for known in self._keys.decided(stored) if known < iteration + exchanged]
@@ -149,7 +167,7 @@ class RegionLeader(GroupExchange):
             parse_sync(membership.sync),
         )
         self._name = membership.names[membership.index]
-        self._others = [name for name in membership.names if name != self._name]
+        self._admissions = Admissions(self._name, communicator, lifecycle)
         self._own: dict[Due, Update] = {}
         """Sent by this region, and not known to be applied everywhere."""
         self._decided: list[int] = []
@@ -157,16 +175,21 @@ class RegionLeader(GroupExchange):
         self._reads: dict[tuple[str, Due], asyncio.Task[Update]] = {}
         """Of rounds of other regions, begun when this one has sent its part."""
         self._counted = (0, 0)
+        self._kept_for = {name for name in membership.names if name != self._name}
+        """Other regions for which the communicator keeps updates."""
+        self._left = False
         self._pace = LinkPace(membership, self._sync, communicator, lifecycle.now)
 
     def is_due(self, iteration: int) -> bool:
         return self._schedule.is_due(iteration)
 
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
-        self._state = RegionState(self._sync, self._m.names, self._m.compression, own)
+        self._state = RegionState(
+            self._sync, self._m.names, self._m.compression, own, fragments=self._schedule.fragments
+        )
         if isinstance(self._schedule, AdaptiveSchedule):
             self._state.plans = self._schedule.plans
-        if self._lifecycle.attempt == 0:
+        if self._lifecycle.attempt == 0 and not self._m.joins:
             await self._store(iteration, own)
             return
         stored = await self._channel.list(self._keys.decisions)
@@ -176,12 +199,14 @@ class RegionLeader(GroupExchange):
             await self._restore(usable[-1])
         elif iteration == 0:
             await self._store(iteration, own)
+        await self._follow_members()
         for key in stored:
             if key.startswith(self._keys.outgoing):
                 await self._send_again(self._keys.due_of(key))
 
     async def exchange(self, iteration: int, own: np.ndarray, *, durable: int) -> np.ndarray:
         trace, now, began = self._lifecycle.invocation.trace, self._lifecycle.now, self._lifecycle.now()
+        self._admissions.look()
         vector = await self._restore(iteration) if iteration in self._decided else None
         self._pace.begins(iteration)
         if vector is None:
@@ -196,14 +221,24 @@ class RegionLeader(GroupExchange):
             if not await self._store(iteration, vector):
                 vector = await self._restore(iteration)  # another attempt of this rank was first
         trace.record("wait", began, now())
+        await self._follow_members()
+        self._admissions.keep_snapshot(self._state, vector)
         await self._forget(durable)
         self._pace.ends(iteration)
-        if iteration == self._schedule.iterations:
+        last = self._state.members.last_round(self._name)
+        if iteration == self._schedule.iterations and last is None:
             await self._communicator.leave(after=self._schedule.last)
+        elif (
+            last is not None
+            and not self._left
+            and iteration >= self._schedule.sent_before(Due(self._schedule.fragments - 1, last))
+        ):
+            await self._end_part(last)
         return vector
 
     async def close(self) -> None:
         """Ends what goes on in the background."""
+        await self._admissions.close()
         reads = self._reads.values()
         for read in reads:
             read.cancel()
@@ -221,15 +256,18 @@ class RegionLeader(GroupExchange):
         for due in sent_before:
             await self._apply(due, vector)
         for due in schedule.sends(iteration):
-            await self._send(due, vector)
-            for name in self._others:
-                self._read(name, due)
+            if self._takes_part(due):
+                await self._send(due, vector)
+                for name in self._others(due.round):
+                    self._read(name, due)
         for due in applies[len(sent_before) :]:
             await self._apply(due, vector)
 
     async def _apply(self, due: Due, vector: np.ndarray) -> None:
         part = self._schedule.part(due.fragment, vector.size)
-        contributions = self._state.accepted(await self._updates(due, self._m.names), part)
+        if self._has_left(due):
+            return
+        contributions = self._state.accepted(await self._updates(due), part)
         common = due.round == self._schedule.last
         if isinstance(self._schedule, AdaptiveSchedule):
             common |= self._schedule.applied_before(due) == self._schedule.sent_before(due)
@@ -240,12 +278,16 @@ class RegionLeader(GroupExchange):
         schedule = self._schedule
         if iteration < schedule.iterations:
             (due,) = schedule.sends(iteration)
+            if self._has_left(due):
+                return None
             await self._send(due, vector)
             return await self._take(vector, due.round - self._sync.staleness)
+        if self._has_left(Due(0, schedule.last)):
+            return None
         await self._take(vector, schedule.rounds)
         due = Due(0, schedule.last)
         await self._send(due, vector, parameters=True)
-        updates = await self._updates(due, self._m.names)
+        updates = await self._updates(due)
         found = [
             c._replace(samples=1) for _, c in self._state.accepted(updates, slice(0, vector.size), parameters=True)
         ]
@@ -254,11 +296,16 @@ class RegionLeader(GroupExchange):
 
     async def _take(self, vector: np.ndarray, least: int) -> None:
         """Applies what has arrived of other regions; waits for their rounds up to `least`."""
-        state, names = self._state, self._m.names
+        state = self._state
         for number in range(1, least + 1):
-            late = [name for name in self._others if state.applied[name].get(0, 0) < number]
+            late = [name for name in self._others(number) if state.applied[name].get(0, 0) < number]
             self._merge(vector, state.accepted(await self._updates(Due(0, number), late), slice(0, vector.size)))
-        arrived = [u for u in self._communicator.arrived(state.applied) if 0 < u.round <= self._schedule.rounds]
+        names = state.members.names
+        arrived = [
+            u
+            for u in self._communicator.arrived(state.applied)
+            if 0 < u.round <= self._schedule.rounds and u.region in names
+        ]
         ordered = sorted(arrived, key=lambda update: (names.index(update.region), update.round))
         self._merge(vector, state.accepted(_without_gaps(ordered, state.applied), slice(0, vector.size)))
 
@@ -268,14 +315,32 @@ class RegionLeader(GroupExchange):
             given = list(dict(found).values())  # the newest of each region
         vector[:] = self._state.policy.merge(slice(0, vector.size), vector, given, last=False)
 
-    async def _updates(self, due: Due, names: Sequence[str]) -> list[Update]:
-        """Parts of a round of some regions, in their order, once they are there."""
-        return list(await all_of(self._update(name, due) for name in names))
+    def _others(self, round: int) -> list[str]:
+        return [name for name in self._state.members.active(round) if name != self._name]
 
-    async def _update(self, region: str, due: Due) -> Update:
+    def _takes_part(self, due: Due) -> bool:
+        return self._state.members.takes_part(self._name, due.round)
+
+    def _has_left(self, due: Due) -> bool:
+        """Whether this region takes part in earlier rounds only."""
+        last = self._state.members.last_round(self._name)
+        return last is not None and due.round > last
+
+    async def _updates(self, due: Due, names: Sequence[str] | None = None) -> list[Update]:
+        """Parts of a round of some regions, in their order, once they are there; None: of all that take part."""
+        wanted = self._state.members.active(due.round) if names is None else names
+        found = await all_of(self._update(name, due) for name in wanted)
+        return [update for update in found if update is not None]
+
+    async def _update(self, region: str, due: Due) -> Update | None:
+        """A region's part of a round; None: it could not be started when the run began."""
         if region == self._name:
             return self._own[due]
         read = self._read(region, due)
+        unheard = not self._state.applied[region] and self._state.members.first_round(region) == 1
+        if unheard and await self._is_absent(region, read):
+            del self._reads[region, due]
+            return None
         while not read.done():  # its own functions and clients see to it that another region goes on
             await asyncio.wait({read}, timeout=self._lifecycle.wait_timeout_s())
             if not read.done():
@@ -284,6 +349,18 @@ class RegionLeader(GroupExchange):
                 await handle_timeout(self._lifecycle.on_timeout, late, missing)
         del self._reads[region, due]
         return read.result()
+
+    async def _is_absent(self, region: str, read: asyncio.Task[Update]) -> bool:
+        """Whether a region that was never heard could not be started when the run began. Waits for its first part, or its time."""
+        latest = self._lifecycle.now() + self._lifecycle.wait_timeout_s()
+        while not read.done() and self._lifecycle.now() < latest:
+            await asyncio.wait({read}, timeout=_ABSENT_EVERY_S)
+            if not read.done() and await self._communicator.table.is_absent(region):
+                read.cancel()
+                await asyncio.gather(read, return_exceptions=True)
+                self._state.members.is_absent(region)
+                return True
+        return False
 
     def _read(self, region: str, due: Due) -> asyncio.Task[Update]:
         """Begins to read another region's part of a round, if it has not begun."""
@@ -301,20 +378,25 @@ class RegionLeader(GroupExchange):
     async def _send(self, due: Due, vector: np.ndarray, *, parameters: bool = False) -> None:
         """Stores and sends this region's part of a round; `parameters`: the parameters as they are."""
         part, schedule = self._schedule.part(due.fragment, vector.size), self._schedule
+        how, plan, measured = None, None, None
         if isinstance(schedule, AdaptiveSchedule):
-            how, plan, measured = schedule.plan(due.round), None, self._pace.measured()
-            if due.fragment == 0:
+            how, measured = schedule.plan(due.round), self._pace.measured()
+            if due.fragment == 0 and self._state.members.coordinator(due.round) == self._name:
                 plan = self._pace.plan_after(due.round, schedule, self._state.measured, nbytes=4 * vector.size)
-            payload = self._state.payload(
-                part, vector, compression=how.how.compression if how else "", plan=plan, measured=measured
-            )
-        else:
-            payload = self._state.payload(part, vector, parameters=parameters)
+        entrance, leaves = None, False
+        if due.fragment == 0 and not parameters:
+            entrance = self._admissions.announcement(due.round, self._state, schedule, plan)
+            leaves = self._admissions.leaves and due.round < schedule.last and len(self._others(due.round)) > 0
+        payload = self._state.payload(
+            part, vector, parameters=parameters, compression=how.how.compression if how else "", plan=plan,
+            measured=measured, entrance=entrance, leaves=leaves,
+        )  # fmt: skip
         with contextlib.suppress(KeyExists):  # an earlier attempt has stored the same values
             await self._channel.put(self._keys.sent(due), [payload], create=True)
         await self._send_again(due)
         if not self._sync.synchronous:
             self._state.applied[self._name][due.fragment] = due.round
+            self._state.learn_own(self._name, due.round, self._own[due].payload)
 
     async def _send_again(self, due: Due) -> None:
         """Sends what is stored, of this attempt or an earlier one; other regions may lack it."""
@@ -390,10 +472,11 @@ class RegionLeader(GroupExchange):
     async def _forget(self, durable: int) -> None:
         """Deletes what no replacement would read again, and what all other regions have applied."""
         state, applied = self._state, self._state.applied
+        needed = self._needed_by()
         done = [
             due for due in self._own
             if due.round <= applied[self._name].get(due.fragment, 0)
-            and all(state.has_applied(name, self._name, due) for name in self._others)
+            and all(state.has_applied(name, self._name, due) for name in needed)
         ]  # fmt: skip
         gone = [self._keys.sent(due) for due in done]
         for due in done:
@@ -405,9 +488,38 @@ class RegionLeader(GroupExchange):
         self._decided = self._decided[len(old) :]
         if gone:
             await self._channel.delete(gone)
-        for name in self._others:
-            for fragment, number in applied[name].items():
-                await self._communicator.acknowledge(name, fragment, number)
+        for name, rounds in applied.items():
+            if name != self._name:
+                for fragment, number in rounds.items():
+                    await self._communicator.acknowledge(name, fragment, number)
+
+    def _needed_by(self) -> list[str]:
+        """Regions that need this one's updates, or may do so."""
+        members = self._state.members
+        entering = "" if members.entrance is None else members.entrance.region
+        latest = max(self._state.applied[self._name].values(), default=0) + 1
+        return [
+            name for name in members.names
+            if name not in ("", self._name) and (name == entering or members.takes_part(name, latest) or (members.first_round(name) or 0) > latest)
+        ]  # fmt: skip
+
+    async def _follow_members(self) -> None:
+        """Has the communicator keep updates for the regions that need them."""
+        needed = set(self._needed_by())
+        for name in self._state.members.names:
+            if name != self._name and (name in needed) != (name in self._kept_for):
+                await (self._communicator.admit(name) if name in needed else self._communicator.dismiss(name))
+        self._kept_for = needed
+
+    async def _end_part(self, last: int) -> None:
+        """This region has sent its last round: it stops at a checkpoint."""
+        self._left = True
+        await self._communicator.leave(after=last)
+        invocation = self._lifecycle.invocation
+        invocation.emit(
+            RegionLeft(t=self._lifecycle.run_now(), rank=0, attempt=invocation.attempt, region=self._name, round=last)
+        )
+        await self._channel.put(self._lifecycle.keys.control, [encode_control(StopRequest())])
 
     def _emit(self, iteration: int, seconds: float) -> None:
         invocation, state, t = self._lifecycle.invocation, self._state, self._lifecycle.run_now()

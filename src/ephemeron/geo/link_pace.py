@@ -51,7 +51,7 @@ class LinkPace:
     def plan_after(
         self, round: int, schedule: AdaptiveSchedule, known: Mapping[str, Measured], *, nbytes: int
     ) -> RoundPlan | None:
-        """The plan of the round two after one that is being sent; None: that one or the next is the last, or this region does not plan.
+        """The plan of the round two after one that is being sent, by the coordinator; None: that one or the next is the last.
 
         Args:
             round: whose first fragment is being sent.
@@ -60,7 +60,7 @@ class LinkPace:
             nbytes: of the parameters as float32.
         """
         before = schedule.plan(round + 1)
-        if self._m.index != 0 or before is None:
+        if before is None:
             return None
         own, wanted, name = self.measured(), before.how, self._m.names[self._m.index]
         found = known if own is None else {**known, name: own}

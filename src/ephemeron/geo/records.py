@@ -4,6 +4,9 @@ RUN/region/ITERATION                 create-only: decision, the region's paramet
 RUN/region/ITERATION.state.ATTEMPT   state of the exchange with that decision, of the attempt of rank 0 that has made it
 RUN/region/out/FRAGMENT.ROUND        create-only: what the region sends, until all others have applied it
 RUN/region/waiting                   that rank 0 waits for other regions, and lives
+RUN/region/entry                     of a region that joins: the iteration that it begins with
+RUN/region/loaded/RANK               of a region that joins: that a rank is ready to begin
+RUN/region/leave                     request that the region leaves the run
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.geo.membership import Entrance, TakesPart
 from ephemeron.geo.policies import Due, Measured, RoundPlan
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 
@@ -51,6 +55,19 @@ class RegionKeys:
     @property
     def waiting(self) -> str:
         return f"{self.run}/region/waiting"
+
+    @property
+    def entry(self) -> str:
+        return f"{self.run}/region/entry"
+
+    @property
+    def loaded(self) -> str:
+        """Prefix."""
+        return f"{self.run}/region/loaded/"
+
+    @property
+    def leave(self) -> str:
+        return f"{self.run}/region/leave"
 
     def decision(self, iteration: int) -> str:
         return f"{self.run}/region/{iteration:09d}"
@@ -95,6 +112,10 @@ class StateMeta:
     """As in the decision."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """By region, its latest pace and link, where rounds are adapted to them."""
+    members: Mapping[str, TakesPart] = field(default_factory=dict)
+    """By region, its rounds."""
+    entrance: Entrance | None = None
+    """Of the region that joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +130,10 @@ class PayloadHead:
     """Of a later round, by the first region."""
     measured: Measured | None = None
     """Pace and link of the sender, where rounds are adapted to them."""
+    entrance: Entrance | None = None
+    """Of a region that joins, by the coordinator."""
+    leaves: bool = False
+    """Whether this is the sender's last round."""
 
 
 def encode_decision(vector: np.ndarray, meta: DecisionMeta) -> bytes:
@@ -149,7 +174,9 @@ def decode_region_state(data: memoryview | bytes, key: str) -> tuple[Arrays, Sta
 
 def pack_payload(head: PayloadHead, data: Buffer) -> bytes:
     """A payload: the length of its head, the head as JSON, and the encoded values."""
-    given = {name: value for name, value in dataclasses.asdict(head).items() if value is not None}
+    given = {
+        name: value for name, value in dataclasses.asdict(head).items() if value is not None and value is not False
+    }
     text = json.dumps(given, separators=(",", ":")).encode()
     return b"".join((_LENGTH.pack(len(text)), text, data))
 

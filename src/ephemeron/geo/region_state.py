@@ -9,6 +9,7 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.geo.communicator import NormQuarantine, QuarantinedUpdate, Update
 from ephemeron.geo.compression import Feedback, Plain, codec_of
+from ephemeron.geo.membership import Entrance, RegionMembers
 from ephemeron.geo.policies import Contribution, Due, Measured, RegionSync, RoundPlan
 from ephemeron.geo.policies.adaptive_schedule import KEPT
 from ephemeron.geo.records import (
@@ -34,9 +35,12 @@ class RegionState:
         names: of the regions, in their order.
         compression: value of `region_compression`.
         parameters: before the first iteration, of a replacement any of the same size; 1-D.
+        fragments: of the run's schedule.
     """
 
-    def __init__(self, sync: RegionSync, names: Sequence[str], compression: str, parameters: np.ndarray) -> None:
+    def __init__(
+        self, sync: RegionSync, names: Sequence[str], compression: str, parameters: np.ndarray, *, fragments: int = 1
+    ) -> None:  # fmt: skip
         self.policy = sync.new()
         self.policy.begin(parameters)
         self.elements, self._dtype, self._compression = parameters.size, parameters.dtype, compression
@@ -44,7 +48,8 @@ class RegionState:
         self._plain = Plain()
         self._norms = NormQuarantine()
         self.applied: Applied = {name: {} for name in names}
-        self._first = names[0]
+        self.members = RegionMembers(names)
+        self._fragments = fragments
         self._seen: dict[str, Applied] = {}
         """By region, what it had applied when it sent its latest round."""
         self.plans: tuple[RoundPlan, ...] = ()
@@ -56,7 +61,7 @@ class RegionState:
 
     def payload(
         self, part: slice, own: np.ndarray, *, parameters: bool = False, compression: str = "", plan: RoundPlan | None = None,
-        measured: Measured | None = None,
+        measured: Measured | None = None, entrance: Entrance | None = None, leaves: bool = False,
     ) -> bytes:  # fmt: skip
         """This region's part of a round; what it lacks by rounding is added to the next one.
 
@@ -65,7 +70,7 @@ class RegionState:
             own: the region's parameters, whole.
             parameters: send these as they are, whatever the policy.
             compression: of this round; "": that of the run.
-            plan, measured: see `PayloadHead`.
+            plan, measured, entrance, leaves: see `PayloadHead`.
         """
         seen = rounds_as_json(self.applied)
         if parameters:
@@ -74,7 +79,8 @@ class RegionState:
         self._feedback.codec = codec_of(codec)
         data = self._feedback.encode(self.policy.contribution(part, own), part)
         self.policy.sent(part, own)
-        return pack_payload(PayloadHead(codec=codec, seen=seen, plan=plan, measured=measured), data)
+        head = PayloadHead(codec=codec, seen=seen, plan=plan, measured=measured, entrance=entrance, leaves=leaves)
+        return pack_payload(head, data)
 
     def accepted(
         self, updates: Sequence[Update], part: slice, *, parameters: bool = False
@@ -94,7 +100,8 @@ class RegionState:
             head, data = unpack_payload(update.payload, region=update.region)
             self._seen[update.region] = rounds_from_json(head.seen)
             self.applied[update.region][update.fragment] = update.round
-            self._learn(update.region, head)
+            self._learn(update.region, update.round, head)
+            self.members.is_heard(update.region)
             vector = codec_of(head.codec).decode(data, part.stop - part.start, self._dtype)
             left_out = (NormQuarantine() if parameters else self._norms).judge(update, norm=_norm(vector))
             if left_out is None:
@@ -103,11 +110,47 @@ class RegionState:
                 self.quarantined.append(left_out)
         return found
 
-    def _learn(self, region: str, head: PayloadHead) -> None:
+    def _learn(self, region: str, round: int, head: PayloadHead) -> None:
         if head.measured is not None:
             self.measured[region] = head.measured
-        if head.plan is not None and region == self._first:
-            self.plans = (*self.plans, head.plan)[-KEPT:]
+        if region == self.members.coordinator(round):
+            if head.plan is not None:
+                self.plans = (*self.plans, head.plan)[-KEPT:]
+            if head.entrance is not None:
+                self.announced(head.entrance, round)
+        if head.leaves:
+            self.members.leaves(region, round)
+
+    def learn_own(self, region: str, round: int, payload: bytes) -> None:
+        """Takes in what this region has announced, where it does not apply its own part of a round."""
+        self._learn(region, round, unpack_payload(payload, region=region)[0])
+
+    def announced(self, entrance: Entrance, round: int) -> None:
+        """Takes in what the coordinator has said of a region that joins, with its part of a round."""
+        name = entrance.region
+        self.applied.setdefault(name, {})
+        if entrance.first is None:
+            self.members.keeps_for(name, round)
+        elif self.members.first_round(name) != entrance.first:
+            self.members.enters(name, entrance.first)
+            self.applied[name] = dict.fromkeys(range(self._fragments), entrance.first - 1)
+
+    def is_kept_by_all(self, own: str) -> bool:
+        """Whether all regions are known to keep their updates for the region that joins.
+
+        Then this state, and the updates after those that are in it, are all that the region needs.
+        """
+        entrance = self.members.entrance
+        if entrance is None:
+            return False
+        round = max(self.applied[own].values(), default=0)
+        others = [name for name in self.members.active(round) if name not in (own, entrance.region)]
+        return all(self.has_applied(name, own, Due(0, entrance.kept_from)) for name in others)
+
+    def begin_anew(self) -> None:
+        """This state was that of another region: rounding errors of its payloads are not this one's."""
+        self._feedback.residual = np.zeros_like(self._feedback.residual)
+        self._seen = {}
 
     def norm(self, payload: bytes, part: slice) -> float:
         """L2 norm of what a payload of this region holds."""
@@ -121,7 +164,8 @@ class RegionState:
     def staleness(self, own: str) -> int:
         """Most rounds that this region is ahead of what it has applied of another one."""
         sent = max(self.applied[own].values(), default=0)
-        return max([0, *(sent - max(r.values(), default=0) for name, r in self.applied.items() if name != own)])
+        others = [name for name in self.members.active(sent) if name != own]
+        return max([0, *(sent - max(self.applied[name].values(), default=0) for name in others)])
 
     def encoded(self) -> bytes:
         """All of it as bytes."""
@@ -129,7 +173,10 @@ class RegionState:
         if self._feedback.residual.size:
             arrays[_RESIDUAL] = self._feedback.residual
         norms = {name: tuple(known) for name, known in self._norms.state().items()}
-        meta = StateMeta(applied=rounds_as_json(self.applied), norms=norms, plans=self.plans, measured=self.measured)
+        meta = StateMeta(
+            applied=rounds_as_json(self.applied), norms=norms, plans=self.plans, measured=self.measured,
+            members=self.members.state(), entrance=self.members.entrance,
+        )  # fmt: skip
         return encode_region_state(arrays, meta)
 
     def load(self, data: Buffer, key: str) -> None:
@@ -149,6 +196,7 @@ class RegionState:
         self._norms = NormQuarantine(state=meta.norms)
         self.applied = rounds_from_json(meta.applied)
         self.plans, self.measured = meta.plans, dict(meta.measured)
+        self.members.load(meta.members, meta.entrance)
 
 
 def _norm(vector: np.ndarray) -> float:

@@ -18,6 +18,7 @@ import pytest
 
 from ephemeron.errors import ChannelTimeout, JobError, RegionSuperseded
 from ephemeron.geo.communicator import Communicator, Update
+from ephemeron.geo.communicator.members import EntranceRequest, note_absent
 
 NAMES = ("east", "north", "west")
 _LIMIT_S = 30.0
@@ -206,6 +207,41 @@ class CommunicatorContract:
             assert {m.region: m.since for m in await west.members()} == {"east": 0, "north": 0, "west": 2}
 
         together(world, work, NAMES)
+
+    def test_updates_are_kept_for_a_region_that_is_admitted(self, world: CommunicatorWorld) -> None:
+        async def work(opened: Opened) -> None:
+            east, north = await opened("east"), await opened("north")
+            await east.admit("west")
+            for number in (1, 2, 3):
+                await east.publish(update("east", number))
+                assert await received(north, "east", number)
+                await north.acknowledge("east", 0, number)
+                await north.publish(update("north", number))
+                assert await received(east, "north", number)
+                await east.acknowledge("north", 0, number)
+            west = await opened("west")
+            for number in (1, 2, 3):
+                assert await received(west, "east", number) == f"east 0 {number}".encode()
+
+        together(world, work)
+
+    def test_a_region_is_excused_until_it_joins_as_one_that_comes_later(self, world: CommunicatorWorld) -> None:
+        async def work(opened: Opened) -> None:
+            east = await opened("east")
+            west = world.communicator("west", identity="launch of west", fence=1, names=NAMES)
+            assert not await east.table.is_absent("west")
+            assert await note_absent(east.table.channel, "run", "west")
+            assert not await note_absent(east.table.channel, "run", "east"), "it takes part"
+            assert await east.table.is_absent("west")
+            async with west:
+                with pytest.raises(RegionSuperseded, match="too late"):
+                    await west.join()
+                await west.join(enters=True)
+                assert await west.table.ask(EntranceRequest(region="west"))
+                assert not await east.table.ask(EntranceRequest(region="north")), "one at a time"
+                assert await east.table.asked() == EntranceRequest(region="west")
+
+        together(world, work)
 
     def test_what_a_region_published_before_it_left_arrives(self, world: CommunicatorWorld) -> None:
         async def work(opened: Opened) -> None:

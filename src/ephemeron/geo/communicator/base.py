@@ -13,6 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ephemeron.geo.communicator.members import MemberTable
 
 Watermarks = Mapping[str, Mapping[int, int]]
 """By region and fragment: a round, with all before it."""
@@ -104,16 +108,27 @@ class Communicator(ABC):
     async def __aexit__(self, *exc: object) -> None:
         """Ends all connections."""
 
+    table: MemberTable
+    """Of the regions that take part."""
+
     @abstractmethod
-    async def join(self, *, since: int = 0) -> Sequence[Member]:
+    async def join(self, *, since: int = 0, enters: bool = False) -> Sequence[Member]:
         """Takes part in the rounds after `since`, and returns all members.
 
         A replacement, or a communicator that is started again, joins again; `since` of the first time stays.
 
         Raises:
             JobError: another launch of the region takes part and has not left.
-            RegionSuperseded: a newer attempt has joined.
+            RegionSuperseded: a newer attempt has joined, or the others train without this region, and it does not know so (`enters`).
         """
+
+    @abstractmethod
+    async def admit(self, region: str) -> None:
+        """From now on updates are kept for another region, too, which joins."""
+
+    @abstractmethod
+    async def dismiss(self, region: str) -> None:
+        """Nothing is kept any more for another region, which takes no part."""
 
     @abstractmethod
     async def leave(self, *, after: int) -> None:

@@ -53,7 +53,7 @@ async def open_communicator(
             membership, channel, identity=lifecycle.keys.run, fence=lifecycle.attempt + 1, key=key, simulated=ctx.shared is not None
         )  # fmt: skip
         async with made as communicator:
-            await communicator.join()
+            await communicator.join(enters=membership.joins)
             yield communicator, count
 
 

@@ -56,7 +56,7 @@ class StoreCommunicator(Communicator):
     ) -> None:  # fmt: skip
         super().__init__(region, identity=identity, fence=fence)
         self._channel, self._prefix = channel, f"{run}/groups"
-        self._table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
+        self.table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
         self._others = [name for name in names if name != region]
         self._sent = self._received = 0
         self._links: dict[str, LinkEstimate] = {}
@@ -80,18 +80,27 @@ class StoreCommunicator(Communicator):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def join(self, *, since: int = 0) -> Sequence[Member]:
-        if await self._table.join(since=since) is not None:  # earlier attempts have left rounds
+    async def join(self, *, since: int = 0, enters: bool = False) -> Sequence[Member]:
+        if await self.table.join(since=since, enters=enters) is not None:  # earlier attempts have left rounds
             self._published.update(map(_fragment_and_round, await self._channel.list(f"{self._prefix}/{self.region}/")))
         return await self.members()
 
     async def leave(self, *, after: int) -> None:
         for task in self._sending:
             await task
-        await self._table.leave(after=after)
+        await self.table.leave(after=after)
+
+    async def admit(self, region: str) -> None:
+        if region not in self._others:
+            self._others.append(region)
+        self._needs_after.setdefault(region, {})
+        self._acknowledged.setdefault(region, {})
+
+    async def dismiss(self, region: str) -> None:
+        self._acknowledged.pop(region, None)
 
     async def members(self) -> Sequence[Member]:
-        return await self._table.members()
+        return await self.table.members()
 
     async def publish(self, update: Update) -> None:
         head = _Head(
@@ -157,7 +166,7 @@ class StoreCommunicator(Communicator):
         return sorted(found, key=lambda u: (u.region, u.fragment, u.round))
 
     async def acknowledge(self, region: str, fragment: int, round: int) -> None:
-        known = self._needs_after[region]
+        known = self._needs_after.setdefault(region, {})
         known[fragment] = max(known.get(fragment, 0), round)
         for key in [k for k in self._here if k[:2] == (region, fragment) and k[2] <= known[fragment]]:
             del self._here[key]
@@ -200,7 +209,7 @@ class StoreCommunicator(Communicator):
             head = build(_Head, json.loads(bytes(data[_LENGTH.size : size])), where=key)
         except (struct.error, ValueError, JobError) as e:
             raise CorruptMessage(f"not an update of a region: {e}", key=key) from None
-        known = self._acknowledged[region]
+        known = self._acknowledged.get(region, {})
         for of, number in head.needs_after.get(self.region, {}).items():
             known[int(of)] = max(known.get(int(of), 0), number)
         return Update(

@@ -59,7 +59,7 @@ class TcpCommunicator(Communicator):
         super().__init__(region, identity=identity, fence=fence)
         self._channel, self._network, self._token, self._leave_s = channel, network, token, leave_s
         self._prefix, self._since = f"{run}/groups", 0
-        self._table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
+        self.table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
         others = [name for name in names if name != region]
         self._outbox, self._inbox, self._snapshots = Outbox(others, limit_bytes=limit_bytes), Inbox(), Snapshots()
         self._peers: dict[str, Peer] = {}
@@ -86,13 +86,24 @@ class TcpCommunicator(Communicator):
 
     # -- members --------------------------------------------------------------------------------------------
 
-    async def join(self, *, since: int = 0) -> Sequence[Member]:
-        known = await self._table.join(since=since, endpoint=self.endpoint)
+    async def join(self, *, since: int = 0, enters: bool = False) -> Sequence[Member]:
+        known = await self.table.join(since=since, endpoint=self.endpoint, enters=enters)
         self._since = since if known is None else known.since
         await self._look(at_once=True)
         for name in self._peers:
             self._keep(name)
         return self._members
+
+    async def admit(self, region: str) -> None:
+        peer = self._peer(region)
+        self._outbox.join(region, since=0)
+        if peer.left is not None:  # it comes back, as another launch
+            peer.left, peer.identity = None, ""
+        self._keep(region)
+
+    async def dismiss(self, region: str) -> None:
+        self._outbox.leave(region)
+        self._change_now()
 
     async def leave(self, *, after: int) -> None:
         with contextlib.suppress(TimeoutError):
@@ -103,7 +114,7 @@ class TcpCommunicator(Communicator):
         for update in self._outbox.updates:
             if any(self._outbox.is_needed_by(name, (update.fragment, update.round)) for name in late):
                 await put_update(self._channel, self._prefix, update)
-        await self._table.leave(after=after)
+        await self.table.leave(after=after)
 
     async def members(self) -> Sequence[Member]:
         await self._look(at_once=True)
@@ -121,7 +132,7 @@ class TcpCommunicator(Communicator):
         async with self._looking:
             if not at_once and loop.time() - self._looked < _LOOK_S:
                 return
-            self._members = await self._table.members()
+            self._members = await self.table.members()
             self._looked = loop.time()
             for member in self._members:
                 if member.region == self.region:

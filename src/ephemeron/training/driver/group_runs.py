@@ -13,13 +13,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ephemeron import blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.errors import ChannelError, JobError, UserError
-from ephemeron.events import GroupStarted, Note, RunEnded, RunStarted
+from ephemeron.events import GroupStarted, Note, RegionLeft, RunEnded, RunStarted
 from ephemeron.functions.simulated import SimulatedPool
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
 from ephemeron.training.driver.cost import CostMeter
@@ -27,6 +28,7 @@ from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_events import GroupEvents
 from ephemeron.training.driver.group_launch import PreparedGroups, prepared_groups
+from ephemeron.training.driver.late_groups import AbsentGroup, LateStart, excuse_group
 from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.records import RunRecord
@@ -52,6 +54,10 @@ class _Member:
 
     name: str
     drive: Drive
+    late: LateStart | None = None
+    """None: it cannot be started later."""
+    has_left: Callable[[], bool] = lambda: False
+    """Whether it has left the run while the others train on."""
     conclude: Callable[[RunOutcome, CostMeter], Result]
 
 
@@ -174,7 +180,9 @@ def _launched(
                 prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared
             )
 
-        def live(stop: RunStop, run=run, prepared=prepared, secrets=member.secrets) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
+        def live(  # type: ignore[no-untyped-def]
+            stop: RunStop, run=run, prepared=prepared, secrets=member.secrets, anew=False
+        ) -> Awaitable[Ended]:
             return lifecycle.drive(
                 run.folder,
                 run.record,
@@ -184,9 +192,36 @@ def _launched(
                 stop,
                 prepared=prepared,
                 origin=wall_time,
+                anew=anew,
             )
 
-        yield _Member(name=name.name, drive=simulated if ready.simulated else live, conclude=run.conclude)
+        drive: Any = simulated if ready.simulated else live
+        spec = prepared.spec.group
+        assert spec is not None
+        joining = member.in_group(dataclasses.replace(spec, joins=True)).prepared
+        later = partial(simulated, prepared=joining) if ready.simulated else partial(live, prepared=joining, anew=True)
+        late = LateStart(
+            drive=later,
+            excuse=partial(
+                excuse_group, shared if ready.simulated else ready.store, run=ready.run_id, group=name.name,
+                signing=folder.signing_key(),
+            ),
+            tell=partial(_tell, events, name.name, wall_time, simulated=ready.simulated),
+        )  # fmt: skip
+        direct = prepared.spec.configuration.direct  # positions of its functions are those of a run's beginning
+        yield _Member(
+            name=name.name, drive=drive, late=None if direct else late, conclude=run.conclude,
+            has_left=partial(_has_left, run.folder),
+        )  # fmt: skip
+
+
+def _tell(events: GroupEvents, name: str, wall_time: float, text: str, *, simulated: bool) -> None:
+    t = asyncio.get_running_loop().time() if simulated else time.time() - wall_time
+    events.emit(Note(t=t, level="warning", text=f"region {name} {text}"))
+
+
+def _has_left(folder: RunFolder) -> bool:
+    return folder.events.exists() and any(isinstance(event, RegionLeft) for event in events_of(folder))
 
 
 def _continued(
@@ -251,55 +286,75 @@ def _continuing(
     return drive
 
 
-async def _drive(members: Sequence[_Member], interrupts: StopRequests) -> list[Ended]:
-    """Drives all groups to their ends. Where one fails or stops, the others are stopped at a checkpoint."""
+async def _drive(members: Sequence[_Member], interrupts: StopRequests) -> list[Ended | None]:
+    """Drives all groups to their ends; None: it was never started. Where one fails or stops, the others are stopped at a checkpoint."""
     stops = [RunStop() for _ in members]
-    tasks = [asyncio.ensure_future(member.drive(stop)) for member, stop in zip(members, stops, strict=True)]
+    groups = [AbsentGroup(member.name, member.drive, member.late) for member in members]
+    tasks = [asyncio.ensure_future(group.driven(stop)) for group, stop in zip(groups, stops, strict=True)]
 
     def stop_all(reason: str = "") -> None:
         for stop in stops:
             stop.request(reason)
+        end_absent()
+
+    def end_absent() -> None:
+        for group, task in zip(groups, tasks, strict=True):
+            if group.absent:
+                task.cancel()
 
     with interrupts.handled(stop_all):
         waiting: set[asyncio.Future[Ended]] = set(tasks)
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                name = members[tasks.index(task)].name  # type: ignore[arg-type]
+                member = members[tasks.index(task)]  # type: ignore[arg-type]
+                if task.cancelled():
+                    continue
                 if task.exception() is not None:
-                    stop_all(f"group {name} failed")
-                elif (status := task.result()[0].status) != "finished":
-                    stop_all(f"group {name} has {'stopped' if status == 'stopped' else 'failed'}")
-    errors = [error for task in tasks if (error := task.exception()) is not None]
+                    stop_all(f"group {member.name} failed")
+                elif (status := task.result()[0].status) != "finished" and not (
+                    status == "stopped" and member.has_left()
+                ):
+                    stop_all(f"group {member.name} has {'stopped' if status == 'stopped' else 'failed'}")
+            if all(group.absent for group, task in zip(groups, tasks, strict=True) if not task.done()):
+                end_absent()
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise errors[0]
-    return [task.result() for task in tasks]
+    if all(task.cancelled() for task in tasks):
+        raise next(group.failure for group in groups if group.failure is not None)
+    return [None if task.cancelled() else task.result() for task in tasks]
 
 
 def _concluded(
-    folder: RunFolder, spec: RunSpec, store: str, members: Sequence[_Member], outcomes: Sequence[Ended],
+    folder: RunFolder, spec: RunSpec, store: str, members: Sequence[_Member], outcomes: Sequence[Ended | None],
     events: GroupEvents, log: RunLogging, out: Path | None,
 ) -> Result:  # fmt: skip
     """Writes the results of the groups, and that of the run: the weights are those of the first group, as all are alike."""
     causes: list[str] = []
-    for member, (ending, meter) in zip(members, outcomes, strict=True):
-        member.conclude(ending, meter)
-        causes += [f"group {member.name}: {cause}" for cause in ending.causes]
-    statuses = {ending.status for ending, _ in outcomes}
-    first = outcomes[0][0]
+    stayed: list[Ended] = []
+    for member, ended in zip(members, outcomes, strict=True):
+        if ended is None:
+            continue
+        member.conclude(*ended)
+        causes += [f"group {member.name}: {cause}" for cause in ended[0].causes]
+        if not (ended[0].status == "stopped" and member.has_left()):
+            stayed.append(ended)
+    statuses = {ending.status for ending, _ in stayed}
+    first = stayed[0][0]
     ending = RunOutcome(
         "failed" if "failed" in statuses else "stopped" if "stopped" in statuses else "finished", causes
     )
     if ending.status == "finished":
         ending = dataclasses.replace(first, causes=causes)
-        hashes = {each.final.weights_sha256 for each, _ in outcomes if each.final is not None}
+        hashes = {each.final.weights_sha256 for each, _ in stayed if each.final is not None}
         if len(hashes) > 1:
             events.emit(
                 Note(t=0.0, level="info", text="buffers of the groups differ; the weights are those of the first group")
             )
         if store:
             blocking.run(lambda _: _clear(store, folder.run_id))
-    t = max(meter.ended_at for _, meter in outcomes)
+    t = max(ended[1].ended_at for ended in outcomes if ended is not None)
     events.emit(RunEnded(t=t, status=ending.status, causes=causes))
     meter = CostMeter(spec.prices)
     for event in events_of(folder):

@@ -94,12 +94,13 @@ async def simulate(
 async def drive(
     folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
     interrupts: StopRequests, *, prepared: Prepared | None = None, attach: bool = False,
-    keep_code: bool = False, session: Path | None = None, origin: float | None = None,
+    keep_code: bool = False, session: Path | None = None, origin: float | None = None, anew: bool = False,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
     """Launches (with `prepared`), attaches to, or resumes a run, and supervises it to its end. The caller holds its lock.
 
     A run that is resumed while its functions are running is attached to instead. Functions on this machine are hosted by the
     daemon of `session`, where that is given. `origin` is the Unix time at the t = 0 of a new run; None: now.
+    `anew`: an earlier launch of it has failed, whose objects are deleted.
     """
     if spec.sparse is not None:
         ended: tuple[RunOutcome, CostMeter] = await sparse_jobs().drive(
@@ -130,6 +131,9 @@ async def drive(
             _log.info("attached to running functions on %s", platform.name)
         else:
             await _probe(channel, spec.run_id)
+            if anew:
+                before = RunChannel(channel, owner="anew", retry=BRIEF)
+                await before.delete(await before.list(f"{spec.run_id}/"))
             if prepared is None and not keep_code and run.source is not None:
                 renewal = await renewed(RunChannel(channel, owner="resume", signing=signing), run.source, spec)
             platform = await run_platform.start(folder, run, secrets, session=session)

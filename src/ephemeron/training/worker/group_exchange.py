@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,17 @@ from ephemeron.training.collectives import Collective
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 
 _IMPLEMENTATION = "ephemeron.geo.exchange"
+
+
+class GroupEntry(NamedTuple):
+    """How a group has joined a run that had begun."""
+
+    iteration: int
+    """Its first one."""
+    vector: np.ndarray
+    """Parameters with which it begins, 1-D."""
+    connection: Any = None
+    """With other groups; None: this rank has opened none."""
 
 
 class GroupExchange(ABC):
@@ -53,16 +65,42 @@ class GroupExchange(ABC):
         """
 
 
+async def entered_at(lifecycle: InvocationLifecycle) -> int | None:
+    """First iteration of a group that joins while others train; None: it has not joined yet, or is no such group."""
+    if lifecycle.spec.group is None or not lifecycle.spec.group.joins:
+        return None
+    found: int | None = await importlib.import_module(_IMPLEMENTATION).entered_at(lifecycle)
+    return found
+
+
+async def enter(lifecycle: InvocationLifecycle, stack: AsyncExitStack, own: np.ndarray) -> GroupEntry:
+    """Joins a run that has begun; of a group that has done so, how.
+
+    Args:
+        lifecycle: of the invocation.
+        stack: closes the connection with other groups.
+        own: parameters of the right size, 1-D.
+
+    Raises:
+        InvocationExit: the run was stopped, or the time of this invocation is over.
+    """
+    found: GroupEntry = await importlib.import_module(_IMPLEMENTATION).enter(lifecycle, stack, own)
+    return found
+
+
 @asynccontextmanager
-async def group_exchange(lifecycle: InvocationLifecycle, collective: Collective) -> AsyncIterator[GroupExchange | None]:
+async def group_exchange(
+    lifecycle: InvocationLifecycle, collective: Collective, entry: GroupEntry | None = None
+) -> AsyncIterator[GroupExchange | None]:
     """The exchange with other groups, as the run's specification says; None: there are none.
 
     Args:
         lifecycle: of the invocation.
         collective: of its group.
+        entry: how this invocation has joined; None: it has not.
     """
     if lifecycle.spec.group is None:
         yield None
         return
-    async with importlib.import_module(_IMPLEMENTATION).open_exchange(lifecycle, collective) as exchange:
+    async with importlib.import_module(_IMPLEMENTATION).open_exchange(lifecycle, collective, entry) as exchange:
         yield exchange

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import NoReturn
 
 from ephemeron import logs
@@ -76,9 +77,9 @@ async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], It
         known = IterationTimes()
         try:
             with invocation.at_end:
-                async with asyncio.TaskGroup() as tasks:
+                async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
                     try:
-                        started = await load(invocation)
+                        started = await load(invocation, stack)
                         try:
                             summary = await TrainingLoop(started, step(started), tasks).run()
                         finally:
@@ -167,7 +168,7 @@ class TrainingLoop:
         Raises:
             InvocationExit: the invocation ends before the run does.
         """
-        async with group_exchange(self.lifecycle, self.collective) as self.groups:
+        async with group_exchange(self.lifecycle, self.collective, self.started.entry) as self.groups:
             return await self._run()
 
     async def _run(self) -> RunResult | None:

@@ -115,6 +115,8 @@ class GroupMembership:
     """Connections between groups; None: they exchange through the store."""
     iterations: tuple[int, ...] = ()
     """Of all groups, in their order; () in records of earlier releases."""
+    joins: bool = False
+    """Whether this group joins while the others train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

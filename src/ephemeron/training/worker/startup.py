@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from ephemeron.training.worker.direct_exchange import (
 from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, EndedEpoch, decode_begin, decode_members, members_of
+from ephemeron.training.worker.group_exchange import GroupEntry, enter, entered_at
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, InvocationLifecycle
 from ephemeron.training.worker.peer_recovery import PeerRecovery
@@ -41,7 +43,7 @@ from ephemeron.training.worker.private_copies import PrivateCopies
 from ephemeron.training.worker.recovered_state import RestoredState, peer_recovery, recovered_state
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import Trainer
+from ephemeron.training.worker.trainer import SkipsIterations, Trainer
 from ephemeron.training.worker.warm_up import pays, warm_up
 
 _log = logging.getLogger(__name__)
@@ -82,12 +84,18 @@ class StartedWorker:
     """Whether what follows from that evaluation is in the state already."""
     exchanged: bool = True
     """Whether the exchange with other groups before the next iteration is in the state already, or none is due."""
+    entry: GroupEntry | None = None
+    """How this group has joined a run of several; None: it did not do so in this invocation."""
     ended: EndedEpoch | None = None
     """See `BeginMeta`; None: nothing is decided where it begins."""
 
 
-async def load(invocation: InvocationContext) -> StartedWorker:
+async def load(invocation: InvocationContext, stack: AsyncExitStack) -> StartedWorker:
     """Does everything up to the first iteration.
+
+    Args:
+        invocation: that begins.
+        stack: closes what is opened for the whole of it.
 
     Raises:
         InvocationExit: this call is a duplicate, or there is nothing left to do.
@@ -122,7 +130,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         recovery = peer_recovery(invocation, spec)
     trainer, test_samples = await _trainer(invocation, spec, found)
     invocation.at_end.callback(trainer.close)
-    first = spec.current_generation.from_iteration
+    first = await entered_at(lifecycle) or spec.current_generation.from_iteration
     beginning = Saved(iteration=first, applied=first)
     checkpoints = Checkpoints(channel, keys, invocation.rank, beginning=beginning)
     if not invocation.stays:
@@ -158,6 +166,12 @@ async def load(invocation: InvocationContext) -> StartedWorker:
         lifecycle.budget.began_s = invocation.now() - (invocation.run_now() - begin.meta.run_s)
         lifecycle.timeouts.load(begin.meta.times)
         decisions = begin.meta.decisions
+    entry: GroupEntry | None = None
+    if state is None and begin is None and spec.group is not None and spec.group.joins:
+        entry = await _entered(lifecycle, trainer, stack)
+        first = entry.iteration
+        beginning = Saved(iteration=first, applied=first)
+        checkpoints = Checkpoints(channel, keys, invocation.rank, beginning=beginning)
     agreed = None if state is None else state.meta.agreed
     if recovers and agreed is None:
         agreed = await members_of(channel, keys, keys.generation + 1)
@@ -175,9 +189,24 @@ async def load(invocation: InvocationContext) -> StartedWorker:
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=restored.replaying, test_samples=test_samples,
         recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated, exchanged=restored.exchanged,
-        ended=None if begin is None else begin.meta.ended,
+        ended=None if begin is None else begin.meta.ended, entry=entry,
         state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip
+
+
+async def _entered(lifecycle: InvocationLifecycle, trainer: Trainer, stack: AsyncExitStack) -> GroupEntry:
+    """Joins a run of several groups that has begun, with the parameters that they have; optimisers begin anew."""
+    invocation = lifecycle.invocation
+    own = await invocation.compute(trainer.parameters, samples=0)
+    entry = await enter(lifecycle, stack, own)
+
+    def begin() -> None:
+        trainer.set_parameters(entry.vector)
+        if isinstance(trainer, SkipsIterations):
+            trainer.skip(entry.iteration)
+
+    await invocation.compute(begin, samples=0)
+    return entry
 
 
 async def _fence(invocation: InvocationContext) -> None:

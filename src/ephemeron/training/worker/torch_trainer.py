@@ -207,6 +207,10 @@ class TorchTrainer:
         self._step_optimizers(turn)
         self._advance_schedulers(1)
 
+    def skip(self, iterations: int) -> None:
+        """See `SkipsIterations`."""
+        self._advance_schedulers(iterations * max(1, self._local_steps))
+
     def _advance_schedulers(self, steps: int) -> None:
         """Counts optimiser steps, also those for which this rank had no samples."""
         for _ in range(steps):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -111,3 +111,11 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Ends the loading of samples. Idempotent."""
+
+
+@runtime_checkable
+class SkipsIterations(Protocol):
+    """A trainer that can begin in the middle of a run."""
+
+    def skip(self, iterations: int) -> None:
+        """Counts iterations without computing them: learning rates are those after so many."""

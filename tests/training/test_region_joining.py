@@ -1,0 +1,172 @@
+"""A region that cannot be started at first: the others train without it, and it joins while they go on. A region that leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+from test_daemon_death import processes_of
+from training_runs import WORLD, make_job
+
+from ephemeron.errors import PlatformError
+from ephemeron.events import Event, Note, Progress, RegionExchanged, RegionLeft, Started
+from ephemeron.geo.entrance import Admissions
+from ephemeron.training.driver import configure, late_groups, lifecycle, run_platform, train
+from ephemeron.training.driver.group_runs import members_of
+from ephemeron.training.driver.records import read_result
+from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.run_dir import RunFolder, runs_folder
+from ephemeron.training.job import Fault, RunGroup
+
+pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
+NEAR, MID, FAR = 0, 1, 2
+"""First ranks of the regions."""
+GROUPS = (
+    RunGroup(name="near", workers=1, batch_size=12),
+    RunGroup(name="mid", workers=1, batch_size=12),
+    RunGroup(name="far", workers=2, batch_size=6),
+)
+POLICIES = (
+    ("sma", "none"),
+    ("diloco:fragments=3,delay=2", "int4"),
+    ("auto", "int8"),
+    ("asgd-ga:staleness=2", "topk:0.2"),
+    ("ama", "none"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of regions that cannot be started, as often as they are named."""
+    names: list[str] = []
+    simulate = lifecycle.simulate
+
+    async def start(prepared: Any, *args: Any, **options: Any) -> Any:
+        name = prepared.spec.run_id.rpartition("-")[2]
+        if name in names:
+            names.remove(name)
+            raise PlatformError("no answer")
+        return await simulate(prepared, *args, **options)
+
+    monkeypatch.setattr(lifecycle, "simulate", start)
+    monkeypatch.setattr(late_groups, "RETRY_S", (0.5, 1.0))
+    return names
+
+
+def trained(**overrides: Any) -> Result:
+    compute = WORLD.compute
+    assert compute is not None
+    job = make_job(epochs=3, simulation=dataclasses.replace(WORLD, compute=dataclasses.replace(compute, a=200.0)))
+    values = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "groups": GROUPS, **overrides}
+    return train(job, configure(job, **values))
+
+
+def computed(events: list[Event], rank: int) -> dict[int, float]:
+    """Time at which a rank had computed each iteration."""
+    return {e.iteration: e.t for e in events if isinstance(e, Progress) and e.rank == rank}
+
+
+def all_agree(result: Result) -> bool:
+    hashes = [summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))]
+    return len(hashes) == 3 and set(hashes) == {result.summary.weights_sha256}
+
+
+@pytest.mark.parametrize(("sync", "compression"), POLICIES)
+def test_a_region_that_is_started_late_joins(sync: str, compression: str, late: list[str]) -> None:
+    late += ["far", "far"]
+    result = trained(region_sync=sync, region_compression=compression)
+    assert result.finished
+    assert all_agree(result)
+    events = list(events_of(result.folder))
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert sum("cannot be started" in text for text in notes) == 2
+    assert sum("joins with round" in text for text in notes) == 1
+    own, others = computed(events, FAR), computed(events, NEAR)
+    assert 0 < min(own) < max(own) == max(others)
+    assert set(own) == set(range(min(own), max(own) + 1)) == set(computed(events, FAR + 1))
+    exchanges = {e.iteration for e in events if isinstance(e, RegionExchanged) and e.rank == FAR}
+    assert max(exchanges) == max(own) + 1
+
+
+def test_no_region_waits_for_one_that_joins(late: list[str]) -> None:
+    alone = computed(list(events_of(trained(groups=GROUPS[:2], region_sync="sma").folder)), NEAR)
+    late.append("far")
+    events = list(events_of(trained(region_sync="sma").folder))
+    near, first = computed(events, NEAR), min(computed(events, FAR))
+
+    def longest(times: dict[int, float], last: int) -> float:
+        return max(times[i] - times[i - 1] for i in range(5, last))
+
+    assert longest(near, first + 4) < 1.1 * longest(alone, max(alone))
+
+
+@pytest.mark.parametrize("sync", ["sma", "auto", "asgd-ga:staleness=2"])
+@pytest.mark.parametrize("leaver", ["near", "far"])
+def test_a_region_leaves_and_the_others_go_on(sync: str, leaver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look(self: Admissions) -> None:
+        self.leaves = self._name == leaver and self._lifecycle.now() > 15.0
+
+    monkeypatch.setattr(Admissions, "_look", look)
+    result = trained(region_sync=sync)
+    assert result.finished
+    events = list(events_of(result.folder))
+    [left] = [event for event in events if isinstance(event, RegionLeft)]
+    assert left.region == leaver
+    gone, stays = (NEAR, MID) if leaver == "near" else (FAR, NEAR)
+    assert max(computed(events, gone)) < max(computed(events, stays)) - 20
+    hashes = [summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))]
+    assert hashes.count(result.summary.weights_sha256) == 2
+    assert result.summary.weights_sha256 is not None
+
+
+def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, refused, killed = run_platform.start, ["far"], list[int]()
+
+    async def started(folder: RunFolder, *args: Any, **options: Any) -> Any:
+        if folder.run_id.rpartition("-")[2] in refused:
+            refused.clear()
+            raise PlatformError("no answer")
+        return await start(folder, *args, **options)
+
+    seen: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        """Kills the region once, a few iterations of the other one after it has started: it is joining then."""
+        if (isinstance(event, Started) and event.rank == 1) or (seen and isinstance(event, Progress)):
+            seen.append(event)
+        if len(seen) == 4 and not killed:
+            [run] = runs_folder().iterdir()
+            killed.extend(processes_of(run / "groups" / f"{run.name}-far"))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(run_platform, "start", started)
+    monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 1.0))
+    groups = (
+        RunGroup(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"),
+        RunGroup(name="far", workers=1, batch_size=12),
+    )
+    job = make_job(epochs=5)
+    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
+    configuration = configure(job, region_sync="diloco", group_communicator="tcp", **values)
+    slow = Fault(kind="delay", rank=0, factor=6.0)
+    result = train(job, configuration, faults=[slow], on_event=on_event)
+    assert result.finished
+    assert killed
+    events = list(events_of(result.folder))
+    own = computed(events, 1)
+    assert 0 < min(own) < max(own)
+    assert len([event for event in events if isinstance(event, Started) and event.rank == 1]) == 2
+    hashes = [summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))]
+    assert hashes == [result.summary.weights_sha256] * 2
