@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from ephemeron.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from ephemeron.linalg.arithmetic import matmul
     from ephemeron.linalg.embedding import lambdapack
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
-    from ephemeron.linalg.operations import cholesky, lstsq, lu, matmul, qr, solve
+    from ephemeron.linalg.operations import cholesky, lstsq, lu, qr, solve
     from ephemeron.linalg.spectral import eigh, eigvalsh, randomized_svd, svd, svdvals
 
 _LAZY = {
@@ -33,7 +34,7 @@ _LAZY = {
     "lambdapack": "embedding",
     "lstsq": "operations",
     "lu": "operations",
-    "matmul": "operations",
+    "matmul": "arithmetic",
     "qr": "operations",
     "randomized_svd": "spectral",
     "solve": "operations",

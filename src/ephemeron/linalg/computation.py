@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from ephemeron.linalg.language.program import Program
 from ephemeron.linalg.matrices import tile_store
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Structure, TileFamily, Tiles
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Computation:
@@ -84,6 +88,18 @@ def computing(executor: FunctionExecutor | None, algorithm: str, *matrices: BigM
         computation = Computation(pool, algorithm, store)
         yield computation
         computation.clear()
+
+
+def on_computed(operation: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The operation on the values of expressions among its arguments, which its executor computes first."""
+
+    @functools.wraps(operation)
+    def wrapped(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        executor: Any = options.get("executor")
+        given: Any = [a.compute(executor=executor) if isinstance(a, BigMatrix) else a for a in arguments]
+        return operation(*given, **options)
+
+    return wrapped
 
 
 def like(matrix: StoredMatrix, *, rows: int, columns: int, structure: Structure = "full") -> StoredMatrix:

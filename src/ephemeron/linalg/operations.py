@@ -24,6 +24,7 @@ from ephemeron.linalg.computation import (
     computing,
     family_tile,
     like,
+    on_computed,
     sides_of,
     square,
     tall_outputs,
@@ -32,45 +33,9 @@ from ephemeron.linalg.computation import (
 from ephemeron.linalg.kernels.pivoting import exchange_rows, gather_pivots
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Tiles
-from ephemeron.units import MB
-
-_PAIRS_TILES = 40
-"""Tiles that fit into the memory of a function where it sums four products at once: nine of the task, nine of the next one, the sum and a
-product, copies on their way to the store, and a quarter of the memory for those that are kept."""
 
 
-def matmul(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
-    """The product A B, summed in a fixed order.
-
-    Args:
-        a: shape [m, k].
-        b: shape [k, n].
-        executor: runs the tasks.
-
-    Raises:
-        JobError: the shapes, types or tiles do not fit.
-    """
-    left, right = a.stored, b.stored
-    if left.columns != right.rows:
-        raise JobError(f"{left.rows} x {left.columns} and {right.rows} x {right.columns} cannot be multiplied")
-    if left.tile_columns != right.tile_rows and max(left.tiles[1], right.tiles[0]) > 1:
-        raise JobError(
-            f"tiles of {left.tile_rows} x {left.tile_columns} and {right.tile_rows} x {right.tile_columns} cannot be multiplied",
-            remedy="store both with the same tile",
-        )
-    if left.dtype != right.dtype:
-        raise JobError(f"a product of {left.dtype} and {right.dtype}", remedy="convert one of them")
-    product = dataclasses.replace(
-        like(left, rows=left.rows, columns=right.columns), tile_columns=right.tile_columns
-    )  # fmt: skip
-    (m, k), n = left.tiles, right.tiles[1]
-    with computing(executor, "matmul", a) as computation:
-        pairs = left.tile_rows * left.tile_columns * a.dtype.itemsize * _PAIRS_TILES <= computation.memory_mb * MB
-        program = products.matmul_pairs if pairs else products.matmul
-        made = computation.run(program, {"M": m, "N": n, "K": k}, {"A": left, "B": right}, {"C": product})
-    return computation.result(made["C"])
-
-
+@on_computed
 def cholesky(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
     """Lower L with L Lᴴ = A, by the algorithm of NumPyWren (survey 2.4, figure 16). Reads the lower tiles of A.
 
@@ -89,6 +54,7 @@ def cholesky(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMa
     return computation.result(made["L"])
 
 
+@on_computed
 def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.NDArray[np.int64], BigMatrix, BigMatrix]:
     """Rows p, unit lower L and upper U with A[p] = L U, by tournament pivoting (CALU: Grigori, Demmel, Xiang 2011).
 
@@ -116,6 +82,7 @@ def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.N
     return order, computation.result(made["F"]), computation.result(factors["U"])
 
 
+@on_computed
 def solve(
     a: BigMatrix, b: BigMatrix, *, assume_a: str = "general", executor: FunctionExecutor | None = None
 ) -> BigMatrix:
@@ -162,6 +129,7 @@ def solve(
     return computation.result(made["X"])
 
 
+@on_computed
 def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMatrix, BigMatrix]:
     """Q with orthonormal columns and upper R with A = Q R: TSQR for one column of tiles, else tiled QR with a tree in each column.
 
@@ -185,6 +153,7 @@ def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMa
     return computation.result(made["Q"]), computation.result(made["R"])
 
 
+@on_computed
 def lstsq(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
     """X that minimises the norm of A X - B, for A of full rank, by QR.
 

@@ -17,7 +17,7 @@ from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms import band, randomized, tall
 from ephemeron.linalg.algorithms import qr as qr_programs
-from ephemeron.linalg.computation import Computation, check_tall, computing, like, square, tall_outputs
+from ephemeron.linalg.computation import Computation, check_tall, computing, like, on_computed, square, tall_outputs
 from ephemeron.linalg.execution.gathered import check_memory, solver_bytes
 from ephemeron.linalg.kernels.spectra import NARROW
 from ephemeron.linalg.language.program import Program
@@ -28,6 +28,7 @@ _METHODS = ("auto", "band", "one function")
 _Factors = tuple[BigMatrix, npt.NDArray[Any], BigMatrix]
 
 
+@on_computed
 def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> _Factors:
     """U, singular values and Vᴴ with A = U diag(s) Vᴴ, of which U and Vᴴ have k = min(m, n) columns and rows.
 
@@ -56,6 +57,7 @@ def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None
         return _general_svd(computation, a.stored, "one function" if method == "auto" else method)
 
 
+@on_computed
 def svdvals(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
     """Singular values, descending: shape [min(m, n)]. By way of a band where there are many columns of tiles.
 
@@ -75,6 +77,7 @@ def svdvals(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | 
         return computation.values(computation.gather("svdvals", core, [_row(core, stored.columns)])[0])
 
 
+@on_computed
 def eigh(
     a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None
 ) -> tuple[npt.NDArray[Any], BigMatrix]:
@@ -109,6 +112,7 @@ def eigh(
         return computation.values(w), computation.result(made["X"])
 
 
+@on_computed
 def eigvalsh(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
     """Eigenvalues of a Hermitian matrix, ascending: shape [n]. By way of a band where there are many columns of tiles.
 
@@ -123,6 +127,7 @@ def eigvalsh(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor |
         return computation.values(computation.gather("eigvalsh", core, [_row(stored, stored.rows)])[0])
 
 
+@on_computed
 def randomized_svd(
     a: BigMatrix, k: int, *, oversampling: int = 10, iterations: int = 2, seed: int = 0, executor: FunctionExecutor | None = None
 ) -> _Factors:  # fmt: skip

@@ -1,9 +1,18 @@
-"""C = A B and C = A Aᴴ."""
+"""C = A B, C = A Aᴴ, and sums."""
 
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
-from ephemeron.linalg.kernels.products import add, copy, multiply, multiply_add, multiply_add_pairs, multiply_pairs
+from ephemeron.linalg.kernels.products import (
+    add,
+    copy,
+    multiply,
+    multiply_add,
+    multiply_add_pairs,
+    multiply_pairs,
+    scaled,
+    weighted_sum,
+)
 
 
 @lambdapack
@@ -114,3 +123,24 @@ def syrk(A: Input, P: Temporary, C: Output, N: Size, K: Size) -> None:
                 for k in range(1, K - 1):
                     P[i, j, k] = multiply_add(P[i, j, k - 1], A[i, k], A[j, k], adjoint_b=True)
                 C[i, j] = multiply_add(P[i, j, K - 2], A[i, K - 1], A[j, K - 1], adjoint_b=True)
+
+
+@lambdapack
+def combine(A: Input, B: Input, C: Output, M: Size, N: Size) -> None:
+    """C = A + B; with other options of the kernel α A + β B (`with_options`)."""
+    tiles(A, M, N)
+    tiles(B, M, N)
+    tiles(C, M, N)
+    for i in range(M):
+        for j in range(N):
+            C[i, j] = weighted_sum(A[i, j], B[i, j], alpha=1.0, beta=1.0)
+
+
+@lambdapack
+def scale(A: Input, C: Output, M: Size, N: Size) -> None:
+    """C = A; with other options of the kernel α A (`with_options`)."""
+    tiles(A, M, N)
+    tiles(C, M, N)
+    for i in range(M):
+        for j in range(N):
+            C[i, j] = scaled(A[i, j], real=1.0, imaginary=0.0)

@@ -72,6 +72,20 @@ def add(a: Array, b: Array) -> Array:
     return a + b
 
 
+@kernel(flops=lambda a, b, **options: 3.0 * a[0] * a[1])
+def weighted_sum(a: Array, b: Array, *, alpha: float = 1.0, beta: float = 1.0) -> Array:
+    """`alpha * a + beta * b`."""
+    made: Array = alpha * a + beta * b
+    return made
+
+
+@kernel(flops=lambda a, **options: float(a[0] * a[1]))
+def scaled(a: Array, *, real: float = 1.0, imaginary: float = 0.0) -> Array:
+    """`(real + imaginary i) a`."""
+    made: Array = (complex(real, imaginary) if imaginary else real) * a
+    return made
+
+
 @kernel(flops=lambda a, **options: 0.0)
 def copy(a: Array, *, adjoint: bool = False) -> Array:
     """The same values, or their adjoint."""

@@ -8,7 +8,7 @@ twice with the same effect, and the writer of a tile is unique.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -222,6 +222,24 @@ class Program:
         from ephemeron.linalg.language.printing import program_text
 
         return program_text(self)
+
+
+def with_options(program: Program, **options: Option) -> Program:
+    """The program with other constants as those keyword arguments of its kernels that have them."""
+
+    def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(one(statement) for statement in body)
+
+    def one(statement: Statement) -> Statement:
+        if isinstance(statement, KernelCall):
+            return replace(statement, options=tuple((k, options.get(k, v)) for k, v in statement.options))
+        if isinstance(statement, For):
+            return replace(statement, body=changed(statement.body))
+        if isinstance(statement, If):
+            return replace(statement, body=changed(statement.body), orelse=changed(statement.orelse))
+        return statement
+
+    return replace(program, body=changed(program.body))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,23 @@ import numpy.typing as npt
 from ephemeron.blocking import run as blocking
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
-from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices import files, tile_store
+from ephemeron.linalg.matrices.operators import Operators
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix
 from ephemeron.linalg.matrices.tile_format import DTYPES
 from ephemeron.linalg.matrices.tile_size import tile_size
 
 if TYPE_CHECKING:
+    from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.execution.report import LinalgReport
 
 _DEFAULT_WORKERS = 2
+IMPLICIT_BYTES = 2**30
+"""Of the largest matrix that NumPy may read without having been told."""
 TileFunction = Callable[[slice, slice], npt.NDArray[Any]]
 
 
-class BigMatrix:
+class BigMatrix(Operators):
     """A matrix of which each tile is an object of a store. It never changes.
 
     Args:
@@ -33,10 +37,18 @@ class BigMatrix:
         report: of the computation that made it; None: it was not computed.
     """
 
-    __array_priority__ = 100.0  # `array @ matrix` is the matrix's
-
     def __init__(self, stored: StoredMatrix, report: LinalgReport | None = None) -> None:
-        self.stored, self.report = stored, report
+        self._stored, self._report = stored, report
+
+    @property
+    def stored(self) -> StoredMatrix:
+        """Where its tiles are."""
+        return self._stored
+
+    @property
+    def report(self) -> LinalgReport | None:
+        """Of the computation that made it."""
+        return self._report
 
     # -- making one
 
@@ -73,11 +85,44 @@ class BigMatrix:
         Raises:
             JobError: the file cannot be read, or as for `from_numpy`.
         """
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as e:
-            raise JobError(f"{path} cannot be read as an NPY file: {e}") from None
-        return cls.from_numpy(array, **options)
+        return cls._from_array(files.open_npy(path), options)
+
+    @classmethod
+    def from_zarr(cls, path: str | Path, **options: Any) -> BigMatrix:
+        """Stores a Zarr array of two dimensions, of which one tile after another is read; options as for `from_numpy`.
+
+        Args:
+            path: a folder, or an address that Zarr opens.
+
+        Raises:
+            JobError: it cannot be read, or as for `from_numpy`.
+            MissingExtra: Zarr is not installed.
+        """
+        return cls._from_array(files.open_zarr(path), options)
+
+    @classmethod
+    def from_parquet(cls, path: str | Path, *, columns: Sequence[str] | None = None, **options: Any) -> BigMatrix:
+        """Stores columns of numbers of a Parquet file: a row for each of its rows; options as for `from_function`.
+
+        Args:
+            path: a file.
+            columns: names, in the order of the matrix; None: all.
+
+        Raises:
+            JobError: the file cannot be read, a column is absent, has no numbers, or has nulls.
+            MissingExtra: PyArrow is not installed.
+        """
+        table = files.ParquetColumns(path, columns)
+        return cls.from_function(table.read, table.shape, **({"dtype": table.dtype} | options))
+
+    @classmethod
+    def _from_array(cls, array: Any, options: dict[str, Any]) -> BigMatrix:
+        """Of what can be sliced like an array, without reading it whole."""
+        if array.ndim != 2 or array.dtype.name not in DTYPES:
+            return cls.from_numpy(np.asarray(array), **options)
+        return cls.from_function(
+            lambda rows, columns: np.asarray(array[rows, columns]), array.shape, **({"dtype": array.dtype} | options)
+        )
 
     @classmethod
     def from_function(
@@ -165,11 +210,9 @@ class BigMatrix:
         """The adjoint (conjugate transpose): a view."""
         return BigMatrix(self.stored.H)
 
-    def __matmul__(self, other: BigMatrix) -> BigMatrix:
-        """The product, computed by functions of this machine; `linalg.matmul` takes an executor."""
-        from ephemeron.linalg.operations import matmul
-
-        return matmul(self, other)
+    def compute(self, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+        """The matrix with all its tiles stored: itself, or the value of an expression."""
+        return self
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> BigMatrix:
         """Rows and columns whose borders are those of tiles: a view.
@@ -213,20 +256,41 @@ class BigMatrix:
         Raises:
             JobError: a tile is missing, or the file cannot be written.
         """
+        file = files.create_npy(path, self.shape, self.dtype)
+        self._copy_to(file)
+        file.flush()
 
-        async def write(file: npt.NDArray[Any]) -> None:
+    def to_zarr(self, path: str | Path) -> None:
+        """Writes it to a new Zarr array whose chunks are its tiles, one after another.
+
+        Raises:
+            JobError: a tile is missing, or there is an array already.
+            MissingExtra: Zarr is not installed.
+        """
+        stored = self.stored
+        self._copy_to(files.create_zarr(path, self.shape, (stored.tile_rows, stored.tile_columns), self.dtype))
+
+    def _copy_to(self, file: Any) -> None:
+        async def write() -> None:
             async with tile_store.opened(self.stored.store) as channel:
                 for i, j in self.stored.indices():
                     file[self.stored.slices(i, j)] = await tile_store.read_tile(channel, self.stored, i, j)
 
-        try:
-            file = np.lib.format.open_memmap(path, mode="w+", dtype=self.dtype, shape=self.shape)
-        except OSError as e:
-            raise JobError(f"{path} cannot be written: {e}") from None
-        blocking(lambda interrupts: write(file))
-        file.flush()
+        blocking(lambda interrupts: write())
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Its values, where they are few enough for a conversion that may not have been meant.
+
+        Raises:
+            JobError: they take more than 1 GiB.
+        """
+        rows, columns = self.shape
+        nbytes = rows * columns * self.dtype.itemsize
+        if nbytes > IMPLICIT_BYTES:
+            raise JobError(
+                f"NumPy would read {nbytes / 2**30:.1f} GiB of a {rows} x {columns} matrix into memory",
+                remedy="call to_numpy() if that is meant",
+            )
         return self.to_numpy() if dtype is None else self.to_numpy().astype(dtype)
 
     def delete(self) -> None:

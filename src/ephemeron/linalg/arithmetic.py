@@ -1,0 +1,133 @@
+"""Products, sums and multiples of matrices that are stored as tiles: what users call, and the checks that expressions share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ephemeron.errors import JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.linalg.algorithms import products
+from ephemeron.linalg.computation import computing, like, on_computed
+from ephemeron.linalg.language.program import Program, with_options
+from ephemeron.linalg.matrices.big_matrix import BigMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.units import MB
+
+_PAIRS_TILES = 40
+"""Tiles that fit into the memory of a function where it sums four products at once: nine of the task, nine of the next one, the sum and a
+product, copies on their way to the store, and a quarter of the memory for those that are kept."""
+
+
+@on_computed
+def matmul(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+    """The product A B, summed in a fixed order.
+
+    Args:
+        a: shape [m, k].
+        b: shape [k, n].
+        executor: runs the tasks.
+
+    Raises:
+        JobError: the shapes, types or tiles do not fit.
+    """
+    check_product(a, b)
+    left, right = a.stored, b.stored
+    product = dataclasses.replace(
+        like(left, rows=left.rows, columns=right.columns), tile_columns=right.tile_columns
+    )  # fmt: skip
+    (m, k), n = left.tiles, right.tiles[1]
+    with computing(executor, "matmul", a) as computation:
+        pairs = left.tile_rows * left.tile_columns * a.dtype.itemsize * _PAIRS_TILES <= computation.memory_mb * MB
+        program = products.matmul_pairs if pairs else products.matmul
+        made = computation.run(program, {"M": m, "N": n, "K": k}, {"A": left, "B": right}, {"C": product})
+    return computation.result(made["C"])
+
+
+def check_product(a: BigMatrix, b: BigMatrix) -> None:
+    """Refuses a product A B whose operands do not fit.
+
+    Raises:
+        JobError: the shapes, types or tiles do not fit.
+    """
+    if a.shape[1] != b.shape[0]:
+        raise JobError(f"{_size(a.shape)} and {_size(b.shape)} cannot be multiplied")
+    if a.tile[1] != b.tile[0] and a.shape[1] > min(a.tile[1], b.tile[0]):
+        raise JobError(
+            f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be multiplied", remedy="store both with the same tile"
+        )
+    _check_types(a, b, what="product")
+
+
+def check_sum(a: BigMatrix, b: BigMatrix) -> None:
+    """Refuses a sum A + B whose operands do not fit.
+
+    Raises:
+        JobError: the shapes, types or tiles do not fit.
+    """
+    if a.shape != b.shape:
+        raise JobError(f"{_size(a.shape)} and {_size(b.shape)} cannot be added")
+    if any(x != y and n > min(x, y) for x, y, n in zip(a.tile, b.tile, a.shape, strict=True)):
+        raise JobError(
+            f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be added", remedy="store both with the same tile"
+        )
+    _check_types(a, b, what="sum")
+
+
+@on_computed
+def combine(
+    a: BigMatrix, b: BigMatrix, alpha: float = 1.0, beta: float = 1.0, *, executor: FunctionExecutor | None = None
+) -> BigMatrix:
+    """alpha A + beta B.
+
+    Args:
+        a, b: of the same shape [m, n], type and tiles.
+        alpha, beta: factors.
+        executor: runs the tasks.
+
+    Raises:
+        JobError: the shapes, types or tiles do not fit.
+    """
+    check_sum(a, b)
+    program = with_options(products.combine, alpha=float(alpha), beta=float(beta))
+    return _elementwise("combine", program, {"A": a.stored, "B": b.stored}, executor)
+
+
+@on_computed
+def scale(a: BigMatrix, factor: complex, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+    """A times a number.
+
+    Args:
+        a: shape [m, n].
+        factor: complex only where A is.
+        executor: runs the tasks.
+
+    Raises:
+        JobError: the number is not finite.
+    """
+    if not np.isfinite(factor):
+        raise JobError(f"a matrix times {factor}", remedy="use a finite number")
+    program = with_options(products.scale, real=float(np.real(factor)), imaginary=float(np.imag(factor)))
+    return _elementwise("scale", program, {"A": a.stored}, executor)
+
+
+def _elementwise(
+    name: str, program: Program, operands: dict[str, StoredMatrix], executor: FunctionExecutor | None
+) -> BigMatrix:
+    first = operands["A"]
+    m, n = first.tiles
+    with computing(executor, name, BigMatrix(first)) as computation:
+        made = computation.run(
+            program, {"M": m, "N": n}, operands, {"C": like(first, rows=first.rows, columns=first.columns)}
+        )  # fmt: skip
+    return computation.result(made["C"])
+
+
+def _check_types(a: BigMatrix, b: BigMatrix, *, what: str) -> None:
+    if a.dtype != b.dtype:
+        raise JobError(f"a {what} of {a.dtype} and {b.dtype}", remedy="convert one of them")
+
+
+def _size(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} x {shape[1]}"

@@ -1,0 +1,203 @@
+"""Expressions of matrices: products, sums and multiples that are computed when they are read.
+
+An expression is a `BigMatrix` whose shape, type and tiles are known before it is computed, so what does not fit is refused where it is
+written. Reading it, or giving it to a function, computes it once; what it needed on the way is deleted then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ephemeron.errors import JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.linalg import arithmetic
+from ephemeron.linalg.execution.report import LinalgReport
+from ephemeron.linalg.matrices.big_matrix import BigMatrix
+from ephemeron.linalg.matrices.operators import Operand
+from ephemeron.linalg.matrices.stored import Shape, StoredMatrix
+
+_Apply = Callable[[Sequence[BigMatrix], FunctionExecutor], BigMatrix]
+
+
+class Expression(BigMatrix):
+    """A matrix that is not computed yet.
+
+    Args:
+        text: the expression, to print.
+        operands: matrices and expressions.
+        apply: computes it from its operands.
+        shape, tile, dtype: of the result.
+        is_view: whether the result has the tiles of its operand.
+    """
+
+    def __init__(
+        self, text: str, operands: Sequence[BigMatrix], apply: _Apply, *, shape: Shape, tile: Shape, dtype: np.dtype[Any], is_view: bool = False
+    ) -> None:  # fmt: skip
+        self._text, self._operands, self._apply = text, tuple(operands), apply
+        self._shape, self._tile, self._dtype, self._is_view = shape, tile, dtype, is_view
+        self._result: BigMatrix | None = None
+
+    def compute(self, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+        """Its value, computed by functions the first time.
+
+        Args:
+            executor: runs the tasks; None: functions of this machine.
+        """
+        if self._result is None:
+            with contextlib.ExitStack() as stack:
+                pool = executor or stack.enter_context(FunctionExecutor("local"))
+                made: dict[int, BigMatrix] = {}
+                steps: list[BigMatrix] = []
+                found = self._evaluate(pool, made, steps)
+            reports = [step.report for step in steps if step.report is not None]
+            total = sum(reports[1:], reports[0]) if reports else LinalgReport(algorithm="expression")
+            self._result = BigMatrix(found.stored, total)
+            for step in steps:
+                if step.stored.name != found.stored.name:
+                    step.delete()
+        return self._result
+
+    def _evaluate(self, pool: FunctionExecutor, made: dict[int, BigMatrix], steps: list[BigMatrix]) -> BigMatrix:
+        if self._result is not None:
+            return self._result
+        if id(self) not in made:
+            operands = [
+                each._evaluate(pool, made, steps) if isinstance(each, Expression) else each for each in self._operands
+            ]
+            made[id(self)] = self._apply(operands, pool)
+            if not self._is_view:
+                steps.append(made[id(self)])
+        return made[id(self)]
+
+    @property
+    def stored(self) -> StoredMatrix:
+        """Where its tiles are; computes them."""
+        return self.compute().stored
+
+    @property
+    def report(self) -> LinalgReport | None:
+        """Sums over all steps; None: not computed yet."""
+        return None if self._result is None else self._result.report
+
+    @property
+    def shape(self) -> Shape:
+        """Rows and columns."""
+        return self._shape
+
+    @property
+    def tile(self) -> Shape:
+        """Rows and columns of a tile."""
+        return self._tile
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of its values."""
+        return self._dtype
+
+    @property
+    def T(self) -> BigMatrix:
+        """The transpose, as an expression."""
+        return self._view(f"({self._text}).T", lambda a: a.T)
+
+    @property
+    def H(self) -> BigMatrix:
+        """The adjoint, as an expression."""
+        return self._view(f"({self._text}).H", lambda a: a.H)
+
+    def _view(self, text: str, view: Callable[[BigMatrix], BigMatrix]) -> Expression:
+        return Expression(
+            text, [self], lambda operands, pool: view(operands[0]),
+            shape=self._shape[::-1], tile=self._tile[::-1], dtype=self._dtype, is_view=True,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __repr__(self) -> str:
+        if self._result is not None:
+            return repr(self._result)
+        rows, columns = self._shape
+        return f"<{self._text}: {rows} x {columns}, {self._dtype}, not computed>"
+
+
+def product(a: Operand, b: Operand) -> BigMatrix:
+    """A B.
+
+    Raises:
+        JobError: shapes, types or tiles do not fit.
+    """
+    if isinstance(a, BigMatrix):
+        left, right = a, _operand(b, like=a, rows=a.tile[1])
+    else:
+        assert isinstance(b, BigMatrix)
+        right, left = b, _operand(a, like=b, columns=b.tile[0])
+    arithmetic.check_product(left, right)
+    return Expression(
+        f"{_name(left)} @ {_name(right)}", [left, right],
+        lambda operands, pool: arithmetic.matmul(operands[0], operands[1], executor=pool),
+        shape=(left.shape[0], right.shape[1]), tile=(left.tile[0], right.tile[1]), dtype=left.dtype,
+    )  # fmt: skip
+
+
+def total(a: Operand, b: Operand, alpha: float, beta: float) -> BigMatrix:
+    """α A + β B.
+
+    Raises:
+        JobError: shapes, types or tiles do not fit.
+    """
+    known = a if isinstance(a, BigMatrix) else b
+    assert isinstance(known, BigMatrix)
+    left, right = (_operand(each, like=known, rows=known.tile[0], columns=known.tile[1]) for each in (a, b))
+    arithmetic.check_sum(left, right)
+    return Expression(
+        f"{_name(left)} {'-' if beta < 0 else '+'} {_name(right)}", [left, right],
+        lambda operands, pool: arithmetic.combine(operands[0], operands[1], alpha, beta, executor=pool),
+        shape=left.shape, tile=left.tile, dtype=left.dtype,
+    )  # fmt: skip
+
+
+def multiple(a: BigMatrix, factor: complex) -> BigMatrix:
+    """A times a number.
+
+    Raises:
+        JobError: it is no number, or a complex one, and A is real.
+    """
+    if not isinstance(factor, int | float | complex | np.number):
+        raise JobError(f"a matrix times {type(factor).__name__}", remedy="multiply by a number, or use @")
+    if isinstance(factor, complex) and a.dtype.kind != "c":
+        raise JobError(f"a matrix of {a.dtype} times {factor}", remedy="convert the matrix to complex values")
+    return Expression(
+        f"{factor} * {_name(a)}", [a], lambda operands, pool: arithmetic.scale(operands[0], factor, executor=pool),
+        shape=a.shape, tile=a.tile, dtype=a.dtype,
+    )  # fmt: skip
+
+
+def _operand(given: Operand, *, like: BigMatrix, rows: int | None = None, columns: int | None = None) -> BigMatrix:
+    """An array as a matrix whose tiles fit; a matrix as it is."""
+    if isinstance(given, BigMatrix):
+        return given
+    array: npt.NDArray[Any] = np.asarray(given)
+    if array.ndim != 2:
+        raise JobError(f"a matrix and an array with {array.ndim} dimensions", remedy="give one with two")
+    tile = (rows or min(like.tile[0], array.shape[0]), columns or min(like.tile[1], array.shape[1]))
+    array, store = array.astype(np.result_type(array, like.dtype)), _store(like)
+    return Expression(
+        "array", [like], lambda _, pool: BigMatrix.from_numpy(array, tile=tile, store=store),
+        shape=array.shape, tile=tile, dtype=array.dtype,
+    )  # fmt: skip
+
+
+def _store(a: BigMatrix) -> str:
+    """Where the first matrix of an expression is."""
+    while isinstance(a, Expression):
+        a = a._operands[0]
+    return a.stored.store
+
+
+def _name(a: BigMatrix) -> str:
+    return f"({a._text})" if isinstance(a, Expression) else a.stored.name

@@ -1,0 +1,88 @@
+"""NumPy functions of `BigMatrix` (NEP 13, NEP 18): those that can be computed on tiles and mean the same.
+
+What is not here is a TypeError by NumPy; so no function reads a large matrix into memory without having been told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ephemeron.linalg import lazy, operations, spectral
+from ephemeron.linalg.matrices.big_matrix import BigMatrix
+
+
+def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """A ufunc of matrices, as an expression; NotImplemented where there is none."""
+    apply = _UFUNCS.get(ufunc)
+    return NotImplemented if method != "__call__" or options or apply is None else apply(*inputs)
+
+
+def apply_function(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """A function of `numpy` or `numpy.linalg`; NotImplemented where there is none, or an option has another meaning."""
+    apply = _FUNCTIONS.get(function)
+    return NotImplemented if apply is None else apply(*arguments, **options)
+
+
+def _multiply(a: Any, b: Any) -> Any:
+    if isinstance(a, BigMatrix) and isinstance(b, BigMatrix):
+        return NotImplemented
+    matrix, factor = (a, b) if isinstance(a, BigMatrix) else (b, a)
+    return lazy.multiple(matrix, factor) if np.ndim(factor) == 0 else NotImplemented
+
+
+def _transpose(a: BigMatrix, axes: Any = None) -> Any:
+    return a.T if axes is None or tuple(axes) in ((1, 0), (-1, -2)) else NotImplemented
+
+
+def _svd(a: BigMatrix, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    if hermitian or (full_matrices and compute_uv and a.shape[0] != a.shape[1]):
+        return NotImplemented
+    return spectral.svd(a) if compute_uv else spectral.svdvals(a)
+
+
+def _qr(a: BigMatrix, mode: str = "reduced") -> Any:
+    return operations.qr(a) if mode == "reduced" else NotImplemented
+
+
+def _cholesky(a: BigMatrix, *, upper: bool = False) -> Any:
+    factor = operations.cholesky(a)
+    return BigMatrix(factor.stored.H, factor.report) if upper else factor
+
+
+def _solve(a: Any, b: Any) -> Any:
+    return operations.solve(a, b) if isinstance(a, BigMatrix) and isinstance(b, BigMatrix) else NotImplemented
+
+
+def _lower_half(compute: Callable[[BigMatrix], Any]) -> Callable[..., Any]:
+    return lambda a, UPLO="L": compute(a) if UPLO in ("L", "U") else NotImplemented
+
+
+_UFUNCS: dict[np.ufunc, Callable[..., Any]] = {
+    np.matmul: lazy.product,
+    np.add: lambda a, b: lazy.total(a, b, 1.0, 1.0),
+    np.subtract: lambda a, b: lazy.total(a, b, 1.0, -1.0),
+    np.multiply: _multiply,
+    np.negative: lambda a: lazy.multiple(a, -1.0),
+    np.conjugate: lambda a: a.T.H,
+}
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: 2,
+    np.size: lambda a, axis=None: a.shape[0] * a.shape[1] if axis is None else a.shape[axis],
+    np.transpose: _transpose,
+    np.dot: lambda a, b: lazy.product(a, b),
+    np.linalg.cholesky: _cholesky,
+    np.linalg.qr: _qr,
+    np.linalg.svd: _svd,
+    np.linalg.eigh: _lower_half(spectral.eigh),
+    np.linalg.eigvalsh: _lower_half(spectral.eigvalsh),
+    np.linalg.solve: _solve,
+}
+for _name, _apply in {
+    "matrix_transpose": lambda a: a.T, "matmul": lazy.product, "svdvals": spectral.svdvals,
+}.items():  # fmt: skip
+    if hasattr(np.linalg, _name):  # since NumPy 2
+        _FUNCTIONS[getattr(np.linalg, _name)] = _apply  # type: ignore[assignment]
