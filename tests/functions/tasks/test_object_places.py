@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ephemeron.communication.channels import MemoryChannel
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.functions.tasks.durable_put import create_durable_from
+from ephemeron.functions.tasks.durable_put import READ_BACK_BYTES, create_durable_from
 from ephemeron.functions.tasks.object_places import ObjectPlaces, placed
 
 
@@ -40,6 +40,19 @@ def test_what_was_put_is_read_back_from_its_store_and_then_from_memory() -> None
         assert store.reads == 3
         await places.delete([key])
         assert await places.fetch(key) is None
+
+    asyncio.run(main())
+
+
+def test_a_large_object_is_in_memory_once_its_store_has_said_that_it_exists() -> None:
+    async def main() -> None:
+        store, data = Losing(1), b"x" * (READ_BACK_BYTES + 1)
+        places = ObjectPlaces(MemoryChannel(), owner="me", open_channel=lambda _: store, cache_bytes=2 * len(data))
+        key = placed("far:", "a/0.0")
+        await create_durable_from(places, key, [data])
+        assert "a/0.0" in store.objects, "it was lost once"
+        assert bytes(await places.fetch(key) or b"") == data
+        assert store.reads == 0
 
     asyncio.run(main())
 

@@ -92,7 +92,10 @@ class ObjectPlaces(Wrapper):
 
     async def exists(self, key: str) -> bool:
         store, name = self._of(key)
-        return await store.exists(name)
+        found = await store.exists(name)
+        if found:
+            self._unconfirmed.discard(key)
+        return found
 
     async def close_stores(self) -> None:
         """Lets go of connections to stores; the run's channel is another's."""
