@@ -36,8 +36,9 @@ from benchmarks import linalg_peers
 from benchmarks.common import SEED, condensed, environment, write
 from benchmarks.servers import started_valkey
 from ephemeron import FunctionExecutor
+from ephemeron import linalg as operations
 from ephemeron.errors import EphemeronError
-from ephemeron.linalg import BigMatrix, operations
+from ephemeron.linalg import BigMatrix
 from ephemeron.units import MB
 
 PENALTY_S = 20.0

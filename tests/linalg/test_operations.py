@@ -127,5 +127,31 @@ def test_the_command(tmp_path):
     found = json.loads(done.output)
     assert {"tasks", "seconds", "core_seconds", "bytes_read", "bytes_written", "cost_usd", "files"} <= set(found)
     np.testing.assert_allclose(a @ np.load(tmp_path / "x.npy"), b, atol=1e-10)
-    refused = run(main, ["linalg", "cholesky", str(tmp_path / "none.npy"), "--out", str(tmp_path / "l.npy")])
-    assert refused.exit_code != 0
+    for arguments, says in (
+        (["cholesky", "none.npy", "--out", "l.npy"], "there is no"),
+        (["cholesky", "a.npy", "--out", "l"], "is neither .npy nor .zarr"),
+        (["qr", "a.npy", "--out", "l.npy"], "is one file, and there are 2 results; give a folder"),
+        (["svd", "a.npy", "--out", "none/f"], "there is no folder"),
+    ):
+        name, file, _, out = arguments
+        refused = run(main, ["linalg", name, str(tmp_path / file), "--out", str(tmp_path / out)])
+        assert refused.exit_code == 2
+        assert says in refused.output + str(refused.stderr)
+
+
+@pytest.mark.slow
+def test_the_command_with_zarr(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr", reason="Zarr is not installed")
+    monkeypatch.chdir(tmp_path)
+    a = values(40, 12)
+    zarr.create_array("a.zarr", data=a, chunks=(9, 9))
+    np.save("b.npy", values(40, 1)[:, 0])
+    run = CliRunner().invoke
+    done = run(main, ["linalg", "svd", "a.zarr", "--out", "f", "--tile", "16", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["files"] == {"U": "f/U.zarr", "s": "f/s.npy", "Vh": "f/Vh.zarr"}
+    u, vh = (zarr.open_array(f"f/{name}.zarr")[:] for name in ("U", "Vh"))
+    np.testing.assert_allclose(u * np.load("f/s.npy") @ vh, a, atol=1e-12)
+    done = run(main, ["linalg", "lstsq", "a.zarr", "b.npy", "--out", "x.npy", "--tile", "16"])
+    assert done.exit_code == 0, done.output
+    np.testing.assert_allclose(np.load("x.npy")[:, 0], np.linalg.lstsq(a, np.load("b.npy"))[0], atol=1e-12)

@@ -1,21 +1,25 @@
-"""`ephemeron linalg`: factorisations, products and equations of matrices in NPY files, on functions."""
+"""`ephemeron linalg`: factorisations, products and equations of matrices in NPY, Zarr and Parquet files, on functions."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg import BigMatrix
     from ephemeron.linalg.execution.report import LinalgReport
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+_FILE = click.Path(path_type=Path)
 
 
 @click.group()
@@ -23,10 +27,11 @@ def linalg() -> None:
     """Compute with large matrices on functions.
 
     \b
-    ephemeron linalg cholesky A.npy --out L.npy
+    ephemeron linalg cholesky A.zarr --out L.zarr
     ephemeron linalg solve A.npy B.npy --out X.npy --platform aws --channel s3://bucket/matrices
     ephemeron linalg qr A.npy --out factors        # writes factors/Q.npy and factors/R.npy
 
+    Matrices are NPY files (.npy), Zarr arrays (.zarr) and Parquet files of numbers (.parquet, read only).
     A matrix is cut into tiles, each an object of the channel; a task reads some tiles, computes, and writes others. A function that
     dies costs the tasks that it was computing.
     """
@@ -35,7 +40,8 @@ def linalg() -> None:
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
-            click.option("--out", required=True, type=click.Path(path_type=Path), help="NPY file of the result; a folder where there are several."),
+            click.option("--out", required=True, type=click.Path(path_type=Path), help=".npy or .zarr of the result; a folder where there are several."),
+            click.option("--format", "kind", type=click.Choice(["npy", "zarr"]), help="Of results in a folder.  [default: zarr where A is, else npy]"),
             click.option("--tile", type=click.IntRange(min=1), help="Rows and columns of a tile.  [default: by size, memory and speed]"),
             click.option("--platform", default="local", show_default=True, help="Where functions run."),
             click.option("--channel", help="Address of the store for tiles, such as s3://bucket/prefix.  [default: a folder of this machine]"),
@@ -50,7 +56,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @linalg.command("cholesky")
-@click.argument("a", metavar="A.npy", type=_FILE)
+@click.argument("a", metavar="A", type=_FILE)
 @_options
 def cholesky_command(a: Path, **options: Any) -> None:
     """Lower L with L Lᴴ = A, for a positive definite A."""
@@ -58,8 +64,8 @@ def cholesky_command(a: Path, **options: Any) -> None:
 
 
 @linalg.command("matmul")
-@click.argument("a", metavar="A.npy", type=_FILE)
-@click.argument("b", metavar="B.npy", type=_FILE)
+@click.argument("a", metavar="A", type=_FILE)
+@click.argument("b", metavar="B", type=_FILE)
 @_options
 def matmul_command(a: Path, b: Path, **options: Any) -> None:
     """The product A B."""
@@ -67,8 +73,8 @@ def matmul_command(a: Path, b: Path, **options: Any) -> None:
 
 
 @linalg.command("solve")
-@click.argument("a", metavar="A.npy", type=_FILE)
-@click.argument("b", metavar="B.npy", type=_FILE)
+@click.argument("a", metavar="A", type=_FILE)
+@click.argument("b", metavar="B", type=_FILE)
 @click.option(
     "--positive-definite", is_flag=True, help="A is positive definite: Cholesky instead of LU, half the work."
 )
@@ -80,49 +86,70 @@ def solve_command(a: Path, b: Path, positive_definite: bool, **options: Any) -> 
 
 
 @linalg.command("lu")
-@click.argument("a", metavar="A.npy", type=_FILE)
+@click.argument("a", metavar="A", type=_FILE)
 @_options
 def lu_command(a: Path, **options: Any) -> None:
     """p, L and U with A[p] = L U, by tournament pivoting."""
-    _compute([a], lambda la, pool, m: dict(zip("pLU", la.lu(m[0], executor=pool), strict=True)), **options)
+    _compute([a], lambda la, pool, m: dict(zip("pLU", la.lu(m[0], executor=pool), strict=True)), results=3, **options)
 
 
 @linalg.command("qr")
-@click.argument("a", metavar="A.npy", type=_FILE)
+@click.argument("a", metavar="A", type=_FILE)
 @_options
 def qr_command(a: Path, **options: Any) -> None:
     """Q and R with A = Q R, for an A with at least as many rows as columns."""
-    _compute([a], lambda la, pool, m: dict(zip("QR", la.qr(m[0], executor=pool), strict=True)), tall=True, **options)
+    _compute(
+        [a],
+        lambda la, pool, m: dict(zip("QR", la.qr(m[0], executor=pool), strict=True)),
+        results=2,
+        slim=True,
+        **options,
+    )
 
 
 @linalg.command("svd")
-@click.argument("a", metavar="A.npy", type=_FILE)
+@click.argument("a", metavar="A", type=_FILE)
+@click.option("--rank", type=click.IntRange(min=1), help="The largest singular values alone, with a random sample.")
 @_options
-def svd_command(a: Path, **options: Any) -> None:
-    """U, s and Vh with A = U diag(s) Vh, for a tall A."""
-    names = ("U", "s", "Vh")
-    _compute([a], lambda la, pool, m: dict(zip(names, la.svd(m[0], executor=pool), strict=True)), tall=True, **options)
+def svd_command(a: Path, rank: int | None, **options: Any) -> None:
+    """U, s and Vh with A = U diag(s) Vh."""
+
+    def work(la: Any, pool: FunctionExecutor, m: list[BigMatrix]) -> dict[str, Any]:
+        found = la.svd(m[0], executor=pool) if rank is None else la.randomized_svd(m[0], rank, executor=pool)
+        return dict(zip(("U", "s", "Vh"), found, strict=True))
+
+    _compute([a], work, results=3, slim=True, **options)
+
+
+@linalg.command("eigh")
+@click.argument("a", metavar="A", type=_FILE)
+@_options
+def eigh_command(a: Path, **options: Any) -> None:
+    """w and V with A V = V diag(w), for a Hermitian A."""
+    _compute([a], lambda la, pool, m: dict(zip("wV", la.eigh(m[0], executor=pool), strict=True)), results=2, **options)
+
+
+@linalg.command("lstsq")
+@click.argument("a", metavar="A", type=_FILE)
+@click.argument("b", metavar="B", type=_FILE)
+@_options
+def lstsq_command(a: Path, b: Path, **options: Any) -> None:
+    """X that minimises the norm of A X - B, for an A of full rank with at least as many rows as columns."""
+    _compute([a, b], lambda la, pool, m: {"X": la.lstsq(m[0], m[1], executor=pool)}, slim=True, **options)
 
 
 def _compute(
-    inputs: list[Path], work: Callable[[Any, FunctionExecutor, list[BigMatrix]], dict[str, Any]], *, out: Path, tile: int | None,
-    platform: str, channel: str | None, workers: int | None, memory_mb: int | None, budget_usd: float | None, as_json: bool,
-    tall: bool = False,
+    inputs: list[Path], work: Callable[[Any, FunctionExecutor, list[BigMatrix]], dict[str, Any]], *, out: Path, kind: str | None,
+    tile: int | None, platform: str, channel: str | None, workers: int | None, memory_mb: int | None, budget_usd: float | None,
+    as_json: bool, results: int = 1, slim: bool = False,
 ) -> None:  # fmt: skip
-    import numpy as np
-
     from ephemeron import linalg as functions
-    from ephemeron.errors import JobError
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.tile_size import tile_size
 
-    try:
-        arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in inputs]
-    except (OSError, ValueError) as e:
-        raise JobError(f"a matrix cannot be read: {e}", remedy="give NPY files, as numpy.save writes them") from None
-    if any(array.ndim != 2 or not array.size for array in arrays):
-        raise JobError(f"{inputs[0]} is no matrix", remedy="give NPY files with two dimensions")
-    rows, columns = arrays[0].shape
+    _check_out(out, results)
+    sources = [_source(path) for path in inputs]
+    (rows, columns), dtype = sources[0].shape, sources[0].dtype
     with (
         FunctionExecutor(
             platform, channel=channel or "folder", max_workers=workers, memory_mb=memory_mb, budget_usd=budget_usd,
@@ -130,16 +157,15 @@ def _compute(
         ) as pool,
         tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder,
     ):  # fmt: skip
-        edge = tile or tile_size(rows, columns, arrays[0].dtype.itemsize, workers=pool.max_workers)
-        shape = (max(edge, columns), columns) if tall and columns <= 2 * edge else (edge, edge)
+        edge = tile or tile_size(rows, columns, dtype.itemsize, workers=pool.max_workers)
+        shape = _slim(rows, columns, edge) if slim else (edge, edge)
         store = channel or Path(folder).resolve().as_uri()
         matrices = [
-            functions.BigMatrix.from_numpy(array, tile=shape if n == 0 else edge, store=store)
-            for n, array in enumerate(arrays)
+            source.store(tile=shape if n == 0 else (shape[0], edge), store=store) for n, source in enumerate(sources)
         ]
         try:
             made = work(functions, pool, matrices)
-            files = _write(made, out)
+            files = _write(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
             report = next(
                 m.report for m in made.values() if isinstance(m, functions.BigMatrix) and m.report is not None
             )
@@ -152,26 +178,79 @@ def _compute(
     _show(report, files, as_json=as_json)
 
 
-def _write(made: dict[str, Any], out: Path) -> dict[str, str]:
+def _slim(rows: int, columns: int, edge: int) -> tuple[int, int]:
+    """Tiles of a matrix that is much longer in one direction: the whole of the other one."""
+    if columns <= 2 * edge and columns < rows:
+        return max(edge, columns), columns
+    if rows <= 2 * edge and rows < columns:
+        return rows, max(edge, rows)
+    return edge, edge
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A matrix in a file."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    store: Callable[..., BigMatrix]
+    """Stores it as tiles; takes `tile` and `store`."""
+
+
+def _source(path: Path) -> _Source:
+    from ephemeron.errors import JobError
+    from ephemeron.linalg import BigMatrix
+    from ephemeron.linalg.matrices import files
+
+    if not path.exists():
+        raise JobError(f"there is no {path}")
+    if path.suffix == ".parquet":
+        table = files.ParquetColumns(path)
+        return _Source(table.shape, table.dtype, partial(BigMatrix.from_parquet, path))
+    if path.suffix not in (".npy", ".zarr"):
+        raise JobError(f"{path} is no matrix by its name", remedy="give .npy, .zarr or .parquet")
+    array = files.open_npy(path) if path.suffix == ".npy" else files.open_zarr(path)
+    if array.ndim not in (1, 2) or 0 in array.shape:
+        raise JobError(f"{path} has the shape {tuple(array.shape)}", remedy="give a matrix, with two dimensions")
+    shape = (array.shape[0], array.shape[1] if array.ndim == 2 else 1)
+    read = BigMatrix.from_npy if path.suffix == ".npy" else BigMatrix.from_zarr
+    return _Source(shape, array.dtype, partial(read, path))
+
+
+def _write(made: dict[str, Any], out: Path, kind: str) -> dict[str, str]:
     """Writes results: one to a file, several into a folder."""
     import numpy as np
 
-    from ephemeron.errors import JobError
+    from ephemeron.linalg import BigMatrix
 
     several = len(made) > 1
-    if several and out.suffix == ".npy":
-        raise JobError(f"--out {out} is one file, and there are {len(made)} results", remedy="give a folder")
     if several:
         out.mkdir(parents=True, exist_ok=True)
     files = {}
     for name, result in made.items():
-        path = out / f"{name}.npy" if several else out
+        path = out / f"{name}.{kind if isinstance(result, BigMatrix) else 'npy'}" if several else out
         files[name] = str(path)
-        if isinstance(result, np.ndarray):
+        if not isinstance(result, BigMatrix):
             np.save(path, result)
+        elif path.suffix == ".zarr":
+            result.to_zarr(path)
         else:
             result.to_npy(path)
     return files
+
+
+def _check_out(out: Path, results: int) -> None:
+    """Refuses what could not be written, before anything starts."""
+    from ephemeron.errors import JobError
+
+    if results > 1 and out.suffix in (".npy", ".zarr"):
+        raise JobError(f"--out {out} is one file, and there are {results} results", remedy="give a folder")
+    if results == 1 and out.suffix not in (".npy", ".zarr"):
+        raise JobError(f"--out {out} is neither .npy nor .zarr", remedy=f"use {out}.npy")
+    if out.suffix == ".zarr" and out.exists():
+        raise JobError(f"--out {out} is there already", remedy="give another name, or remove it first")
+    if not out.resolve().parent.is_dir():
+        raise JobError(f"--out {out}: there is no folder {out.resolve().parent}")
 
 
 def _show(report: LinalgReport, files: dict[str, str], *, as_json: bool) -> None:
