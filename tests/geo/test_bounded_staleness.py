@@ -17,7 +17,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.events import RegionExchanged
 from ephemeron.functions import simulation
 from ephemeron.geo.communicator.store import StoreCommunicator
-from ephemeron.geo.exchange import RegionLeader
+from ephemeron.geo.leader import RegionLeader
 from ephemeron.training.worker.spec import GroupMembership
 
 ELEMENTS = 6

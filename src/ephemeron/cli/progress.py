@@ -198,9 +198,10 @@ class Display:
 def region_line(group: GroupMeter, t: float) -> str:
     """What a region does, until `t`."""
     a = group.activity
+    released = f", {human_count(a.released, 'function')} released early" if a.released else ""
     return (
         f"{group.started.name}: {a.steps_per_s:.3g} steps/s, waits {a.waiting_share:.1%}, {human_count(a.staleness, 'round')} ahead, "
-        f"{human_bytes(a.wan_bytes_sent)} sent, {human_bytes(a.wan_bytes_received)} received, {human_usd(group.cost_usd(t))}"
+        f"{human_bytes(a.wan_bytes_sent)} sent, {human_bytes(a.wan_bytes_received)} received, {human_usd(group.cost_usd(t))}{released}"
     )
 
 

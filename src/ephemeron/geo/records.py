@@ -6,6 +6,7 @@ RUN/region/out/FRAGMENT.ROUND        create-only: what the region sends, until a
 RUN/region/waiting                   that rank 0 waits for other regions, and lives
 RUN/region/entry                     of a region that joins: the iteration that it begins with
 RUN/region/loaded/RANK               of a region that joins: that a rank is ready to begin
+RUN/region/released/RANK             attempt of a rank that has ended until the last exchange is over
 RUN/region/leave                     request that the region leaves the run
 """
 
@@ -68,6 +69,11 @@ class RegionKeys:
     @property
     def leave(self) -> str:
         return f"{self.run}/region/leave"
+
+    @property
+    def released(self) -> str:
+        """Prefix."""
+        return f"{self.run}/region/released/"
 
     def decision(self, iteration: int) -> str:
         return f"{self.run}/region/{iteration:09d}"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ephemeron.events import Event, GroupStarted, Progress, RegionExchanged, RunStarted
+from ephemeron.events import Ended, Event, GroupStarted, Invoked, Progress, RegionExchanged, RunStarted
 
 RECENT = 20
 """Iterations that the step rate is of."""
@@ -39,6 +39,10 @@ class RegionActivity:
     """Rounds that it is ahead of what it has applied of the region furthest behind, at its latest exchange."""
     waited_s: float = 0.0
     """In exchanges: sending, and waiting for other regions."""
+    released: int = 0
+    """Functions that have ended until the last exchange was over, as the region had done its share before the others."""
+    released_s: float = 0.0
+    """Time that these together were not there, and are not billed."""
     points: list[ActivityPoint] = field(default_factory=list)
     """One for each exchange."""
     _begun: float | None = None
@@ -47,8 +51,16 @@ class RegionActivity:
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
     """Times at which its first rank has ended iterations, and the iterations until then; some may be left out."""
 
+    _gone: dict[int, float] = field(default_factory=dict)
+    """By rank: when it has ended so."""
+
     def feed(self, event: Event) -> None:
         """Takes an event of one of the region's ranks into account."""
+        if isinstance(event, Ended) and event.outcome == "released":
+            self.released += 1
+            self._gone[event.rank] = event.t
+        elif isinstance(event, Invoked) and event.rank in self._gone:
+            self.released_s += event.t - self._gone.pop(event.rank)
         first = getattr(event, "rank", None) == self.started.first_rank
         if isinstance(event, Progress) and first:
             begun = min((start for _, start, _ in event.spans), default=event.t)

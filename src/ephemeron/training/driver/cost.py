@@ -225,6 +225,7 @@ class GroupMeter:
             iterations=min((done.get(rank, 0) for rank in self._ranks), default=0),
             invocations=self.meter.invocations, gb_seconds=round(self.meter.gb_seconds_at(t), 6),
             cost_usd=round(self.cost_usd(t), 9), prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
+            released_s=round(self.activity.released_s, 3),
         )  # fmt: skip
 
 

@@ -114,6 +114,8 @@ class GroupSummary:
     cost_usd: float
     prices: str
     """Name and date of its price list."""
+    released_s: float = 0.0
+    """Time of its functions together that was not billed, as they had ended until the last exchange with other groups was over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ _COLOURS = ("blue", "amber", "green", "grey")
 
 CAPTION = (
     "Waiting is the time in exchanges with other regions: sending, and waiting for them. Bytes are metered by the regions. Staleness is "
-    "the number of rounds that a region is ahead of what it has applied of the region furthest behind."
+    "the number of rounds that a region is ahead of what it has applied of the region furthest behind. Released is the time, of all functions "
+    "together, for which a region that had done its share had ended them."
 )
 
 
@@ -39,11 +40,11 @@ def region_table(story: RunSummary, result: Mapping[str, Any] | None) -> Markup:
             [
                 name, region.started.platform, f"{region.started.workers:,}", f"{region.steps_per_s:.3g}", f"{region.exchanges:,}",
                 f"{region.staleness}", human_bytes(region.wan_bytes_sent), human_bytes(region.wan_bytes_received),
-                f"{region.waiting_share:.1%}", usd(costs[name]) if name in costs else "–",
+                f"{region.waiting_share:.1%}", f"{region.released_s:.0f} s" if region.released else "–", usd(costs[name]) if name in costs else "–",
             ]
         )  # fmt: skip
     head = (
-        "region", "platform", "functions", "steps/s at the end", "exchanges", "staleness", "sent", "received", "waiting", "cost",
+        "region", "platform", "functions", "steps/s at the end", "exchanges", "staleness", "sent", "received", "waiting", "released", "cost",
     )  # fmt: skip
     return table(head, rows, words=2)
 

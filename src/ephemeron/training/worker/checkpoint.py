@@ -60,6 +60,8 @@ class CheckpointMeta:
     decisions: DecisionState = field(default_factory=DecisionState)
     agreed: Generation | None = None
     """The next generation, if it is agreed on."""
+    exchanged: bool = True
+    """Whether the exchange with other groups before the next iteration is in the state already, or none is due."""
     trainer: Mapping[str, object] = field(default_factory=dict)
     """The trainer's own: see `Trainer.state`."""
     saved: tuple[Saved, ...] = ()

@@ -31,6 +31,10 @@ class GroupEntry(NamedTuple):
     """With other groups; None: this rank has opened none."""
 
 
+class Unneeded(Exception):
+    """This rank is not needed until the last exchange is over, and that may take long: it may end, and is started again."""
+
+
 class GroupExchange(ABC):
     """How the groups of a run agree on parameters. Every rank of every group calls it before the same iterations.
 
@@ -62,7 +66,12 @@ class GroupExchange(ABC):
 
         Raises:
             InvocationExit: this invocation ends before the exchange does.
+            Unneeded: see there; at most once.
         """
+
+    async def release(self) -> bool:
+        """Says that this rank ends until the last exchange is over; returns whether it need not, because it is over already."""
+        return True
 
 
 async def entered_at(lifecycle: InvocationLifecycle) -> int | None:

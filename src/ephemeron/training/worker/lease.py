@@ -11,7 +11,7 @@ from typing import Literal
 
 from ephemeron.training.worker.fencing import Claim
 
-Exit = Literal["finished", "relayed", "stopped", "duplicate", "fenced", "left"]
+Exit = Literal["finished", "relayed", "stopped", "duplicate", "fenced", "left", "released"]
 """Outcome of an invocation: the run is over; its successor goes on; the run was stopped at a checkpoint; another invocation
 is the same attempt; a newer attempt has been claimed; the next generation goes on without this invocation."""
 

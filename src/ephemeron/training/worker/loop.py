@@ -11,6 +11,7 @@ contain. Everything that a successor needs is in the checkpoint; everything else
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -32,7 +33,7 @@ from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.generations import GenerationChange
-from ephemeron.training.worker.group_exchange import GroupExchange, group_exchange
+from ephemeron.training.worker.group_exchange import GroupExchange, Unneeded, group_exchange
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.next_generation import begin_next_generation, delete_left_generation, join_generation
@@ -321,9 +322,24 @@ class TrainingLoop:
         own = await self.invocation.compute(self.trainer.parameters, samples=0)
         self.sharing.exchanging = True
         async with self.sharing.idle():
-            merged = await groups.exchange(self.t, own, durable=self.collective.durable())
+            try:
+                merged = await groups.exchange(self.t, own, durable=self.collective.durable())
+            except Unneeded:
+                await self._release(groups)
+                merged = await groups.exchange(self.t, own, durable=self.collective.durable())
         await self.step.compute(lambda: self.trainer.set_parameters(merged), samples=0)
         self.sharing.exchanging = False
+
+    async def _release(self, groups: GroupExchange) -> None:
+        """Ends this invocation, which would only wait for other groups. The rank is started again when they are done."""
+        state = await self._state()
+        await self.background.settle("checkpoint")
+        meta = dataclasses.replace(state.meta, exchanged=False)
+        await self._write(Checkpoint(state.trainer, state.collective, meta))
+        if await groups.release():
+            return
+        self._emit_progress()
+        raise InvocationExit("released")
 
     async def _evaluate(self) -> None:
         self.evaluation = e = await self.step.evaluate(self.t)

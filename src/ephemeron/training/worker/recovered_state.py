@@ -56,7 +56,9 @@ class RestoredState:
     @property
     def exchanged(self) -> bool:
         """Whether the exchange with other groups before the next iteration is in the state already, or none is due."""
-        return self.peers is None or self.peers.exchanged
+        if self.peers is not None:
+            return self.peers.exchanged
+        return self.checkpoint is None or self.checkpoint.meta.exchanged
 
 
 def peer_recovery(
