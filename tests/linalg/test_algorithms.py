@@ -12,7 +12,7 @@ from ephemeron.linalg.algorithms.cholesky import cholesky
 from ephemeron.linalg.algorithms.jacobi import jacobi_svd
 from ephemeron.linalg.algorithms.lu import lu, lu_forward, permuted_lower
 from ephemeron.linalg.algorithms.products import matmul, matmul_layers, matmul_pairs, syrk
-from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, qr
+from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, form_q, qr
 from ephemeron.linalg.algorithms.randomized import randomized_svd
 from ephemeron.linalg.algorithms.tall import tall_svd, tsqr
 from ephemeron.linalg.algorithms.triangular import adjoint_substitution, backward_substitution, forward_substitution
@@ -153,6 +153,9 @@ def test_qr(dtype, shape, condition):
     q = whole(run(apply_q, {**sizes, "K": sizes["M"]}, V=made["V"], T=made["T"], B=identity)["X"], m, m, dtype)
     assert norm(q.conj().T @ q - identity) <= 20 * m * epsilon(dtype)
     assert close(q[:, : min(m, n)] @ r, a, dtype)
+    if m >= n:
+        thin = whole(run(form_q, sizes, V=made["V"], T=made["T"])["Q"], m, n, dtype)
+        assert close(thin, q[:, :n], dtype)
     turned = run(apply_q_adjoint, {**sizes, "K": sizes["N"]}, V=made["V"], T=made["T"], B=a)["X"]
     expected = np.zeros((m, n), dtype)
     expected[: min(m, n)] = r
@@ -236,7 +239,7 @@ def test_eigenvalues_of_a_hermitian_matrix(dtype):
 
 ALL = [
     matmul, matmul_layers, matmul_pairs, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
-    permuted_lower, qr, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
+    permuted_lower, qr, form_q, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
 ]  # fmt: skip
 
 

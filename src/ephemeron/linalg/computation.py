@@ -171,22 +171,12 @@ def tiled_qr(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]
         qr_programs.qr, {"M": m, "N": n}, {"A": stored},
         {"R": triangle, "V": computation.family(), "T": computation.family()},
     )  # fmt: skip
-    identity = BigMatrix.from_function(
-        lambda rows, columns: _identity(rows, columns, stored.dtype), stored.shape,
-        dtype=stored.dtype, tile=(stored.tile_rows, stored.tile_columns), store=stored.store,
-    )  # fmt: skip
     made = computation.run(
-        qr_programs.apply_q, {"M": m, "N": n, "K": n}, {"V": factors["V"], "T": factors["T"], "B": identity.stored},
-        {"X": like(stored, rows=stored.rows, columns=stored.columns)},
+        qr_programs.form_q, {"M": m, "N": n}, {"V": factors["V"], "T": factors["T"]},
+        {"Q": like(stored, rows=stored.rows, columns=stored.columns)},
     )  # fmt: skip
-    computation.scratch(factors["V"], factors["T"], identity.stored)
-    return {"Q": made["X"], "R": factors["R"]}
-
-
-def _identity(rows: slice, columns: slice, dtype: str) -> npt.NDArray[Any]:
-    down, across = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
-    found: npt.NDArray[Any] = (down[:, None] == across[None, :]).astype(dtype)
-    return found
+    computation.scratch(factors["V"], factors["T"])
+    return {"Q": made["Q"], "R": factors["R"]}
 
 
 def family_tile(made: Tiles, index: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -61,6 +61,41 @@ def apply_pair(v: Array, t: Array, c: Array, d: Array, *, adjoint: bool = False)
     return np.concatenate([top, c[n:]]), np.concatenate([bottom, d[m:]])
 
 
+@kernel(flops=lambda v, t: 2.0 * v[0] * v[1] ** 2)
+def leaf_columns(v: Array, t: Array) -> Array:
+    """The first columns (m × k) of the Q of `qr_leaf`, for V of m × k."""
+    return _of(apply_leaf(v, t, np.eye(*v.shape, dtype=v.dtype)))
+
+
+@kernel(outputs=2, flops=lambda v, t, above, below: 2.0 * v[0] * v[1] ** 2)
+def pair_columns(v: Array, t: Array, above: Array, below: Array) -> tuple[Array, Array]:
+    """`apply_pair` to the first columns of the identity, which has rows as `above` and `below` together."""
+    n = v.shape[1]
+    return _both(apply_pair(v, t, np.eye(len(above), n, dtype=v.dtype), np.zeros((len(below), n), v.dtype)))
+
+
+@kernel(outputs=2, flops=lambda v, t, c, below: 2.0 * v[0] * v[1] * c[1])
+def apply_pair_above(v: Array, t: Array, c: Array, below: Array) -> tuple[Array, Array]:
+    """`apply_pair` to `c` above zeros with as many rows as `below`."""
+    return _both(apply_pair(v, t, c, np.zeros((len(below), c.shape[1]), c.dtype)))
+
+
+@kernel(outputs=2, flops=lambda v, t, above, d: 2.0 * v[0] * v[1] * d[1])
+def apply_pair_below(v: Array, t: Array, above: Array, d: Array) -> tuple[Array, Array]:
+    """`apply_pair` to zeros with as many rows as `above`, above `d`."""
+    return _both(apply_pair(v, t, np.zeros((len(above), d.shape[1]), d.dtype), d))
+
+
+def _of(made: Any) -> Array:
+    found: Array = made
+    return found
+
+
+def _both(made: Any) -> tuple[Array, Array]:
+    above, below = made
+    return above, below
+
+
 @kernel(outputs=2, flops=lambda a: 2.0 * _leaf_flops(a))
 def thin_qr(a: Array) -> tuple[Array, Array]:
     """Q (m × k) and R (k × n) of `a` (m × n), k = min(m, n)."""
