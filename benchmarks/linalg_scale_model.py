@@ -43,7 +43,7 @@ class World:
     lifetime_s: float = 900.0
     idle_s: float = 10.0
     memory_gb: float = 1.769
-    in_flight: int = 3
+    in_flight: int = 2
     """Tasks that a function reads, computes and writes at the same time."""
     cached_tiles: int = 3
 
