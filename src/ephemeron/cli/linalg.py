@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg import BigMatrix
     from ephemeron.linalg.execution.report import LinalgReport
+    from ephemeron.linalg.prediction.planner import Prediction
 
 _FILE = click.Path(path_type=Path)
 
@@ -48,6 +49,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--workers", type=click.IntRange(min=1), help="Functions at once.  [default: cores of this machine, 100 elsewhere]"),
             click.option("--memory-mb", type=click.IntRange(min=1), help="Memory of a function.  [default: one vCPU's]"),
             click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Cost at which the computation is ended."),
+            click.option("--predict", "only_predict", is_flag=True, help="Tell tasks, bytes, time and price, and start nothing."),
             click.option("--json", "as_json", is_flag=True, help="Print figures as one line of JSON."),
         )
     ):  # fmt: skip
@@ -141,15 +143,17 @@ def lstsq_command(a: Path, b: Path, **options: Any) -> None:
 def _compute(
     inputs: list[Path], work: Callable[[Any, FunctionExecutor, list[BigMatrix]], dict[str, Any]], *, out: Path, kind: str | None,
     tile: int | None, platform: str, channel: str | None, workers: int | None, memory_mb: int | None, budget_usd: float | None,
-    as_json: bool, results: int = 1, slim: bool = False,
+    as_json: bool, only_predict: bool, results: int = 1, slim: bool = False,
 ) -> None:  # fmt: skip
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.tile_size import tile_size
+    from ephemeron.linalg.prediction.predict import predict_work
 
     _check_out(out, results)
     sources = [_source(path) for path in inputs]
     (rows, columns), dtype = sources[0].shape, sources[0].dtype
+    name = click.get_current_context().info_name or "linalg"
     with (
         FunctionExecutor(
             platform, channel=channel or "folder", max_workers=workers, memory_mb=memory_mb, budget_usd=budget_usd,
@@ -159,10 +163,19 @@ def _compute(
     ):  # fmt: skip
         edge = tile or tile_size(rows, columns, dtype.itemsize, workers=pool.max_workers)
         shape = _slim(rows, columns, edge) if slim else (edge, edge)
-        store = channel or Path(folder).resolve().as_uri()
-        matrices = [
-            source.store(tile=shape if n == 0 else (shape[0], edge), store=store) for n, source in enumerate(sources)
+        shapes = [shape if n == 0 else (shape[0], edge) for n in range(len(sources))]
+        planned = [
+            functions.BigMatrix.planned(source.shape, dtype=source.dtype, tile=tiles)
+            for source, tiles in zip(sources, shapes, strict=True)
         ]
+        prediction = predict_work(lambda planner: work(functions, planner, planned), name, pool)
+        if only_predict:
+            _show_prediction(prediction, as_json=as_json)
+            return
+        if not as_json:
+            click.echo(f"predicted: {prediction}", err=True)
+        store = channel or Path(folder).resolve().as_uri()
+        matrices = [source.store(tile=tiles, store=store) for source, tiles in zip(sources, shapes, strict=True)]
         try:
             made = work(functions, pool, matrices)
             files = _write(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
@@ -175,7 +188,7 @@ def _compute(
         for matrix in made.values():
             if isinstance(matrix, functions.BigMatrix):
                 matrix.delete()
-    _show(report, files, as_json=as_json)
+    _show(report, prediction, files, as_json=as_json)
 
 
 def _slim(rows: int, columns: int, edge: int) -> tuple[int, int]:
@@ -253,11 +266,21 @@ def _check_out(out: Path, results: int) -> None:
         raise JobError(f"--out {out}: there is no folder {out.resolve().parent}")
 
 
-def _show(report: LinalgReport, files: dict[str, str], *, as_json: bool) -> None:
+def _show_prediction(prediction: Prediction, *, as_json: bool) -> None:
     from ephemeron.config.typed import plain
 
     if as_json:
-        click.echo(json.dumps({**plain(report), "files": files}))
+        click.echo(json.dumps({"predicted": plain(prediction)}))
+        return
+    click.echo(str(prediction))
+    click.echo("nothing was started")
+
+
+def _show(report: LinalgReport, prediction: Prediction, files: dict[str, str], *, as_json: bool) -> None:
+    from ephemeron.config.typed import plain
+
+    if as_json:
+        click.echo(json.dumps({**plain(report), "predicted": plain(prediction), "files": files}))
         return
     click.echo(str(report))
     for name, path in files.items():

@@ -38,7 +38,7 @@ from ephemeron.functions.shipped_tasks import code_keys, graph_key
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.training.driver.run_dir import new_run_id
-from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.planner.prices import Prices, load_prices
 
 _log = logging.getLogger(__name__)
 
@@ -87,12 +87,14 @@ class FunctionExecutor(concurrent.futures.Executor):
             platform=platform, memory_mb=memory_mb or 0, max_workers=max_workers or 0, channel=channel,
             lifetime_s=function_timeout_s or 0.0, settings=settings, simulation=simulation or Simulation(), preload=tuple(preload),
         )  # fmt: skip
-        self._options, self._secrets, _ = admitted(asked)
+        self._options, self._secrets, self._limits = admitted(asked)
         self._run = new_run_id("map")
         self._folder = home() / "tasks" / self._run
         self._folder.mkdir(parents=True)
         service = "cache" if channel.startswith("redis") else "objects"
         self._progress = ProgressBar(progress)
+        self._rate: Callable[[], str] | None = None
+        """Of the latest graph, for the progress bar."""
         self._session = Session(
             self._run, self._options, key=create_key(self._folder / "signing.key"), prices=load_prices(service, prices_file),
             budget_usd=budget_usd, on_change=self._show,
@@ -215,7 +217,7 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     def run_graph(
         self, opener: str, data: bytes, starts: Callable[[str, str], Iterator[tuple[TaskSpec, int]]], *, tasks: int, name: str,
-        code: Sequence[Shipment], on_result: Callable[[TaskResult], None],
+        code: Sequence[Shipment], on_result: Callable[[TaskResult], None], rate: Callable[[], str] | None = None,
     ) -> TaskFuture:  # fmt: skip
         """Runs a graph of tasks of which each names those that follow it (`functions.shipped_tasks.ShippedGraph`).
 
@@ -228,11 +230,13 @@ class FunctionExecutor(concurrent.futures.Executor):
             name: for messages.
             code: that `data` names.
             on_result: called with each success, in another thread.
+            rate: text for the progress bar.
 
         Returns:
             Its future; the result is None. Cancelled, or when a task has failed in all tries, no further result is awaited.
         """
         digest, id = digest_of(data), f"g{next(self._numbers)}"
+        self._rate = rate
         graph = Graph(
             name=id, tasks=tasks, key=graph_key(self._run, digest), data=data, starts=starts(id, f"node {opener} {digest}"),
             future=self._future(id, name), on_result=on_result, objects={k: v for one in code for k, v in one.objects.items()},
@@ -260,6 +264,31 @@ class FunctionExecutor(concurrent.futures.Executor):
         return self._options.memory_mb
 
     @property
+    def platform(self) -> str:
+        """Name of the platform."""
+        return self._options.platform
+
+    @property
+    def channel(self) -> str:
+        """Address of the channel, without credentials."""
+        return self._options.channel
+
+    @property
+    def vcpus(self) -> float:
+        """CPU share of a function."""
+        return self._options.memory_mb / self._limits.mb_per_vcpu
+
+    @property
+    def function_timeout_s(self) -> float:
+        """Time limit of a function, which runs many tasks."""
+        return self._options.lifetime_s
+
+    @property
+    def prices(self) -> Prices:
+        """List prices with which cost is counted."""
+        return self._session.meter.prices
+
+    @property
     def max_workers(self) -> int:
         """Functions at once."""
         return self._options.max_workers
@@ -268,6 +297,11 @@ class FunctionExecutor(concurrent.futures.Executor):
     def tries(self) -> int:
         """Of a task, the first one included."""
         return self._tries
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether there is a progress bar."""
+        return self._progress.is_shown
 
     @property
     def folder(self) -> Path:
@@ -327,7 +361,10 @@ class FunctionExecutor(concurrent.futures.Executor):
         self._driver.wake()
 
     def _show(self) -> None:
-        self._progress.show(self._session.settled, self._session.total, self._session.bill().cost_usd)
+        s, rate = self._session, self._rate
+        self._progress.show(
+            s.settled, s.total, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate()
+        )  # fmt: skip
 
 
 def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:

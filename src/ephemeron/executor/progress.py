@@ -6,6 +6,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from ephemeron.units import human_count
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -23,8 +25,20 @@ class ProgressBar:
         self._task: TaskID | None = None
         self._lock = threading.Lock()
 
-    def show(self, done: int, total: int, cost_usd: float) -> None:
-        """The state now. Any thread."""
+    @property
+    def is_shown(self) -> bool:
+        """Whether anything is shown."""
+        return self._shown
+
+    def show(self, done: int, total: int, cost_usd: float, *, functions: int = 0, note: str = "") -> None:
+        """The state now. Any thread.
+
+        Args:
+            done, total: tasks.
+            cost_usd: so far.
+            functions: that run.
+            note: more about the work, such as its rate.
+        """
         if not self._shown:
             return
         with self._lock:
@@ -39,7 +53,8 @@ class ProgressBar:
                 self._bar.start()
                 self._task = self._bar.add_task("tasks", total=total, cost="")
             assert self._task is not None
-            self._bar.update(self._task, completed=done, total=total, cost=f"${cost_usd:.6f}")
+            parts = [f"${cost_usd:.6f}", human_count(functions, "function"), *([note] if note else [])]
+            self._bar.update(self._task, completed=done, total=total, cost=" · ".join(parts))
 
     def stop(self) -> None:
         """Removes it."""

@@ -176,6 +176,11 @@ class Session:
             gb_seconds=gb_seconds, tasks=self.done, prices=f"{prices.name}, {prices.as_of}",
         )  # fmt: skip
 
+    @property
+    def functions(self) -> int:
+        """Functions that run now, as far as is known."""
+        return len(self._running)
+
     def wake(self) -> None:
         """Something was added, cancelled or closed. In the loop of `live`."""
         self._wake.set()

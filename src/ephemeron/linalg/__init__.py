@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ephemeron.linalg.embedding import lambdapack
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
     from ephemeron.linalg.operations import cholesky, lstsq, lu, qr, solve
+    from ephemeron.linalg.prediction.predict import predict
     from ephemeron.linalg.spectral import eigh, eigvalsh, randomized_svd, svd, svdvals
 
 _LAZY = {
@@ -35,6 +36,7 @@ _LAZY = {
     "lstsq": "operations",
     "lu": "operations",
     "matmul": "arithmetic",
+    "predict": "prediction.predict",
     "qr": "operations",
     "randomized_svd": "spectral",
     "solve": "operations",
@@ -42,8 +44,12 @@ _LAZY = {
     "svdvals": "spectral",
 }
 
+OPERATIONS = tuple(name for name, module in _LAZY.items() if module in ("arithmetic", "operations", "spectral"))
+"""Computations of which `predict` tells the cost by name."""
+
 __all__ = [
-    "BigMatrix", "cholesky", "eigh", "eigvalsh", "lambdapack", "lstsq", "lu", "matmul", "qr", "randomized_svd", "solve", "svd", "svdvals",
+    "BigMatrix", "cholesky", "eigh", "eigvalsh", "lambdapack", "lstsq", "lu", "matmul", "predict", "qr", "randomized_svd", "solve",
+    "svd", "svdvals",
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ephemeron.linalg.language.program import Program
 from ephemeron.linalg.matrices import tile_store
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Structure, TileFamily, Tiles
+from ephemeron.linalg.prediction.planner import Planner
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -30,7 +31,7 @@ _R = TypeVar("_R")
 class Computation:
     """Programs that run one after the other for one result."""
 
-    def __init__(self, executor: FunctionExecutor, algorithm: str, store: str) -> None:
+    def __init__(self, executor: FunctionExecutor | Planner, algorithm: str, store: str) -> None:
         self._executor, self._store = executor, store
         self.report = LinalgReport(algorithm=algorithm)
         self._scratch: list[Tiles] = []
@@ -38,12 +39,16 @@ class Computation:
     def run(
         self, program: Program, sizes: Mapping[str, int], inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles]
     ) -> dict[str, Tiles]:
+        if isinstance(self._executor, Planner):
+            return self._executor.plan(program, sizes, inputs, outputs)
         made, report = run_program(program, sizes, inputs=inputs, outputs=outputs, executor=self._executor)
         self.report += report
         return made
 
     def gather(self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix]) -> list[StoredMatrix]:
         """Runs a solver in one function; see `run_gathered`."""
+        if isinstance(self._executor, Planner):
+            return self._executor.plan_gathered(solver, matrix, outputs)
         made, report = run_gathered(solver, matrix, outputs, executor=self._executor)
         self.report += report
         return made
@@ -81,7 +86,9 @@ class Computation:
 
 
 @contextlib.contextmanager
-def computing(executor: FunctionExecutor | None, algorithm: str, *matrices: BigMatrix) -> Iterator[Computation]:
+def computing(
+    executor: FunctionExecutor | Planner | None, algorithm: str, *matrices: BigMatrix
+) -> Iterator[Computation]:
     store = matrices[0].stored.store
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(FunctionExecutor("local"))

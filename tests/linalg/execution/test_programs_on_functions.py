@@ -22,9 +22,9 @@ import tiled_programs
 
 from ephemeron.errors import TaskFailed
 from ephemeron.executor import FunctionExecutor
+from ephemeron.linalg import matmul
 from ephemeron.linalg.execution.run import run_program
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.operations import matmul
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +158,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import dataclasses, tiled_programs
 import numpy as np
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.operations import matmul
+from ephemeron.linalg import matmul
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.execution.run import run_program
 big = BigMatrix.open({store!r}, "a")

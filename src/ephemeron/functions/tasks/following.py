@@ -36,7 +36,8 @@ class Following:
         await asyncio.gather(*(self._drop(*each) for each in read))
 
     async def _drop(self, task: TaskSpec, key: str, readers: int) -> None:
-        if readers == 1 or await self._queue.count(f"read-{digest_of_key(key)}", task.id) >= readers:
+        graph = task.id.partition("-")[0]  # another one of the same queue may read the same objects later
+        if readers == 1 or await self._queue.count(f"read-{graph}-{digest_of_key(key)}", task.id) >= readers:
             await self._channel.delete([key])
 
     async def drop_late_outputs(self, tasks: Sequence[TaskSpec]) -> None:

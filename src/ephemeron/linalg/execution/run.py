@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 from ephemeron.blocking import run as blocking
@@ -19,6 +20,7 @@ from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Program, Role
 from ephemeron.linalg.matrices import tile_store
 from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
+from ephemeron.linalg.prediction.program_work import ProgramWork
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ def run_program(
     made: dict[str, Tiles] = {name: data.matrices.get(name) or data.families[name] for name in outputs}
     if whole:
         return made, LinalgReport(algorithm=program.name)
-    local, totals = ProgramGraph(data, program), _Totals()
+    local = ProgramGraph(data, program)
+    totals = _Totals(_flops(program, sizes, {**inputs, **outputs}) if executor.shows_progress else {})
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
     tasks = local.tasks
     _log.info("%s: %d tasks", program.name, tasks)
@@ -66,6 +69,7 @@ def run_program(
         name=program.name,
         code=list(code.values()),
         on_result=totals.add,
+        rate=totals.rate if executor.shows_progress else None,
     )
     try:
         future.result()
@@ -83,9 +87,14 @@ def run_program(
 class _Totals:
     """Sums over the results of tasks."""
 
-    def __init__(self) -> None:
+    def __init__(self, flops: Mapping[int, float]) -> None:
         self.read = self.written = self.stored = 0
-        self.seconds = 0.0
+        self.seconds = self.flops = 0.0
+        self._flops, self._began = flops, time.perf_counter()
+
+    def rate(self) -> str:
+        """Floating-point operations in a second, since the start."""
+        return f"{self.flops / (time.perf_counter() - self._began) / 1e9:.2f} Gflop/s"
 
     def add(self, result: TaskResult) -> None:
         traffic = build(TaskTraffic, result.value, where=f"result of {result.id}")
@@ -93,6 +102,17 @@ class _Totals:
         self.written += traffic.written
         self.stored += traffic.stored
         self.seconds += result.compute_s
+        self.flops += 0.0 if traffic.stored else self._flops.get(int(result.id.split("-")[1]), 0.0)
+
+
+def _flops(program: Program, sizes: Mapping[str, int], matrices: Mapping[str, Tiles]) -> dict[int, float]:
+    """Operations of a task of each statement, by its line: the mean."""
+    statements = ProgramWork(program, sizes, matrices, {}, 8).statements
+    tasks, flops = Counter[int](), Counter[int]()
+    for s in statements:
+        tasks[s.line] += s.tasks
+        flops[s.line] += s.tasks * s.flops  # type: ignore[assignment]
+    return {line: flops[line] / n for line, n in tasks.items()}
 
 
 async def _prepare(

@@ -15,7 +15,7 @@ from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.linalg.matrices import files, tile_store
 from ephemeron.linalg.matrices.operators import Operators
-from ephemeron.linalg.matrices.stored import Shape, StoredMatrix
+from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, Structure
 from ephemeron.linalg.matrices.tile_format import DTYPES
 from ephemeron.linalg.matrices.tile_size import tile_size
 
@@ -160,6 +160,25 @@ class BigMatrix(Operators):
 
         blocking(lambda interrupts: write())
         return cls(stored)
+
+    @classmethod
+    def planned(
+        cls, shape: Shape, *, dtype: npt.DTypeLike = "float64", tile: int | Shape | None = None, structure: Structure = "full"
+    ) -> BigMatrix:  # fmt: skip
+        """A matrix without values, for predictions: what a computation with one of this shape would take.
+
+        Args:
+            shape, dtype, tile: as for `from_function`.
+            structure: `lower` or `upper`: triangular.
+        """
+        kind = np.dtype("float64") if np.dtype(dtype).kind in "iub" else np.dtype(dtype)
+        tile_rows, tile_columns = _tile_shape(tile, shape, kind.itemsize)
+        return cls(
+            StoredMatrix(
+                store=tile_store.PLANNED, name="planned", rows=shape[0], columns=shape[1], dtype=kind.name,
+                tile_rows=tile_rows, tile_columns=tile_columns, structure=structure,
+            )
+        )  # fmt: skip
 
     @classmethod
     def open(cls, store: str, name: str) -> BigMatrix:

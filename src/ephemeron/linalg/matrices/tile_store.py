@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import numpy.typing as npt
 
-from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels import MemoryChannel, open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import build, plain
@@ -24,9 +24,28 @@ _AT_ONCE = 8
 _PART = "matrix.json"
 
 
+PLANNED = "planned:"
+"""Address of the store of matrices that are only planned: it has no tiles."""
+
+
+class NotComputed(JobError):
+    """A value is asked for of a matrix that is only planned."""
+
+    def __init__(self) -> None:
+        super().__init__("a matrix that is only planned has no values")
+
+
+class _PlannedStore(MemoryChannel):
+    async def fetch(self, key: str) -> memoryview | None:
+        raise NotComputed
+
+
 @asynccontextmanager
 async def opened(address: str) -> AsyncIterator[Channel]:
     """The store at an address."""
+    if address == PLANNED:
+        yield _PlannedStore()
+        return
     async with open_channel(address) as store:
         yield RunChannel(store, owner=f"matrices-{uuid.uuid4().hex[:8]}")
 
@@ -74,6 +93,8 @@ async def write(store: Channel, matrix: StoredMatrix, tile: Callable[[int, int],
         matrix: to write.
         tile: gives a tile.
     """
+    if matrix.store == PLANNED:
+        return
     if (there := await described(store, matrix.store, matrix.name)) is not None and there != matrix:
         raise taken(matrix)
     if there is not None:
