@@ -93,20 +93,33 @@ def test_lu_and_solve(dtype, n, condition):
 
 def check_lu(a, b, dtype):
     n, sizes = len(a), {"N": count(len(a), TILE)}
-    made = run(lu, sizes, A=a)
-    upper, below = whole(made["U"], n, n, dtype), run(permuted_lower, sizes, L=made["L"], P=made["P"])["F"]
-    factor = whole(below, n, n, dtype)
-    assert np.array_equal(factor, np.tril(factor))
-    assert np.array_equal(factor.diagonal(), np.ones(n))
-    assert np.array_equal(upper, np.triu(upper))
-    order = permutation(made["P"], n)
-    growth = norm(np.abs(factor) @ np.abs(upper)) / norm(a)
-    assert growth < 10 * n
-    assert close(factor @ upper, a[order], dtype, factor=5 * growth)
+    made, growth = check_factors(a, dtype)
     y = run(lu_forward, {**sizes, "M": count(b.shape[1], TILE)}, L=made["L"], P=made["P"], B=b)["X"]
     solved = run(backward_substitution, {**sizes, "M": count(b.shape[1], TILE)}, U=made["U"], B=y)["X"]
     x = whole(solved, n, b.shape[1], dtype)
     assert norm(a @ x - b) <= 20 * n * growth * epsilon(dtype) * (norm(a) * norm(x) + norm(b))
+
+
+def check_factors(a, dtype):
+    (m, n), k = a.shape, min(a.shape)
+    sizes = {"M": count(m, TILE), "N": count(n, TILE)}
+    made = run(lu, sizes, A=a)
+    upper, below = whole(made["U"], k, n, dtype), run(permuted_lower, sizes, L=made["L"], P=made["P"])["F"]
+    factor = whole(below, m, k, dtype)
+    assert np.array_equal(factor, np.tril(factor))
+    assert np.array_equal(factor.diagonal(), np.ones(k))
+    assert np.array_equal(upper, np.triu(upper))
+    order = permutation(made["P"], m)
+    assert sorted(order) == list(range(m))
+    growth = norm(np.abs(factor) @ np.abs(upper)) / norm(a)
+    assert growth < 10 * max(m, n)
+    assert close(factor @ upper, a[order], dtype, factor=5 * growth)
+    return made, growth
+
+
+@pytest.mark.parametrize("shape", [(40, 13), (29, 16), (8, 3), (13, 30), (5, 24), (29, 27), (27, 29)])
+def test_lu_of_rectangular_matrices(dtype, shape):
+    check_factors(conditioned(*shape, 1e6, dtype), dtype)
 
 
 def permutation(pivots, n):
@@ -138,7 +151,7 @@ def test_a_singular_matrix_is_refused():
     a = random((20, 20), "float64")
     a[:, 11] = 0.0
     with pytest.raises(SingularMatrix, match="exactly zero"):
-        run(lu, {"N": 3}, A=a)
+        run(lu, {"M": 3, "N": 3}, A=a)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 3), (16, 16), (29, 29), (43, 13), (60, 24), (13, 30), (57, 33)])
@@ -268,7 +281,7 @@ def test_verified_at_sizes_with_more_tiles_than_could_be_unrolled(program):
 
 def test_any_order_that_respects_the_dependencies_gives_the_same_bits():
     a = random((29, 29), "float64")
-    analysis = Analysis(lu, {"N": 4})
+    analysis = Analysis(lu, {"M": 4, "N": 4})
     rng = np.random.default_rng(0)
     waiting, ready, order = {}, list(analysis.start_nodes()), []
     while ready:
@@ -279,7 +292,7 @@ def test_any_order_that_respects_the_dependencies_gives_the_same_bits():
             if waiting[other] == 0:
                 ready.append(other)
     assert len(order) == analysis.count()
-    first, second = run(lu, {"N": 4}, A=a), interpret_order(analysis, order, {"A": tiled(a, TILE)})
+    first, second = run(lu, {"M": 4, "N": 4}, A=a), interpret_order(analysis, order, {"A": tiled(a, TILE)})
     for name in first:
         assert all(np.array_equal(first[name][index], second[name][index]) for index in first[name])
 

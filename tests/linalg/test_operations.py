@@ -57,10 +57,14 @@ def test_factorisations(pool, stored, dtype):
     assert sorted(p) == list(range(N))
     assert backward(lower.to_numpy() @ upper.to_numpy() - g[p], lower.to_numpy(), upper.to_numpy()) < 3
     assert abs(np.tril(lower.to_numpy(), -1)).max() < 20, "tournament pivoting bounds growth"
-    for a in (g, g[:, :40].copy()):
+    rectangle = g[:, :40].copy()
+    p, lower, upper = linalg.lu(stored(rectangle), executor=pool)
+    assert sorted(p) == list(range(N))
+    assert backward(lower.to_numpy() @ upper.to_numpy() - rectangle[p], lower.to_numpy(), upper.to_numpy()) < 3
+    for a in (g, rectangle, g[:40].copy()):
         q, r = (m.to_numpy() for m in linalg.qr(stored(a), executor=pool))
         assert backward(q @ r - a, a) < 3
-        assert backward(q.conj().T @ q - np.eye(len(r)), q) < 3
+        assert backward(q.conj().T @ q - np.eye(len(r)), q) < 3, a.shape
         assert not np.tril(r, -1).any()
 
 
@@ -104,7 +108,8 @@ def test_products_of_views(pool, stored):
         (lambda m: linalg.matmul(m(values(4, 4)), m(values(4, 4, "float32"))), "a product of float64 and float32"),
         (lambda m: linalg.solve(m(values(4, 4)), m(values(3, 1))), "the matrix has 4 rows, the right-hand sides have 3"),
         (lambda m: linalg.solve(m(values(4, 4)), m(values(4, 1)), assume_a="sym"), "use 'general' or 'positive definite'"),
-        (lambda m: linalg.qr(m(values(3, 4))), "qr needs as many rows as columns, this matrix is 3 x 4"),
+        (lambda m: linalg.qr(m(values(3, 4), (3, 4))), "qr needs square tiles, those of this matrix are 3 x 4"),
+        (lambda m: linalg.lstsq(m(values(3, 4)), m(values(3, 1))), "lstsq needs as many rows as columns, this matrix is 3 x 4"),
         (lambda m: linalg.svd(m(values(9, 8), (4, 3))), "svd needs square tiles where a matrix has several columns of them"),
     ],
 )  # fmt: skip

@@ -172,15 +172,17 @@ def tall_outputs(stored: StoredMatrix) -> dict[str, StoredMatrix]:
 
 
 def tiled_qr(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]:
+    """Q and R of a matrix of any shape."""
     m, n = stored.tiles
-    triangle = like(stored, rows=stored.columns, columns=stored.columns, structure="upper")
+    k = min(stored.shape)
+    triangle = like(stored, rows=k, columns=stored.columns, structure="upper")
     factors = computation.run(
         qr_programs.qr, {"M": m, "N": n}, {"A": stored},
         {"R": triangle, "V": computation.family(), "T": computation.family()},
     )  # fmt: skip
     made = computation.run(
         qr_programs.form_q, {"M": m, "N": n}, {"V": factors["V"], "T": factors["T"]},
-        {"Q": like(stored, rows=stored.rows, columns=stored.columns)},
+        {"Q": like(stored, rows=stored.rows, columns=k)},
     )  # fmt: skip
     computation.scratch(factors["V"], factors["T"])
     return {"Q": made["Q"], "R": factors["R"]}

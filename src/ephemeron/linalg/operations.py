@@ -59,25 +59,25 @@ def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.N
     """Rows p, unit lower L and upper U with A[p] = L U, by tournament pivoting (CALU: Grigori, Demmel, Xiang 2011).
 
     Args:
-        a: shape [n, n], with square tiles.
+        a: shape [m, n], with square tiles.
         executor: runs the tasks.
 
     Returns:
-        p, of shape [n], L and U.
+        p, of shape [m]; L, of shape [m, k], and U, of shape [k, n], k = min(m, n).
 
     Raises:
-        JobError: it is not square.
-        TaskFailed: it is singular.
+        JobError: its tiles are not square.
+        TaskFailed: a pivot is exactly zero: the rank is less than k.
     """
-    stored = square(a, what="lu")
-    n = {"N": stored.tiles[0]}
+    stored = a.stored
+    _check_tiles(a, what="lu")
     with computing(executor, "lu", a) as computation:
         factors = _lu(computation, stored)
-        lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
+        lower = like(stored, rows=stored.rows, columns=min(stored.shape), structure="lower")
         made = computation.run(
-            lu_programs.permuted_lower, n, {"L": factors["L"], "P": factors["P"]}, {"F": lower}
+            lu_programs.permuted_lower, _sizes(stored), {"L": factors["L"], "P": factors["P"]}, {"F": lower}
         )  # fmt: skip
-        order = _order(_pivots(factors["P"], stored.tiles[0]), stored)
+        order = _order(_pivots(factors["P"], min(stored.tiles)), stored)
         computation.scratch(factors["L"], factors["P"])
     return order, computation.result(made["F"]), computation.result(factors["U"])
 
@@ -134,19 +134,22 @@ def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMa
     """Q with orthonormal columns and upper R with A = Q R: TSQR for one column of tiles, else tiled QR with a tree in each column.
 
     Args:
-        a: shape [m, n], m ≥ n; with square tiles where it has several columns of them.
+        a: shape [m, n]; with square tiles where it has several columns of them, or more columns than rows.
         executor: runs the tasks.
 
     Returns:
-        Q, of shape [m, n], and R, of shape [n, n].
+        Q, of shape [m, k], and R, of shape [k, n], k = min(m, n).
 
     Raises:
-        JobError: it has more columns than rows, or tiles that are not square.
+        JobError: it has tiles that are not square, or lower than a column of tiles is wide.
     """
     stored = a.stored
-    check_tall(stored, what="qr")
+    if stored.rows >= stored.columns:
+        check_tall(stored, what="qr")
+    else:
+        _check_tiles(a, what="qr")
     with computing(executor, "qr", a) as computation:
-        if stored.tiles[1] == 1:
+        if stored.tiles[1] == 1 and stored.rows >= stored.columns:
             made = computation.run(tall.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
         else:
             made = tiled_qr(computation, stored)
@@ -195,11 +198,22 @@ def lstsq(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = Non
 
 
 def _lu(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]:
-    lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
-    upper = like(stored, rows=stored.rows, columns=stored.rows, structure="upper")
-    return computation.run(
-        lu_programs.lu, {"N": stored.tiles[0]}, {"A": stored}, {"L": lower, "U": upper, "P": computation.family()}
-    )
+    lower = like(stored, rows=stored.rows, columns=min(stored.shape), structure="lower")
+    upper = like(stored, rows=min(stored.shape), columns=stored.columns, structure="upper")
+    outputs: dict[str, Tiles] = {"L": lower, "U": upper, "P": computation.family()}
+    return computation.run(lu_programs.lu, _sizes(stored), {"A": stored}, outputs)
+
+
+def _check_tiles(a: BigMatrix, *, what: str) -> None:
+    if a.tile[0] != a.tile[1]:
+        raise JobError(
+            f"{what} needs square tiles, those of this matrix are {a.tile[0]} x {a.tile[1]}",
+            remedy=f"store it with tile={min(a.tile)}",
+        )
+
+
+def _sizes(stored: StoredMatrix) -> dict[str, int]:
+    return {"M": stored.tiles[0], "N": stored.tiles[1]}
 
 
 def _pivots(made: Tiles, steps: int) -> list[npt.NDArray[Any]]:

@@ -243,7 +243,7 @@ FAULTS: dict[str, dict[str, Any]] = {
         "deaths": 5, "freezes": 3, "provisioners": 2, "lifetimes": (5.0, 12.0, 600.0), "duplicates": 0.3, "lost": 0.03, "failing": 0.03,
     },
 }  # fmt: skip
-PROGRAMS = {"cholesky": (cholesky, {"N": 4}), "lu": (lu, {"N": 3}), "qr": (qr, {"M": 3, "N": 3})}
+PROGRAMS = {"cholesky": (cholesky, {"N": 4}), "lu": (lu, {"M": 3, "N": 3}), "qr": (qr, {"M": 3, "N": 3})}
 
 
 def simulate(name: str, faults: dict[str, Any], seed: int) -> World:

@@ -35,12 +35,19 @@ def merge_candidates(a: Array, places_a: Array, b: Array, places_b: Array) -> tu
     return both[order], places[order]
 
 
-@kernel(outputs=3, flops=lambda a, places: 2.0 / 3.0 * a[0] ** 3)
-def factor_pivots(a: Array, places: Array) -> tuple[Array, Array, Array]:
-    """Unit lower L, upper U and the final order of pivots, for the rows that won (n × n).
+@kernel(outputs=3, flops=lambda a, places, top, top_row: 2.0 / 3.0 * a[0] ** 3)
+def factor_pivots(a: Array, places: Array, top: Array, top_row: int) -> tuple[Array, Array, Array]:
+    """Unit lower L, upper U and the final order of pivots, for the rows that won.
+
+    Args:
+        a: the rows (k × n), k ≤ n.
+        places: theirs.
+        top: the tile in tile row `top_row`, to which they go. Where it has more rows than there are pivots, which is so in the last tile
+            column of a tall matrix, rows of its own that are no pivots follow, in L (rows of `top` × k) and in the list of pivots.
+        top_row: its tile row.
 
     Raises:
-        SingularMatrix: a pivot is exactly zero, so the matrix is singular.
+        SingularMatrix: a pivot is exactly zero, so the rank is less than the number of rows and columns.
     """
     (getrf,) = get_lapack_funcs(("getrf",), (a,))
     packed, swaps, info = getrf(a)
@@ -48,8 +55,14 @@ def factor_pivots(a: Array, places: Array) -> tuple[Array, Array, Array]:
         raise SingularMatrix(
             f"pivot {info - 1} of the block is exactly zero", kernel="factor_pivots", position=info - 1
         )
-    lower = np.tril(packed, -1) + np.eye(len(a), dtype=a.dtype)
-    return lower, np.triu(packed), places[_permutation(swaps, len(a))]
+    rows, upper = len(a), np.triu(packed)
+    lower, pivots = np.tril(packed[:, :rows], -1) + np.eye(rows, dtype=a.dtype), places[_permutation(swaps, rows)]
+    if rows < len(top):
+        taken = set(pivots[pivots[:, 0] == top_row, 1].tolist())
+        following = np.array([r for r in range(len(top)) if r not in taken][: len(top) - rows], dtype=np.int64)
+        lower = np.concatenate([lower, _times_inverse(top[following], upper)])
+        pivots = np.concatenate([pivots, np.stack([np.full(len(following), top_row), following], axis=1)])
+    return lower, upper, pivots
 
 
 @kernel(flops=lambda a, pivots, tile: 0.0)
@@ -74,7 +87,7 @@ def eliminate_rows(a: Array, top: Array, pivots: Array, u: Array, top_row: int, 
         tile: number of this tile row, greater than `top_row`.
     """
     exchanged = _exchanged(a, top, pivots, top_row, tile)
-    return np.ascontiguousarray(solve_triangular(u, exchanged.T, trans="T", check_finite=False).T)
+    return _times_inverse(exchanged, u)
 
 
 @kernel(flops=lambda a, top, pivots, lower, u, top_row, tile: 2.0 * a[0] * u[0] * u[1])
@@ -88,6 +101,10 @@ def exchange_and_update(a: Array, top: Array, pivots: Array, lower: Array, u: Ar
 def exchange_rows(a: Array, top: Array, pivots: Array, top_row: int, tile: int) -> Array:
     """A tile below the pivots after the exchange of rows."""
     return _exchanged(a, top, pivots, top_row, tile)
+
+
+def _times_inverse(a: Array, u: Array) -> Array:
+    return np.ascontiguousarray(solve_triangular(u, a.T, trans="T", check_finite=False).T)
 
 
 def _pivot_order(a: Array) -> Array:
