@@ -163,6 +163,14 @@ def test_the_root_names_are_these_and_all_are_there():
         ephemeron.Trainer  # noqa: B018
 
 
+def test_public_names_of_linear_algebra():
+    linalg = pytest.importorskip("scipy") and __import__("ephemeron.linalg", fromlist=["*"])
+    stable = {"BigMatrix", "cholesky", "qr", "svd", "lu", "solve", "lstsq", "eigh", "lambdapack"}
+    assert stable <= set(linalg.__all__)
+    for name in linalg.__all__:
+        assert getattr(linalg, name).__module__.startswith("ephemeron.linalg.")
+
+
 @pytest.mark.parametrize(
     "package",
     [

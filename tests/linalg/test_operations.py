@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ephemeron import FunctionExecutor, linalg
 from ephemeron.cli.main import main
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, NotPositiveDefinite, SingularMatrix
 
 N = 70
 
@@ -85,8 +85,8 @@ def test_equations_with_an_ill_conditioned_matrix(pool, stored, assume_a):
     q = np.linalg.qr(values(N, N))[0]
     a = (q * np.logspace(0, -12, N)) @ q.T
     a = (a + a.T) / 2 + (1e-11 * np.eye(N) if assume_a != "general" else 0)
-    b = values(N, 5)
-    x = linalg.solve(stored(a), stored(b, (32, 5)), assume_a=assume_a, executor=pool).to_numpy()
+    b = values(N, 45)  # several columns of tiles
+    x = linalg.solve(stored(a), stored(b), assume_a=assume_a, executor=pool).to_numpy()
     assert backward(a @ x - b, a, x) < 3, "backward stable, whatever the condition"
 
 
@@ -96,6 +96,17 @@ def test_products_of_views(pool, stored):
     c = linalg.matmul(stored(a).T, stored(b), executor=pool)
     assert c.dtype == "float32"
     np.testing.assert_allclose(c.to_numpy(), a.T @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_turns_out_not_to_be_possible_names_tile_and_row(pool, stored):
+    a = np.eye(N)
+    a[67, 67] = -1.0
+    with pytest.raises(NotPositiveDefinite, match=r"order 4 of the tile .* \(cholesky, L\[2, 2\]") as caught:
+        linalg.cholesky(stored(a), executor=pool)
+    assert caught.value.position == 3
+    with pytest.raises(SingularMatrix, match=r"exactly zero \(lu, L\[0, 0\], U\[0, 0\], P\[0, 0\]"):
+        linalg.solve(stored(np.ones((N, N))), stored(values(N, 40)), executor=pool)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ephemeron.blocking import run as blocking
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, TaskFailed
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms import qr as qr_programs
+from ephemeron.linalg.execution.failures import matrix_error
 from ephemeron.linalg.execution.gathered import run_gathered
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.execution.run import run_program
@@ -41,7 +42,8 @@ class Computation:
     ) -> dict[str, Tiles]:
         if isinstance(self._executor, Planner):
             return self._executor.plan(program, sizes, inputs, outputs)
-        made, report = run_program(program, sizes, inputs=inputs, outputs=outputs, executor=self._executor)
+        with _matrix_errors():
+            made, report = run_program(program, sizes, inputs=inputs, outputs=outputs, executor=self._executor)
         self.report += report
         return made
 
@@ -49,7 +51,8 @@ class Computation:
         """Runs a solver in one function; see `run_gathered`."""
         if isinstance(self._executor, Planner):
             return self._executor.plan_gathered(solver, matrix, outputs)
-        made, report = run_gathered(solver, matrix, outputs, executor=self._executor)
+        with _matrix_errors():
+            made, report = run_gathered(solver, matrix, outputs, executor=self._executor)
         self.report += report
         return made
 
@@ -95,6 +98,18 @@ def computing(
         computation = Computation(pool, algorithm, store)
         yield computation
         computation.clear()
+
+
+@contextlib.contextmanager
+def _matrix_errors() -> Iterator[None]:
+    """Raises a kernel's own error for that of its task."""
+    try:
+        yield
+    except TaskFailed as failure:
+        error = matrix_error(failure)
+        if error is None:
+            raise
+        raise error from None
 
 
 def on_computed(operation: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -45,7 +45,7 @@ def cholesky(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMa
 
     Raises:
         JobError: it is not square.
-        TaskFailed: it is not positive definite; says at which block.
+        NotPositiveDefinite: it is not; names the tile, and the row in it.
     """
     stored = square(a, what="cholesky")
     with computing(executor, "cholesky", a) as computation:
@@ -67,7 +67,7 @@ def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.N
 
     Raises:
         JobError: its tiles are not square.
-        TaskFailed: a pivot is exactly zero: the rank is less than k.
+        SingularMatrix: a pivot is exactly zero: the rank is less than k.
     """
     stored = a.stored
     _check_tiles(a, what="lu")
@@ -96,7 +96,7 @@ def solve(
 
     Raises:
         JobError: the shapes or types do not fit.
-        TaskFailed: A is singular, or not positive definite.
+        SingularMatrix, NotPositiveDefinite: A is singular, or not positive definite; names the tile.
     """
     stored = square(a, what="solve")
     sides = sides_of(stored, b, what="solve")
@@ -170,7 +170,7 @@ def lstsq(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = Non
 
     Raises:
         JobError: the shapes or types do not fit.
-        TaskFailed: A has not full rank.
+        SingularMatrix: A has not full rank, exactly.
     """
     stored = a.stored
     check_tall(stored, what="lstsq")

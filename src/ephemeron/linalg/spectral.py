@@ -43,7 +43,7 @@ def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None
 
     Raises:
         JobError: tiles are not square, or one function has not enough memory.
-        TaskFailed: a value is NaN or infinite.
+        NotFinite: a value is NaN or infinite.
     """
     _check_method(method)
     if a.shape[0] < a.shape[1]:
@@ -93,7 +93,8 @@ def eigh(
 
     Raises:
         JobError: it is not square, or one function has not enough memory.
-        TaskFailed: it is not Hermitian (further than 1,000 units of rounding from its adjoint), or a value is NaN or infinite.
+        NotHermitian: it is further than 1,000 units of rounding from its adjoint; names values and tile.
+        NotFinite: a value is NaN or infinite.
     """
     _check_method(method)
     stored = square(a, what="eigh")

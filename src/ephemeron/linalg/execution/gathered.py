@@ -25,6 +25,7 @@ from ephemeron.executor import FunctionExecutor
 from ephemeron.functions.shipped_tasks import Load, ShippedGraph
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.result_store import TaskOutputs
+from ephemeron.linalg.execution.failures import located_error
 from ephemeron.linalg.execution.program_data import run_name
 from ephemeron.linalg.execution.program_graph import TaskTraffic
 from ephemeron.linalg.execution.report import LinalgReport
@@ -114,7 +115,7 @@ class GatheredGraph(ShippedGraph):
         try:
             found = SOLVERS[self._data.solver](blocks)
         except MatrixError as error:
-            raise error.at(error.where or self._data.solver) from None
+            raise located_error(error, self._data.solver, [error.where] if error.where else []) from None
         objects: dict[str, Sequence[Buffer]] = {}
         for matrix, array in zip(self._data.outputs, found, strict=True):
             for i, j in matrix.indices():

@@ -15,13 +15,15 @@ import numpy.typing as npt
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, MatrixError
 from ephemeron.functions.shipped_tasks import Load, ShippedGraph
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.object_places import placed
 from ephemeron.functions.tasks.result_store import TaskOutputs
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.interface import TaskGraph
+from ephemeron.linalg.analysis.small_sizes import described
+from ephemeron.linalg.execution.failures import located_error
 from ephemeron.linalg.execution.program_data import ProgramData
 from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel
@@ -210,10 +212,13 @@ class ProgramGraph(ShippedGraph):
         node = _node(task)
         call, values = self._graph.call(node), self._graph.bindings(node)
         tiles = {key: decode_tile(data, key=key) for key, data in zip(task.inputs, inputs, strict=True)}
-        outputs = self.kernels[call.kernel].run(
-            *self._arguments(call, node, values, tiles),
-            **{name: _option(option, values) for name, option in call.options},
-        )
+        try:
+            outputs = self.kernels[call.kernel].run(
+                *self._arguments(call, node, values, tiles),
+                **{name: _option(option, values) for name, option in call.options},
+            )
+        except MatrixError as error:
+            raise located_error(error, self._program.name, map(described, self._graph.writes(node))) from None
         objects = {
             self.key(tile): encode_tile(np.asarray(array))
             for tile, array in zip(self._graph.writes(node), outputs, strict=True)
