@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import socket
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -88,6 +92,74 @@ def test_no_byte_of_a_sample_leaves_its_region(
         foreign = b"".join([*shared, *(data for key, data in stores if key.startswith(f"{run}-{other[name]}/"))])
         parts = [marker[start : start + 16] for marker in markers for start in (0, 64, 128, 240)]
         assert not [part for part in parts if part in foreign]
+
+
+class RecordingProxy:
+    """Passes connections on to a port of this machine, and keeps every byte of both directions."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.behind = int(free.getsockname()[1])
+        self.port, self._loop = 0, asyncio.new_event_loop()
+        self.seen = bytearray()
+        self._listening, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> RecordingProxy:
+        self._thread.start()
+        assert self._listening.wait(30)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        async def listen() -> None:
+            server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+            self.port = int(server.sockets[0].getsockname()[1])
+            self._listening.set()
+
+        self._loop.run_until_complete(listen())
+        self._loop.run_forever()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, to = await asyncio.open_connection("127.0.0.1", self.behind)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(self._pass(reader, to), self._pass(there, writer))
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                self.seen += data
+                target.write(data)
+                await target.drain()
+        target.close()
+
+
+@pytest.mark.slow
+def test_no_byte_of_a_sample_crosses_a_connection_between_regions(tmp_path: Path) -> None:
+    found = {name: own_samples(tmp_path, name, seed=i) for i, name in enumerate(("near", "far"))}
+    with RecordingProxy() as proxy:
+        listens = {"near": {"listen": f"127.0.0.1:{proxy.behind}", "endpoint": f"127.0.0.1:{proxy.port}"}, "far": {}}
+        groups = tuple(
+            RunGroup(name=name, workers=1, batch_size=6, data=data, **listens[name])
+            for name, (data, _) in found.items()
+        )
+        job = make_job(epochs=3)
+        values = {"region_sync": "diloco", "group_communicator": "tcp", "exchange_every": 3}
+        result = train(job, configure(job, groups=groups, platform="local", **values))
+        assert result.finished
+        near, far = result.summary.regions
+        parameters = 4 * sum(tensor.numel() for tensor in result.state_dict().values())
+        assert len(proxy.seen) > 4 * parameters, "both send, in several rounds"
+        assert min(near.wan_bytes_sent, far.wan_bytes_sent) > parameters
+        crossed = bytes(proxy.seen)
+    for _, markers in found.values():
+        assert not [m for m in markers for start in (0, 64, 128, 240) if m[start : start + 16] in crossed]
 
 
 def test_regions_with_samples_of_their_own_train_one_model(tmp_path: Path) -> None:

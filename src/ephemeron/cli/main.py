@@ -46,6 +46,7 @@ from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
 from ephemeron.cli.sparse_store import sparse_store as sparse_store_command
 from ephemeron.cli.tune import tune as tune_command
+from ephemeron.cli.workflow import workflow as workflow_group
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
@@ -479,6 +480,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 main.add_command(geo_group)
 main.add_command(linalg_group)
+main.add_command(workflow_group)
 main.add_command(runs_group)
 main.add_command(resize_command)
 main.add_command(evaluate_command)

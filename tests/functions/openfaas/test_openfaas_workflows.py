@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from openfaas_world import PASSWORD, client, settings_of, wait
 
+from ephemeron.cli.main import main
 from ephemeron.errors import GatewayError, JobError
 from ephemeron.functions.openfaas.gateway import FunctionSpec
 from ephemeron.functions.openfaas.workflow import WorkflowStep, execute, parse_workflow
@@ -192,3 +195,31 @@ def test_a_workflow_runs_where_the_gateway_knows_none(workflows: WorkflowGateway
     assert sorted(json.loads(json.loads(run.answer)["got"])) == ["far", "near"]
     with pytest.raises(GatewayError, match="step schedule"):
         asyncio.run(workflows.run_here(parse_workflow(DIAMOND), b"fail"))
+
+
+@pytest.mark.slow
+def test_workflows_on_the_command_line(
+    workflows: WorkflowGateway, gateway: OpenFaasGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPHEMERON_OPENFAAS_PASSWORD", PASSWORD)
+    monkeypatch.setenv("OPENFAAS_URL", gateway.url)
+    document = tmp_path / "training.json"
+    document.write_text(json.dumps(DIAMOND))
+
+    def said(*arguments: object, code: int = 0) -> str:
+        result = CliRunner().invoke(main, ["workflow", *map(str, arguments)])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert said("validate", document).splitlines()[0] == "workflow training: 4 steps"
+    assert "join: words after near, far" in said("validate", document).splitlines()[-1]
+    assert said("deploy", document) == "workflow training created\n"
+    assert said("deploy", document) == "workflow training updated\n"
+    for what in ("training", document):
+        assert sorted(json.loads(json.loads(said("invoke", what, "--request", "go"))["got"])) == ["far", "near"]
+    assert json.loads(said("invoke", "training", "--step", "far", "--request", "alone")) == {"got": "alone"}
+    assert "step schedule: this function fails" in said("invoke", "training", "--request", "fail", code=1)
+    document.write_text(json.dumps(steps(("a", ("b",)))))
+    refused = said("validate", document, code=2)
+    assert f"{document}: step a comes after 'b', which is no step" in refused
+    assert "cannot be read" in said("invoke", tmp_path / "no.json", code=2)

@@ -86,6 +86,7 @@ class MemberTable:
             await self.channel.put(key, [json.dumps(plain(joined)).encode()], create=True)
         except KeyExists:  # this attempt, that joins again, or another launch that has joined meanwhile
             self._check({member.region: member for member in await self.members()}.get(self._region))
+            await self.channel.put(key, [json.dumps(plain(joined)).encode()])  # it may listen elsewhere
         if enters:
             await self.channel.delete([f"{self._prefix}/left/{self._region}"])
         elif await self.is_absent(self._region):
