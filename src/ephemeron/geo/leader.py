@@ -63,6 +63,8 @@ class RegionLeader(GroupExchange):
         """Sent by this region, and not known to be applied everywhere."""
         self._decided: list[int] = []
         """Iterations whose decisions are stored, ascending."""
+        self._states: dict[int, set[str]] = {}
+        """By iteration, keys of the states that attempts of this rank have stored."""
         self._reads: dict[tuple[str, Due], asyncio.Task[Update]] = {}
         """Of rounds of other regions, begun when this one has sent its part."""
         self._counted = (0, 0)
@@ -85,6 +87,9 @@ class RegionLeader(GroupExchange):
             return
         stored = await self._channel.list(self._keys.decisions)
         self._decided = self._keys.decided(stored)
+        for key in stored:
+            if (iteration_of := self._keys.iteration_of_state(key)) is not None:
+                self._states.setdefault(iteration_of, set()).add(key)
         usable = [known for known in self._decided if known < iteration + exchanged]
         if usable:
             await self._restore(usable[-1])
@@ -340,6 +345,7 @@ class RegionLeader(GroupExchange):
     async def _store(self, iteration: int, vector: np.ndarray) -> bool:
         """Stores a decision, and the state with it; returns whether no other attempt was first."""
         attempt, state = self._lifecycle.attempt, self._state
+        self._states.setdefault(iteration, set()).add(self._keys.state(iteration, attempt))
         await self._channel.put(self._keys.state(iteration, attempt), [state.encoded()])
         left_out = tuple(update.region for update in state.quarantined)
         meta = DecisionMeta(attempt=attempt, quarantined=left_out, plans=state.plans)
@@ -356,6 +362,7 @@ class RegionLeader(GroupExchange):
         vector, meta = decode_decision((await self._channel.get(key, deadline=deadline)).data, key)
         key = self._keys.state(iteration, meta.attempt)
         self._state.load((await self._channel.get(key, deadline=deadline)).data, key)
+        self._states.setdefault(iteration, set()).add(key)
         if iteration not in self._decided:
             self._decided = sorted([*self._decided, iteration])
         if isinstance(self._schedule, AdaptiveSchedule):
@@ -377,7 +384,7 @@ class RegionLeader(GroupExchange):
         old = [known for known in self._decided if known < durable][:-1]
         for known in old:
             gone += [self._keys.decision(known)]
-            gone += [self._keys.state(known, attempt) for attempt in range(self._lifecycle.attempt + 1)]
+            gone += sorted(self._states.pop(known, ()))
         self._decided = self._decided[len(old) :]
         if gone:
             await self._channel.delete(gone)

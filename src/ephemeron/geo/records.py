@@ -89,6 +89,11 @@ class RegionKeys:
         names = [key.removeprefix(self.decisions) for key in keys]
         return sorted(int(name) for name in names if name.isdigit())
 
+    def iteration_of_state(self, key: str) -> int | None:
+        """Iteration of the decision that a state belongs to; None: the key is of something else."""
+        name, dot, _ = key.removeprefix(self.decisions).partition(".state.")
+        return int(name) if dot and name.isdigit() else None
+
     def due_of(self, key: str) -> Due:
         fragment, _, number = key.removeprefix(self.outgoing).partition(".")
         return Due(int(fragment), int(number))
