@@ -75,7 +75,7 @@ class Prediction:
             if f.name not in ("algorithm", "executors", "temporary_bytes", "prices")
         }
         return dataclasses.replace(
-            self, executors=other.executors, temporary_bytes=max(self.temporary_bytes, other.temporary_bytes),
+            self, executors=max(self.executors, other.executors), temporary_bytes=max(self.temporary_bytes, other.temporary_bytes),
             prices=other.prices, **sums,
         )  # fmt: skip
 
