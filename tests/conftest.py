@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads
 for kit in ("channel_contract", "platform_contract", "task_queue_contract", "training_matrix", "training_world"):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
-settings.register_profile("ephemeron", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ephemeron")  # no test asserts a duration
+settings.register_profile("ephemeron", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ephemeron")  # no test asserts a duration; every run draws other examples
 
 TOGETHER = {
     "functions": (

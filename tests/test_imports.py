@@ -121,6 +121,7 @@ def test_a_simulated_run_needs_no_pytorch_to_be_imported():
     assert found(imported_by("ephemeron.functions.simulation"), ["torch", "click", "rich", "ephemeron.cli"]) == []
 
 
+@pytest.mark.slow
 def test_no_module_prints_or_reads_our_environment_when_it_is_imported():
     program = f"""
 import importlib, json, os, sys

@@ -176,6 +176,7 @@ def test_nothing_of_a_killed_host_lives_on(folder: Path) -> None:
     run(folder, scenario)
 
 
+@pytest.mark.slow
 @needs_cgroups
 def test_what_was_imported_counts_towards_the_memory_quota(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:

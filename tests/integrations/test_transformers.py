@@ -81,10 +81,8 @@ def test_one_function_is_the_trainer_of_transformers_to_the_last_bit(name, home)
     assert loss_curve(run) == pytest.approx(losses, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("language", marks=pytest.mark.slow), "classification", pytest.param("lora", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["language", "classification", "lora"])
 def test_four_functions_with_accumulation_are_one_on_the_same_global_batches(name, home):
     if name == "lora":
         pytest.importorskip("peft", reason="no peft; pip install 'ephemeron[peft]'")
@@ -116,6 +114,7 @@ def test_kills_and_hand_offs_do_not_change_it(name, home):
     assert handed_off.sha == undisturbed.sha
 
 
+@pytest.mark.slow
 def test_compute_metrics_has_the_whole_evaluation_data(home):
     for workers in (1, 4):
         run = real(job("classification"), **settings(workers))

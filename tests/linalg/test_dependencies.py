@@ -117,7 +117,7 @@ def test_random_programs(text, n, m):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=SLOW)
 @given(programs(), st.integers(1, 5), st.integers(1, 4))
 def test_many_random_programs(text, n, m):
     check_random(text, n, m)

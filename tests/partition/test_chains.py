@@ -62,7 +62,7 @@ def searched(graph, topology, schedule=PIPELINED, budget=BUDGET):
     return value, 1 - done.bound_s / value, done.found[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @example(seed=60, schedule=SCHEDULES[2])
 @given(seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES))
 def test_bounds_and_plans_against_every_placement(seed, schedule):
@@ -170,7 +170,7 @@ def test_memory_decides_where_it_is_scarce():
     assert done.bound_s <= best * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_downsets_are_all_there_are(seed):
     rng = Random(seed)

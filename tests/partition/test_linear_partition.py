@@ -49,7 +49,7 @@ def need(stage, piece):
     return piece.parameter_bytes + (3 - stage) * piece.made_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graph=graphs(), stages=st.integers(1, 4), memory=st.integers(5, 60))
 def test_nothing_is_better(graph, stages, memory):
     pieces = PipelineSegments(graph)
@@ -66,7 +66,7 @@ def test_nothing_is_better(graph, stages, memory):
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graph=graphs())
 def test_segments_add_up_and_groups_stay_whole(graph):
     pieces = PipelineSegments(graph)

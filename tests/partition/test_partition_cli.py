@@ -102,6 +102,7 @@ def test_the_example_is_traced_measured_placed_and_proved(example):
         assert step in done.stderr
 
 
+@pytest.mark.slow
 def test_its_documents_can_be_read_and_replayed(example):
     done, out = example
     plan = parse_plan((out / "placement.json").read_text())
@@ -116,6 +117,7 @@ def test_its_documents_can_be_read_and_replayed(example):
     ]
 
 
+@pytest.mark.slow
 def test_its_schedule_is_drawn_within_its_frame(example):
     _, out = example
     printed = json.loads(example[0].stdout)
@@ -133,6 +135,7 @@ def test_its_schedule_is_drawn_within_its_frame(example):
         assert any(s.startswith(f"{device}: backward pass") for s in said)
 
 
+@pytest.mark.slow
 def test_its_report_needs_nothing_else(example):
     page = (example[1] / "report.html").read_text()
     assert not re.search(r"""(src|href)=["']""", page)

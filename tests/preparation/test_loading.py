@@ -38,7 +38,7 @@ def rows_of(dataset):
 TEXTS = st.text(alphabet='ab", \né;', min_size=1, max_size=8).filter(str.strip)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 1), st.floats(-1e9, 1e9), TEXTS), min_size=1, max_size=8),

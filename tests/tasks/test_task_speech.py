@@ -143,6 +143,7 @@ def test_the_examples_say_what_they_are(name):
     assert "--loaders" in ran.stdout
 
 
+@pytest.mark.slow
 def test_an_example_runs(tmp_path):
     command = [sys.executable, EXAMPLES / "speech.py", "--folder", tmp_path, "--samples", "16", "--epochs", "2"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

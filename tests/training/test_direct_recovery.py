@@ -262,15 +262,14 @@ def survives(seed: int) -> None:
     assert run.left == {"run/spec", "run/result"}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_whatever_dies_the_weights_are_those_over_the_store(seed: int) -> None:
     survives(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hundred", [100, 200, 300])
-def test_three_hundred_random_schedules(hundred: int) -> None:
-    for seed in range(hundred, hundred + 100):
+def test_a_hundred_random_schedules() -> None:
+    for seed in range(100, 200):
         survives(seed)
 
 

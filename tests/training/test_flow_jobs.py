@@ -217,6 +217,7 @@ def test_functions_of_this_machine_die_and_hand_over(store, undisturbed, home):
     assert no_function_left()  # loaders are forked, and are called as functions are
 
 
+@pytest.mark.slow
 def test_functions_of_this_machine_read_a_bucket(store, s3, home):
     """Fetched in a thread, since an object store's client does not survive a fork."""
     address = f"{s3}/flows"

@@ -161,7 +161,8 @@ def test_batch_norm_keeps_each_rank_s_own_statistics():
     assert run.ending.arrays["2.running_var"].min() > 0
 
 
-@pytest.mark.parametrize("compression", [pytest.param("bf16", marks=pytest.mark.slow), "int8"])
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
 def test_compressed_runs_converge_and_repeat(compression):
     run = real(make_job(epochs=4), compression=compression)
     plain = real(make_job(epochs=4))

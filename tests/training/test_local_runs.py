@@ -160,6 +160,7 @@ def test_out_of_memory_is_named(home):
     assert no_function_left()
 
 
+@pytest.mark.slow
 def test_user_code_that_raises_is_named(home):
     result, events = go(make_job(model=Target(target="tiny:failing")))
     assert result.summary.status == "failed"

@@ -117,6 +117,7 @@ def test_another_client_is_refused_watches_and_takes_over(folder):
     assert len([e for e in events_of(result.folder) if isinstance(e, RunEnded)]) == 1
 
 
+@pytest.mark.slow
 def test_who_watches_gets_the_driver_s_result(folder, tmp_path):
     client, path = folder
     seen = []

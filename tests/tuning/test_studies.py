@@ -28,6 +28,7 @@ def ended(result: StudyResult) -> list[tuple[Any, ...]]:
     return [(t.number, t.state, tuple(t.parameters.values()), t.value, t.cost_usd) for t in result.status.trials]
 
 
+@pytest.mark.slow
 def test_a_grid_is_run_to_its_end_and_its_best_values_are_a_job(make_study: MakeStudy, home: Path) -> None:
     space = {"optimizer.options.lr": [0.001, 0.1], "run.workers": [1, 2]}
     study = make_study(sampler="grid", space=space, concurrency=2)

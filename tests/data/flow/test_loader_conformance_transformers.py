@@ -60,6 +60,7 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
     assert got[2] == got[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 12], ids=["mid-epoch", "end of an epoch"])
 def test_resume_from_checkpoint_in_order(tmp_path: Path, at: int) -> None:
     got = []

@@ -55,7 +55,7 @@ def test_so_they_are_in_batches(batch) -> None:
 @pytest.mark.parametrize("datasets", [FOUR, OVERLAPPING], ids=["same", "overlapping"])
 def test_first_epochs_are_uniform_although_they_are_drawn_freely(datasets) -> None:
     found: list[list[tuple[int, ...]]] = [[], [], []]
-    for seed in range(1500):
+    for seed in range(600):
         for job, of_job in enumerate(orders(Coupled(seed=seed, window=2), datasets, epochs=2, **SHIFTED)):
             found[job] += of_job[:1]
     for of_job in found:
@@ -65,7 +65,7 @@ def test_first_epochs_are_uniform_although_they_are_drawn_freely(datasets) -> No
 def test_what_a_job_that_has_left_was_loading_is_not_preferred() -> None:
     """Its samples lie in the cache, and are half of those of the job that stays."""
     found = []
-    for seed in range(2000):
+    for seed in range(800):
         sampler = Coupled(seed=seed, window=4)
         sampler.add_job("stays", range(4), batch=1)
         sampler.add_job("leaves", [2, 3], batch=1)

@@ -282,7 +282,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.integers(0, 10**12), max_size=200))

@@ -41,6 +41,7 @@ def state_of(world: World, flow: str) -> str:
     return found.state
 
 
+@pytest.mark.slow
 def test_a_service_comes_and_goes(own_world: Callable[..., World]) -> None:
     world = own_world(idle_s=1.0)
     here = epochs_of(local(mixed()), seed=3)

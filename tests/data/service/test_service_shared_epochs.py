@@ -90,7 +90,7 @@ def ranks_of(number: int, plan: dict[str, Any]) -> Ranks:
     return Ranks(f"job{number}", chosen=chosen, **plan)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(JOBS, st.integers(0, 2**32), st.floats(0, 0.3), st.integers(1, 40))
 def test_exactly_once_whatever_restarts(plans: list[dict[str, Any]], seed: int, restarts: float, every: int) -> None:
     """Two routers get the same calls, and one of them is killed again and again."""
@@ -127,7 +127,7 @@ def test_exactly_once_whatever_restarts(plans: list[dict[str, Any]], seed: int, 
                     assert set(counted) == set(job.all)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from([1, 2, 7, 13, 30]), st.sampled_from(["all", "some", "turned"]),
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=3), st.booleans(),

@@ -35,7 +35,7 @@ def exchanges(draw):
     return world, aggregators, size, weights, seed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(exchanges(), st.sampled_from([None, 1, 3, 1000]), st.sampled_from([np.float32, np.float64]))
 def test_weighted_mean(case, chunk, dtype):
     world, aggregators, size, weights, seed = case

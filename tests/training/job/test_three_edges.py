@@ -132,7 +132,7 @@ def answer(prefix: str, make: Callable[[], Job]) -> Job | str:
 @example(path=("run", "workers"), value=0)
 @example(path=("run", "function_timeout_s"), value=LARGEST + 1)
 @example(path=("run", "function_timeout_s"), value="15 min")
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 def test_the_same_answer_from_toml_json_and_python(
     tmp_path_factory: pytest.TempPathFactory, path: Any, value: Any
 ) -> None:

@@ -42,7 +42,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=LOGGERS)
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.slow) if n in ("mlflow", "wandb") else n for n in LOGGERS])
 def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     name: str = request.param
     if name != "csv":

@@ -245,7 +245,7 @@ def running() -> list[Event]:
 
 
 def long_run() -> list[Event]:
-    return clean(workers=8, iterations=10_000, epochs=50)
+    return clean(workers=8, iterations=2_500, epochs=50)
 
 
 def bills(events: Iterable[Event], prices: Prices = PRICES) -> float:

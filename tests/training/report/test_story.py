@@ -224,7 +224,7 @@ def test_long_run_is_merged_with_the_same_shares(long_story: RunSummary) -> None
 
 
 def test_long_run_is_thinned(long_story: RunSummary) -> None:
-    assert long_story.learning.iterations == 10_000
+    assert long_story.learning.iterations == 2_500
     assert len(long_story.learning.loss) <= DRAWN_POINTS
     assert len(long_story.spending.times) <= DRAWN_POINTS
     assert long_story.spending.series["total_usd"][-1] == pytest.approx(long_story.spending.total_usd)

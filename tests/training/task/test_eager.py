@@ -57,6 +57,7 @@ assert [end_of(name, real=True) for name in names] == without
 """
 
 
+@pytest.mark.slow
 def test_optimizers_import_no_compiler_and_compute_the_same():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

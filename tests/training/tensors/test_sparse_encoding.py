@@ -38,7 +38,7 @@ def patterns(draw):
     return np.concatenate(parts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(patterns())
 def test_every_bit_comes_back(vector):
     got = round_trip(vector)

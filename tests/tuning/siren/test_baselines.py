@@ -73,6 +73,7 @@ def test_the_bound_is_below_every_schedule_and_the_schedule_near_it(budget: floa
     assert reached.seconds <= programme.bound_s * 1.1
 
 
+@pytest.mark.slow
 def test_an_unlimited_budget_leaves_only_time() -> None:
     wanted = spec(budget_usd=100.0, noise=QUIET)
     programme = DynamicProgramme(wanted)
