@@ -55,6 +55,7 @@ class TestContract(PlatformContract):
             await platform.shutdown()
 
 
+@pytest.mark.slow
 class TestContractUnenforced(TestContract):
     enforce = False
 

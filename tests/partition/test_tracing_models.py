@@ -117,9 +117,10 @@ def test_a_model_is_traced_exactly(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-10)], ids=["float32", "float64"]
+    ("name", "dtype", "limit"),
+    [*((n, torch.float32, 1e-6) for n in list(MODELS)[::2]), *((n, torch.float64, 1e-10) for n in MODELS)],
+    ids=str,
 )
-@pytest.mark.parametrize("name", MODELS)
 def test_stages_train_as_the_original_does(name, dtype, limit):
     """The parts have the original's draws, because they follow one another; 20 steps, short batches among them."""
     e, tracing = traced(name, dtype)

@@ -28,9 +28,9 @@ def test_storage_does_not_grow(how):
 
 
 @pytest.mark.slow
-def test_2000_iterations():
-    run = synthetic(samples=6400, epochs=20, world=QUICK, workers=4, aggregators=2, batch_size=16)
-    assert run.ending.final.iterations == 2000
+def test_1000_iterations():
+    run = synthetic(samples=6400, epochs=10, world=QUICK, workers=4, aggregators=2, batch_size=16)
+    assert run.ending.final.iterations == 1000
     assert run.most_objects < 200
     assert run.left == {"run/spec", "run/result"}
 

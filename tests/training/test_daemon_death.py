@@ -142,6 +142,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return go(tmp_path_factory.mktemp("runs") / "run").sha
 
 
+@pytest.mark.slow
 def test_the_daemon_is_killed_then_frozen_and_the_weights_are_the_same(
     tmp_path: Path, undisturbed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

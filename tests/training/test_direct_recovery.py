@@ -191,7 +191,7 @@ def test_where_a_successor_cannot_connect_the_store_has_its_state() -> None:
     assert run.left == {"run/spec", "run/result"}
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_deaths_at_a_hand_off(sync: str, phase: str, attempt: int) -> None:
@@ -202,7 +202,7 @@ def test_deaths_at_a_hand_off(sync: str, phase: str, attempt: int) -> None:
         assert run.left == {"run/spec", "run/result"}
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 def test_deaths_between_hand_offs(sync: str) -> None:
     faults = [kill(2, 30, attempt=1), kill(1, 0, "load", 1)]
     run = synthetic(channel="direct", faults=faults, sync=sync, epochs=20, function_timeout_s=12.0, **SHAPE)

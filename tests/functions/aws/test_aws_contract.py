@@ -32,6 +32,7 @@ def settings(service: LambdaService) -> AwsSettings:
     return deployed(service, entries=ENTRIES, folder=Path(__file__).parent)
 
 
+@pytest.mark.slow
 class TestAwsContract(PlatformContract):
     @pytest.fixture(autouse=True)
     def _world(self, service: LambdaService, settings: AwsSettings, tmp_path: Path) -> None:

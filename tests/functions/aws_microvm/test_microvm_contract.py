@@ -31,6 +31,7 @@ def settings(service: MicrovmService) -> AwsMicrovmSettings:
     return deployed(service, entries=ENTRIES, preload="microvm_entries", folder=Path(__file__).parent)
 
 
+@pytest.mark.slow
 class TestAwsMicrovmContract(PlatformContract):
     memory_mb = 512
 

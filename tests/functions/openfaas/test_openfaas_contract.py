@@ -34,6 +34,7 @@ def settings(gateway: OpenFaasGateway, tmp_path_factory: pytest.TempPathFactory)
     return deployed(gateway, recipe, entries=ENTRIES, python_path=Path(__file__).parent)
 
 
+@pytest.mark.slow
 class TestOpenFaasContract(PlatformContract):
     @pytest.fixture(autouse=True)
     def _world(self, gateway: OpenFaasGateway, settings: OpenFaasSettings, tmp_path: Path) -> None:
@@ -57,6 +58,7 @@ class TestOpenFaasContract(PlatformContract):
             pytest.skip("no control groups to be had: nothing kills above a memory limit here")
 
 
+@pytest.mark.slow
 class TestOpenFaasContractOnARealGateway(PlatformContract):
     """The same against a cluster: EPHEMERON_OPENFAAS_URL, _IMAGE (its recipe written with `--contract-kit`), _CHANNEL."""
 

@@ -220,8 +220,8 @@ def test_any_schedule_gives_each_task_one_result(seed: int, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tens", range(3, 33))
-def test_hundreds_of_schedules_give_each_task_one_result(tens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tens", range(3, 13))
+def test_a_hundred_schedules_give_each_task_one_result(tens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(10 * tens, 10 * tens + 10):
         with monkeypatch.context() as patched:
             simulate(seed, patched)

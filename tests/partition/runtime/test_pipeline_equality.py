@@ -59,10 +59,18 @@ def trained(name: str, case: str, dtype: Any) -> tuple[dict[str, Any], list[floa
         return pipe.state_dict(), losses
 
 
+def tried() -> list[tuple[str, str]]:
+    """Each model in the plain schedule and in one of those with micro-batches, by turns."""
+    turns = ("gpipe, recomputed", "1f1b")
+    return [
+        *((name, "plain") for name in MODELS),
+        *((name, turns[k % 2]) for k, name in enumerate(MODELS)),
+        *((name, "1f1b, anywhere, parameters apart") for name in ANYWHERE),
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "case"), [(n, c) for n in MODELS for c in CASES if n in ANYWHERE or not c.startswith("1f1b, anywhere")]
-)
+@pytest.mark.parametrize(("name", "case"), tried())
 def test_stages_train_as_the_unsplit_model_does(name, case):
     if name in WHOLE and CASES[case][0].micro_batches > 1:
         pytest.skip("this model's first size is not samples, so there are no micro-batches")

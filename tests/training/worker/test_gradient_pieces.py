@@ -173,7 +173,7 @@ def compare(build, length, iterations=4, **options):
     return found
 
 
-@pytest.mark.parametrize("length", [1, 13, 40, 10_000])
+@pytest.mark.parametrize("length", [1, 13, 10_000])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bits_are_those_of_the_whole(name, accumulate, length):

@@ -59,7 +59,7 @@ def bound_s(
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
 @pytest.mark.parametrize(("latency_s", "bandwidth_mb_s"), [(0.01, 70.0), (0.0, 70.0), (0.1, 1000.0), (0.002, 5.0)])
-@pytest.mark.parametrize("size_mb", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("size_mb", [0.01, 6.0])
 def test_never_faster_than_the_bound(pattern, latency_s, bandwidth_mb_s, size_mb):
     for world, aggregators in SHAPES:
         case = (world, aggregators, size_mb, pattern, latency_s, bandwidth_mb_s)
