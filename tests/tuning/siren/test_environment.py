@@ -102,6 +102,18 @@ def test_an_action_takes_effect_after_the_next_epoch() -> None:
     assert [e.workers for e in env.history] == [2, 2, 16, 16]
 
 
+def test_the_state_has_the_functions_of_the_next_epoch() -> None:
+    """As decisions of a run are made by the functions of the generation that begins."""
+    env = Environment(spec())
+    few, many = env.description.bounds.action(2, 1792), env.description.bounds.action(16, 1024)
+    env.reset(seed=0)
+    seen = []
+    for action in (few, many, many, few):
+        env.step(action)
+        seen.append((env.state.workers, env.state.memory_mb))
+    assert seen == [(2, 1792), (16, 1024), (16, 1024), (2, 1792)]
+
+
 def test_a_change_waits_until_functions_have_started() -> None:
     slow = dataclasses.replace(spec().profile.platform, cold_start_s=60.0)
     env = Environment(spec(profile=dataclasses.replace(spec().profile, platform=slow), budget_usd=1.0, target_loss=0.2))

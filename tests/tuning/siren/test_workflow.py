@@ -22,10 +22,11 @@ from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
 from ephemeron.events import Measured, RunStarted
 from ephemeron.training.job import DataSpec, EarlyStopping, Job, JobLimits, Target
+from ephemeron.training.task.learned_schedule import ActionBounds
 from ephemeron.tuning.siren import Environment, Noise
 from ephemeron.tuning.siren.fitting import refined, world_sizes
 from ephemeron.tuning.siren.policy import load_policy
-from ephemeron.tuning.siren.workflow import SCHEDULE, allowed, check_policy, identity, learned_run, policy_path
+from ephemeron.tuning.siren.workflow import allowed, check_policy, identity, learned_run, policy_path
 
 JOB = Job(
     name="tiny", model=Target(target="tiny:mlp"), data=DataSpec(sampling="global"), epochs=6, code=(CODE,),
@@ -147,16 +148,12 @@ def test_a_policy_is_trained_stored_reused_and_not_worse(tmp_path: Path, monkeyp
     assert path.exists()
     assert path.with_suffix(".zip").exists()
     assert any("mean error" in line for line in lines)
-    used = found.options.get("resize_policy")
-    assert (used is not None) == compared.learned_is_better
-    if used is None:
-        assert (found.options["workers"], found.options["memory_mb"]) == (
-            compared.static_workers,
-            compared.static_memory_mb,
-        )
-        assert found.note.endswith("so the static configuration is used")
-    else:
-        assert used.target == SCHEDULE
+    used = compared.used
+    assert used.reached >= 0.99
+    assert used.seconds <= compared.candidates[0].seconds
+    assert {c.name for c in compared.candidates} == {"static", "network", "programme", "list"}
+    assert found.options == {"sync": "hsp", "batch_size": 16} | found.policy.options(used.name)
+    assert used.words in found.note
     again = learned_run(job, str(path), {})
     assert again.options == found.options
     assert not list((tmp_path / "runs").iterdir()) if (tmp_path / "runs").exists() else True
@@ -167,14 +164,17 @@ def test_a_training_is_reproducible_and_goes_on_from_its_file(tmp_path: Path) ->
     pytest.importorskip("stable_baselines3", reason="the extra siren is not installed")
     from ephemeron.tuning.siren.learning import learn
 
-    wanted = spec(budget_usd=0.08, noise=Noise())
+    wanted = spec(budget_usd=0.08, noise=Noise(), bounds=ActionBounds(most_workers=6, quotas_mb=(1792,)))
     (first, model), (second, _) = learn(wanted, steps=256, seed=3), learn(wanted, steps=256, seed=3)
     assert first.network == second.network
-    assert first.comparison.learned_reached > 0.5
-    assert first.comparison.learned_s <= 1.15 * first.comparison.static_s
+    static, network = first.comparison.candidates[0], first.comparison.of("network")
+    assert network.reached > 0.5
+    assert network.seconds <= 1.15 * static.seconds
+    assert first.comparison.of("programme").seconds <= 1.05 * first.comparison.least_s
+    assert first.comparison.used is not static
     first.save(tmp_path / "p.json")
     model.save(tmp_path / "p.zip")
     assert plain(load_policy(tmp_path / "p.json")) == plain(first)
     going_on, _ = learn(wanted, steps=256, imitate=False, start=tmp_path / "p.zip")
     assert going_on.training.imitated == 0
-    assert going_on.comparison.learned_s <= 1.15 * first.comparison.static_s
+    assert going_on.comparison.of("network").seconds <= 1.15 * static.seconds

@@ -1,7 +1,7 @@
 """Decisions of a learned policy on the functions of a run, after each epoch (SIREN, section 2.3 of the survey).
 
-A policy is a small network that is given the state of an epoch and says how many functions with how much memory a later one has. It is
-trained elsewhere (`ephemeron.tuning.siren`); here it is a few matrices, so that a function needs NumPy only.
+A policy is a small network, or a table (`decision_table`), that is given the state of an epoch and says how many functions with how much memory
+a later one has. It is made elsewhere (`ephemeron.tuning.siren`); here it is a few matrices, so that a function needs NumPy only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ephemeron.config.typed import Count, NonNegative, Positive, Typed, build
 from ephemeron.training.job.generation import Resize
+from ephemeron.training.task.decision_table import DecisionTable
 from ephemeron.training.task.schedule import EpochMeasurements, Schedule
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -47,7 +48,7 @@ class EpochState:
     budget_left: float = 1.0
     """Share of the budget that is left."""
     workers: int = 0
-    """Functions of the epoch; 0: there was none."""
+    """Functions of the next epoch, as far as they are known; 0: the run has not begun."""
     memory_mb: int = 0
     epochs_left: float = 1.0
     """Share of the epochs that are left."""
@@ -148,9 +149,10 @@ class PolicyNetwork(Typed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedPolicy(Typed):
-    """What a function needs to decide."""
+    """What a function needs to decide: a network or a table."""
 
-    network: PolicyNetwork
+    network: PolicyNetwork | None = None
+    table: DecisionTable | None = None
     bounds: ActionBounds
     scales: StateScales
     monitor: str = "loss"
@@ -165,6 +167,9 @@ class LearnedPolicy(Typed):
 
     def decide(self, state: EpochState) -> tuple[int, int]:
         """Number of functions and memory for a state."""
+        if self.table is not None:
+            return self.table.choose(state.loss, state.budget_left, state.workers, state.memory_mb)
+        assert self.network is not None
         return self.bounds.configuration(self.network.act(self.scales.observation(state)))
 
 

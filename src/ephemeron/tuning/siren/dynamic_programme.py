@@ -230,8 +230,13 @@ def _own(expected: Array, count_of: NDArray[np.int64]) -> Array:
     return np.asarray(expected[count_of, :, np.arange(len(count_of))].T)
 
 
-def choices(env: Environment) -> list[EpochCosts]:
-    """Choices of the dynamic programme: for each number of functions, memory sizes that none of the others excels in time and cost."""
+def choices(env: Environment, sizes: int = MOST_QUOTAS) -> list[EpochCosts]:
+    """Choices of a dynamic programme: for each number of functions, memory sizes that none of the others excels in time and cost.
+
+    Args:
+        env: the environment.
+        sizes: memory sizes of each number of functions, at most; the fastest is among them.
+    """
     wanted = np.unique(np.geomspace(env.workers[0], env.workers[-1], MOST_WORKERS).round().astype(int))
     found: list[EpochCosts] = []
     for w in wanted.tolist():
@@ -240,6 +245,6 @@ def choices(env: Environment) -> list[EpochCosts]:
         for e in rows:
             if not front or e.seconds < front[-1].seconds * 0.999:
                 front.append(e)
-        take = np.unique(np.linspace(0, len(front) - 1, min(len(front), MOST_QUOTAS)).round().astype(int))
+        take = np.unique(np.linspace(len(front) - 1, 0, min(len(front), sizes)).round().astype(int))
         found += [front[i] for i in take if front]
     return found

@@ -158,10 +158,11 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         self.loss, self.spent_usd, self.seconds = after, self.spent_usd + usd, self.seconds + seconds
         self._waits_s -= seconds
         self.history.append(EpochRecord(now.workers, now.memory_mb, seconds, usd, self.loss))
+        then = self.pending() or now  # an epoch's decision is made by the functions of the next one
         self.state = EpochState(
             loss=self.loss, fetch_s=now.fetch_s, compute_s=now.compute_s, update_s=now.update_s, epoch_s=epoch_s,
-            memory_use=self.model.memory_needed_mb / now.memory_mb, cpu_use=min(1.0, now.compute_s / epoch_s),
-            budget_left=1 - self.spent_usd / spec.budget_usd, workers=now.workers, memory_mb=now.memory_mb,
+            memory_use=self.model.memory_needed_mb / then.memory_mb, cpu_use=min(1.0, now.compute_s / epoch_s),
+            budget_left=1 - self.spent_usd / spec.budget_usd, workers=then.workers, memory_mb=then.memory_mb,
             epochs_left=1 - len(self.history) / spec.epochs,
         )  # fmt: skip
         within = self.spent_usd <= spec.budget_usd

@@ -1,13 +1,12 @@
 """Training of policies with PPO of Stable-Baselines3.
 
-A policy first imitates the schedule of the dynamic programme, in noisy epochs in which the policy's own and random choices occur, too; then PPO
+A policy first imitates the schedule of a dynamic programme, in noisy epochs in which the policy's own and random choices occur, too; then PPO
 goes on from there. Without the imitation PPO needs far more epochs and ends further from the bound (`docs/siren.md`). The best policy of all
 evaluations is kept, judged by runs whose noise is not that of the training, and compared by further ones.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import time
 from collections.abc import Callable
@@ -18,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.errors import MissingExtra
+from ephemeron.training.task.decision_table import DecisionTable
 from ephemeron.training.task.learned_schedule import Layer, PolicyNetwork
-from ephemeron.tuning.siren.baselines import SEEDS, Outcome, outcome_of, static_plan
-from ephemeron.tuning.siren.dynamic_programme import DynamicProgramme
+from ephemeron.tuning.siren.baselines import RELIABLE, SEEDS, Chooser, StaticPlan, outcome_of, static_plan
 from ephemeron.tuning.siren.environment import Environment, EnvironmentSpec, scales_of
 from ephemeron.tuning.siren.epoch_model import EpochCosts
-from ephemeron.tuning.siren.policy import Comparison, SavedPolicy, Training, finite
+from ephemeron.tuning.siren.policy import Candidate, Comparison, SavedPolicy, Training
+from ephemeron.tuning.siren.schedules import CHOSEN_BY, Programmed, asked, listed, programmed
 
 STEPS = 2_000
 """Epochs of PPO, by default."""
@@ -37,12 +37,6 @@ IMITATED = 60
 ROUNDS = 5
 FITTING, SAMPLE = 600, 512
 """Steps of gradient descent after each round, and choices of a step."""
-CHOSEN_BY = tuple(range(2000, 2060))
-"""Noisy runs by which the best policy of a training is chosen."""
-TRIED = 3
-"""Margins with which it is imitated, at most."""
-MARGINS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
-"""Shares of the budget that the dynamic programme's schedule may keep."""
 
 
 def _library() -> Any:
@@ -86,7 +80,8 @@ def learn(
     began, library = time.perf_counter(), _library()
     static = static_plan(spec)
     spec = dataclasses.replace(spec, reference_s=static.outcome.seconds)
-    programme, judged = schedule(spec)
+    programme = programmed(spec, static)
+    on_progress(f"solved the dynamic programme: no schedule takes less than {programme.least_s:.4g} s")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -100,7 +95,9 @@ def learn(
             model = library.PPO("MlpPolicy", env, policy_kwargs=shape, **options)
         else:
             model = library.PPO.load(start, env=env, device="cpu", seed=seed)
-        imitated = _imitated(model, spec, programme, seed, on_progress) if imitate else 0
+        imitated = _imitate(model, Environment(spec), programme.table, seed) if imitate else 0
+        if imitated:
+            on_progress(f"imitated {imitated} epochs of the dynamic programme")
         best, rewards = _trained(model, spec, steps, on_progress)
     finally:
         torch.set_num_threads(threads)
@@ -110,36 +107,32 @@ def learn(
             seed=seed, steps=steps, imitated=imitated, seconds=round(time.perf_counter() - began, 1), rewards=tuple(rewards),
             measured_runs=measured_runs,
         ),
-        comparison=compare(spec, best, programme, judged),
+        table=programme.table, fixed=programme.fixed, comparison=compare(spec, best, static, programme),
     ), model  # fmt: skip
 
 
-def schedule(spec: EnvironmentSpec) -> tuple[DynamicProgramme, Outcome]:
-    """The dynamic programme with the least margin with which all noisy runs keep the budget, and those runs."""
-    tried, programme = [], DynamicProgramme(spec)
-    for programme.margin in MARGINS:
-        tried.append((programme.margin, outcome_of(spec, programme.choose, CHOSEN_BY)))
-        if tried[-1][1].reached == 1:
-            break
-    programme.margin, found = max(tried, key=lambda t: (t[1].reached, -t[1].seconds))
-    return programme, found
-
-
 def compare(
-    spec: EnvironmentSpec,
-    network: PolicyNetwork,
-    programme: DynamicProgramme | None = None,
-    judged: Outcome | None = None,
+    spec: EnvironmentSpec, network: PolicyNetwork | None, static: StaticPlan, programme: Programmed
 ) -> Comparison:
-    """A policy beside the best static configuration, the dynamic programme's schedule and the bound."""
-    if programme is None or judged is None:
-        programme, judged = schedule(spec)
-    static, learned = static_plan(spec), outcome_of(spec, chooser(spec, network))
-    judged = outcome_of(spec, programme.choose)
+    """All schedules in the same noisy runs, with the bounds.
+
+    Args:
+        spec: of the environment.
+        network: of a policy; None: there is none.
+        static, programme: see `programmed`.
+    """
+    schedules: dict[str, Chooser] = {"programme": asked(programme.table), "list": listed(spec, programme.fixed)}
+    if network is not None:
+        schedules = {"network": chooser(spec, network)} | schedules
+    again_s = static.outcome.seconds
+    outcomes = {"static": static.outcome} | {name: outcome_of(spec, choose) for name, choose in schedules.items()}
     return Comparison(
-        static_workers=static.workers, static_memory_mb=static.memory_mb, static_s=static.outcome.seconds,
-        learned_s=finite(learned.seconds), learned_reached=learned.reached, programme_s=finite(judged.seconds),
-        programme_reached=judged.reached, bound_s=finite(programme.bound_s), seeds=len(SEEDS),
+        static_workers=static.workers, static_memory_mb=static.memory_mb, bound_s=programme.bound_s,
+        least_s=programme.least_s, seeds=len(SEEDS),
+        candidates=tuple(
+            Candidate(name=name, seconds=o.counted_s(again_s), reached=o.reached)  # type: ignore[arg-type]
+            for name, o in outcomes.items()
+        ),
     )  # fmt: skip
 
 
@@ -167,34 +160,14 @@ def network_of(model: Any) -> PolicyNetwork:
     )
 
 
-def _imitated(
-    model: Any, spec: EnvironmentSpec, programme: DynamicProgramme, seed: int, on_progress: Callable[[str], None]
-) -> int:
-    """Imitates the dynamic programme, with larger margins until the policy keeps the budget in all noisy runs; returns the number of choices.
-
-    If it does not with any margin, the model has the best of them.
-    """
-    imitated, states = 0, []
-    for margin in [m for m in MARGINS if m >= programme.margin][:TRIED]:
-        programme.margin = margin
-        imitated += _imitate(model, Environment(spec), programme, seed)
-        found = outcome_of(spec, chooser(spec, network_of(model)), CHOSEN_BY)
-        on_progress(f"imitated {imitated} epochs of the dynamic programme, which keeps {margin:.0%} of the budget")
-        states.append(((found.reached, -found.seconds), copy.deepcopy(model.policy.state_dict())))
-        if found.reached == 1:
-            break
-    model.policy.load_state_dict(max(states, key=lambda s: s[0])[1])
-    return imitated
-
-
-def _imitate(model: Any, env: Environment, programme: DynamicProgramme, seed: int) -> int:
+def _imitate(model: Any, env: Environment, table: DecisionTable, seed: int) -> int:
     """Fits the policy's mean to the dynamic programme's choices, and its critic to what they earn; returns the number of choices.
 
     In the first round, epochs are those of the programme with a share of random choices; later they are the policy's own.
     """
     import torch
 
-    random = np.random.default_rng(seed)
+    random, teacher = np.random.default_rng(seed), asked(table)
     seen: list[NDArray[np.float32]] = []
     wanted: list[NDArray[np.float64]] = []
     earned: list[float] = []
@@ -207,12 +180,12 @@ def _imitate(model: Any, env: Environment, programme: DynamicProgramme, seed: in
             observation, _ = env.reset(seed=int(random.integers(2**31)))
             over, astray, rewards = False, random.random() < 0.5, list[float]()
             while not over:
-                best = programme.choose(env)
+                best = teacher(env)
                 seen.append(observation)
                 wanted.append(env.description.bounds.action(best.workers, best.memory_mb))
                 taken = best if turn == 0 or episode % 2 else own(env)
                 if astray and random.random() < 0.15:
-                    taken = programme.choices[int(random.integers(len(programme.choices)))]
+                    taken = env.chosen(*table.choices[int(random.integers(len(table.choices)))])
                 observation, reward, over, _, _ = env.advance(taken)
                 rewards.append(reward)
             earned += np.cumsum(rewards[::-1])[::-1].tolist()
@@ -238,7 +211,7 @@ def _trained(
     model: Any, spec: EnvironmentSpec, steps: int, on_progress: Callable[[str], None]
 ) -> tuple[PolicyNetwork, list[float]]:
     """Trains with PPO; returns the best network, and the mean total rewards of all evaluations."""
-    best, best_key, rewards = None, (-1.0, 0.0), []
+    best, best_key, rewards = None, (False, -1.0), []
     every = min(EVERY, steps) or 1
     for done in range(0, steps + 1, every):
         if done:
@@ -247,7 +220,8 @@ def _trained(
         found = outcome_of(spec, chooser(spec, network), CHOSEN_BY)
         total = spec.bonus * (2 * found.reached - 1) - float(np.mean(found.runs)) / spec.reference_s
         rewards.append(round(total, 4))
-        key = (found.reached, -found.seconds)
+        good = found.reached >= RELIABLE
+        key = (good, -found.counted_s(spec.reference_s) if good else found.reached)
         on_progress(f"after {done} epochs: {found.reached:.0%} reach the target, {found.seconds:.4g} s")
         if best is None or key > best_key:
             best, best_key = network, key

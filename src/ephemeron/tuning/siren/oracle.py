@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.config.typed import plain
 from ephemeron.events import Event, GenerationStarted, Measured, RunStarted
 from ephemeron.training.driver import configure, train
-from ephemeron.training.job import Job, Target
+from ephemeron.training.job import Job
 from ephemeron.tuning.siren.environment import Environment, EnvironmentSpec, change
 from ephemeron.tuning.siren.fitting import other_home
 from ephemeron.tuning.siren.policy import SavedPolicy
-
-SCHEDULE = "ephemeron.training.task.learned_schedule:LearnedSchedule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +28,8 @@ class SimulatedRun:
 
 
 def simulated_run(
-    job: Job, spec: EnvironmentSpec, *, sizes: Sequence[tuple[int, int]] = (), policy: SavedPolicy | None = None
-) -> SimulatedRun:
+    job: Job, spec: EnvironmentSpec, *, sizes: Sequence[tuple[int, int]] = (), policy: SavedPolicy | None = None, name: str = "network",
+) -> SimulatedRun:  # fmt: skip
     """A simulated run with real gradients.
 
     Args:
@@ -40,18 +37,19 @@ def simulated_run(
         spec: its environment.
         sizes: number and memory of the functions of each epoch, of a run that does not end early.
         policy: chooses them instead, until the target or the end of its budget.
+        name: of the policy's schedule.
 
     Raises:
         RunFailed: it failed, or its budget was spent.
     """
-    workers, memory_mb = sizes[0] if policy is None else policy.first()
-    options: dict[str, Any] = {
-        "workers": workers,
-        "memory_mb": memory_mb,
-        "aggregators": min(spec.aggregators, workers),
-    }
     limits = dataclasses.replace(job.limits, budget_usd=None)
     if policy is None:
+        workers, memory_mb = sizes[0]
+        options: dict[str, Any] = {
+            "workers": workers,
+            "memory_mb": memory_mb,
+            "aggregators": min(spec.aggregators, workers),
+        }
         job = dataclasses.replace(job, early_stopping=None, epochs=len(sizes), limits=limits)
         changes = [
             {"from_epoch": i, "workers": w, "memory_mb": m, "aggregators": min(spec.aggregators, w)}
@@ -62,7 +60,7 @@ def simulated_run(
     else:
         limits = dataclasses.replace(limits, budget_usd=spec.budget_usd)
         job = dataclasses.replace(job, epochs=spec.epochs, limits=limits)
-        options |= {"resize_policy": Target(target=SCHEDULE, options={"policy": plain(policy.exported())})}
+        options = policy.options(name)
     seen: list[Event] = []
     with other_home():
         configuration = configure(job, platform="simulated", sync="hsp", batch_size=spec.batch_size, **options)

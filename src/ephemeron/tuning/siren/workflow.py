@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ephemeron.config.typed import build, plain
+from ephemeron.config.typed import build
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
 from ephemeron.functions.base import Limits
 from ephemeron.training import planning_workflow
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.records import RESULT_FILE
-from ephemeron.training.job import Configuration, Job, Target
+from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.profiling.simulated import world_profile
 from ephemeron.training.task.learned_schedule import ActionBounds
@@ -29,7 +29,6 @@ from ephemeron.tuning.siren.policy import SavedPolicy, load_policy
 
 LEARNED = "learned"
 """Value of `--schedule` for a policy that is trained, or reused."""
-SCHEDULE = "ephemeron.training.task.learned_schedule:LearnedSchedule"
 MOST_WORKERS = 32
 """Largest number of functions, unless the job's largest global batch or the platform says less."""
 MOST_QUOTAS = 24
@@ -45,7 +44,7 @@ class LearnedRun:
     options: Mapping[str, Any]
     """Of its `Configuration`."""
     note: str
-    """One line for the user: what is predicted, and whether the static configuration is used instead."""
+    """One line for the user: what is predicted, and which schedule is used."""
     policy: SavedPolicy
     profile: Profile
 
@@ -90,13 +89,7 @@ def learned_run(
         policy = load_policy(Path(schedule))
     check_policy(policy, job, c, where=schedule)
     compared = policy.comparison
-    options: dict[str, Any] = {"sync": c.sync, "batch_size": c.batch_size}
-    workers, memory_mb = (
-        policy.first() if compared.learned_is_better else (compared.static_workers, compared.static_memory_mb)
-    )
-    options |= {"workers": workers, "memory_mb": memory_mb, "aggregators": min(policy.environment.aggregators, workers)}
-    if compared.learned_is_better:
-        options["resize_policy"] = Target(target=SCHEDULE, options={"policy": plain(policy.exported())})
+    options = {"sync": c.sync, "batch_size": c.batch_size} | policy.options(compared.used.name)
     return LearnedRun(options=options, note=compared.sentence(), policy=policy, profile=profile)
 
 
