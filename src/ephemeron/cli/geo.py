@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def geo() -> None:
-    """Train across regions: plan their devices, measure their links, let one leave."""
+    """Train across regions: plan their devices, measure their links, plan them anew, let one leave."""
 
 
 @geo.command("plan")
@@ -127,6 +127,53 @@ def leave_command(run: str, region: str) -> None:
 
     name = leave(run, region)
     click.echo(f"region {region} leaves run {name} after its next round")
+
+
+@geo.command("replan")
+@click.argument("run")
+@click.option("--apply", "applies", is_flag=True, help="Ask the regions for the change.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(min=1), metavar="SECONDS", help="Again and again, until the run ends."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each plan as one line of JSON.")
+def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool) -> None:
+    """Plan the functions of the regions of RUN anew, from measured iteration times.
+
+    \b
+    ephemeron geo replan last
+    ephemeron geo replan last --apply --every 60
+
+    Regions that would wait for the slowest one give functions back, and get them again when it has become faster. The samples of an
+    iteration stay as many as they are.
+    """
+    import time
+
+    from ephemeron.config.typed import plain
+    from ephemeron.errors import UserError
+    from ephemeron.geo.online import replan
+
+    begun = False
+    while True:
+        try:
+            found = replan(run, apply=applies)
+        except UserError:
+            if not begun:
+                raise
+            return  # it has ended
+        begun = True
+        if as_json:
+            click.echo(json.dumps(None if found is None else plain(found)))
+        elif found is None:
+            click.echo("not all regions have been measured yet")
+        else:
+            for each in found.regions:
+                change = f"{each.workers} functions" + (f" → {each.wanted}" if each.wanted != each.workers else "")
+                click.echo(f"{each.name}: {each.iteration_s:.3g} s an iteration, {change}")
+            saved = 1 - found.usd_per_hour / found.usd_per_hour_before if found.usd_per_hour_before else 0.0
+            click.echo(f"{found.pass_s / found.pass_before_s:.3f} × the time, {saved:.1%} of cost saved")
+        if every_s is None:
+            return
+        time.sleep(every_s)
 
 
 def _show(found: RegionPlan) -> None:
