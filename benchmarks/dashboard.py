@@ -6,6 +6,7 @@ all. Paint times are the browser's own performance entries. While panning, a dra
 timed by requestAnimationFrame; a frame that takes 1.5 times as long as the display's is late. There is no GPU: frames are drawn by the processor.
 
     python -m benchmarks.dashboard --json
+    python -m benchmarks.dashboard --json --reading     CPU time of a reading alone, in this process, without a browser
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--functions", type=int, default=200)
     parser.add_argument("--iterations", type=int, default=10_000)
     parser.add_argument("--loads", type=int, default=5, help="page loads when the log is read (default: %(default)s)")
+    parser.add_argument("--reading", action="store_true", help="read the log in this process, and nothing else")
     parser.add_argument("--root", type=Path, help="folder in which the log is kept for the next time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ephemeron-dashboard-") as name:
@@ -59,7 +61,8 @@ def main() -> None:
         nbytes = (root / "runs" / "long" / "events.jsonl").stat().st_size
         result: dict[str, Any] = {
             **environment(), "benchmark": "dashboard", "functions": arguments.functions, "iterations": arguments.iterations,
-            "log_mb": round(nbytes / 1e6, 1), "goals": GOALS, **measure(root, arguments.loads),
+            "log_mb": round(nbytes / 1e6, 1), "goals": GOALS,
+            **(reading(root, nbytes) if arguments.reading else measure(root, arguments.loads)),
         }  # fmt: skip
     if arguments.json:
         write(result)
@@ -135,6 +138,17 @@ def _progress(rank: int, attempt: int, i: int, t: float, functions: int) -> str:
         f'"traffic":{{"puts":{9 * i},"gets":{9 * i},"polls":{i},"deletes":{i},"lists":0,"bytes_up":{90_000 * i},"bytes_down":{90_000 * i},'
         f'"direct_bytes_sent":0,"direct_bytes_received":0}},"cpu_s":{0.3 * i:.3f},"metrics":{{}}}}\n'
     )
+
+
+def reading(root: Path, nbytes: int) -> dict[str, Any]:
+    """CPU time of a whole reading of the log."""
+    from ephemeron.dashboard.run_view import RunView
+
+    view, began = RunView(root / "runs" / "long"), time.process_time()
+    while view.advance():
+        pass
+    cpu_s = time.process_time() - began
+    return {"reading_cpu_s": round(cpu_s, 2), "mb_per_cpu_s": round(nbytes / 1e6 / cpu_s, 1)}
 
 
 def measure(root: Path, loads: int) -> dict[str, Any]:

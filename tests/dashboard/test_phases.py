@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,12 +72,36 @@ def test_where_phases_overlap_the_one_nearest_to_progress_is_shown() -> None:
     assert found.totals(3)["wait"] == 4.0
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), max_size=30))
-def test_a_coverage_is_the_union_of_ordered_intervals(pairs: list[tuple[float, float]]) -> None:
+@given(st.lists(st.lists(st.tuples(st.floats(0, 100), st.floats(-1, 10)), max_size=30), max_size=3))
+def test_a_coverage_is_the_union_of_intervals_in_pieces(pieces: list[list[tuple[float, float]]]) -> None:
+    """Of intervals that are not in order, what lies before the end of an earlier one counts once."""
     coverage, merged, reached = Coverage(), 0.0, -1.0
-    for a, b in sorted((a, a + length) for a, length in pairs):
-        coverage.add(a, b)
-        merged += max(0.0, b - max(a, reached))
-        reached = max(reached, b)
+    for pairs in pieces:
+        ends = [a + length for a, length in pairs]
+        coverage.add(np.array([a for a, _ in pairs]), np.array(ends))
+        for (a, _), b in zip(pairs, ends, strict=True):
+            if b > max(a, reached):
+                merged, reached = merged + b - max(a, reached), b
     assert coverage.seconds == pytest.approx(merged, abs=1e-9)
     assert coverage.until(np.array([0.0, 1000.0])).tolist() == pytest.approx([0.0, merged], abs=1e-9)
+
+
+def test_spans_as_json_are_those_as_values() -> None:
+    """Also beside spans of unknown phases, and beside what are no spans."""
+    spans = [[("compute", 0.0, 0.5), ("wait", 0.5, 1.25e0)], [], [("download", 1e-3, 0.75)], [("compute", 1.0, 2.0)]]
+    ranks, texts = [3, 0, 5, 3], [json.dumps(some).encode() for some in spans]
+    wanted = PhaseLanes()
+    for rank, some in zip(ranks, spans, strict=True):
+        wanted.add(rank, some)
+    none = [
+        b'[["sleep", 0.0, 9.0]]',
+        b'[["compute", [1.0, 2.0]]]',
+        b"null",
+        b'{"compute": [0, 1]}',
+        b'[["compute", 1]]',
+    ]
+    for more in ([], *([text] for text in none)):
+        found = PhaseLanes()
+        found.add_json([*ranks, *(7 for _ in more)], [*texts, *more])
+        assert found.ranks == wanted.ranks == [3, 5]
+        assert all(found.totals(rank) == wanted.totals(rank) for rank in (3, 5))

@@ -2,7 +2,7 @@
 
 Most lines of a log say that an iteration is done. They are decoded without the fields that no page needs, collected, and added to
 arrays once for many. All other events are kept as they are, and give the functions, the marks and the cost: by `CostMeter`, which
-prices a run everywhere, so that the dashboard and the bill cannot differ. A reading costs some 10 µs an iteration of a function.
+prices a run everywhere, so that the dashboard and the bill cannot differ.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -37,6 +39,7 @@ from ephemeron.events import (
     RunEnded,
     RunStarted,
     Started,
+    Traffic,
     from_json,
 )
 from ephemeron.training.driver.cost import CostMeter, servers_of
@@ -51,11 +54,12 @@ _PROGRESS = b'{"kind":"progress",'
 _COST_POINTS = 1024
 """Points of the cost over time; beyond that, every second one is dropped."""
 _MOST_NOTES = 200
+_FEED_BYTES = 16 << 20
+"""Bytes of a long log after which the cost is brought up to date while the log is being read; at its end, always."""
 
 
-@dataclass(slots=True)
-class _Report:
-    """The fields of `Progress` that pages show."""
+class _Report(msgspec.Struct, gc=False):
+    """The fields of `Progress` that pages show. The collector of garbage does not look at them: a reading makes thousands."""
 
     t: float
     rank: int
@@ -64,34 +68,25 @@ class _Report:
     samples: int
     epoch: int = 0
     loss: float | None = None
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
-    metrics: dict[str, float | None] = field(default_factory=dict)
+    spans: msgspec.Raw = msgspec.Raw(b"[]")
+    metrics: dict[str, float | None] = msgspec.field(default_factory=dict)
 
 
 _decode = msgspec.json.Decoder(_Report).decode
 
 
 @dataclass(slots=True)
-class _Reports:
-    """Columns of the reports of one reading."""
+class _Counters:
+    """The fields of `Progress` that the cost needs."""
 
-    ranks: list[int] = field(default_factory=list)
-    iterations: list[int] = field(default_factory=list)
-    attempts: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    t: float
+    rank: int
+    attempt: int
+    iteration: int
+    traffic: Traffic = field(default_factory=Traffic)
 
-    def append(self, r: _Report, value: float | None) -> None:
-        self.ranks.append(r.rank)
-        self.iterations.append(r.iteration)
-        self.attempts.append(r.attempt)
-        self.values.append(math.nan if value is None else value)
-        self.samples.append(r.samples)
-        self.times.append(r.t)
 
-    def into(self, means: IterationMeans) -> None:
-        means.add(self.ranks, self.iterations, self.attempts, self.values, self.samples, self.times)
+_decode_counters = msgspec.json.Decoder(_Counters).decode
 
 
 class RunView:
@@ -146,6 +141,8 @@ class RunView:
         """Invocations, and the version at which they were put together."""
         self._cost_step = 0.0
         self._cost_due = 0.0
+        self._unfed = 0
+        """Bytes that were read since the meter was fed, about."""
         self._reports, self._cost_reports = 0, 0
         """Reports so far, and how many there have to be before the next point of the cost."""
 
@@ -172,6 +169,10 @@ class RunView:
             if self.record is None:
                 self._read_record()
             self._take(lines)
+            self._unfed += limit
+            if self._unfed >= _FEED_BYTES or self._reader.size - self._reader.offset < limit:
+                self._unfed = 0
+                self._feed_latest()
             self.version += 1
             return True
 
@@ -198,44 +199,46 @@ class RunView:
                     _log.info("no prices of %s: %s", self.folder.run_id, e)
 
     def _take(self, lines: list[bytes]) -> None:
-        losses, metrics = _Reports(), dict[str, _Reports]()
+        reports: list[_Report] = []
+        """Since the last other event."""
         for line in lines:
             try:
-                if line.startswith(_PROGRESS):
-                    t = self._report(_decode(line), line, losses, metrics)
-                elif line.strip():
-                    event = from_json(line.decode(errors="replace"))
-                    t = event.t
-                    if isinstance(event, Progress):
-                        self._report(_decode(line), line, losses, metrics)
-                    else:
-                        self._event(event)
+                event = None if line.startswith(_PROGRESS) else _event_of(line)
+                if event is None or isinstance(event, Progress):
+                    if not line.strip():
+                        continue
+                    report = _decode(line)
+                    reports.append(report)
+                    self.latest[report.rank, report.attempt] = line
+                    t = report.t
                 else:
-                    continue
+                    self._take_reports(reports)
+                    t = event.t
+                    self._event(event)
             except (ValueError, TypeError, AttributeError, KeyError):
                 self.unread += 1
                 continue
             if t > self.t:
                 self.t = t
-            if t >= self._cost_due and self._reports >= self._cost_reports:
+            if t >= self._cost_due and self._reports + len(reports) >= self._cost_reports:
+                self._take_reports(reports)
                 self._sample_cost()
-        losses.into(self.loss)
-        for name, reports in metrics.items():
-            reports.into(self.metrics.setdefault(name, IterationMeans()))
-        self._feed_latest()
+        self._take_reports(reports)
 
-    def _report(self, r: _Report, line: bytes, losses: _Reports, metrics: dict[str, _Reports]) -> float:
-        self._reports += 1
-        losses.append(r, r.loss)
-        if r.spans:
-            self.lanes.add(r.rank, r.spans)
-        for name, value in r.metrics.items():
-            metrics.setdefault(name, _Reports()).append(r, value)
-        self.latest[r.rank, r.attempt] = line
-        self.last_seen[r.rank, r.attempt] = r.t
-        self.iteration_of[r.rank] = r.iteration
-        self.epoch = max(self.epoch, r.epoch)
-        return r.t
+    def _take_reports(self, reports: list[_Report]) -> None:
+        """Adds reports to the curves and the lanes, and empties the list."""
+        if not reports:
+            return
+        _add(self.loss, reports, [r.loss for r in reports])
+        self.lanes.add_json([r.rank for r in reports], [bytes(r.spans) for r in reports])
+        for name in dict.fromkeys(chain.from_iterable(r.metrics for r in reports)):
+            some = [r for r in reports if name in r.metrics]
+            _add(self.metrics.setdefault(name, IterationMeans()), some, [r.metrics[name] for r in some])
+        self.last_seen |= {(r.rank, r.attempt): r.t for r in reports}
+        self.iteration_of |= {r.rank: r.iteration for r in reports}
+        self.epoch = max(self.epoch, max(r.epoch for r in reports))
+        self._reports += len(reports)
+        reports.clear()
 
     def _event(self, event: Event) -> None:
         match event:
@@ -272,10 +275,13 @@ class RunView:
     def _feed_latest(self) -> None:
         """Feeds the meter with the latest report of each invocation, whose counters include those before."""
         for line in self.latest.values():
-            event = from_json(line.decode(errors="replace"))
-            assert isinstance(event, Progress)
-            event.spans.clear()
-            self.meter.feed(event)
+            c = _decode_counters(line)
+            self.meter.feed(
+                Progress(
+                    t=c.t, rank=c.rank, attempt=c.attempt, iteration=c.iteration, epoch=0, samples=0, loss=math.nan,
+                    version=0, traffic=c.traffic,
+                )
+            )  # fmt: skip
         self.latest.clear()
 
     def _sample_cost(self) -> None:
@@ -293,6 +299,18 @@ class RunView:
     def cost_now(self) -> float:
         """Everything until the last moment known, in USD."""
         return self.meter.cost_usd(self.t, self._servers)
+
+
+def _event_of(line: bytes) -> Event | None:
+    """The event of a line; None: it is empty."""
+    return from_json(line.decode(errors="replace")) if line.strip() else None
+
+
+def _add(means: IterationMeans, reports: Sequence[_Report], values: Sequence[float | None]) -> None:
+    means.add(
+        [r.rank for r in reports], [r.iteration for r in reports], [r.attempt for r in reports],
+        [math.nan if value is None else value for value in values], [r.samples for r in reports], [r.t for r in reports],
+    )  # fmt: skip
 
 
 def _free() -> Prices:
