@@ -91,9 +91,16 @@ def test_a_run_leaves_weights_events_a_bill_and_a_report(home, tmp_path):
 
 @pytest.mark.slow
 def test_functions_and_shards_that_are_killed_lose_nothing(home, tmp_path):
-    job, killed = load_job(sparse_job(tmp_path, epochs=6)), []
+    job, killed, seen, attached = load_job(sparse_job(tmp_path, epochs=6)), [], [], []
+
+    def watch():
+        attached.append(api.attach("last", on_event=seen.append))
+
+    watcher = threading.Thread(target=watch)
 
     def kill(event):
+        if isinstance(event, Progress) and not watcher.ident:
+            watcher.start()
         if isinstance(event, Progress) and event.iteration > 100 and "function" not in killed:
             killed.append("function")
             os.kill(_function_of(run_dir.find("last")), signal.SIGKILL)
@@ -102,6 +109,9 @@ def test_functions_and_shards_that_are_killed_lose_nothing(home, tmp_path):
             shards()[0].kill()
 
     result = api.train(job, on_event=kill)
+    watcher.join()
+    assert [(one.finished, one.summary.metrics) for one in attached] == [(True, result.summary.metrics)]
+    assert seen == list(events_of(result.folder))  # another client that attaches sees all of it
     assert killed == ["function", "shard"]
     assert result.finished
     assert samples_of(result.folder) == 6 * 3000
