@@ -67,7 +67,7 @@ def test_a_state_is_kept_once_all_regions_are_known_to_keep_their_updates() -> N
         kept.append(east.state.is_kept_by_all("east"))
     # North applies the announcement with round 2, and says so with round 3.
     assert kept == [False, False, True, True]
-    assert decode_snapshot(encode_snapshot(np.ones(2), bytes(east.state.encoded()))).vector.tolist() == [1, 1]
+    assert decode_snapshot(encode_snapshot(np.ones(2), bytes(east.state.encoded(np.ones(2))))).vector.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

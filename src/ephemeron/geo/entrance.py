@@ -123,7 +123,7 @@ class Admissions:
         if state.members.coordinator(round) != self._name or not state.is_kept_by_all(self._name):
             return
         if self._keeping is None or self._keeping.done():
-            data = encode_snapshot(vector, bytes(state.encoded()))
+            data = encode_snapshot(vector, bytes(state.encoded(vector)))
             self._keeping = asyncio.create_task(self._communicator.put_snapshot(round, data))
 
     async def close(self) -> None:
@@ -166,7 +166,7 @@ class JoiningRegion:
         begins = await (self._follow() if self._sync.synchronous else self._follow_asynchronously())
         first = self._state.members.first_round(self._name)
         meta = DecisionMeta(attempt=self._lifecycle.attempt, plans=self._state.plans)
-        await self._channel.put(self._keys.state(begins, self._lifecycle.attempt), [self._state.encoded()])
+        await self._channel.put(self._keys.state(begins, self._lifecycle.attempt), [self._state.encoded(self._vector)])
         await self._channel.put(self._keys.decision(begins), [encode_decision(self._vector, meta)])
         await self._channel.put(self._keys.entry, [str(begins).encode()])
         await self._communicator.table.withdraw()
@@ -183,7 +183,7 @@ class JoiningRegion:
             found = await self._communicator.latest_snapshot()
             if found is not None:
                 vector, state = decode_snapshot(found[1])
-                self._state.load(state, "snapshot")
+                self._state.load(state, "snapshot", vector)
                 entrance = self._state.members.entrance
                 if entrance is not None and entrance.region == self._name:
                     break

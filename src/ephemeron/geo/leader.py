@@ -346,7 +346,7 @@ class RegionLeader(GroupExchange):
         """Stores a decision, and the state with it; returns whether no other attempt was first."""
         attempt, state = self._lifecycle.attempt, self._state
         self._states.setdefault(iteration, set()).add(self._keys.state(iteration, attempt))
-        await self._channel.put(self._keys.state(iteration, attempt), [state.encoded()])
+        await self._channel.put(self._keys.state(iteration, attempt), [state.encoded(vector)])
         left_out = tuple(update.region for update in state.quarantined)
         meta = DecisionMeta(attempt=attempt, quarantined=left_out, plans=state.plans)
         try:
@@ -361,7 +361,7 @@ class RegionLeader(GroupExchange):
         key, deadline = self._keys.decision(iteration), self._lifecycle.now() + self._lifecycle.wait_timeout_s()
         vector, meta = decode_decision((await self._channel.get(key, deadline=deadline)).data, key)
         key = self._keys.state(iteration, meta.attempt)
-        self._state.load((await self._channel.get(key, deadline=deadline)).data, key)
+        self._state.load((await self._channel.get(key, deadline=deadline)).data, key, vector)
         self._states.setdefault(iteration, set()).add(key)
         if iteration not in self._decided:
             self._decided = sorted([*self._decided, iteration])

@@ -127,6 +127,8 @@ class StateMeta:
     """By region, its rounds."""
     entrance: Entrance | None = None
     """Of the region that joins."""
+    in_decision: tuple[str, ...] = ()
+    """Arrays that are the vector of the decision, and not stored again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,9 @@ class DiLoCo(RegionPolicy):
         return mixed.astype(own.dtype)
 
     def state(self) -> Arrays:
-        return {"common": self._common.copy(), "momentum": self._momentum.copy()}
+        momentum = {"momentum": self._momentum.copy()} if self._factor else {}
+        return {"common": self._common.copy(), **momentum}
 
     def load(self, arrays: Arrays) -> None:
-        self._common, self._momentum = arrays["common"].copy(), arrays["momentum"].copy()
+        self._common = arrays["common"].copy()
+        self._momentum = arrays["momentum"].copy() if self._factor else np.zeros_like(self._common)
