@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.common import environment, write
 
 PARTS = {
+    "accuracy": "benchmarks.geo_accuracy",
     "waiting": "benchmarks.geo_waiting",
     "plans": "benchmarks.geo_plans",
     "pace": "benchmarks.geo_pace",

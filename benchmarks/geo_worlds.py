@@ -187,13 +187,18 @@ class Point:
 
     accuracy: float
     seconds: float
-    """Of the region that is last."""
+    """Of the region that is last; its evaluations are left out."""
     wan_bytes: int
     """Sent by the region that has sent most."""
 
 
-def curve(result: Result) -> list[Point]:
-    """Accuracy, seconds since the first function began, and bytes after each evaluation; regions count alike."""
+def curve(result: Result, *, evaluation_s: float = 0.0) -> list[Point]:
+    """Accuracy, seconds since the first function began, and bytes after each evaluation; regions count alike.
+
+    Args:
+        result: of a run.
+        evaluation_s: virtual seconds of one evaluation, which are subtracted.
+    """
     sums: dict[int, dict[int, tuple[float, float]]] = {}
     times: dict[int, float] = {}
     traffic: list[tuple[int, int, int]] = []
@@ -206,10 +211,11 @@ def curve(result: Result) -> list[Point]:
             sent[event.rank] = sent.get(event.rank, 0) + event.bytes_sent
             traffic.append((event.iteration, event.rank, sent[event.rank]))
     found = []
-    for iteration, ranks in sorted(sums.items()):
+    for number, (iteration, ranks) in enumerate(sorted(sums.items()), start=1):
         right, of = (sum(pair[i] for pair in ranks.values()) for i in (0, 1))
         nbytes = max((total for at, _, total in traffic if at <= iteration), default=0)
-        found.append(Point(accuracy=right / of, seconds=times[iteration], wan_bytes=nbytes))
+        seconds = times[iteration] - number * evaluation_s
+        found.append(Point(accuracy=right / of, seconds=seconds, wan_bytes=nbytes))
     return found
 
 
