@@ -34,7 +34,7 @@ from ephemeron.testing.wan_namespaces import RegionNamespaces
 
 NAMES = ("east", "west")
 SIDES = {
-    "ours diloco": ("diloco", "none"), "ours diloco int4": ("diloco", "int4"), "ours sma": ("sma", "none"),
+    "ours diloco": ("diloco:lr=0.7,momentum=0.9", "none"), "ours diloco int4": ("diloco:lr=0.7,momentum=0.9", "int4"), "ours sma": ("sma", "none"),
     "torchft DiLoCo": ("torchft", "diloco"), "torchft LocalSGD": ("torchft", "local-sgd"),
 }  # fmt: skip
 EVERY = 20

@@ -60,8 +60,8 @@ class RegionSync(Typed):
     policy: PolicyName = "sma"
     lr: Positive = 0.7
     """Outer learning rate (DiLoCo, table 5 of the paper)."""
-    momentum: Annotated[float, Within(0, 1, open_maximum=True)] = 0.9
-    """Outer Nesterov momentum."""
+    momentum: Annotated[float, Within(0, 1, open_maximum=True)] = 0.3
+    """Outer Nesterov momentum. DiLoCo publishes 0.9, for hundreds of local steps of AdamW; see decision 0037."""
     fragments: Count = 1
     """Parts of the parameters that are exchanged at different iterations."""
     delay: Annotated[int, Within(0, 1_000_000)] = 0
