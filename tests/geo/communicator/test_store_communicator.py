@@ -52,3 +52,44 @@ def test_an_update_that_is_watched_for_and_waited_for_is_read_once() -> None:
             assert received.received == sent.sent
 
     simulation.run(go())
+
+
+class SlowDeletes(MemoryChannel):
+    """Deletes are answered when `answers` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers, self.asked = asyncio.Event(), False
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.asked = True
+        await self.answers.wait()
+        await super().delete(keys)
+
+
+def test_an_update_is_published_before_older_ones_are_deleted() -> None:
+    async def go() -> None:
+        world = StoreWorld()
+        store = world.store = SlowDeletes()
+        names = ("east", "west")
+        east, west = (world.communicator(name, identity=name, fence=1, names=names) for name in names)
+        async with east, west:
+            await east.join()
+            await west.join()
+            deadline = asyncio.get_running_loop().time() + 60
+            for number in (1, 2, 3):
+                for sender, receiver in ((east, west), (west, east)):
+                    name = sender.region
+                    await sender.publish(
+                        Update(region=name, fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=b"x")
+                    )
+                    await receiver.get(name, 0, number, deadline=deadline)
+                    await receiver.acknowledge(name, 0, number)
+            assert store.asked, "a round was deleted while the next ones were published"
+            store.answers.set()
+            await east.leave(after=3)
+            left = await store.list("run/groups/east/")
+            assert left
+            assert not any(key.endswith("0000001") for key in left)
+
+    simulation.run(go())

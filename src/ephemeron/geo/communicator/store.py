@@ -113,7 +113,9 @@ class StoreCommunicator(Communicator):
             self._sending.remove(ended)
             ended.result()
         self._sending.append(asyncio.create_task(self._put(update, buffers)))
-        await self._delete_acknowledged()
+        self._sending.append(
+            asyncio.create_task(self._delete_acknowledged())
+        )  # a request that training need not wait for
 
     async def _put(self, update: Update, buffers: Sequence[Buffer]) -> None:
         with contextlib.suppress(KeyExists):  # an earlier attempt has put the same values
@@ -219,8 +221,8 @@ class StoreCommunicator(Communicator):
 
     async def _delete_acknowledged(self) -> None:
         done = {(fragment, number) for fragment, number in self._published if number <= self._all_need_after(fragment)}
-        self._published -= done
         await self._delete(self._key(self.region, fragment, number) for fragment, number in done)
+        self._published -= done
 
     async def _delete(self, keys: Iterable[str]) -> None:
         if gone := list(keys):
