@@ -96,6 +96,7 @@ def limited(budget_usd: float | None) -> tuple[Run, float]:
     return run, meter.cost_usd(meter.ended_at)
 
 
+@pytest.mark.slow
 def test_a_schedule_never_spends_more_than_the_budget() -> None:
     """Cold starts, functions that were started ahead, and the stop itself are paid from the budget."""
     whole, cost = limited(None)

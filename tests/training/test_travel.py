@@ -68,6 +68,7 @@ def test_weights_beside_the_model_travel(folder: Path, tmp_path: Path) -> None:
     assert Path(sys.modules["beside"].__file__).is_relative_to(tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_what_stays_behind_is_named_and_can_be_included(folder: Path) -> None:
     job = job_in(folder, "Path(__file__).parent / 'data' / 'init.safetensors'", at="data/init.safetensors")
     with pytest.raises(

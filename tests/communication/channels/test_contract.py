@@ -46,6 +46,10 @@ class TestS3(ChannelContract):
     async def open(self) -> Channel:
         return open_channel(self.address)
 
+    @pytest.mark.slow
+    def test_list_and_delete_do_many_keys(self) -> None:
+        super().test_list_and_delete_do_many_keys()
+
 
 class TestCache(ChannelContract):
     @pytest.fixture(autouse=True)
