@@ -13,7 +13,7 @@ from ephemeron.data.sampling.baselines import Forecast, Independent
 
 @pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 @given(steps=steps)
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_cache_knows_every_access_beforehand_and_in_its_place(make, steps) -> None:
     sampler = make(2)
     forecast, policy, script = Forecast(sampler), NextUse(), Script(sampler)

@@ -35,7 +35,7 @@ def test_same_seed_and_same_calls_give_the_same_samples(make, steps, seed) -> No
 
 @every
 @given(before=steps, after=steps, seed=st.integers(0, 2**64))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_state_is_plain_and_everything(make, before, after, seed) -> None:
     script = Script(make(seed))
     script.run(before)
@@ -52,7 +52,7 @@ def test_state_is_plain_and_everything(make, before, after, seed) -> None:
 
 @every
 @given(steps=steps)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_the_certain_future_comes_true(make, steps) -> None:
     script = Script(make(3))
     script.run(steps)

@@ -17,7 +17,7 @@ from ephemeron.errors import JobError
 SAMPLES = 31
 
 
-@pytest.fixture(params=["one_shard", "three_shards"])
+@pytest.fixture(params=["one_shard", pytest.param("three_shards", marks=pytest.mark.slow)])
 def world(request: pytest.FixtureRequest) -> World:
     found: World = request.getfixturevalue(request.param)
     return found
