@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -268,10 +270,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     before = environment()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells turn off for what runs in the background
     with stores(arguments.state, arguments.store) as (store, channel, folder):
         scalapack = linalg_peers.Scalapack(folder, processes=arguments.functions)
-        for n in arguments.sizes:
-            for operation in arguments.operations:
+        with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is written
+            for n, operation in itertools.product(arguments.sizes, arguments.operations):
                 rows.append(compare(operation, n, arguments, scalapack, store=store, channel=channel))
                 free = shutil.disk_usage(store.removeprefix("file://")).free
                 print(f"{free / 1e9:.1f} GB are free for tiles", file=sys.stderr)

@@ -43,8 +43,8 @@ class World:
     lifetime_s: float = 900.0
     idle_s: float = 10.0
     memory_gb: float = 1.769
-    in_flight: int = 2
-    """Tasks that a function reads, computes and writes at the same time."""
+    in_flight: int = 3
+    """Tasks that a function reads, computes and writes at the same time: NumPyWren's pipeline width."""
     cached_tiles: int = 3
 
 
