@@ -1,11 +1,12 @@
-"""Time and cost of a search: a grid to its end, ASHA, and TPE with ASHA here; Ray Tune's grid and ASHA beside them.
+"""Time and cost of a search: a grid to its end, ASHA, Hyperband and TPE here; Ray Tune's ASHA and Hyperband beside them.
 
-    python -m benchmarks.tuning [--json] [--parts simulated,local,service] [--epochs 9]
+    python -m benchmarks.tuning [--json] [--parts simulated,local,service] [--epochs 9] [--turns 3] [--into FILE]
 
 `simulated`: functions of AWS Lambda in virtual time (real gradients, a step of 16 samples takes 0.1 s at 1,769 MB), eight at a
 time. `local`: this machine, a trial on one function and one core, two at a time; Ray Tune in the same run, one process and one
-core for each trial, the same points in the same order. `service`: trials whose samples take 3 ms of CPU time each to decode, each for
-itself and through one data service.
+core for each trial, the same points in the same order with the same samples in the same order; all sides once in each turn, and in the
+opposite order in every second one. `service`: trials whose samples take 3 ms of CPU time each to decode, each for itself and through one
+data service. `--into` replaces the parts in a file, and adds the turns of `local` to those that it has.
 
 `to_best` is when the first trial has finished whose value is within two test images of the best of the grid.
 """
@@ -37,10 +38,11 @@ SPACE: dict[str, list[Any]] = {
 SIDES: dict[str, dict[str, Any]] = {
     "grid to its end": {"sampler": "grid"},
     "grid, ASHA": {"sampler": "grid", "pruner": "asha"},
-    "grid, ASHA from the third evaluation on": {"sampler": "grid", "pruner": {"name": "asha", "min_evaluations": 3}},
+    "grid, ASHA from the first evaluation on": {"sampler": "grid", "pruner": {"name": "asha", "min_evaluations": 1}},
     "grid, Hyperband": {"sampler": "grid", "pruner": "hyperband"},
     "TPE, ASHA": {"sampler": "tpe", "pruner": "asha", "trials": 12},
 }
+"""ASHA's first decision is by default after the square root of a trial's evaluations: the third of nine."""
 IMAGES = 2
 CORES = 2
 MACHINE = "c7i.large"
@@ -79,13 +81,15 @@ def study_of(folder: Path, name: str, **values: Any) -> Study:
 def searched(study: Study) -> dict[str, Any]:
     """Runs a study; when each trial has finished, and what had been spent by then."""
     finished: list[dict[str, Any]] = []
+    began = time.perf_counter()
 
     def on_trial(trial: TrialRecord) -> None:
         if trial.state == "finished":
-            status = study.status
-            finished.append({"value": trial.value, "seconds": status.seconds, "cost_usd": status.spent_usd})
+            status, wall_s = study.status, round(time.perf_counter() - began, 3)
+            finished.append({
+                "value": trial.value, "seconds": status.seconds, "wall_s": wall_s, "cost_usd": status.spent_usd,
+            })  # fmt: skip
 
-    began = time.perf_counter()
     result = study.run(on_trial=on_trial)
     document = result.to_json()
     return {
@@ -97,8 +101,9 @@ def searched(study: Study) -> dict[str, Any]:
 
 
 def with_best(rows: list[dict[str, Any]], test_samples: int = 359) -> list[dict[str, Any]]:
-    """Adds when a side has reached the best value of the grid."""
-    wanted = rows[0]["best"] - (IMAGES + 0.5) / test_samples
+    """Adds when a side has reached the best value of the grid to its end."""
+    grid = next(row for row in rows if row["side"] == "grid to its end")
+    wanted = grid["best"] - (IMAGES + 0.5) / test_samples
     for row in rows:
         reached = [f for f in row.pop("finished") if f["value"] >= wanted]
         row["to_best"] = {k: v for k, v in reached[0].items() if k != "value"} if reached else None
@@ -118,60 +123,6 @@ def simulated(epochs: int, say: Any) -> list[dict[str, Any]]:
     return with_best(rows)
 
 
-def local(epochs: int, say: Any) -> list[dict[str, Any]]:
-    """All sides on this machine, and Ray Tune."""
-    rows = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        job = job_of(folder, epochs=epochs, platform="local")
-        for name, how in list(SIDES.items())[:2]:
-            rows.append({"side": name, **searched(study_of(folder, "local", **how, concurrency=CORES))})
-            rows[-1]["machine_usd"] = machine_usd(rows[-1]["wall_s"])
-            say(rows[-1])
-        rows += ray_sides(job, epochs, folder, say)
-    return with_best(rows)
-
-
-def ray_sides(job: Path, epochs: int, folder: Path, say: Any) -> list[dict[str, Any]]:
-    """Ray Tune on the same points, in the order in which Optuna's grid had them."""
-    import ray
-
-    from benchmarks.tuning_peer import ray_tune
-
-    points = grid_order(folder)
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its workers otherwise give way to other work
-    began = time.perf_counter()
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for its workers, which import this module
-    ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error")
-    init_s = time.perf_counter() - began
-    rows = []
-    try:
-        for name, asha in (("Ray Tune, grid, ASHA", True), ("Ray Tune, grid to its end", False)):
-            began = time.perf_counter()
-            trials = ray_tune(points, job_file=job, epochs=epochs, cores=CORES, asha=asha, folder=folder / "ray")
-            wall_s = time.perf_counter() - began
-            whole = sorted((t for t in trials if len(t["accuracies"]) == epochs), key=lambda t: t["seconds"])
-            best = max(whole, key=lambda t: t["accuracies"][-1])
-            rows.append({
-                "side": name, "seconds": round(wall_s, 3), "wall_s": round(wall_s, 3), "init_s": round(init_s, 3), "cost_usd": None,
-                "machine_usd": machine_usd(wall_s), "best": best["accuracies"][-1], "parameters": best["values"],
-                "trials": {"finished": len(whole), "pruned": len(trials) - len(whole), "failed": 0},
-                "evaluations": sum(len(t["accuracies"]) for t in trials),
-                "finished": [{"value": t["accuracies"][-1], "seconds": round(t["seconds"], 3), "cost_usd": None} for t in whole],
-            })  # fmt: skip
-            say(rows[-1])
-    finally:
-        ray.shutdown()
-    return rows
-
-
-def grid_order(folder: Path) -> list[dict[str, Any]]:
-    """Points of the grid in the order of the study that was run first."""
-    first = min(folder.glob("local-*/study.json"), key=lambda p: p.stat().st_ctime)
-    trials = sorted(json.loads(first.read_text())["trials"], key=lambda t: t["number"])
-    return [t["parameters"] for t in trials]
-
-
 def machine_usd(seconds: float) -> float:
     """Price of the rented machine for so long, without its boot."""
     machine = next(m for m in load_machines() if m.name == MACHINE)
@@ -182,7 +133,9 @@ def machine_usd(seconds: float) -> float:
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--parts", default="simulated,local,service")
 @click.option("--epochs", default=9)
-def main(as_json: bool, parts: str, epochs: int) -> None:
+@click.option("--turns", default=3, help="of part local")
+@click.option("--into", type=click.Path(path_type=Path))
+def main(as_json: bool, parts: str, epochs: int, turns: int, into: Path | None) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -192,20 +145,29 @@ def main(as_json: bool, parts: str, epochs: int) -> None:
     def say(row: dict[str, Any]) -> None:
         value = f"accuracy {row['best']:.4f}" if "best" in row else ""
         cost = "" if row.get("cost_usd") is None else f"${row['cost_usd']:.5f}"
-        click.echo(f"{row['side']:28} {row['seconds']:7.1f} s  {cost:10} {value}  {row.get('trials', '')}", err=as_json)
+        click.echo(f"{row['side']:44} {row['seconds']:7.1f} s  {cost:10} {value}  {row.get('trials', '')}", err=True)
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = json.loads(into.read_text()) if into is not None and into.exists() else {}
     with tempfile.TemporaryDirectory() as home:
         os.environ["EPHEMERON_HOME"] = home
         for part in parts.split(","):
+            before = environment()
             if part == "service":
                 from benchmarks.tuning_service import sides
 
-                found[part] = sides(say)
+                found: Any = {"sides": sides(say)}
+            elif part == "local":
+                from benchmarks.tuning_local import local
+
+                found = local(epochs, turns, say, result.get("local", {}).get("turns", []))
             else:
-                found[part] = {"simulated": simulated, "local": local}[part](epochs, say)
+                found = {"sides": simulated(epochs, say)}
+            result[part] = {**found, **before, "epochs": epochs, "load_after": [round(x, 2) for x in os.getloadavg()]}
+    result |= {"benchmark": "tuning", "points": 12, "machine_price": MACHINE}
+    if into is not None:
+        into.write_text(json.dumps(result, indent=1) + "\n")
     if as_json:
-        write({**environment(), "epochs": epochs, "points": 12, "machine_price": MACHINE, **found})
+        write(result)
 
 
 if __name__ == "__main__":

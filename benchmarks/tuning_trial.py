@@ -1,4 +1,4 @@
-"""One training of the digits in one process, as the job of `benchmarks.tuning` does it: for the peer."""
+"""One training of the digits in one process, with the samples in the order of the job of `benchmarks.tuning`: for the peer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 
 
 def train_digits(
-    values: dict[str, Any], report: Callable[[float], None], *, job_file: Path, epochs: int, batch: int = 64
-) -> None:
-    """Trains with values by their keys in the job file; reports the accuracy after each epoch."""
+    values: dict[str, Any], report: Callable[[float, Callable[[Path], None]], None], *, job_file: Path, epochs: int,
+    batch: int = 64, resume: Path | None = None,
+) -> None:  # fmt: skip
+    """Trains with values by their keys in the job file.
+
+    Args:
+        report: called after each epoch with the accuracy, and a function that saves the state to a file.
+        resume: such a file; training goes on after its epoch.
+    """
     import torch
     from torch.nn import functional
 
     from ephemeron.config.user_code import resolve
     from ephemeron.data import load
+    from ephemeron.data.iteration_samples import global_batch
+    from ephemeron.data.split import assign, plan_split
     from ephemeron.training.job import load_job
 
     torch.set_num_threads(1)
@@ -23,16 +31,26 @@ def train_digits(
     data = load(job.data, seed=job.seed, code=job.code)
     inputs, labels = torch.tensor(data.train.inputs), torch.tensor(data.train.targets)
     test_inputs, test_labels = torch.tensor(data.test.inputs), torch.tensor(data.test.targets)
+    split = plan_split(len(inputs), [batch])
+    owned = assign(len(inputs), split, job.seed)
     torch.manual_seed(job.seed)
     model = resolve(job.model.target, job.code)(width=values["model.options.width"])
     optimizer = torch.optim.SGD(model.parameters(), lr=values["optimizer.options.lr"], momentum=0.9)
-    for _ in range(epochs):
-        order = torch.randperm(len(inputs))
-        for start in range(0, len(inputs), batch):
-            part = order[start : start + batch]
+    begin = 0
+    if resume is not None:
+        begin, model_state, optimizer_state = torch.load(resume)
+        model.load_state_dict(model_state)
+        optimizer.load_state_dict(optimizer_state)
+    for epoch in range(begin, epochs):
+        for iteration in range(split.iterations):
+            part = torch.from_numpy(global_batch(split, owned, epoch, iteration, seed=job.seed))
             optimizer.zero_grad()
-            functional.cross_entropy(model(inputs[part]), labels[part]).backward()
+            functional.cross_entropy(model(inputs[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         with torch.no_grad():
             right = model(test_inputs).argmax(1) == test_labels
-        report(float(right.float().mean()))
+
+        def save(path: Path, done: int = epoch + 1) -> None:
+            torch.save((done, model.state_dict(), optimizer.state_dict()), path)
+
+        report(float(right.double().mean()), save)
