@@ -223,3 +223,15 @@ def test_what_cannot_be_sent_is_named_before_anything_begins(home, tmp_path):
         with pytest.raises(JobError, match="has no name 'nothing'"):
             executor.map("math:nothing", [1])
     assert list((home / "tasks").iterdir()) == [], "an executor that ran nothing leaves nothing"
+
+
+def test_functions_are_in_proportion_to_tasks():
+    def waited(x):
+        return x
+
+    with pool(max_workers=8, autoscaling_factor=0.25) as executor:
+        assert list(executor.map(waited, range(8))) == list(range(8))
+        assert executor.bill().invocations <= 2
+    for name, value in (("autoscaling_factor", 0), ("idle_timeout_s", -1)):
+        with pytest.raises(JobError, match=name):
+            pool(**{name: value})

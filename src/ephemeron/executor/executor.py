@@ -64,6 +64,9 @@ class FunctionExecutor(concurrent.futures.Executor):
         settings: location of the function on a cloud, such as `AwsSettings`.
         simulation: latencies and starts of platform `simulated`; its tasks run when a result is asked for, in virtual time.
         preload: modules that local functions import before their first task, such as `torch`.
+        autoscaling_factor: functions for each task that is ready or running, up to `max_workers` (NumPyWren, section 4). Below 1, fewer
+            functions wait for tasks at the ends of a graph, and the work takes longer.
+        idle_timeout_s: time after which a function that finds no task ends.
 
     Raises:
         UserError: an option is refused. Nothing was started.
@@ -73,11 +76,19 @@ class FunctionExecutor(concurrent.futures.Executor):
         self, platform: str = "local", *, memory_mb: int | None = None, max_workers: int | None = None, channel: str = "folder",
         function_timeout_s: float | None = None, timeout_s: float | None = None, retries: int = 2, budget_usd: float | None = None,
         code: Sequence[str | Path] = (), progress: bool | None = None, prices_file: str | Path | None = None, settings: Any = None,
-        simulation: Simulation | None = None, preload: Sequence[str] = (),
+        simulation: Simulation | None = None, preload: Sequence[str] = (), autoscaling_factor: float = 1.0, idle_timeout_s: float = 10.0,
     ) -> None:  # fmt: skip
         for name, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
             if value is not None and value <= 0:
                 raise JobError(f"{name} = {value} is not above 0", remedy="leave it out for none")
+        if not 0 < autoscaling_factor <= 1000:
+            raise JobError(
+                f"autoscaling_factor = {autoscaling_factor} is not above 0", remedy="1: a function for each task"
+            )
+        if not 0 <= idle_timeout_s < 1e6:
+            raise JobError(
+                f"idle_timeout_s = {idle_timeout_s} is negative", remedy="0: a function ends when it finds no task"
+            )
         if retries < 0:
             raise JobError(f"retries = {retries} is negative", remedy="0: each task is tried once")
         for folder in code:
@@ -86,6 +97,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         asked = PlaceOptions(
             platform=platform, memory_mb=memory_mb or 0, max_workers=max_workers or 0, channel=channel,
             lifetime_s=function_timeout_s or 0.0, settings=settings, simulation=simulation or Simulation(), preload=tuple(preload),
+            autoscaling_factor=autoscaling_factor, idle_s=idle_timeout_s,
         )  # fmt: skip
         self._options, self._secrets, self._limits = admitted(asked)
         self._run = new_run_id("map")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 from ephemeron.communication.signing import SigningKey
@@ -52,6 +53,7 @@ class Fleet:
             lease_s=place.lease_s,
             poll_s=place.poll_s,
             cache_mb=options.memory_mb / 4,
+            idle_s=options.idle_s,
         )
         self._running: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
@@ -75,13 +77,14 @@ class Fleet:
                 self._heard[number] = now
 
     def need(self, tasks: int) -> None:
-        """Starts functions, up to one for each task that is left, and the limit."""
+        """Starts functions: the autoscaling factor times the tasks that are left (NumPyWren, section 4), up to the limit."""
         now = asyncio.get_running_loop().time()
         if now < self._not_before:
             return
         silent = sum(now - since > _SILENT * self._place.lease_s for since in self._heard.values())
         silent = min(silent, self._options.max_workers)
-        for _ in range(min(tasks, self._options.max_workers) - len(self._running) + silent):
+        wanted = min(math.ceil(self._options.autoscaling_factor * tasks), self._options.max_workers)
+        for _ in range(wanted - len(self._running) + silent):
             number, self._started = self._started, self._started + 1
             self._heard[number] = now
             task = asyncio.ensure_future(self._one(number))

@@ -38,6 +38,10 @@ class PlaceOptions:
     """0: the cores of this machine, 100 elsewhere."""
     lifetime_s: float = 0.0
     """Time limit of a function; 0: the platform's."""
+    autoscaling_factor: float = 1.0
+    """Functions for each task that is ready or running, up to `max_workers`."""
+    idle_s: float = 10.0
+    """Time after which a function that finds no task ends."""
     channel: str = "folder"
     """Address of the channel, without credentials."""
     settings: Any = None

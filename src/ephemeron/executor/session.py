@@ -257,7 +257,9 @@ class Session:
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause_s)
-            pause_s = min(1.5 * pause_s, _MOST_POLL_S, max(_FIRST_POLL_S, _POLL_SHARE * (loop.time() - began)))
+            pause_s = min(1.5 * pause_s, _MOST_POLL_S)
+            if self.options.platform == "local":  # elsewhere a look costs money, and functions take a second to start
+                pause_s = min(pause_s, max(_FIRST_POLL_S, _POLL_SHARE * (loop.time() - began)))
 
     def _accept(self) -> None:
         while self._arrived:

@@ -15,7 +15,7 @@ from ephemeron.communication.channels.cache import CacheChannel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.functions.simulation import virtual_time
-from ephemeron.functions.tasks import ObjectQueue, RedisQueue
+from ephemeron.functions.tasks import ObjectQueue, RedisQueue, TaskEdge, TaskResult, TaskSpec
 from ephemeron.testing.task_queue_contract import Open, TaskQueueContract
 
 numbers = itertools.count()
@@ -86,3 +86,23 @@ class TestInRedis(TaskQueueContract):
 @pytest.mark.slow
 class TestInRedisSigned(TestInRedis):
     signing = SigningKey.new()
+
+
+def test_an_owner_takes_first_what_its_own_results_have_released() -> None:
+    """Its inputs are in this owner's memory; others find it in the listing."""
+
+    async def scenario() -> None:
+        channel = MemoryChannel()
+        mine, other = (ObjectQueue(channel, "q", owner=owner) for owner in ("mine", "other"))
+        await mine.connect(TaskEdge(name="e", inputs=1, tasks=(TaskSpec(id="child", function="f"),), order=1))
+        await mine.publish([TaskSpec(id="parent", function="f", then=("e",))])
+        [lease] = await mine.take(1)
+        for n in range(20):
+            await mine.publish([TaskSpec(id=f"t{n}", function="f")], order=1)
+        await mine.complete(lease, [TaskResult(id="parent")])
+        [taken] = await mine.take(1)
+        assert taken.tasks[0].id == "child"
+        await mine.release(taken)
+        assert "child" in {task.id for lease in await other.take(30) for task in lease.tasks}
+
+    virtual_time.run(scenario())

@@ -16,6 +16,7 @@ $0.2 a million tasks. For tasks of more than a second with edges between them, a
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import logging
 import random
@@ -76,6 +77,8 @@ class ObjectQueue(TaskQueue):
         self._held: dict[str, _Held] = {}
         self._candidates: list[tuple[str, int]] = []
         """Batches that the last listing showed as free, with their highest attempt."""
+        self._opened: set[str] = set()
+        """Batches of edges that this owner has published and not tried to lease since."""
         self._listed_at = float("-inf")
         self._seen: dict[str, tuple[object, float]] = {}
         """By batch or executor: its sign of life, and the loop time at which it was first seen."""
@@ -121,11 +124,14 @@ class ObjectQueue(TaskQueue):
         return leases
 
     def _choose(self, missing: int) -> list[tuple[str, int]]:
-        """Takes as many candidates out of the list as hold the missing tasks, from the front part of it, at random."""
+        """Takes as many candidates out of the list as hold the missing tasks, from the front part of it: those that this owner has
+        published, whose inputs it may have in memory, else at random."""
         chosen: list[tuple[str, int]] = []
         while self._candidates and missing > 0 and len(chosen) < _AT_ONCE:
-            front = max(_CHOICE, len(self._candidates) // 4)
-            batch, attempt = self._candidates.pop(self._random.randrange(min(front, len(self._candidates))))
+            front = min(max(_CHOICE, len(self._candidates) // 4), len(self._candidates))
+            near = next((place for place in range(front) if self._candidates[place][0] in self._opened), None)
+            batch, attempt = self._candidates.pop(self._random.randrange(front) if near is None else near)
+            self._opened.discard(batch)
             chosen.append((batch, attempt))
             missing -= tasks_of(batch)
         return chosen
@@ -137,6 +143,7 @@ class ObjectQueue(TaskQueue):
         self._candidates = sorted(free)
         self._listed_at = asyncio.get_running_loop().time()
         self.is_drained = closed and not there
+        self._opened &= there.keys()
         return there, closed
 
     def _observe(self, signs: dict[str, object], *, kind: str) -> None:
@@ -295,6 +302,10 @@ class ObjectQueue(TaskQueue):
         batch, _ = batch_name(edge.tasks, edge.order)
         if await self._channel.fetch(self._keys.log(batch, 0)) is None:
             await self.publish(edge.tasks, order=edge.order)
+            if batch not in self._held and batch not in self._opened:
+                self._opened.add(batch)
+                if all(each != batch for each, _ in self._candidates):
+                    bisect.insort(self._candidates, (batch, 0))
 
     async def _abandon(self, edge: TaskEdge, error: str) -> None:
         """Records the tasks of an edge as dead."""
