@@ -40,14 +40,14 @@ def successor_z(found: list[tuple[int, ...]]) -> float:
 @pytest.mark.parametrize("datasets", [FOUR, OVERLAPPING], ids=["same", "overlapping"])
 @pytest.mark.parametrize("scene", [IN_STEP, SHIFTED, SPEEDS], ids=["in step", "shifted", "speeds"])
 def test_orders_are_uniform_and_independent_of_the_epoch_before(make, datasets, scene) -> None:
-    for of_job in orders(make(), datasets, epochs=1200, **scene):
+    for of_job in orders(make(), datasets, epochs=500, **scene):
         assert order_z(of_job) < LIMIT
         assert successor_z(of_job) < LIMIT
 
 
 @pytest.mark.parametrize("batch", [2, 3])
 def test_so_they_are_in_batches(batch) -> None:
-    for of_job in orders(HONEST["Coupled"](), OVERLAPPING, epochs=1200, batch=batch, **SPEEDS):
+    for of_job in orders(HONEST["Coupled"](), OVERLAPPING, epochs=500, batch=batch, **SPEEDS):
         assert order_z(of_job) < LIMIT
         assert successor_z(of_job) < LIMIT
 
