@@ -61,7 +61,7 @@ def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None
 def svdvals(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
     """Singular values, descending: shape [min(m, n)]. By way of a band where there are many columns of tiles.
 
-    Args and raises: as for `svd`; `auto` takes the band from 9 columns of tiles on, and where one function could not hold the matrix.
+    Args and raises: as for `svd`; `auto` takes the band from 17 columns of tiles on, and where one function could not hold the matrix.
     """
     _check_method(method)
     a = a if a.shape[0] >= a.shape[1] else a.H

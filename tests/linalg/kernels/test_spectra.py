@@ -8,16 +8,21 @@ import pytest
 from ephemeron.linalg.kernels import spectra
 
 
+def cut(a, tile, row, column):
+    return a[row * tile : (row + 1) * tile, column * tile : (column + 1) * tile]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("n", [50, 47])
 def test_a_narrow_band(dtype, n):
-    rng, tile = np.random.default_rng(n), 5
+    rng, tile = np.random.default_rng(n), 2
     a = rng.standard_normal((n, n)) + (1j * rng.standard_normal((n, n)) if np.dtype(dtype).kind == "c" else 0)
     i, j = np.indices(a.shape)
     upper = np.where((j >= i) & (j <= i + tile), a, 0).astype(dtype)
     lower = (np.tril(upper.conj().T, -1) + np.diag(upper.diagonal().real)).astype(dtype)
-    above = {(r, c): upper[r * 5 : r * 5 + 5, c * 5 : c * 5 + 5] for r in range(10) for c in (r, r + 1) if c < 10}
-    below = {(r, c): lower[r * 5 : r * 5 + 5, c * 5 : c * 5 + 5] for r in range(10) for c in (r - 1, r) if c >= 0}
+    steps = range(-(-n // tile))
+    above = {(r, c): cut(upper, tile, r, c) for r in steps for c in (r, r + 1) if c in steps}
+    below = {(r, c): cut(lower, tile, r, c) for r in steps for c in (r - 1, r) if c in steps}
     tolerance = 20 * n * np.finfo(dtype).eps
     band = spectra.Blocks((n, n), tile, above)
     assert band.is_narrow
