@@ -25,7 +25,7 @@ TILE = 4
 PROGRAMS = [
     (cholesky.cholesky, {"N": 4}, {"A": (4, 4)}),
     (products.matmul, {"M": 2, "N": 3, "K": 3}, {"A": (2, 3), "B": (3, 3)}),
-    (lu.lu, {"N": 4}, {"A": (4, 4)}),
+    (lu.lu, {"M": 4, "N": 4}, {"A": (4, 4)}),
     (qr.qr, {"M": 4, "N": 3}, {"A": (4, 3)}),
     (band.upper_band, {"M": 3, "N": 3}, {"A": (3, 3)}),
     (band.hermitian_band, {"N": 3}, {"A": (3, 3)}),
@@ -116,7 +116,7 @@ def test_what_was_predicted_is_what_was_done(tmp_path):
     g, store = rng.standard_normal((96, 96)), (tmp_path / "m").as_uri()
     a = linalg.BigMatrix.from_numpy(g @ g.T + np.eye(96), tile=32, store=store)
     b = linalg.BigMatrix.from_numpy(g[:, :32].copy(), tile=32, store=store)
-    cases = {"matmul": (a, a), "lu": (a,), "solve": (a, b), "lstsq": (a, b)}  # solve computes the factors of lu again
+    cases = {"matmul": (a, b), "lu": (a,), "solve": (a, b), "lstsq": (a, b)}  # solve computes the factors of lu again
     with FunctionExecutor("local", progress=False, max_workers=2) as executor:
         for name, matrices in cases.items():
             p = linalg.predict(name, *matrices, executor=executor)
