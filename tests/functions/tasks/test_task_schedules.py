@@ -209,7 +209,12 @@ def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         channel = queue_channel(store, "q", owner="check", key="")
         objects = {r.ref: bytes(await channel.fetch(r.ref) or b"") for r in results if r.ref}
         check(results, await later.reader().read(), right, objects.__getitem__)
-        assert (await later.depth()).tasks == 0
+        # An executor whose time ended while it published the tasks of an edge, which have results by now, leaves them: the next one
+        # that looks removes them, and runs none.
+        async with asyncio.timeout(100 * lease_s):
+            while (await later.depth()).tasks:
+                assert await later.take(len(right)) == []
+                await asyncio.sleep(1.0)
 
     virtual_time.run(main())
 
