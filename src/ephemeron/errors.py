@@ -4,6 +4,7 @@
     ├── UserError                    what was asked for cannot be done; nothing was started
     │   ├── JobError                 a job, a flag or a file is wrong: names the place, the value and the remedy
     │   │   ├── TraceMismatch        a traced model does not compute what the original computes
+    │   │   ├── NotComputed          a value is asked for of a matrix that is only planned
     │   │   └── ProgramError         a LAmbdaPACK program is wrong: names file, line and column
     │   ├── MissingExtra             an optional dependency is absent: names the command that installs it
     │   ├── PlanInfeasible           understood, but some limit forbids it: `binding` names the limit
@@ -444,6 +445,10 @@ class RunAlreadyDriven(UserError):
             f"or stop it with: ephemeron stop {run_id}"
         )
         self.owner = owner
+
+
+class NotComputed(JobError):
+    """A value is asked for of a matrix that is only planned."""
 
 
 class TraceMismatch(JobError):

@@ -16,7 +16,7 @@ from ephemeron.communication.channels import MemoryChannel, open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError, KeyExists
+from ephemeron.errors import JobError, KeyExists, NotComputed
 from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
@@ -28,16 +28,9 @@ PLANNED = "planned:"
 """Address of the store of matrices that are only planned: it has no tiles."""
 
 
-class NotComputed(JobError):
-    """A value is asked for of a matrix that is only planned."""
-
-    def __init__(self) -> None:
-        super().__init__("a matrix that is only planned has no values")
-
-
 class _PlannedStore(MemoryChannel):
     async def fetch(self, key: str) -> memoryview | None:
-        raise NotComputed
+        raise NotComputed("a matrix that is only planned has no values")
 
 
 @asynccontextmanager

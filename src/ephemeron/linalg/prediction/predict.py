@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, NotComputed
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.lazy import Expression
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.matrices.tile_store import PLANNED, NotComputed
+from ephemeron.linalg.matrices.tile_store import PLANNED
 from ephemeron.linalg.prediction.planner import Planner, Prediction
 
 
