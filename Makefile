@@ -1,6 +1,6 @@
 # Two commands do everything, on a fresh machine with Python 3.11 or newer:
 #   make train    installs into .venv and trains handwritten digits on four functions
-#   make test     installs into .venv and runs the tests (about ten minutes on two cores)
+#   make test     installs into .venv and runs the tests (about fifteen minutes on two cores)
 # `make test-all` runs the slow tests, too: all platforms and emulators end to end, kill matrices, long simulations.
 # PYTHON chooses the interpreter: make test PYTHON=python3.12
 

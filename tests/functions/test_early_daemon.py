@@ -78,8 +78,8 @@ def test_a_function_that_was_begun_sees_what_others_see(tmp_path: Path, env: Map
         own = ("pid", "parent", "imported_by", "descriptors")
         (value,) = await outcomes(platform, "state", count=1)
         folder = value["variables"]["HOME"]
-        text = str({k: v for k, v in value.items() if k not in own}).replace(folder, "SCRATCH")
-        seen.append({"text": text, "scratch": str(platform.run_dir) in folder, "open": len(value["descriptors"])})
+        told = {k: str(v).replace(folder, "SCRATCH") for k, v in value.items() if k not in own}
+        seen.append({**told, "scratch": str(platform.run_dir) in folder, "open": len(value["descriptors"])})
 
     with early_daemon(daemon_environment(env)):
         want_functions(memory_mb=256, count=1, limits=LIMITS)
