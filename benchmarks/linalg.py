@@ -191,7 +191,9 @@ def compare(
                     times[side].append(one(side))
                     say(f"{side} {times[side][-1]:.3f} s")
                 except (RuntimeError, EphemeronError, subprocess.TimeoutExpired) as e:
-                    notes[side] = str(e).strip().split("\n")[-1][:300]
+                    is_late = isinstance(e, subprocess.TimeoutExpired)
+                    told = f"no result within {arguments.limit_s:g} s" if is_late else str(e)
+                    notes[side] = told.strip().split("\n")[-1][:300]
                     say(f"{side}: {notes[side]}")
     finally:
         moved = ours.close()
