@@ -219,9 +219,10 @@ class _Share:
             bytes_down=before.bytes_down + store.bytes_down - self._down,
             epochs=[self._epochs.get(epoch, (0.0, 0)) for epoch in range(max(self._epochs, default=-1) + 1)],
         )  # fmt: skip
+        # Told first: a function that is killed in between is replaced by one that tells these steps again, and none is missing.
+        self._on_report(before, self._report, time.perf_counter() - began)
         await store.set(self._key, json.dumps(plain(self._report)).encode())
         self._begin()
-        self._on_report(before, self._report, time.perf_counter() - began)
         return self._report
 
 
