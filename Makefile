@@ -2,6 +2,7 @@
 #   make train    installs into .venv and trains handwritten digits on four functions
 #   make test     installs into .venv and runs the tests (about fifteen minutes on two cores)
 # `make test-all` runs the slow tests, too: all platforms and emulators end to end, kill matrices, long simulations.
+# A test that starts real processes has a second try, listed as a rerun; what differs in its result fails at once (tests/conftest.py).
 # PYTHON chooses the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3

@@ -93,7 +93,11 @@ class TrainingMatrix:
         fired = [e.fault for e in of(events, FaultFired)]
         assert len(fired) == case.deaths + case.drops, fired
         ends, reasons = of(events, Ended), [e.reason for e in of(events, Invoked)]
-        assert [e.status for e in ends].count("lost") == case.deaths
+        lost = [e.status for e in ends].count("lost")
+        if world.platform == "simulated":
+            assert lost == case.deaths
+        else:  # on a machine that is busy with other things, a call may be lost besides, and is replaced as any other
+            assert lost >= case.deaths, ends
         assert reasons.count("replacement") >= case.deaths - case.relays, (
             "a successor is replaced by a rank that misses it"
         )

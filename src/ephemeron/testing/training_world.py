@@ -55,7 +55,7 @@ class TrainingWorld:
 
     def go(
         self, *, faults: Sequence[str] = (), on_event: Callable[[Event], None] = lambda event: None, channel: str = "",
-        job: Job | None = None, peer_timeout_s: float = 20.0, **how: Any,
+        job: Job | None = None, peer_timeout_s: float | None = None, **how: Any,
     ) -> tuple[Result, list[Any]]:  # fmt: skip
         """Trains to the end.
 
@@ -64,7 +64,7 @@ class TrainingWorld:
             on_event: sees everything that happens.
             channel: one of the names in `channels`, or an address.
             job: another one.
-            peer_timeout_s: see `train`.
+            peer_timeout_s: see `train`; None: 20 s, or the world's own where functions take longer to start.
             how: of the configuration, instead of the world's own.
 
         Returns:
@@ -84,7 +84,7 @@ class TrainingWorld:
             faults=[parse_fault(f) for f in faults],
             on_event=see,
             cloud=self.settings,
-            peer_timeout_s=peer_timeout_s,
+            peer_timeout_s=max(20.0, self.peer_timeout_s) if peer_timeout_s is None else peer_timeout_s,
             check=False,
         )
         return result, events
@@ -103,7 +103,8 @@ class TrainingWorld:
     def check_same(self, result: Result) -> None:
         """Whether a run has ended as the undisturbed one did, bit for bit."""
         assert result.summary.status == "finished", result.causes
-        assert result.summary.weights_sha256 == self.undisturbed[0].summary.weights_sha256
+        wanted = self.undisturbed[0].summary.weights_sha256
+        assert result.summary.weights_sha256 == wanted, "the weights differ from those of the undisturbed run"
 
 
 def of(events: list[Any], kind: type) -> list[Any]:

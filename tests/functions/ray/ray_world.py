@@ -48,7 +48,7 @@ def two_nodes(*, cpus: int, memory_mb: int, gpus: int = 0) -> Iterator[World]:
         )
         head = {"num_cpus": 0, "object_store_memory": STORE_MB * MIB, "memory": 1, "include_dashboard": False}
         # By default Ray takes 15 s to believe that a node is dead.
-        soon = {"health_check_period_ms": 300, "health_check_timeout_ms": 1_000, "health_check_failure_threshold": 3}
+        soon = {"health_check_period_ms": 300, "health_check_timeout_ms": 2_000, "health_check_failure_threshold": 5}
         cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": soon})
         try:
             workers = [

@@ -39,7 +39,7 @@ def world(cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingW
     return TrainingWorld(
         platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=cluster.settings(), folder=folder,
         channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
-        relay_faults=("delay:rank=1,factor=60",), slow_relays=True, peer_timeout_s=45.0,
+        relay_faults=("delay:rank=1,factor=60",), slow_relays=True, peer_timeout_s=60.0,
     )  # fmt: skip
 
 
