@@ -124,6 +124,8 @@ class TaskQueueContract:
         self.run(scenario)
 
     def test_takers_at_once_share_no_batch(self) -> None:
+        self.lease_s = 30.0  # none expires before the last taker has come
+
         async def scenario(view: Open) -> None:
             for n in range(20):
                 await view("client").publish([task(f"{n}-0"), task(f"{n}-1")], order=n)

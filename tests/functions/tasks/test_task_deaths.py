@@ -83,6 +83,7 @@ def deployed(folder: Path, address: str, scenario: Callable[[Deployment], Any], 
                 await scenario(one)
                 await one.queue.finish()
                 await provisioning
+                await one.queue.clear()  # a cache is shared with other tests
         finally:
             await platform.shutdown()
 
