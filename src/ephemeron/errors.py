@@ -54,7 +54,7 @@
     ├── ServiceRefused               a data service does not take this token, or another client has this one's name
     ├── TaskFailed                   a task of an executor has no result (task, traceback, tries)
     ├── BudgetReached                the tasks of an executor have cost what they may
-    ├── MatrixError                  a kernel cannot go on with the values of a tile (kernel, position)
+    ├── MatrixError                  a kernel cannot go on with the values of a tile (kernel, position); NumPy's `LinAlgError`, too
     │   ├── NotPositiveDefinite      the leading block up to a position is not positive definite
     │   ├── SingularMatrix           a pivot is exactly zero
     │   ├── NotHermitian             a value is not the conjugate of its mirror image
@@ -514,7 +514,7 @@ class StageFailed(EphemeronError):
 
 
 class MatrixError(EphemeronError):
-    """A kernel cannot go on with the values of a tile.
+    """A kernel cannot go on with the values of a tile. It is a `numpy.linalg.LinAlgError`, too.
 
     Args:
         message: what is wrong, in one line.
@@ -533,6 +533,16 @@ class MatrixError(EphemeronError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _matrix_error, (type(self), self.message, self.kernel, self.position, self.where)
+
+
+def derive_from_numpy() -> None:
+    """Makes matrix errors `numpy.linalg.LinAlgError`s, too, so that what is written for NumPy catches them.
+
+    Linear algebra calls it when its kernels are imported: this module must not import NumPy, which CLI and functions start without.
+    """
+    from numpy.linalg import LinAlgError
+
+    MatrixError.__bases__ = (EphemeronError, LinAlgError)
 
 
 def _matrix_error(kind: type[MatrixError], message: str, kernel: str, position: int, where: str) -> MatrixError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,8 @@ def test_what_turns_out_not_to_be_possible_names_tile_and_row(pool, stored):
     with pytest.raises(NotPositiveDefinite, match=r"order 4 of the tile .* \(cholesky, L\[2, 2\]") as caught:
         linalg.cholesky(stored(a), executor=pool)
     assert caught.value.position == 3
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), np.linalg.LinAlgError)
+    assert issubclass(SingularMatrix, np.linalg.LinAlgError)
     with pytest.raises(SingularMatrix, match=r"exactly zero \(lu, L\[0, 0\], U\[0, 0\], P\[0, 0\]"):
         linalg.solve(stored(np.ones((N, N))), stored(values(N, 40)), executor=pool)
 
@@ -130,16 +133,25 @@ def test_what_cannot_be_computed_is_refused_before_anything_starts(stored, call,
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch):
+    class Observed(FunctionExecutor):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            given.update(options)
+
+    given = {}
+    monkeypatch.setattr("ephemeron.executor.FunctionExecutor", Observed)
     a, b = values(40, 40), values(40, 2)
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)
     run = CliRunner().invoke
     done = run(
         main,
-        ["linalg", "solve", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--out", str(tmp_path / "x.npy"), "--tile", "16", "--json"],
+        ["linalg", "solve", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--out", str(tmp_path / "x.npy"), "--tile", "16", "--json",
+         "--autoscaling-factor", "0.5", "--idle-timeout", "7"],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    assert (given["autoscaling_factor"], given["idle_timeout_s"]) == (0.5, 7.0)
     found = json.loads(done.output)
     assert {"tasks", "seconds", "core_seconds", "bytes_read", "bytes_written", "cost_usd", "files"} <= set(found)
     np.testing.assert_allclose(a @ np.load(tmp_path / "x.npy"), b, atol=1e-10)

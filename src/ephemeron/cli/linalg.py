@@ -48,6 +48,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--channel", help="Address of the store for tiles, such as s3://bucket/prefix.  [default: a folder of this machine]"),
             click.option("--workers", type=click.IntRange(min=1), help="Functions at once.  [default: cores of this machine, 100 elsewhere]"),
             click.option("--memory-mb", type=click.IntRange(min=1), help="Memory of a function.  [default: one vCPU's]"),
+            click.option("--autoscaling-factor", type=click.FloatRange(min=0, min_open=True, max=1000), default=1.0, show_default=True, help="Functions for each task that is ready or running."),
+            click.option("--idle-timeout", "idle_timeout_s", type=click.FloatRange(min=0, max=1e6, max_open=True), default=10.0, show_default=True, metavar="SECONDS", help="Time after which a function that finds no task ends."),
             click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Cost at which the computation is ended."),
             click.option("--predict", "only_predict", is_flag=True, help="Tell tasks, bytes, time and price, and start nothing."),
             click.option("--json", "as_json", is_flag=True, help="Print figures as one line of JSON."),
@@ -143,7 +145,7 @@ def lstsq_command(a: Path, b: Path, **options: Any) -> None:
 def _compute(
     inputs: list[Path], work: Callable[[Any, FunctionExecutor, list[BigMatrix]], dict[str, Any]], *, out: Path, kind: str | None,
     tile: int | None, platform: str, channel: str | None, workers: int | None, memory_mb: int | None, budget_usd: float | None,
-    as_json: bool, only_predict: bool, results: int = 1, slim: bool = False,
+    autoscaling_factor: float, idle_timeout_s: float, as_json: bool, only_predict: bool, results: int = 1, slim: bool = False,
 ) -> None:  # fmt: skip
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
@@ -157,7 +159,7 @@ def _compute(
     with (
         FunctionExecutor(
             platform, channel=channel or "folder", max_workers=workers, memory_mb=memory_mb, budget_usd=budget_usd,
-            progress=False if as_json else None,
+            autoscaling_factor=autoscaling_factor, idle_timeout_s=idle_timeout_s, progress=False if as_json else None,
         ) as pool,
         tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder,
     ):  # fmt: skip
