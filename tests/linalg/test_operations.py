@@ -183,3 +183,32 @@ def test_the_command_with_zarr(tmp_path, monkeypatch):
     done = run(main, ["linalg", "lstsq", "a.zarr", "b.npy", "--out", "x.npy", "--tile", "16"])
     assert done.exit_code == 0, done.output
     np.testing.assert_allclose(np.load("x.npy")[:, 0], np.linalg.lstsq(a, np.load("b.npy"))[0], atol=1e-12)
+
+
+@pytest.mark.slow
+def test_arrays_beside_a_matrix_are_stored_for_as_long_as_it_takes(pool, stored, tmp_path):
+    a, b = values(N, N) + N * np.eye(N), values(N, 3)
+    big = stored(a)
+    for found, wanted in (
+        (linalg.solve(big, b, executor=pool), np.linalg.solve(a, b)),
+        (linalg.lstsq(big, b[:, 0], executor=pool), np.linalg.solve(a, b[:, :1])),
+        (linalg.matmul(big, b, executor=pool), a @ b),
+        ((big @ b[:, 0]).compute(executor=pool), a @ b[:, :1]),
+        ((b[:, 0] @ big).compute(executor=pool), b[:, 0][None] @ a),
+    ):
+        np.testing.assert_allclose(found.to_numpy(), wanted, rtol=1e-10, atol=1e-10)
+        found.delete()
+    left = {path.parent.name for path in (tmp_path / "matrices").rglob("*.*")}
+    assert left == {big.stored.name}
+
+
+def test_what_is_no_matrix_is_refused(stored):
+    big = stored(values(N, N))
+    with pytest.raises(JobError, match="cholesky takes a BigMatrix, this is a ndarray; store it first"):
+        linalg.cholesky(values(N, N))
+    with pytest.raises(JobError, match="solve: right-hand sides of type list; give a BigMatrix or a NumPy array"):
+        linalg.solve(big, [1.0] * N)
+    with pytest.raises(JobError, match="70 rows, the right-hand sides have 3"):
+        linalg.solve(big, np.ones(3))
+    with pytest.raises(JobError, match=r"a matrix cannot be named '\.\./x'"):
+        linalg.BigMatrix.from_numpy(values(3, 3), store=big.stored.store, name="../x")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
@@ -20,18 +23,20 @@ _PAIRS_TILES = 40
 product, copies on their way to the store, and a quarter of the memory for those that are kept."""
 
 
-@on_computed
-def matmul(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+@functools.partial(on_computed, cut_as=1)
+def matmul(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionExecutor | None = None) -> BigMatrix:
     """The product A B, summed in a fixed order.
 
     Args:
         a: shape [m, k].
-        b: shape [k, n].
+        b: shape [k, n]; or an array, of shape [k, n] or [k] for one column.
         executor: runs the tasks.
 
     Raises:
         JobError: the shapes, types or tiles do not fit.
     """
+    if not isinstance(b, BigMatrix):
+        raise JobError(f"a matrix times {type(b).__name__}", remedy="give a BigMatrix or a NumPy array")
     check_product(a, b)
     left, right = a.stored, b.stored
     product = dataclasses.replace(

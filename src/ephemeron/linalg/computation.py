@@ -112,16 +112,45 @@ def _matrix_errors() -> Iterator[None]:
         raise error from None
 
 
-def on_computed(operation: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The operation on the values of expressions among its arguments, which its executor computes first."""
+def on_computed(operation: Callable[_P, _R], *, cut_as: int = 0) -> Callable[_P, _R]:
+    """The operation on the values of expressions among its arguments, which its executor computes first, and on arrays.
+
+    An array beside the matrix is stored for as long as the operation takes, its rows cut into tiles as axis `cut_as` of the matrix.
+    """
+    name = operation.__name__
 
     @functools.wraps(operation)
     def wrapped(*arguments: _P.args, **options: _P.kwargs) -> _R:
         executor: Any = options.get("executor")
-        given: Any = [a.compute(executor=executor) if isinstance(a, BigMatrix) else a for a in arguments]
-        return operation(*given, **options)
+        with contextlib.ExitStack() as stack:
+            given: list[Any] = []
+            for each in arguments:
+                if isinstance(each, BigMatrix):
+                    given.append(each.compute(executor=executor))
+                elif isinstance(each, np.ndarray) and given:
+                    matrix: BigMatrix = given[0]
+                    given.append(stored_beside(matrix.stored, each, tile_rows=matrix.tile[cut_as]))
+                    stack.callback(given[-1].delete)
+                elif given:
+                    given.append(each)
+                else:
+                    raise JobError(
+                        f"{name} takes a BigMatrix, this is a {type(each).__name__}",
+                        remedy="store it first: BigMatrix.from_numpy(a, store='file:///folder')",
+                    )
+            return operation(*given, **options)
 
     return wrapped
+
+
+def stored_beside(matrix: StoredMatrix, array: npt.NDArray[Any], *, tile_rows: int) -> BigMatrix:
+    """An array, stored where a matrix is; a vector as one column."""
+    columns = 1 if array.ndim < 2 else array.shape[1]
+    return BigMatrix.from_numpy(
+        array.astype(np.result_type(array, matrix.dtype)),
+        tile=(tile_rows, max(1, min(matrix.tile_columns, columns))),
+        store=matrix.store,
+    )
 
 
 def like(matrix: StoredMatrix, *, rows: int, columns: int, structure: Structure = "full") -> StoredMatrix:
@@ -150,8 +179,12 @@ def square(a: BigMatrix, *, what: str) -> StoredMatrix:
     return a.stored
 
 
-def sides_of(a: StoredMatrix, b: BigMatrix, *, what: str) -> StoredMatrix:
-    """The right-hand sides of equations."""
+def sides_of(a: StoredMatrix, b: BigMatrix | npt.NDArray[Any], *, what: str) -> StoredMatrix:
+    """The right-hand sides of equations; see `on_computed` for arrays."""
+    if not isinstance(b, BigMatrix):
+        raise JobError(
+            f"{what}: right-hand sides of type {type(b).__name__}", remedy="give a BigMatrix or a NumPy array"
+        )
     if b.stored.rows != a.rows:
         raise JobError(f"{what}: the matrix has {a.rows} rows, the right-hand sides have {b.stored.rows}")
     if b.stored.tile_rows != a.tile_rows and b.stored.tiles[0] > 1:

@@ -126,7 +126,7 @@ class Expression(BigMatrix):
 
 
 def product(a: Operand, b: Operand) -> BigMatrix:
-    """A B.
+    """A B; a vector is one column on the right, one row on the left, and so is the result.
 
     Raises:
         JobError: shapes, types or tiles do not fit.
@@ -178,10 +178,12 @@ def multiple(a: BigMatrix, factor: complex) -> BigMatrix:
 
 
 def _operand(given: Operand, *, like: BigMatrix, rows: int | None = None, columns: int | None = None) -> BigMatrix:
-    """An array as a matrix whose tiles fit; a matrix as it is."""
+    """An array as a matrix whose tiles fit, a vector as a column or a row; a matrix as it is."""
     if isinstance(given, BigMatrix):
         return given
     array: npt.NDArray[Any] = np.asarray(given)
+    if array.ndim == 1 and (rows is None) != (columns is None):
+        array = array.reshape((-1, 1) if columns is None else (1, -1))
     if array.ndim != 2:
         raise JobError(f"a matrix and an array with {array.ndim} dimensions", remedy="give one with two")
     tile = (rows or min(like.tile[0], array.shape[0]), columns or min(like.tile[1], array.shape[1]))

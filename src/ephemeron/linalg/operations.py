@@ -84,13 +84,17 @@ def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.N
 
 @on_computed
 def solve(
-    a: BigMatrix, b: BigMatrix, *, assume_a: str = "general", executor: FunctionExecutor | None = None
+    a: BigMatrix,
+    b: BigMatrix | npt.NDArray[Any],
+    *,
+    assume_a: str = "general",
+    executor: FunctionExecutor | None = None,
 ) -> BigMatrix:
     """X with A X = B.
 
     Args:
         a: shape [n, n], with square tiles.
-        b: shape [n, k], with tiles of as many rows as those of A.
+        b: shape [n, k], with tiles of as many rows as those of A; or an array, of shape [n, k] or [n] for one column.
         assume_a: `general`: by LU with tournament pivoting; `positive definite`: by Cholesky, half the work.
         executor: runs the tasks.
 
@@ -157,12 +161,12 @@ def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMa
 
 
 @on_computed
-def lstsq(a: BigMatrix, b: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionExecutor | None = None) -> BigMatrix:
     """X that minimises the norm of A X - B, for A of full rank, by QR.
 
     Args:
         a: shape [m, n], m ≥ n.
-        b: shape [m, k], with tiles of as many rows as those of A.
+        b: shape [m, k], with tiles of as many rows as those of A; or an array, of shape [m, k] or [m] for one column.
         executor: runs the tasks.
 
     Returns:

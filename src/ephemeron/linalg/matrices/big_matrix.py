@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,7 +145,7 @@ class BigMatrix(Operators):
             raise JobError(f"a matrix of shape {rows} x {columns} has no values")
         tile_rows, tile_columns = _tile_shape(tile, shape, np.dtype(kind).itemsize)
         stored = StoredMatrix(
-            store=store or default_store(), name=name or f"matrix-{uuid.uuid4().hex[:16]}", rows=rows, columns=columns,
+            store=store or default_store(), name=_named(name or f"matrix-{uuid.uuid4().hex[:16]}"), rows=rows, columns=columns,
             dtype=kind, tile_rows=tile_rows, tile_columns=tile_columns,
         )  # fmt: skip
 
@@ -190,7 +191,7 @@ class BigMatrix(Operators):
 
         async def find() -> StoredMatrix | None:
             async with tile_store.opened(store) as channel:
-                return await tile_store.described(channel, store, name)
+                return await tile_store.described(channel, store, _named(name))
 
         found = blocking(lambda interrupts: find())
         if found is None:
@@ -320,6 +321,12 @@ class BigMatrix(Operators):
                 await tile_store.delete(channel, self.stored.name)
 
         blocking(lambda interrupts: remove())
+
+
+def _named(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise JobError(f"a matrix cannot be named {name!r}", remedy="use alphanumeric characters, '_', '-' and '.'")
+    return name
 
 
 def default_store() -> str:
