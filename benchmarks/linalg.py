@@ -12,6 +12,8 @@ each with a start penalty. Here four sides compute the same on the same number o
 
 Core-seconds: for ScaLAPACK and SciPy cores times wall time, as in table 4; for ephemeron the seconds in which tasks computed, plus a start
 penalty for each function: that of table 4 (20 s), and the time that a function took to start here.
+CPU-seconds of all sides are beside them, because they suffer less from other load: of ours with the client, transfers and the Valkey
+server; of ScaLAPACK with what its processes spend waiting for messages.
 Bytes: of tiles that functions fetched and stored (without those that they had in memory), beside a lower bound for two processors with
 the memory of a function: max(inputs + outputs, flops / (√8 √M) words) (Irony, Toledo, Tiskin 2004; Ballard et al. 2011).
 """
@@ -22,6 +24,7 @@ import argparse
 import contextlib
 import itertools
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -36,6 +39,7 @@ import numpy as np
 
 from benchmarks import linalg_peers
 from benchmarks.common import SEED, condensed, environment, write
+from benchmarks.process_cpu import tree_cpu_s
 from benchmarks.servers import started_valkey
 from ephemeron import FunctionExecutor
 from ephemeron import linalg as operations
@@ -89,7 +93,7 @@ class Ours:
     def run(self) -> tuple[dict[str, float], Callable[[], float]]:
         """Figures of one computation, and its residual in units of n ε, after which the results are deleted."""
         made: list[BigMatrix] = []
-        began = time.perf_counter()
+        cpu, began = tree_cpu_s(), time.perf_counter()
         if self._operation == "gemm":
             assert self.b is not None
             made = [operations.matmul(self.a, self.b, executor=self._pool)]
@@ -101,11 +105,11 @@ class Ours:
             u, s, vh = operations.svd(self.a, executor=self._pool)
             made, values = [u], np.asarray(s)
             right = vh.to_numpy() if isinstance(vh, BigMatrix) else np.asarray(vh)
-        seconds = time.perf_counter() - began
+        seconds, cpu_s = time.perf_counter() - began, tree_cpu_s() - cpu
         report = made[0].report
         assert report is not None
         found = {
-            "seconds": seconds, "computing_s": report.core_seconds, "tasks": report.tasks, "read_bytes": report.bytes_read,
+            "seconds": seconds, "cpu_seconds": cpu_s, "computing_s": report.core_seconds, "tasks": report.tasks, "read_bytes": report.bytes_read,
             "written_bytes": report.bytes_written,
         }  # fmt: skip
 
@@ -158,6 +162,7 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """One operation at one size: all sides, in turns."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
+    cpu: dict[str, list[float]] = {side: [] for side in SIDES}
     found: list[dict[str, float]] = []
     notes: dict[str, str] = {}
     residuals: list[float] = []
@@ -166,7 +171,7 @@ def compare(
     )  # fmt: skip
     say = lambda text: print(f"{operation} n={n}: {text}", file=sys.stderr)  # noqa: E731
 
-    def one(side: str) -> float:
+    def one(side: str) -> dict[str, float]:
         if side == "ephemeron":
             ours.warm()
             figures, residual = ours.run()
@@ -174,13 +179,12 @@ def compare(
             residuals.append(residual())
             if not residuals[-1] < 100:
                 raise RuntimeError(f"a residual of {residuals[-1]} n eps")
-            return figures["seconds"]
+            return figures
         if side == "scalapack":
-            return scalapack.run(operation, n, limit_s=arguments.limit_s)["seconds"]
-        peer = linalg_peers.run(
+            return scalapack.run(operation, n, limit_s=arguments.limit_s)
+        return linalg_peers.run(
             side, operation, n, tile=ours.tile, workers=arguments.functions, limit_s=arguments.limit_s
         )
-        return peer["seconds"]
 
     try:
         for _ in range(arguments.repeats):
@@ -188,8 +192,12 @@ def compare(
                 if side in notes:
                     continue
                 try:
-                    times[side].append(one(side))
-                    say(f"{side} {times[side][-1]:.3f} s")
+                    figures = one(side)
+                    times[side].append(figures["seconds"])
+                    cpu[side].append(figures["cpu_seconds"])
+                    say(
+                        f"{side} {times[side][-1]:.3f} s, {cpu[side][-1]:.3f} CPU-seconds, load {os.getloadavg()[0]:.1f}"
+                    )
                 except (RuntimeError, EphemeronError, subprocess.TimeoutExpired) as e:
                     is_late = isinstance(e, subprocess.TimeoutExpired)
                     told = f"no result within {arguments.limit_s:g} s" if is_late else str(e)
@@ -199,7 +207,8 @@ def compare(
         moved = ours.close()
     row: dict[str, Any] = {
         "operation": operation, "n": n, "tile": ours.tile,
-        "seconds": {side: condensed(values) for side, values in times.items() if values}, "not_measured": notes,
+        "seconds": {side: condensed(values) for side, values in times.items() if values},
+        "cpu_seconds": {side: condensed(values) for side, values in cpu.items() if values}, "not_measured": notes,
     }  # fmt: skip
     if found:
         row |= _ours(operation, n, arguments, found, moved, start_s=ours.start_s, residual=max(residuals))

@@ -1,12 +1,14 @@
 /* Times ScaLAPACK routines on random matrices: linalg_scalapack ROWS COLUMNS BLOCK N REPEATS OPERATION...
  *
  * Operations: gemm (PDGEMM), cholesky (PDPOTRF, lower), qr (PDGEQRF and PDORGQR: Q is formed), svd (PDGESVD, values and vectors).
- * Prints one line of JSON for each operation and repeat: seconds between two barriers, and the scaled residual. */
+ * Prints one line of JSON for each operation and repeat: seconds between two barriers, CPU-seconds of all processes between them (with
+ * what they spend waiting for messages), and the scaled residual. */
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 extern void Cblacs_get(int, int, int *);
 extern void Cblacs_gridinit(int *, const char *, int, int);
@@ -72,7 +74,7 @@ int main(int argc, char **argv) {
     for (int which = 6; which < argc; which++)
         for (int repeat = 0; repeat < repeats; repeat++) {
             const char *operation = argv[which];
-            double residual = -1, size, began, seconds, wanted, *work = NULL, *tau = NULL, *values = NULL;
+            double residual = -1, size, began, seconds, cpu, cpu_of_all, wanted, *work = NULL, *tau = NULL, *values = NULL;
             int length = -1;
             fill(a, !strcmp(operation, "cholesky"));
             fill(b, 0);
@@ -92,6 +94,7 @@ int main(int argc, char **argv) {
             }
             MPI_Barrier(MPI_COMM_WORLD);
             began = MPI_Wtime();
+            cpu = (double)clock() / CLOCKS_PER_SEC;
             if (!strcmp(operation, "gemm"))
                 pdgemm_("N", "N", &n, &n, &n, &done, a, &one, &one, desc, b, &one, &one, desc, &dzero, c, &one, &one, desc), info = 0;
             else if (!strcmp(operation, "cholesky"))
@@ -105,6 +108,8 @@ int main(int argc, char **argv) {
             else { fprintf(stderr, "no operation %s\n", operation); MPI_Abort(MPI_COMM_WORLD, 2); }
             MPI_Barrier(MPI_COMM_WORLD);
             seconds = MPI_Wtime() - began;
+            cpu = (double)clock() / CLOCKS_PER_SEC - cpu;
+            MPI_Reduce(&cpu, &cpu_of_all, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
             if (info) { fprintf(stderr, "%s failed: info = %d\n", operation, info); MPI_Abort(MPI_COMM_WORLD, 3); }
             if (!strcmp(operation, "cholesky") || !strcmp(operation, "qr")) { /* residual of A - L L^T, or of A - Q R */
                 int low = !strcmp(operation, "cholesky");
@@ -122,7 +127,7 @@ int main(int argc, char **argv) {
                 for (int i = 0; i < n; i++) sum += values[i] * values[i];
                 residual = fabs(sqrt(sum) - size) / (size * n * 2.22e-16);
             }
-            if (!rank) { printf("{\"operation\": \"%s\", \"n\": %d, \"seconds\": %.6f, \"residual\": %.4f}\n", operation, n, seconds, residual); fflush(stdout); }
+            if (!rank) { printf("{\"operation\": \"%s\", \"n\": %d, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"residual\": %.4f}\n", operation, n, seconds, cpu_of_all, residual); fflush(stdout); }
             free(work); free(tau); free(values);
         }
     free(a); free(b); free(c); free(norms);

@@ -1,7 +1,7 @@
 """Discrete-event simulation of a LAmbdaPACK program on functions, for `benchmarks.linalg_scale`.
 
-Real: the tasks, what follows from each, and their order (`linalg.analysis`, as functions ask it), the flops of kernels, and the policy
-that starts functions (`functions.tasks.scaling.decide`). Modelled: a function reads one tile after the other, computes one task at a
+Real: the tasks, what follows from each (the unrolled graph, which tests hold equal to the analysis that functions ask), their order, the
+flops of kernels, and the policy that starts functions (`functions.tasks.scaling.decide`). Modelled: a function reads one tile after the other, computes one task at a
 time and writes likewise, all three at once for different tasks (pipelining); rates and latencies are constants; requests of the queue
 take a latency each; a function keeps the tiles that it has touched last, ends after `idle_s` without a task, and takes no task that would
 outlast its lifetime.
@@ -9,6 +9,7 @@ outlast its lifetime.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from typing import Any
 
 from ephemeron.functions.tasks.model import QueueDepth
 from ephemeron.functions.tasks.scaling import ScalingLimits, ScalingState, decide
-from ephemeron.linalg.analysis.dependencies import Analysis
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel, load_kernel
 from ephemeron.linalg.language.program import Node, Program, Role, TileReference
@@ -80,8 +81,8 @@ class Outcome:
     bytes_written: float = 0.0
     requests: int = 0
     most_functions: int = 0
-    samples: list[tuple[float, int, int, float]] = field(default_factory=list)
-    """Time, functions, tasks in the queue, computing seconds so far."""
+    samples: list[tuple[float, int, int, int, float]] = field(default_factory=list)
+    """Time, functions, tasks in the queue, tasks that functions hold, computing seconds so far."""
 
 
 class Simulated:
@@ -106,7 +107,7 @@ class Simulated:
         limits: ScalingLimits,
         static: bool = False,
     ) -> None:
-        self._graph, self._program, self._tile, self._world = Analysis(program, sizes), program, tile, world
+        self._graph, self._program, self._tile, self._world = UnrolledGraph(program, sizes), program, tile, world
         self._limits, self._static = limits, static
         self._kernels = {name: load_kernel(path) for name, path in program.kernels}
         self._temporary = {m.name for m in program.matrices if m.role is Role.TEMPORARY}
@@ -149,7 +150,7 @@ class Simulated:
         for function in list(self._all.values()):
             self._end(function, now)
         self.out.seconds, self.out.tasks = now, total
-        self.out.samples.append((now, 0, 0, self.out.computing_s))
+        self.out.samples.append((now, 0, 0, 0, self.out.computing_s))
         return self.out
 
     def _at(self, when: float, kind: str, what: object) -> None:
@@ -173,7 +174,7 @@ class Simulated:
             state = decision.state
             for number in decision.start:
                 self._start(f"{number}-f", now)
-        self.out.samples.append((now, len(self._all), len(self._ready), self.out.computing_s))
+        self.out.samples.append((now, len(self._all), len(self._ready), self._leased, self.out.computing_s))
         self._at(now + _POLL_S, "scale", None)
         return state
 
@@ -288,16 +289,18 @@ class Simulated:
 
 
 def curve(out: Outcome, world: World, *, parts: int = 40) -> list[dict[str, float]]:
-    """Utilisation over time: of so many equal parts of a run, functions, ready tasks, and the share of all vCPUs that computes."""
+    """Parallelism over time: for so many equal parts of a run the means of functions, of ready tasks, and of tasks that functions hold, the
+    share of all vCPUs that computes, and the share of the functions that run."""
     rows, width = [], out.seconds / parts
     for part in range(parts):
         begin, end = part * width, (part + 1) * width
         inside = [s for s in out.samples if begin <= s[0] < end] or [min(out.samples, key=lambda s: abs(s[0] - begin))]
-        done = _at_time(out, end) - _at_time(out, begin)
+        functions, ready, held = (sum(s[n] for s in inside) / len(inside) for n in (1, 2, 3))
+        busy = (_at_time(out, end) - _at_time(out, begin)) / width
         rows.append(
             {
-                "until_s": round(end, 1), "functions": round(sum(s[1] for s in inside) / len(inside), 1),
-                "ready_tasks": round(sum(s[2] for s in inside) / len(inside), 1), "computing": round(done / width / world.functions, 4),
+                "until_s": round(end, 1), "functions": round(functions, 1), "ready_tasks": round(ready, 1), "held_tasks": round(held, 1),
+                "computing": round(busy / world.functions, 4), "computing_of_functions": round(min(1.0, busy / max(1.0, functions)), 4),
             }
         )  # fmt: skip
     return rows
@@ -305,10 +308,10 @@ def curve(out: Outcome, world: World, *, parts: int = 40) -> list[dict[str, floa
 
 def _at_time(out: Outcome, when: float) -> float:
     """Computing seconds until a moment, between samples in proportion."""
-    before = (0.0, 0, 0, 0.0)
-    for sample in out.samples:
-        if sample[0] >= when:
-            share = (when - before[0]) / (sample[0] - before[0]) if sample[0] > before[0] else 1.0
-            return before[3] + share * (sample[3] - before[3])
-        before = sample
-    return before[3]
+    place = bisect.bisect_left(out.samples, when, key=lambda s: s[0])
+    before = out.samples[place - 1] if place else (0.0, 0, 0, 0, 0.0)
+    if place == len(out.samples):
+        return before[4]
+    after = out.samples[place]
+    share = (when - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 1.0
+    return before[4] + share * (after[4] - before[4])

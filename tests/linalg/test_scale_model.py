@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
+from benchmarks.linalg_scale import simulate
+from benchmarks.linalg_scale_control import queries_of
 from benchmarks.linalg_scale_model import Simulated, World, curve
+from benchmarks.linalg_scale_picture import parallelism
 
 from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.linalg.algorithms.cholesky import cholesky
@@ -38,3 +43,20 @@ def test_tiles_that_a_function_keeps_are_not_read_again():
     inputs = {tile for node in graph.nodes for tile in graph.reads(node) if tile[0] == "A"}
     assert runs[1].bytes_read == len(inputs) * 8 * 1024**2
     assert runs[1].bytes_read < runs[0].bytes_read
+
+
+def test_the_picture_of_parallelism_has_both_panels_for_each_run():
+    row = simulate("qr", 4, 256, functions=8, parts=6)
+    root = ElementTree.fromstring(parallelism([row, row]))
+    classes = [path.get("class") for path in root.iter("{http://www.w3.org/2000/svg}path")]
+    assert classes == ["tasks", "functions", "running", "computing"] * 2
+    assert all(p["computing"] <= p["functions"] / 8 + 1e-6 for p in row["utilisation"])
+    assert row["core_seconds"]["computing"] <= row["core_seconds"]["functions"]
+
+
+def test_queries_take_the_same_memory_at_any_size_and_number():
+    rows = [queries_of(cholesky, tiles, 20) for tiles in (10, 10**6)]
+    few, many = (row["peak_memory_kb"]["peak"] for row in rows)
+    assert rows[1]["tasks"] > 10**17
+    assert many[1] < 1.5 * few[1]
+    assert many[1] < 2.5 * many[0], "20 queries instead of 2"
