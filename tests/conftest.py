@@ -23,8 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads
 for kit in ("channel_contract", "platform_contract", "task_queue_contract", "training_matrix", "training_world"):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
-settings.register_profile("ephemeron", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ephemeron")  # no test asserts a duration; every run draws other examples
+# No test asserts a duration. The lanes draw the same examples in each run; `--hypothesis-profile explore` draws others.
+settings.register_profile("explore", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ephemeron", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("ephemeron")
 
 TOGETHER = {
     "functions": (

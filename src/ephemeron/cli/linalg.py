@@ -101,7 +101,7 @@ def lu_command(a: Path, **options: Any) -> None:
 @click.argument("a", metavar="A", type=_FILE)
 @_options
 def qr_command(a: Path, **options: Any) -> None:
-    """Q and R with A = Q R, for an A with at least as many rows as columns."""
+    """Q and R with A = Q R, for an A of any shape."""
     _compute(
         [a],
         lambda la, pool, m: dict(zip("QR", la.qr(m[0], executor=pool), strict=True)),

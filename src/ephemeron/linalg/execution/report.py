@@ -32,6 +32,6 @@ class LinalgReport:
     def __str__(self) -> str:
         resumed = f" ({self.resumed} of them from an earlier run)" if self.resumed else ""
         return (
-            f"{self.algorithm}: {self.tasks} tasks{resumed} in {self.seconds:.2f} s, {self.core_seconds:.2f} core-seconds; "
+            f"{self.algorithm}: {self.tasks} task{'s' * (self.tasks != 1)}{resumed} in {self.seconds:.2f} s, {self.core_seconds:.2f} core-seconds; "
             f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written; ${self.cost_usd:.6f}"
         )
