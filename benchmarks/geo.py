@@ -24,6 +24,7 @@ PARTS = {
     "pace": "benchmarks.geo_pace",
     "communication": "benchmarks.geo_communication",
     "traffic": "benchmarks.geo_traffic",
+    "counters": "benchmarks.geo_counters",
     "faults": "benchmarks.geo_faults",
     "peers": "benchmarks.geo_peers",
 }

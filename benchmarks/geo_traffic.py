@@ -1,7 +1,7 @@
 """Bytes and time to equal accuracy between two regions with skewed data, simulated: per-step exchange, AMA(8), and DiLoCo with compression.
 
 The target of a seed is the accuracy that all its sides reach: the least of their best ones, less half a point. Bytes are metered by the regions, since virtual time has no
-kernel counters. Goals: at least 200 times fewer bytes than per-step exchange and 25 times fewer than AMA(8); at 10 Mbit/s and 100 ms at least 5 times faster to the
+kernel counters; `geo_counters` has these for the same policies. Goals: at least 200 times fewer bytes than per-step exchange and 25 times fewer than AMA(8); at 10 Mbit/s and 100 ms at least 5 times faster to the
 target than AMA(8); at 100 Mbit/s never slower. An iteration takes 10 ms, as on a GPU: the link, not the functions, is what limits. Evaluations take no
 time. A region of DiLoCo trains on while a round is under way (`delay`), as AMA's does: H and delay are those that the link needs.
 """
@@ -9,7 +9,7 @@ time. A region of DiLoCo trains on while a round is under way (`delay`), as AMA'
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.geo_worlds import Point, Wan, Workload, as_json, curve, job_of, regions, workplace
@@ -49,6 +49,7 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         ratios = {name: [run["ratios"][name] for run in runs if name in run["ratios"]] for name in names}
         found[link] = {
             "policies": {name: list(side) for name, side in sides.items()}, "seeds": runs,
+            "medians": {name: _medians([run["sides"][name] for run in runs]) for name in sides},
             "ratios": {name: {"median": statistics.median(v), "by_seed": v} for name, v in ratios.items()},
         }  # fmt: skip
         say(f"{link}: {found[link]['ratios']}")
@@ -71,9 +72,19 @@ def _seed(
     reached = {name: _first(points, target) for name, points in curves.items()}
     return {
         "seed": seed, "target": round(target, 4), "sides": {name: as_json(point) for name, point in reached.items()},
-        "accuracy_by_epoch": {name: [round(p.accuracy, 4) for p in points] for name, points in curves.items()},
+        "by_epoch": {
+            name: [{"seconds": round(p.seconds, 2), "wan_bytes": p.wan_bytes, "accuracy": round(p.accuracy, 4)} for p in points]
+            for name, points in curves.items()
+        },
         "ratios": _ratios(reached),
     }  # fmt: skip
+
+
+def _medians(points: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """Seconds and bytes to the target, of the seeds in which a side reaches it."""
+    reached = [point for point in points if point is not None]
+    medians = {key: statistics.median(point[key] for point in reached) for key in ("seconds", "wan_bytes") if reached}
+    return {"reached": len(reached), "of": len(points)} | {key: round(value, 2) for key, value in medians.items()}
 
 
 def _first(points: list[Point], target: float) -> Point | None:
