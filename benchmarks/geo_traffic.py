@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.geo_worlds import Point, Wan, Workload, as_json, curve, job_of, regions, workplace
+from benchmarks.geo_worlds import Point, Wan, Workload, as_json, curve, in_processes, job_of, regions, workplace
 
 WORKLOAD = Workload(model="lenet", samples=3072, test=1024, epochs=5, lr=0.02, iteration_s=0.01)
 EVALUATION_S = WORKLOAD.iteration_s * WORKLOAD.test / 3 / WORKLOAD.batch_size
@@ -44,7 +44,9 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     for link, (wan, sides) in LINKS.items():
         if quick and found:
             break
-        runs = [_seed(link, wan, sides, seed, say) for seed in (SEEDS[:1] if quick else SEEDS)]
+        seeds = SEEDS[:1] if quick else SEEDS
+        points = in_processes(_curve, [(wan, side, seed) for seed in seeds for side in sides.values()])
+        runs = [_seed(link, seed, {name: next(points) for name in sides}, say) for seed in seeds]
         names = dict.fromkeys(name for run in runs for name in run["ratios"])
         ratios = {name: [run["ratios"][name] for run in runs if name in run["ratios"]] for name in names}
         found[link] = {
@@ -56,18 +58,17 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     return {"simulated": True, "model": WORKLOAD.model, "skewed": True, "links": found}
 
 
-def _seed(
-    link: str, wan: Wan, sides: dict[str, tuple[str, int, str]], seed: int, say: Callable[[str], None]
-) -> dict[str, Any]:
-    curves = {}
+def _curve(wan: Wan, side: tuple[str, int, str], seed: int) -> list[Point]:
+    sync, every, compression = side
     with workplace() as folder:
         job = job_of(folder, WORKLOAD, seed, wan, skewed=True)
-        for name, (sync, every, compression) in sides.items():
-            result = regions(job, WORKLOAD, sync=sync, every=every, compression=compression, functions=1)
-            curves[name] = curve(result, evaluation_s=EVALUATION_S)
-            say(
-                f"{link}, seed {seed}, {name}: {', '.join(f'{p.accuracy:.4f}' for p in curves[name])}; {curves[name][-1]}"
-            )
+        result = regions(job, WORKLOAD, sync=sync, every=every, compression=compression, functions=1)
+        return curve(result, evaluation_s=EVALUATION_S)
+
+
+def _seed(link: str, seed: int, curves: dict[str, list[Point]], say: Callable[[str], None]) -> dict[str, Any]:
+    for name, points in curves.items():
+        say(f"{link}, seed {seed}, {name}: {', '.join(f'{p.accuracy:.4f}' for p in points)}; {points[-1]}")
     target = min(max(p.accuracy for p in points) for points in curves.values()) - MARGIN
     reached = {name: _first(points, target) for name, points in curves.items()}
     return {

@@ -7,15 +7,17 @@ those that regions have metered (`train --json`: `regions`).
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ MEMORY_MB = 10_240
 SKEWED = 0.6
 """Share of the samples that are sorted by class before they are divided among skewed regions."""
 
-
+T = TypeVar("T")
 _ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
 
 
@@ -217,6 +219,18 @@ def curve(result: Result, *, evaluation_s: float = 0.0) -> list[Point]:
         seconds = times[iteration] - number * evaluation_s
         found.append(Point(accuracy=right / of, seconds=seconds, wan_bytes=nbytes))
     return found
+
+
+def in_processes(function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+    """Results of calls in their order, one process for each core of this machine: virtual time does not depend on its load.
+
+    Args:
+        function: of a module.
+        calls: arguments of each.
+    """
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        for future in [pool.submit(function, *call) for call in calls]:
+            yield future.result()
 
 
 def waited_s(result: Result) -> float:
