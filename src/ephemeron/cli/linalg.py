@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.units import human_count
+
 if TYPE_CHECKING:
     import numpy as np
 
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg import BigMatrix
+    from ephemeron.linalg.execution.remains import ProgramRemains
     from ephemeron.linalg.execution.report import LinalgReport
     from ephemeron.linalg.prediction.planner import Prediction
 
@@ -140,6 +143,56 @@ def eigh_command(a: Path, **options: Any) -> None:
 def lstsq_command(a: Path, b: Path, **options: Any) -> None:
     """X that minimises the norm of A X - B, for an A of full rank with at least as many rows as columns."""
     _compute([a, b], lambda la, pool, m: {"X": la.lstsq(m[0], m[1], executor=pool)}, slim=True, **options)
+
+
+@linalg.command("clean")
+@click.argument("store")
+@click.argument("program", required=False)
+@click.option("--results", is_flag=True, help="Unfinished results, too: nothing is left from which to go on.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per program. Without --yes nothing is removed."
+)
+def clean_command(store: str, program: str | None, results: bool, yes: bool, as_json: bool) -> None:
+    """Remove what failed and abandoned programs have left in a STORE of matrices.
+
+    \b
+    ephemeron linalg clean s3://bucket/matrices
+    ephemeron linalg clean s3://bucket/matrices cholesky-0f3a9c5e7b1d2846
+
+    Lists temporary tiles, tiles of unfinished results, and objects of queues by PROGRAM, then asks. Programs on which functions work, or for which
+    a client waits, are left alone. Looking for functions takes some seconds where the queue is in a store of objects.
+    """
+    import asyncio
+
+    from ephemeron.config.typed import plain
+    from ephemeron.linalg.execution import remains
+
+    found = asyncio.run(remains.find_remains(store, program))
+    abandoned = [each for each in found if not each.running]
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(plain(each)))
+    else:
+        _show_remains(found, store)
+    if program is not None:
+        remains.check_abandoned(found)
+    if not abandoned or (as_json and not yes):
+        return
+    if not yes:
+        click.confirm(f"remove what is left of {human_count(len(abandoned), 'program')}?", abort=True)
+    asyncio.run(remains.remove_remains(store, abandoned, results=results))
+
+
+def _show_remains(found: list[ProgramRemains], store: str) -> None:
+    if not found:
+        click.echo(f"no program has left anything in {store}")
+    for each in found:
+        click.echo(
+            f"{each.program}: {human_count(each.temporary, 'temporary tile')}, "
+            f"{human_count(each.unfinished, 'tile')} of unfinished results, {human_count(each.queued, 'object')} of queues"
+            + (f"; it is left alone: {each.running}" if each.running else "")
+        )
 
 
 def _compute(

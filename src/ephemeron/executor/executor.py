@@ -28,7 +28,7 @@ from ephemeron.events import Traffic
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
-from ephemeron.executor.places import PlaceOptions, admitted
+from ephemeron.executor.places import PlaceOptions, address_of, admitted
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, name_of
@@ -284,6 +284,11 @@ class FunctionExecutor(concurrent.futures.Executor):
     def channel(self) -> str:
         """Address of the channel, without credentials."""
         return self._options.channel
+
+    @property
+    def queue(self) -> tuple[str, str]:
+        """Address of the channel of its queue, without credentials, and the queue's name."""
+        return address_of(self._options, self._folder), self._run
 
     @property
     def vcpus(self) -> float:

@@ -119,6 +119,18 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
     return made, secrets, limits
 
 
+def address_of(options: PlaceOptions, folder: Path) -> str:
+    """Address of a run's channel, without credentials.
+
+    Args:
+        options: admitted.
+        folder: of the run.
+    """
+    if options.platform == "simulated":
+        return "memory"
+    return (folder / "objects").resolve().as_uri() if options.channel == "folder" else options.channel
+
+
 @asynccontextmanager
 async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict[str, str]) -> AsyncIterator[Place]:
     """Opens a platform for a run; functions that are left at the end are cancelled.
@@ -139,10 +151,10 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
             simulated = SimulatedPlatform(options.simulation)
             stack.push_async_callback(simulated.close)
             clock = asyncio.get_running_loop().time
-            yield Place(platform=simulated, store=simulated.store, address="memory", clock=clock)
+            yield Place(platform=simulated, store=simulated.store, address=address_of(options, folder), clock=clock)
             return
         stack.enter_context(environment(secrets))
-        address = (folder / "objects").resolve().as_uri() if options.channel == "folder" else options.channel
+        address = address_of(options, folder)
         store = await stack.enter_async_context(open_channel(address))
         platform: Platform
         if options.platform in CLOUDS:

@@ -22,6 +22,7 @@ from ephemeron.errors import MissingExtra
 if TYPE_CHECKING:
     from ephemeron.linalg.arithmetic import matmul
     from ephemeron.linalg.embedding import lambdapack
+    from ephemeron.linalg.execution.remains import clean
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
     from ephemeron.linalg.operations import cholesky, lstsq, lu, qr, solve
     from ephemeron.linalg.prediction.predict import predict
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "BigMatrix": "matrices.big_matrix",
     "cholesky": "operations",
+    "clean": "execution.remains",
     "eigh": "spectral",
     "eigvalsh": "spectral",
     "lambdapack": "embedding",
@@ -48,7 +50,7 @@ OPERATIONS = tuple(name for name, module in _LAZY.items() if module in ("arithme
 """Computations of which `predict` tells the cost by name."""
 
 __all__ = [
-    "BigMatrix", "cholesky", "eigh", "eigvalsh", "lambdapack", "lstsq", "lu", "matmul", "predict", "qr", "randomized_svd", "solve",
+    "BigMatrix", "cholesky", "clean", "eigh", "eigvalsh", "lambdapack", "lstsq", "lu", "matmul", "predict", "qr", "randomized_svd", "solve",
     "svd", "svdvals",
 ]  # fmt: skip
 

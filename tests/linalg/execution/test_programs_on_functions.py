@@ -23,7 +23,7 @@ import tiled_programs
 from ephemeron.communication.channels import open_channel
 from ephemeron.errors import TaskFailed
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg import matmul
+from ephemeron.linalg import clean, matmul
 from ephemeron.linalg.execution.run import run_program
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 
@@ -168,7 +168,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import dataclasses, tiled_programs
 import numpy as np
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg import matmul
+from ephemeron.linalg import clean, matmul
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.execution.run import run_program
 big = BigMatrix.open({store!r}, "a")
@@ -187,12 +187,18 @@ print(made["L"].name, report.resumed, report.tasks)
     first = subprocess.Popen([sys.executable, str(script)])
     try:
         until(lambda: sum("-L/" in key for key in objects(store)) == 10, first)
+        assert f"process {first.pid} of this machine" in clean(store, lease_s=0.1)[0].running
     finally:
         first.kill()
         first.wait()
         for process in with_variable("LC_MARKS", str(marks)):  # functions go on without a client
             process.kill()
     (marks / "halt").unlink()
+    [found] = clean(store, dry_run=False, lease_s=1.0)
+    assert (found.running, found.unfinished) == ("", 10)
+    assert found.queued > 10
+    [emptied] = clean(store)
+    assert (emptied.queued, emptied.claims, emptied.unfinished) == (0, (), 10)
     done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout.split()
     name, resumed, tasks = done
     assert (resumed, tasks) == ("10", "220")

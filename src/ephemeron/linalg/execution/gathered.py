@@ -25,6 +25,7 @@ from ephemeron.executor import FunctionExecutor
 from ephemeron.functions.shipped_tasks import Load, ShippedGraph
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.result_store import TaskOutputs
+from ephemeron.linalg.execution.claims import TEMPORARY, claimed
 from ephemeron.linalg.execution.failures import located_error
 from ephemeron.linalg.execution.program_data import run_name
 from ephemeron.linalg.execution.program_graph import TaskTraffic
@@ -155,14 +156,15 @@ def run_gathered(
     data = GatheredData(solver=solver, matrix=matrix, outputs=tuple(made), tries=executor.tries)
     results: list[TaskResult] = []
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
-    future = executor.run_graph(
-        _OPENER, json.dumps(plain(data), separators=(",", ":"), sort_keys=True).encode(), GatheredGraph(data).starts,
-        tasks=1, name=solver, code=[], on_result=results.append,
-    )  # fmt: skip
-    try:
-        future.result()
-    finally:
-        future.cancel()
+    with claimed(made[0].store, f"{name}{TEMPORARY}", executor):
+        future = executor.run_graph(
+            _OPENER, json.dumps(plain(data), separators=(",", ":"), sort_keys=True).encode(), GatheredGraph(data).starts,
+            tasks=1, name=solver, code=[], on_result=results.append,
+        )  # fmt: skip
+        try:
+            future.result()
+        finally:
+            future.cancel()
     traffic = [build(TaskTraffic, r.value, where=f"result of {r.id}") for r in results]
     report = LinalgReport(
         algorithm=solver, tasks=1, seconds=time.perf_counter() - began, core_seconds=sum(r.compute_s for r in results),
@@ -174,6 +176,7 @@ def run_gathered(
         async with tile_store.opened(made[0].store) as channel:
             for each in made:
                 await tile_store.describe(channel, each)
+            await tile_store.delete(channel, f"{name}{TEMPORARY}")
 
     blocking(lambda interrupts: finish())
     return made, report

@@ -13,6 +13,7 @@ from ephemeron.config.typed import build
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.functions.tasks.model import TaskResult
+from ephemeron.linalg.execution.claims import TEMPORARY, claimed
 from ephemeron.linalg.execution.program_data import ProgramData, run_name
 from ephemeron.linalg.execution.program_graph import ProgramGraph, TaskTraffic
 from ephemeron.linalg.execution.report import LinalgReport
@@ -61,20 +62,21 @@ def run_program(
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
     tasks = local.tasks
     _log.info("%s: %d tasks", program.name, tasks)
-    future = executor.run_graph(
-        _OPENER,
-        data.to_bytes(),
-        local.starts,
-        tasks=tasks,
-        name=program.name,
-        code=list(code.values()),
-        on_result=totals.add,
-        rate=totals.rate if executor.shows_progress else None,
-    )
-    try:
-        future.result()
-    finally:
-        future.cancel()
+    with claimed(data.store, data.temporaries, executor):
+        future = executor.run_graph(
+            _OPENER,
+            data.to_bytes(),
+            local.starts,
+            tasks=tasks,
+            name=program.name,
+            code=list(code.values()),
+            on_result=totals.add,
+            rate=totals.rate if executor.shows_progress else None,
+        )
+        try:
+            future.result()
+        finally:
+            future.cancel()
     report = LinalgReport(
         algorithm=program.name, tasks=tasks, seconds=time.perf_counter() - began, core_seconds=totals.seconds,
         bytes_read=totals.read, bytes_written=totals.written, cost_usd=executor.bill().cost_usd - bill_before,
@@ -137,7 +139,7 @@ async def _prepare(
         whole = [await tile_store.is_whole(channel, matrix) for matrix in made.values()]
         begun = bool(await channel.list(f"{name}-"))
     data = ProgramData(
-        text=text, kernels=kernels, sizes=sizes, temporaries=f"{name}-temporary", store=store,
+        text=text, kernels=kernels, sizes=sizes, temporaries=f"{name}{TEMPORARY}", store=store,
         matrices={each: m for each, m in {**inputs, **made}.items() if isinstance(m, StoredMatrix)},
         families={each: m for each, m in {**inputs, **made}.items() if isinstance(m, TileFamily)},
         resumes=begun, tries=tries,
