@@ -5,7 +5,8 @@ simulated   N = 262,144 in tiles of 4,096 on up to 512 functions of one vCPU, wi
             Cholesky, GEMM, QR (R and the reflectors), and the first stage of the SVD (reduction to band form), with functions that follow
             the tasks and with all functions all the time, as a cluster is billed. `ideal_s` is flops / (vCPUs × rate): no system beats it.
             `published` is what the survey says about tables 3 and 4 (section 2.4): its copy has no cells of the tables, and no MPI is simulated.
-autoscaling functions for each task in the queue against time and cost (the scaling factor of NumPyWren's provisioner).
+autoscaling functions for each task in the queue against time and cost (the scaling factor of NumPyWren's provisioner), and the time after
+            which a function without a task ends.
 analysis    real: time of a query of the dependency analysis, and its memory, for 10² to 10¹² tiles (`benchmarks.linalg_scale_control`).
 scheduler   real: tasks released per second, without computing anything, by queue adapter; each task's edges are connected and counted.
 """
@@ -47,21 +48,24 @@ PUBLISHED: Mapping[str, str] = {
 """NumPyWren, survey 2.4, on tables 3 and 4."""
 PENALTY_S = 20.0
 """Start penalty of table 4 for each function."""
+IDLE_S = (30.0, 60.0)
+"""Seconds without a task after which a function ends, beside 10, the default of `FunctionExecutor`."""
 FACTORS = (0.0625, 0.125, 0.25, 0.5, 1.0)
 PARTS = ("simulated", "autoscaling", "analysis", "scheduler")
 
 
 def simulate(
-    operation: str, tiles: int, tile: int, *, functions: int = 512, factor: float = 1.0, static: bool = False, parts: int = 60
+    operation: str, tiles: int, tile: int, *, functions: int = 512, factor: float = 1.0, idle_s: float = 10.0, static: bool = False,
+    parts: int = 60,
 ) -> dict[str, Any]:  # fmt: skip
     """A row of figures."""
     program, names = PROGRAMS[operation]
-    world = World(functions=functions)
+    world = World(functions=functions, idle_s=idle_s)
     limits = ScalingLimits(most=functions, tasks_per_executor=1 / factor, hold_s=20.0, burst=1000, starts_per_s=100.0)
     began = time.perf_counter()
     out = Simulated(program, dict.fromkeys(names, tiles), tile=tile, world=world, limits=limits, static=static).run()
     return {
-        "operation": operation, "n": tiles * tile, "tile": tile, "functions": functions, "scaling_factor": factor,
+        "operation": operation, "n": tiles * tile, "tile": tile, "functions": functions, "scaling_factor": factor, "idle_timeout_s": idle_s,
         "provisioner": "none: all functions all the time" if static else "scaling.decide", "published": PUBLISHED[operation],
         **figures(out, world), "simulated_in_s": round(time.perf_counter() - began, 1), "utilisation": curve(out, world, parts=parts),
     }  # fmt: skip
@@ -124,6 +128,9 @@ def main() -> None:
     if "autoscaling" in arguments.parts:
         result["autoscaling_simulated"] = [
             simulate("cholesky", arguments.tiles, arguments.tile, factor=factor, parts=10) for factor in FACTORS
+        ]
+        result["idle_timeout_simulated"] = [
+            simulate("cholesky", arguments.tiles, arguments.tile, idle_s=idle_s, parts=10) for idle_s in IDLE_S
         ]
     if "analysis" in arguments.parts:
         result["analysis"] = analysis(arguments.queries)
