@@ -79,6 +79,22 @@ class GroupStarted:
     """Its price list."""
     traffic: Traffic
     """Traffic of the client while it prepared the group."""
+    most_workers: int = 0
+    """Functions that it may grow to; 0: as many as it starts with."""
+
+    more_ranks: int = 0
+    """First rank in the run of the functions that it may grow by: they come after those that all groups start with."""
+
+    def rank(self, own: int) -> int:
+        """Rank in the run of one of its own ranks."""
+        return self.first_rank + own if own < self.workers else self.more_ranks + own - self.workers
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank of the run is one of this group, or may become one."""
+        return (
+            self.first_rank <= rank < self.first_rank + self.workers
+            or self.more_ranks <= rank < self.more_ranks + self.most_workers - self.workers
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +304,36 @@ class RegionLeft(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionReplanned(Event):
+    """A region is asked for another number of functions, by a new plan from measured iteration times."""
+
+    kind: ClassVar[str] = "region_replanned"
+    region: str
+    workers: int
+    """Functions now."""
+    wanted: int
+    iteration_s: float
+    """Seconds of an iteration, as measured, without waits for other regions."""
+    time_factor: float
+    """Time of the whole run by the plan, relative to that without it."""
+    usd_per_hour_before: float
+    """Price of the functions of all regions."""
+    usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionResized(Event):
+    """The functions of a region have changed: the `GenerationStarted` of its group."""
+
+    kind: ClassVar[str] = "region_resized"
+    region: str
+    workers: int
+    memory_mb: int
+    batch_size: int
+    from_iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFired(Event):
     """An injected fault happened."""
 
@@ -362,7 +408,7 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
-        RegionExchanged, RegionLeft, UpdateQuarantined,
+        RegionExchanged, RegionLeft, RegionReplanned, RegionResized, UpdateQuarantined,
         FaultFired, Ended, Suspended, Woken, Note, RunEnded,
     )
 }  # fmt: skip

@@ -143,8 +143,9 @@ def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool
     ephemeron geo replan last
     ephemeron geo replan last --apply --every 60
 
-    Regions that would wait for the slowest one give functions back, and get them again when it has become faster. The samples of an
-    iteration stay as many as they are.
+    Regions that would wait for the slowest one give functions back, and get them again when it has become faster. One that has become
+    slower grows, up to what its devices have cores for. The samples of an iteration stay as many as they are. To have train do so
+    by itself, write replan_every_s = 60 at the top of regions.toml, or region_replan_every_s in the job's [run].
     """
     import time
 

@@ -10,7 +10,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ephemeron.cli.terminal import Part, make_console, text_of
 from ephemeron.config.typed import plain
-from ephemeron.events import Ended, Evaluated, Event, FaultFired, GenerationStarted, Invoked, Measured, Note, RunStarted
+from ephemeron.events import (
+    Ended,
+    Evaluated,
+    Event,
+    FaultFired,
+    GenerationStarted,
+    Invoked,
+    Measured,
+    Note,
+    RegionReplanned,
+    RegionResized,
+    RunStarted,
+)
 from ephemeron.events import Progress as Iterated
 from ephemeron.training.driver.cost import CostMeter, GroupMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
@@ -60,7 +72,7 @@ class Display:
         self.ledger.feed(event)
         handlers: dict[type[Event], Callable[[Any], None]] = {
             RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Measured: self._measured, Invoked: self._invoked,
-            GenerationStarted: self._generation_started, Ended: self._ended, Note: self._note, FaultFired: self._fault,
+            GenerationStarted: self._generation_started, RegionReplanned: self._region_replanned, RegionResized: self._region_resized, Ended: self._ended, Note: self._note, FaultFired: self._fault,
         }  # fmt: skip
         show = handlers.get(type(event))
         if show is not None:
@@ -101,6 +113,25 @@ class Display:
             for rank in range(len(self._ranks), e.workers):
                 self._ranks[rank] = self._bars.add_task(f"rank {rank}", total=e.iterations, info="starting")
 
+    def _region_replanned(self, e: RegionReplanned) -> None:
+        saved = 1 - e.usd_per_hour / e.usd_per_hour_before if e.usd_per_hour_before else 0.0
+        cost = f"{saved:.1%} of cost saved" if saved >= 0 else f"{-saved:.1%} more cost"
+        self._say((human_seconds(e.t), "cyan"), f" region {e.region}: {e.iteration_s:.3g} s an iteration, asks for {human_count(e.wanted, 'function')} "
+                  f"in place of {e.workers} (all regions: {e.time_factor:.3f} × the time, {cost})")  # fmt: skip
+
+    def _region_resized(self, e: RegionResized) -> None:
+        self._say((human_seconds(e.t), "cyan"), f" region {e.region}: {human_count(e.workers, 'function')} of {e.memory_mb} MB from iteration {e.from_iteration} on, "
+                  f"batches of {e.batch_size}")  # fmt: skip
+        group = next((g.started for g in self.ledger.groups if g.started.name == e.region), None)
+        if group is None or not self._ranks:
+            return
+        for own in range(max(group.workers, e.workers)):
+            rank = group.rank(own)
+            if rank in self._ranks:
+                self._bars.update(self._ranks[rank], visible=own < e.workers)
+            elif own < e.workers and len(self._ranks) < 16:
+                self._ranks[rank] = self._bars.add_task(f"rank {rank}", total=group.iterations, info="starting")
+
     def _iterated(self, e: Iterated) -> None:
         if self.started is None or self._all is None:
             return
@@ -112,11 +143,7 @@ class Display:
             self._bars.update(self._ranks[e.rank], completed=e.iteration + 1, info=f"loss {e.loss:.4f}")
 
     def _evaluated(self, e: Evaluated) -> None:
-        if (
-            self.started is None
-            or self.started.merges_evaluations
-            or len(self.ledger.evaluations[e.iteration]) < self.ledger.members.workers_at(e.iteration - 1)
-        ):
+        if self.started is None or self.started.merges_evaluations or not self.ledger.is_evaluated(e.iteration):
             return
         self._show_metrics(e, latest_metrics(self.ledger))
 

@@ -299,6 +299,11 @@ class SimulatedCompute:
         self._world, self._memory_mb = world, call.memory_mb
         self._vcpus = limits.vcpus(call.memory_mb)
         self._random = random.Random(seed)
+        self._slow = [
+            (call.origin + slow.start_s, call.origin + slow.start_s + slow.seconds, slow.factor)
+            for slow in world.region_slowdowns
+            if call.run.endswith(f"-{slow.region}")
+        ]
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         began = time.thread_time()
@@ -315,5 +320,7 @@ class SimulatedCompute:
             seconds = batches * model.seconds(samples / batches, self._memory_mb)
         else:
             seconds = 0.0
+        now = asyncio.get_running_loop().time() if self._slow else 0.0
+        seconds *= math.prod(factor for begin, end, factor in self._slow if begin <= now < end)
         sigma = self._world.straggler_sigma
         return seconds * self._random.lognormvariate(0.0, sigma) if sigma > 0 and seconds > 0 else seconds

@@ -37,6 +37,20 @@ class RegionBlackout(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSlowdown(Typed):
+    """A time in which the functions of a region compute more slowly."""
+
+    region: str
+    """Name of the region."""
+    start_s: NonNegative
+    """Seconds from the beginning of the run."""
+    seconds: Positive
+    """Its length."""
+    factor: Positive
+    """Time of a computation relative to that without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Typed):
     """Latencies, bandwidth and compute of `--platform simulated`. Defaults: approximately AWS Lambda with S3."""
 
@@ -50,6 +64,8 @@ class Simulation(Typed):
     """MB/s of one function in each direction to the store that regions share; None: `bandwidth_mb_s`."""
     region_blackouts: tuple[RegionBlackout, ...] = ()
     """Times in which one region reaches no other one; its requests and their answers arrive afterwards."""
+    region_slowdowns: tuple[RegionSlowdown, ...] = ()
+    """Times in which the functions of one region compute more slowly."""
     cold_start_s: NonNegative = 1.5
     """Seconds from an invocation to its first instruction in a new process."""
     warm_start_s: NonNegative = 0.05

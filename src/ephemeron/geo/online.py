@@ -1,14 +1,19 @@
 """New plans for a run across regions while it trains, from the iteration times that its events have.
 
-A region that would wait for the slowest one gives functions back, and gets them again when the slowest one has become faster, or it has become slower itself. Its
-batches grow and shrink with that, so that an iteration has as many samples as before, and rounds stay what they are. A region
-never gets more functions than it was started with.
+A region that would wait for the slowest one gives functions back, and gets them again when the slowest one has become faster, or it has become slower itself.
+A region that has become slower than it was at first is given more functions, as many as its devices have cores for. Its batches
+grow and shrink with that, so that an iteration has as many samples as before, and rounds stay what they are.
+
+The pace to keep is that of the beginning, or the one that all regions would have now with the functions that they began with, if that is
+faster. More functions than these are for keeping the pace, not for a better one: how many a run begins with is for the plan before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from ephemeron import blocking
 from ephemeron.communication.channels.credentials import environment
@@ -25,8 +30,10 @@ from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.worker.spec import RunSpec
 
-LEAST, RECENT = 5, 40
+LEAST, RECENT = 5, 20
 """Iterations that a measurement is of: at least, and at most the latest of them."""
+FIRST = 3
+"""Iterations of a generation that are slower than the others, as functions have just started."""
 _FUNCTION = "function"
 
 
@@ -38,13 +45,17 @@ class RunningRegion:
     workers: int
     """Functions now."""
     most: int
-    """Functions at the start."""
+    """Functions that it may have."""
     global_batch: int
     iterations: int
     usd_per_hour: float
     """Of one function."""
     measured: tuple[MeasuredIterations, ...]
     """By number of functions, the latest one last."""
+    begun_with: int = 0
+    """Functions at the start; 0: as many as it may have."""
+    first_iteration_s: float = 0.0
+    """Time of an iteration at the start; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,58 +84,107 @@ class OnlinePlan:
     usd_per_hour: float
 
 
-def running_region(name: str, events: Iterable[Event], spec: RunSpec) -> RunningRegion:
-    """A region from the events of its group.
+class RegionMeasurement:
+    """Iteration times of a region, from the events of its group.
+
+    What more functions are worth is seen where their number changes: from iterations just before and just after that. The times of now then
+    say how fast the region is, so that one that has become slower meanwhile is not taken for one in which functions do not help.
 
     Args:
         name: of the region.
-        events: of the group, with its own ranks.
-        spec: of the group.
+        spec: of its group.
+        most: functions that it may have; 0: as many as at the start.
 
     Raises:
         JobError: its functions have batches of different sizes.
     """
-    c = spec.configuration
-    if c.nonaggregator_batch_size != c.batch_size and c.aggregators < c.workers:
-        raise JobError(f"region {name}: functions with different batches cannot be divided anew")
-    now: Generation = spec.current_generation
-    done: dict[int, dict[int, float]] = {now.workers: {}}
-    waited: dict[int, float] = {}
-    for event in events:
+
+    def __init__(self, name: str, spec: RunSpec, *, most: int = 0) -> None:
+        c = spec.configuration
+        if c.nonaggregator_batch_size != c.batch_size and c.aggregators < c.workers:
+            raise JobError(f"region {name}: functions with different batches cannot be divided anew")
+        self._name, self._spec, self._most = name, spec, max(most, c.workers)
+        self._now: Generation = spec.current_generation
+        self._times: dict[int, float] = {}
+        """By iteration of the current generation: when rank 0 had finished it."""
+        self._skipped = 0
+        """Of its first iterations."""
+        self._waited: dict[int, float] = {}
+        """By iteration: seconds of the exchange before it, which end with the iteration before."""
+        self._first_s: float | None = None
+        self._before: tuple[int, float] | None = None
+        """Functions of the generation before, and the time of its latest iterations."""
+        self._after_s: float | None = None
+        """Time of the first iterations of this generation."""
+
+    def feed(self, event: Event) -> None:
+        """Takes an event of the group, with its own ranks, into account."""
+        now = self._now
         if isinstance(event, GenerationStarted):
-            now = spec.resized(Resize(workers=event.workers, batch_size=event.batch_size), event.from_iteration)
-            done.pop(now.workers, None)  # measured anew, and the latest
-            done[now.workers] = {}
+            if event.workers != now.workers:
+                before = self._iteration_s(RECENT)
+                self._before = None if before is None else (now.workers, before)
+                self._after_s = None
+            self._now = self._spec.resized(
+                Resize(workers=event.workers, batch_size=event.batch_size), event.from_iteration
+            )
+            self._times, self._skipped = {}, 0
         elif isinstance(event, Progress) and event.rank == 0 and event.iteration >= now.from_iteration:
-            done[now.workers].setdefault(event.iteration, event.t)
+            if self._skipped < FIRST:
+                self._skipped += 1
+                return
+            self._times.setdefault(event.iteration, event.t)
+            if len(self._times) == LEAST + 1:
+                first_s = self._iteration_s(LEAST)
+                self._after_s = first_s
+                self._first_s = first_s if self._first_s is None else self._first_s
+            if len(self._times) > 2 * RECENT:
+                self._times = dict(sorted(self._times.items())[-RECENT - 1 :])
+                self._waited = {i: s for i, s in self._waited.items() if i >= min(self._times)}
         elif isinstance(event, RegionExchanged):
-            waited[event.iteration] = event.seconds
-    measured = [
-        MeasuredIterations(power=float(workers), samples=c.global_batch, iteration_s=seconds)
-        for workers, times in done.items()
-        if (seconds := _iteration_s(times, waited)) is not None
-    ]
-    usd = spec.prices.functions_usd(now.memory_mb / 1024 * 3600, 0)
-    return RunningRegion(
-        name=name, workers=now.workers, most=c.workers, global_batch=c.global_batch, iterations=spec.iterations,
-        usd_per_hour=usd, measured=tuple(measured),
-    )  # fmt: skip
+            self._waited[event.iteration] = event.seconds
+
+    def _iteration_s(self, most: int) -> float | None:
+        """Median time of the latest iterations without exchanges; None: there are too few."""
+        latest = sorted(self._times)[-most - 1 :]
+        if len(latest) <= LEAST:
+            return None
+        times = [
+            (self._times[end] - self._times[begin] - self._waited.get(end + 1, 0.0)) / (end - begin)
+            for begin, end in pairwise(latest)
+        ]
+        return max(1e-6, median(times))
+
+    def region(self) -> RunningRegion:
+        """The region as it is now."""
+        c, workers = self._spec.configuration, self._now.workers
+        measured: list[tuple[int, float]] = []
+        seconds = self._iteration_s(RECENT)
+        if seconds is not None and self._before is not None and self._after_s is not None:
+            measured.append((self._before[0], self._before[1] * seconds / self._after_s))
+        if seconds is not None:
+            measured.append((workers, seconds))
+        return RunningRegion(
+            name=self._name, workers=workers, most=self._most, global_batch=c.global_batch, iterations=self._spec.iterations,
+            usd_per_hour=self._spec.prices.functions_usd(self._now.memory_mb / 1024 * 3600, 0), begun_with=c.workers,
+            first_iteration_s=self._first_s or 0.0,
+            measured=tuple(MeasuredIterations(power=float(w), samples=c.global_batch, iteration_s=s) for w, s in measured),
+        )  # fmt: skip
 
 
-def _iteration_s(times: dict[int, float], waited: dict[int, float]) -> float | None:
-    """Mean time of the latest iterations without exchanges; None: there are too few."""
-    latest = sorted(times)[-RECENT - 1 :]
-    if len(latest) <= LEAST:
-        return None
-    begin, end = latest[0], latest[-1]
-    exchanges = sum(seconds for iteration, seconds in waited.items() if begin < iteration <= end)
-    return max(1e-6, times[end] - times[begin] - exchanges) / (end - begin)
+def running_region(name: str, events: Iterable[Event], spec: RunSpec, *, most: int = 0) -> RunningRegion:
+    """A region from all events of its group so far; see `RegionMeasurement`."""
+    measurement = RegionMeasurement(name, spec, most=most)
+    for event in events:
+        measurement.feed(event)
+    return measurement.region()
 
 
 def online_plan(regions: Sequence[RunningRegion], *, worth: float = WORTH) -> OnlinePlan | None:
     """Functions with which the regions go on; None: not all regions have been measured.
 
-    The pace is what the slowest region reaches with all of its functions, and the others have the fewest that keep it.
+    The pace is that of the beginning, or what the slowest region reaches with the functions that it began with, if that is faster; every
+    region has the fewest functions that keep it, or all that it may have.
 
     Args:
         regions: of the run.
@@ -142,13 +202,13 @@ def online_plan(regions: Sequence[RunningRegion], *, worth: float = WORTH) -> On
         )
         for r in regions
     ]  # fmt: skip
-    found = replanned(offers, {r.name: (r.workers,) for r in regions}, promised_s=0.0, worth=worth)
+    found = replanned(
+        offers, {r.name: (r.workers,) for r in regions}, promised_s=_promised_s(regions, offers), worth=worth
+    )
     changes = []
     for region, choice in zip(regions, found.allocation.choices, strict=True):
         wanted = choice.counts[0] if region.name in found.changed else region.workers
-        while region.global_batch % wanted:  # upwards: no region becomes slower than planned
-            wanted += 1
-        wanted = min(wanted, region.most)
+        wanted = _dividing(region, wanted)
         changes.append(
             RegionChange(
                 name=region.name, workers=region.workers, wanted=wanted, iteration_s=region.measured[-1].iteration_s,
@@ -163,6 +223,22 @@ def online_plan(regions: Sequence[RunningRegion], *, worth: float = WORTH) -> On
         usd_per_hour_before=sum(r.workers * r.usd_per_hour for r in regions),
         usd_per_hour=sum(change.wanted * r.usd_per_hour for r, change in zip(regions, changes, strict=True)),
     )  # fmt: skip
+
+
+def _promised_s(regions: Sequence[RunningRegion], offers: Sequence[RegionOffers]) -> float:
+    """Time of a pass to keep."""
+    reachable = max(
+        each.fixed_s + each.work / (r.begun_with or r.most) for r, each in zip(regions, offers, strict=True)
+    )
+    if not all(r.first_iteration_s for r in regions):
+        return reachable
+    return min(reachable, max(r.first_iteration_s * r.iterations for r in regions))
+
+
+def _dividing(region: RunningRegion, wanted: int) -> int:
+    """A number of functions that divides the samples of an iteration: the next larger one, so that no region becomes slower than planned."""
+    found = [n for n in range(1, region.most + 1) if region.global_batch % n == 0]
+    return min((n for n in found if n >= wanted), default=max(found))
 
 
 def replan(run_id: str, *, apply: bool) -> OnlinePlan | None:
@@ -186,8 +262,12 @@ def replan(run_id: str, *, apply: bool) -> OnlinePlan | None:
     }  # fmt: skip
     if not running:
         raise UserError(f"run {folder.run_id} is not running")
+    most = {group.name: group.most_workers for group in spec.configuration.groups}
     found = online_plan(
-        [running_region(name, events_of(places[name]), record.run_spec()) for name, record in running.items()]
+        [
+            running_region(name, events_of(places[name]), record.run_spec(), most=most.get(name, 0))
+            for name, record in running.items()
+        ]
     )
     for change in () if found is None or not apply else found.regions:
         if change.wanted == change.workers:

@@ -2,6 +2,7 @@
 
     power = "measured"              # column of table 1 that built-in powers are from: measured (default) or rated
     store = "s3://bucket/exchange"  # reached from all regions; left out where all regions are on this machine
+    replan_every_s = 60             # new plans from measured iteration times while regions train; 0 (default): none
 
     [[region]]
     name = "shanghai"
@@ -157,6 +158,8 @@ class Regions(Typed):
     """Column of table 1 that powers of built-in kinds are from."""
     communicator: Literal["store", "tcp"] = "store"
     """How regions exchange updates: through `store`, or over TCP connections."""
+    replan_every_s: NonNegative = 0.0
+    """Seconds between two new plans for the functions of regions that train; 0: none."""
     relay: str = ""
     """Address of a rendezvous service, `HOST:PORT` or `tls://HOST:PORT`, through which regions connect that do not listen."""
     authority: Path | None = None
@@ -258,6 +261,10 @@ def check_regions(regions: Regions) -> None:
         if region.data is not None:
             check_data(region.data)
     _check_shares(regions)
+    if 0 < regions.replan_every_s < 1:
+        raise JobError(
+            f"replan_every_s = {regions.replan_every_s:g} is too often", remedy="give 1 or more, or 0 for none"
+        )
     for link in regions.link:
         for end in (link.source, link.target):
             if end not in regions.names:
@@ -315,7 +322,8 @@ def groups_of(
 ) -> tuple[RunGroup, ...]:
     """Groups of functions of a `Configuration`, one for each region, in their order.
 
-    A region without `workers` has a function for each core, or, with a `memory_mb`, as many as have these cores in all.
+    A region without `workers` has a function for each core, or, with a `memory_mb`, as many as have these cores in all. New plans
+    may give it as many as all of its devices have cores for.
 
     Args:
         regions: of the run.
@@ -334,10 +342,11 @@ def groups_of(
     for region, share in zip(regions.region, regions.shares(), strict=True):
         planned = sum(d.cores for d in region.devices) if cores is None else cores[region.name]
         each = known.vcpus(region.memory_mb) if region.memory_mb else 1.0
+        all_cores = sum(d.cores for d in region.devices)
         groups.append(
             RunGroup(
                 name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb, share=share,
-                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), prices=region.prices.file, data=region.data, credentials=region.credentials,
+                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), most_workers=math.floor(all_cores / each + 1e-9), prices=region.prices.file, data=region.data, credentials=region.credentials,
                 power=_mean_power(regions, region),
                 listen=region.listen, endpoint=region.endpoint, certificate=region.certificate, certificate_key=region.certificate_key,
             )

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ephemeron.events import Ended, Event, GroupStarted, Invoked, Progress, RegionExchanged, RunStarted
+from ephemeron.events import Ended, Event, GroupStarted, Invoked, Progress, RegionExchanged, RegionResized, RunStarted
 
 RECENT = 20
 """Iterations that the step rate is of."""
@@ -43,6 +43,8 @@ class RegionActivity:
     """Functions that have ended until the last exchange was over, as the region had done its share before the others."""
     released_s: float = 0.0
     """Time that these together were not there, and are not billed."""
+    resized: list[RegionResized] = field(default_factory=list)
+    """Changes of its functions."""
     points: list[ActivityPoint] = field(default_factory=list)
     """One for each exchange."""
     _begun: float | None = None
@@ -55,7 +57,9 @@ class RegionActivity:
     """By rank: when it has ended so."""
 
     def feed(self, event: Event) -> None:
-        """Takes an event of one of the region's ranks into account."""
+        """Takes an event of one of the region's ranks, or of its functions together, into account."""
+        if isinstance(event, RegionResized):
+            self.resized.append(event)
         if isinstance(event, Ended) and event.outcome == "released":
             self.released += 1
             self._gone[event.rank] = event.t
@@ -84,6 +88,11 @@ class RegionActivity:
             )  # fmt: skip
 
     @property
+    def workers(self) -> int:
+        """Functions now."""
+        return self.resized[-1].workers if self.resized else self.started.workers
+
+    @property
     def steps_per_s(self) -> float:
         """Iterations a second over the latest of them, exchanges included; 0 before the second one."""
         if len(self._recent) < 2:
@@ -109,8 +118,8 @@ def region_activities(events: Iterable[Event]) -> list[RegionActivity]:
     for event in events:
         if isinstance(event, RunStarted) and not found:
             found = [RegionActivity(group) for group in event.groups]
-        rank = getattr(event, "rank", None)
+        rank, region = getattr(event, "rank", None), event.region if isinstance(event, RegionResized) else None
         for each in found:
-            if rank is not None and each.started.first_rank <= rank < each.started.first_rank + each.started.workers:
+            if region == each.started.name or (rank is not None and each.started.has(rank)):
                 each.feed(event)
     return found

@@ -18,6 +18,7 @@ from ephemeron.events import (
     Measured,
     Phase,
     Progress,
+    RegionResized,
     RunStarted,
     Started,
     Suspended,
@@ -138,8 +139,17 @@ class CostMeter:
         Args:
             workers: number of functions at first; 0: as the run's start has told.
         """
+        if self.groups:
+            return min(group.iterations() for group in self.groups)
         now = self.members.workers if self.members.later else workers or self.members.workers
         return min((self.done.get(rank, 0) for rank in range(now)), default=0)
+
+    def is_evaluated(self, iteration: int) -> bool:
+        """Whether all functions have evaluated before an iteration; of groups, those of all that train."""
+        known = self.evaluations.get(iteration, {})
+        if self.groups:
+            return all(known.keys() >= set(group.ranks) for group in self.groups if group.meter.done)
+        return len(known) >= self.members.workers_at(iteration - 1)
 
     @property
     def traffic(self) -> Traffic:
@@ -195,20 +205,32 @@ class GroupMeter:
     def __init__(self, started: GroupStarted) -> None:
         self.started = started
         self.meter = CostMeter(Prices(**started.prices), memory_mb=started.memory_mb, _own=started.traffic)
-        self._ranks = range(started.first_rank, started.first_rank + started.workers)
         self.activity = RegionActivity(started)
 
     def feed(self, event: Event) -> None:
-        """Takes an event into account if it is of one of the group's ranks."""
-        if getattr(event, "rank", None) in self._ranks:
+        """Takes an event into account if it is of one of the group's ranks, or of its functions together."""
+        rank = getattr(event, "rank", None)
+        if rank is not None and self.started.has(rank):
             self.meter.feed(event)
             self.activity.feed(event)
+        elif isinstance(event, RegionResized) and event.region == self.started.name:
+            self.meter.memory_mb = event.memory_mb
+            self.activity.feed(event)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Its ranks in the run, of its functions now."""
+        return [self.started.rank(own) for own in range(self.activity.workers)]
+
+    def iterations(self) -> int:
+        """Iterations that all of its functions have finished."""
+        return min((self.meter.done.get(rank, 0) for rank in self.ranks), default=0)
 
     def region(self, t: float) -> RegionSummary:
         """The group as a region, until `t`."""
-        done, activity = self.meter.done, self.activity
+        activity = self.activity
         return RegionSummary(
-            name=self.started.name, iterations=min((done.get(rank, 0) for rank in self._ranks), default=0),
+            name=self.started.name, iterations=self.iterations(),
             waiting_share=round(activity.waiting_share, 4), wan_bytes_sent=activity.wan_bytes_sent,
             wan_bytes_received=activity.wan_bytes_received, cost_usd=round(self.cost_usd(t), 9),
         )  # fmt: skip
@@ -219,10 +241,10 @@ class GroupMeter:
 
     def summary(self, t: float) -> GroupSummary:
         """Work and cost until `t`."""
-        g, done = self.started, self.meter.done
+        g = self.started
         return GroupSummary(
             name=g.name, platform=g.platform, workers=g.workers, memory_mb=g.memory_mb, samples=g.samples,
-            iterations=min((done.get(rank, 0) for rank in self._ranks), default=0),
+            iterations=self.iterations(),
             invocations=self.meter.invocations, gb_seconds=round(self.meter.gb_seconds_at(t), 6),
             cost_usd=round(self.cost_usd(t), 9), prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
             released_s=round(self.activity.released_s, 3),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ephemeron.errors import PlatformError
-from ephemeron.events import Event, GroupStarted, Note, RunEnded, RunStarted, to_json
+from ephemeron.events import Event, GenerationStarted, GroupStarted, Note, RegionResized, RunEnded, RunStarted, to_json
 from ephemeron.functions.jsonl import Journal
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.result import events_of
@@ -78,11 +78,16 @@ class GroupEvents:
                 return Note(t=event.t, text=f"[{group.name}] {text}")
             case RunEnded():
                 return Note(t=event.t, text=f"[{group.name}] {event.status}")
+            case GenerationStarted():
+                return RegionResized(
+                    t=event.t, region=group.name, workers=event.workers, memory_mb=event.memory_mb, batch_size=event.batch_size,
+                    from_iteration=event.from_iteration,
+                )  # fmt: skip
             case Note():
                 return dataclasses.replace(event, text=f"[{group.name}] {event.text}")
         if not hasattr(event, "rank"):
             return Note(t=event.t, text=f"[{group.name}] {event.kind}")
-        changes: dict[str, object] = {"rank": group.first_rank + event.rank}
+        changes: dict[str, object] = {"rank": group.rank(event.rank)}
         if self._simulated and hasattr(event, "invocation"):
             changes["invocation"] = f"{group.name}-{event.invocation}"
         return dataclasses.replace(event, **changes)  # type: ignore[arg-type]
@@ -91,7 +96,9 @@ class GroupEvents:
         """Number of the group that an event of the log comes from; None: the run itself."""
         rank = getattr(event, "rank", None)
         for number, group in enumerate(self._groups):
-            if rank is not None and group.first_rank <= rank < group.first_rank + group.workers:
+            if rank is not None and group.has(rank):
+                return number
+            if isinstance(event, RegionResized) and event.region == group.name:
                 return number
             if isinstance(event, Note) and event.text.startswith(f"[{group.name}] "):
                 return None if event.text.startswith(f"[{group.name}] {_OF_CLIENT}") else number

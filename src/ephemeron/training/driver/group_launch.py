@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
 _OF_GROUPS = (
-    "groups", "regions", "exchange_every", "region_sync", "region_compression", "group_store", "group_communicator", "group_relay", "group_authority", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
+    "groups", "regions", "exchange_every", "region_sync", "region_compression", "region_replan_every_s", "group_store", "group_communicator", "group_relay", "group_authority", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
     "function_timeout_s",
 )  # fmt: skip
 """Options that a group has itself, or that are of all groups together."""
@@ -65,10 +65,14 @@ class PreparedGroups:
                 GroupStarted(
                     name=group.name, platform=c.platform, first_rank=first, workers=c.workers, memory_mb=c.memory_mb,
                     iterations=spec.iterations, samples=spec.samples, servers=servers_of(spec), prices=dataclasses.asdict(spec.prices),
-                    traffic=traffic,
+                    traffic=traffic, most_workers=group.most_workers,
                 )
             )  # fmt: skip
             first += c.workers
+        for i, started in enumerate(found):
+            if started.most_workers > started.workers:
+                found[i] = dataclasses.replace(started, more_ranks=first)
+                first += started.most_workers - started.workers
         return found
 
 
@@ -108,10 +112,28 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
             )
     group_sync(c)
     check_network(c)
+    _check_replanning(c)
     platforms: set[str] = {group.platform or c.platform for group in groups}
     if "simulated" in platforms and len(platforms) > 1:
         raise JobError("simulated groups and real ones cannot train together", remedy="simulate all groups or none")
     _check_store(c, platforms)
+
+
+def _check_replanning(c: Configuration) -> None:
+    """Refuses new plans for groups whose functions cannot change."""
+    every_s = c.region_replan_every_s
+    if not every_s:
+        return
+    if every_s < 1:
+        raise JobError(f"region_replan_every_s = {every_s:g} is too often", remedy="give 1 or more, or 0 for none")
+    if c.pattern == "standalone":
+        raise JobError("region_replan_every_s is not for pattern 'standalone'", remedy="leave one of them out")
+    for group in c.groups:
+        if group.nonaggregator_batch_size not in (0, group.batch_size or c.batch_size):
+            raise JobError(
+                f"group {group.name}: functions with different batches cannot be divided anew",
+                remedy="leave nonaggregator_batch_size out, or region_replan_every_s",
+            )
 
 
 def group_sync(c: Configuration) -> Any:
@@ -201,6 +223,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     whole = dataclasses.replace(
         first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
         configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), groups=c.groups,
+                                          region_replan_every_s=c.region_replan_every_s,
                                           exchange_every=c.exchange_every, region_sync=c.region_sync,
                                           region_compression=c.region_compression, group_store=c.group_store,
                                           group_communicator=c.group_communicator, group_relay=c.group_relay,

@@ -28,6 +28,7 @@ from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_events import GroupEvents
 from ephemeron.training.driver.group_launch import PreparedGroups, prepared_groups
+from ephemeron.training.driver.group_replanning import GroupReplanner
 from ephemeron.training.driver.late_groups import AbsentGroup, LateStart, excuse_group
 from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
@@ -77,13 +78,16 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
             events = GroupEvents(folder, ready.described(), log.on_event, simulated=ready.simulated)
             wall_time = time.time()
             events.emit(_started(ready, wall_time))
-            members = list(_launched(ready, folder, events, stack, wall_time))
+            replanner = GroupReplanner(ready.spec.configuration.region_replan_every_s, events.emit)
+            members = list(_launched(ready, folder, events, stack, wall_time, replanner))
             if ready.simulated:
                 from ephemeron.functions import simulation
 
-                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts), runner=simulation.run)
+                outcomes = blocking.run(
+                    lambda interrupts: _drive(members, interrupts, replanner), runner=simulation.run
+                )
             else:
-                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts))
+                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner))
             return _concluded(folder, ready.spec, ready.store, members, outcomes, events, log, out)
 
 
@@ -166,22 +170,30 @@ def _note(ready: PreparedGroups) -> str:
 
 
 def _launched(
-    ready: PreparedGroups, folder: RunFolder, events: GroupEvents, stack: contextlib.ExitStack, wall_time: float
+    ready: PreparedGroups,
+    folder: RunFolder,
+    events: GroupEvents,
+    stack: contextlib.ExitStack,
+    wall_time: float,
+    replanner: GroupReplanner,
 ) -> Iterator[_Member]:
     from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 
     pool, shared = SimulatedPool(), MemoryParameterServer()
     for number, (member, name) in enumerate(zip(ready.members, ready.spec.configuration.groups, strict=True)):
-        run = stack.enter_context(begun(member, events.relay(number), parent=folder))
         prepared = member.prepared
+        told = replanner.watched(name.name, prepared.spec, events.relay(number), most=name.most_workers)
+        run = stack.enter_context(begun(member, told, parent=folder))
+        driven = replanner.driven(name.name)
 
-        def simulated(stop: RunStop, run=run, prepared=prepared) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
+        def simulated(stop: RunStop, run=run, prepared=prepared, driven=driven) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
             return lifecycle.simulate(
-                prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared
-            )
+                prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared,
+                on_driver=driven,
+            )  # fmt: skip
 
         def live(  # type: ignore[no-untyped-def]
-            stop: RunStop, run=run, prepared=prepared, secrets=member.secrets, anew=False
+            stop: RunStop, run=run, prepared=prepared, secrets=member.secrets, anew=False, driven=driven
         ) -> Awaitable[Ended]:
             return lifecycle.drive(
                 run.folder,
@@ -193,6 +205,7 @@ def _launched(
                 prepared=prepared,
                 origin=wall_time,
                 anew=anew,
+                on_driver=driven,
             )
 
         drive: Any = simulated if ready.simulated else live
@@ -239,6 +252,8 @@ def _continued(
             latest = max(e.t for e in events_of(folder))
             events.emit(dataclasses.replace(first, t=latest, wall_time=time.time(), notes=[]))
         members = []
+        replanner = GroupReplanner(spec.configuration.region_replan_every_s, events.emit)
+        most = {g.name: g.most_workers for g in spec.configuration.groups}
         secrets = {g.name: variables_of(g.credentials, f"group {g.name}") for g in spec.configuration.groups}
         for number, (group, place) in enumerate(zip(groups, members_of(folder), strict=True)):
             record = _record(place)
@@ -251,7 +266,10 @@ def _continued(
                     drive=_continuing(
                         place,
                         record,
-                        events.relay(number),
+                        replanner.watched(
+                            group.name, record.run_spec(), events.relay(number), most=most.get(group.name, 0)
+                        ),
+                        replanner.driven(group.name),
                         secrets.get(group.name, {}),
                         attach=attach or over,
                         keep_code=keep_code,
@@ -261,18 +279,19 @@ def _continued(
                     ),
                 )
             )
-        outcomes = blocking.run(lambda interrupts: _drive(members, interrupts))
+        outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner))
         return _concluded(folder, spec, run.address, members, outcomes, events, log, None)
 
 
 def _continuing(
-    place: RunFolder, record: RunRecord, on_event: OnEvent, secrets: dict[str, str], *, attach: bool, keep_code: bool
+    place: RunFolder, record: RunRecord, on_event: OnEvent, on_driver: lifecycle.OnDriver, secrets: dict[str, str], *,
+    attach: bool, keep_code: bool,
 ) -> Drive:  # fmt: skip
     async def drive(stop: RunStop) -> Ended:
         spec = record.run_spec()
         try:
             return await lifecycle.drive(
-                place, record, spec, on_event, secrets, stop, attach=attach, keep_code=keep_code
+                place, record, spec, on_event, secrets, stop, attach=attach, keep_code=keep_code, on_driver=on_driver
             )
         except UserError as e:
             if not attach:
@@ -286,7 +305,7 @@ def _continuing(
     return drive
 
 
-async def _drive(members: Sequence[_Member], interrupts: StopRequests) -> list[Ended | None]:
+async def _drive(members: Sequence[_Member], interrupts: StopRequests, replanner: GroupReplanner) -> list[Ended | None]:
     """Drives all groups to their ends; None: it was never started. Where one fails or stops, the others are stopped at a checkpoint."""
     stops = [RunStop() for _ in members]
     groups = [AbsentGroup(member.name, member.drive, member.late) for member in members]
@@ -302,6 +321,7 @@ async def _drive(members: Sequence[_Member], interrupts: StopRequests) -> list[E
             if group.absent:
                 task.cancel()
 
+    replanning = asyncio.ensure_future(replanner.run())
     with interrupts.handled(stop_all):
         waiting: set[asyncio.Future[Ended]] = set(tasks)
         while waiting:
@@ -318,6 +338,10 @@ async def _drive(members: Sequence[_Member], interrupts: StopRequests) -> list[E
                     stop_all(f"group {member.name} has {'stopped' if status == 'stopped' else 'failed'}")
             if all(group.absent for group, task in zip(groups, tasks, strict=True) if not task.done()):
                 end_absent()
+    replanning.cancel()
+    (failed,) = await asyncio.gather(replanning, return_exceptions=True)
+    if isinstance(failed, Exception):
+        _log.error("plans of the regions ended early", exc_info=failed)
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise errors[0]

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
+OnDriver = Callable[[RunDriver | None], None]
 
 _ANSWER_S, _ANSWER_EVERY_S = 30.0, 0.25
 """Seconds to wait until functions have agreed on a change, and interval at which it is looked for."""
@@ -62,9 +63,20 @@ class StopRequests(Protocol):
         """Inside, each request calls `callback` on the loop."""
 
 
+@contextlib.contextmanager
+def told(on_driver: OnDriver, driver: RunDriver) -> Iterator[None]:
+    """Inside, `driver` drives a run."""
+    on_driver(driver)
+    try:
+        yield
+    finally:
+        on_driver(None)
+
+
 async def simulate(
     prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent, *,
     stop: StopRequests | None = None, pool: SimulatedPool | None = None, shared: Channel | None = None,
+    on_driver: OnDriver = lambda driver: None,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
     """Runs everything in virtual time.
 
@@ -74,6 +86,7 @@ async def simulate(
         stop: stops the run.
         pool: functions of a session; None: of this run alone.
         shared: store that the groups of a run share.
+        on_driver: called with the driver, and with None at the end.
     """
     from ephemeron.functions.simulated import SimulatedPlatform
 
@@ -84,7 +97,7 @@ async def simulate(
         platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event,
         signing=folder.signing_key(),
     )  # fmt: skip
-    with contextlib.nullcontext() if stop is None else stop.handled(driver.interrupt):
+    with contextlib.nullcontext() if stop is None else stop.handled(driver.interrupt), told(on_driver, driver):
         await driver.launch(prepared)
         ending = await driver.watch()
     await platform.close()
@@ -95,12 +108,13 @@ async def drive(
     folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
     interrupts: StopRequests, *, prepared: Prepared | None = None, attach: bool = False,
     keep_code: bool = False, session: Path | None = None, origin: float | None = None, anew: bool = False,
+    on_driver: OnDriver = lambda driver: None,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
     """Launches (with `prepared`), attaches to, or resumes a run, and supervises it to its end. The caller holds its lock.
 
     A run that is resumed while its functions are running is attached to instead. Functions on this machine are hosted by the
     daemon of `session`, where that is given. `origin` is the Unix time at the t = 0 of a new run; None: now.
-    `anew`: an earlier launch of it has failed, whose objects are deleted.
+    `anew`: an earlier launch of it has failed, whose objects are deleted. `on_driver` is called with the driver, and with None at the end.
     """
     if spec.sparse is not None:
         ended: tuple[RunOutcome, CostMeter] = await sparse_jobs().drive(
@@ -143,7 +157,7 @@ async def drive(
             origin=run.wall_time if attach else origin, session=session_of(folder) if attach else 0.0,
             signing=signing,
         )  # fmt: skip
-        with interrupts.handled(driver.interrupt):
+        with interrupts.handled(driver.interrupt), told(on_driver, driver):
             if prepared is not None:
                 await driver.launch(prepared)
             elif not attach:

@@ -31,6 +31,7 @@ from ephemeron.training.driver.adaptation import Adaptation
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.renewal import Renewal
+from ephemeron.training.driver.resizing import check_request
 from ephemeron.training.driver.supervisor import Action, Fail, Finish, Replace, RunSupervisor, Stopped
 from ephemeron.training.job import parse_fault
 from ephemeron.training.job.generation import Resize
@@ -352,6 +353,24 @@ class RunDriver:
         await self.platform.emit(self.spec.run_id, Note(t=self.now(), level="warning", text=text))
         await self.channel.put(self.keys.control, [encode_control(request)])
         return None
+
+    async def ask(self, wanted: Resize, *, name: str) -> bool:
+        """Asks the functions for a change, which they make at their next opportunity; returns whether they were asked.
+
+        Args:
+            wanted: the change.
+            name: of the request.
+
+        Raises:
+            JobError, PlanInfeasible: the run cannot change so.
+            ChannelError: the store cannot be reached.
+        """
+        now = await current_generation(self.channel, self.keys, self.spec)
+        check_request(now, wanted, self.platform.limits)
+        if self.stop_requested.is_set():
+            return False
+        await self.channel.put(self.keys.control, [encode_control(ResizeRequest(name=name, resize=wanted))])
+        return True
 
     async def _act(self, actions: list[Action]) -> RunOutcome | None:
         for action in actions:

@@ -106,6 +106,8 @@ class RunGroup(Typed):
     """Name, unlike that of every other group."""
     workers: Count
     """Number of its functions."""
+    most_workers: _OrDefault = 0
+    """Functions that a new plan may give it while it trains; 0: never more than `workers`."""
     platform: PlatformName | None = None
     """Platform; None: that of the run."""
     channel: str | None = None
@@ -222,6 +224,8 @@ class Configuration(Typed):
     `diloco:fragments=4,delay=5`; `auto` is `diloco:auto`, which follows the measured link."""
     region_compression: Annotated[str, _REGION_COMPRESSION] = "none"
     """Compression of what groups exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
+    region_replan_every_s: NonNegative = 0.0
+    """Seconds between two new plans for the functions of regions that train, from measured iteration times; 0: none."""
     group_store: str = ""
     """Address of the store through which groups exchange parameters; "": a folder, where all groups run on this machine."""
     group_communicator: Literal["store", "tcp"] = "store"

@@ -38,7 +38,7 @@ def region_table(story: RunSummary, result: Mapping[str, Any] | None) -> Markup:
         name = region.started.name
         rows.append(
             [
-                name, region.started.platform, f"{region.started.workers:,}", f"{region.steps_per_s:.3g}", f"{region.exchanges:,}",
+                name, region.started.platform, _functions(region), f"{region.steps_per_s:.3g}", f"{region.exchanges:,}",
                 f"{region.staleness}", human_bytes(region.wan_bytes_sent), human_bytes(region.wan_bytes_received),
                 f"{region.waiting_share:.1%}", f"{region.released_s:.0f} s" if region.released else "–", usd(costs[name]) if name in costs else "–",
             ]
@@ -47,6 +47,11 @@ def region_table(story: RunSummary, result: Mapping[str, Any] | None) -> Markup:
         "region", "platform", "functions", "steps/s at the end", "exchanges", "staleness", "sent", "received", "waiting", "released", "cost",
     )  # fmt: skip
     return table(head, rows, words=2)
+
+
+def _functions(region: RegionActivity) -> str:
+    """Functions from the start on: `4 → 2 → 3`."""
+    return " → ".join(f"{n:,}" for n in (region.started.workers, *(change.workers for change in region.resized)))
 
 
 def waiting_chart(story: RunSummary) -> Markup:
