@@ -15,13 +15,13 @@ train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
 
 test: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow"
 
 test-slow: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadscope -m slow
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow
 
 test-all: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadscope
+	$(BIN)/python -m pytest -n 4 --dist loadscope
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests benchmarks examples

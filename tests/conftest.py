@@ -41,10 +41,40 @@ TOGETHER = {
 library's (Lithops) or costly fixtures."""
 
 
+LONGEST = (
+    "functions", "clouds", "training/test_groups.py", "training/test_elastic.py", "partition/runtime/test_pipeline_equality.py",
+    "services", "training/test_direct_recovery.py", "clusters", "training/profiling/test_cloud_profile.py",
+    "training/test_sessions.py", "training/test_direct_local.py", "training/test_convergence.py", "training/test_run_logging.py",
+    "tuning/siren/test_workflow.py", "partition/test_tracing_models.py", "training/profiling/test_profiling.py",
+    "training/task/test_scripts.py", "training/test_region_joining.py", "training/test_region_training.py",
+    "training/test_region_faults.py", "integrations/test_transformers.py", "integrations/test_lightning.py",
+    "tuning/test_studies.py", "training/task/test_programs.py", "training/test_direct.py", "training/test_golden.py",
+    "training/planner/test_search.py", "training/test_chaos_simulated.py", "training/test_notebook.py",
+    "sparse/job/test_clicks_notebook.py",
+)  # fmt: skip
+"""Groups in the order in which they begin; all others follow. A long group that begins last keeps one process busy alone."""
+
+
 def group_of(nodeid: str) -> str:
     """The group of a test, or its file."""
     where = nodeid.partition("::")[0].removeprefix("tests/")
     return next((name for name, places in TOGETHER.items() if where.startswith(places)), where)
+
+
+def has_slow_tests(module: Path) -> bool:
+    """Slow tests are marked in their module, never only in a class that it inherits from."""
+    return "mark.slow" in module.read_text()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Each process of the slow lane would import all modules of the other one."""
+    if (
+        config.option.markexpr == "slow"
+        and collection_path.name.startswith("test_")
+        and not has_slow_tests(collection_path)
+    ):
+        return True
+    return None
 
 
 RESULTS = ("weights", r"'[0-9a-f]{32,}'", r"assert b['\"]", "[Nn]ot equal", "[Nn]ot close")
@@ -56,7 +86,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     On a machine that is busy with other things a process may be late for any limit. What differs in its result fails at once.
     """
-    items.sort(key=lambda item: group_of(item.nodeid) not in ("functions", "clouds"))
+    unmarked = [
+        str(path) for path in {i.path for i in items if i.get_closest_marker("slow")} if not has_slow_tests(path)
+    ]
+    if unmarked:
+        raise pytest.UsageError(f"slow tests, but no mark.slow in the module: {', '.join(unmarked)}")
+    order = {group: n for n, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
     for item in items:
         if item.get_closest_marker("slow") or group_of(item.nodeid) in TOGETHER:
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=list(RESULTS)))
@@ -64,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 3`, processes take groups and files, whole. (Marks of pytest-xdist 3.8 do nothing with pytest 9.)"""
+    """With `-n 4`, processes take groups and files, whole. (Marks of pytest-xdist 3.8 do nothing with pytest 9.)"""
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     class Grouped(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]

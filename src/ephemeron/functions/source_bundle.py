@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,14 +30,19 @@ _UNNEEDED = (
 def sources() -> Iterator[tuple[str, Path]]:
     """Every file of this package that a function may need, by its name below `ephemeron/`."""
     root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_file() and "__pycache__" not in parts and not any(parts[: len(u)] == u for u in _UNNEEDED):
-            yield "/".join(parts), path
+    left_out = {root.joinpath(*parts) for parts in _UNNEEDED}
+    found: list[tuple[str, Path]] = []
+    for folder, below, files in os.walk(root):
+        here = Path(folder)
+        below[:] = [name for name in below if name != "__pycache__" and here / name not in left_out]
+        inside = here.relative_to(root).as_posix()
+        found += [(name if here == root else f"{inside}/{name}", here / name) for name in files]
+    yield from sorted(found, key=lambda entry: entry[0].split("/"))
 
 
+@functools.cache
 def digest() -> str:
-    """Digest of the deployed code: client and function must be of the same release."""
+    """Digest of the deployed code: client and function must be of the same release. Computed once per process, whose code stays."""
     hashed = xxhash.xxh3_64()
     for name, path in sources():
         hashed.update(name.encode() + b"\0")
