@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
 
-from ephemeron.geo.policies import (
-    AdaptiveSchedule,
-)
+from ephemeron.geo.policies import AdaptiveSchedule
 from ephemeron.geo.records import RegionKeys, decode_decision
 from ephemeron.geo.schedules import schedule_of
 from ephemeron.training.collectives import Collective, StalledPeers, wait_for_object
@@ -19,6 +19,8 @@ from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.spec import GroupMembership
 
+_WAITING_EVERY_S = 1.0
+"""Longest interval at which rank 0 says that it lives while it waits for other regions."""
 LEAST_PATIENCE_S = 1.0
 """Shortest wait after which a rank ends that is not needed until the last exchange is over."""
 
@@ -39,7 +41,7 @@ class RegionFollower(GroupExchange):
         self._said, self._may_end = b"", True
 
     def is_due(self, iteration: int) -> bool:
-        return self._schedule.is_due(iteration)
+        return self._schedule.decides(iteration)
 
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
         begins = self._lifecycle.attempt == 0 and not self._joins
@@ -95,6 +97,34 @@ class RegionFollower(GroupExchange):
         key = f"{self._keys.released}{self._lifecycle.rank}"
         await self._channel.put(key, [str(self._lifecycle.attempt).encode()])
         return await self._channel.fetch(self._keys.decision(self._schedule.iterations)) is not None
+
+
+@asynccontextmanager
+async def said_to_live(lifecycle: InvocationLifecycle, keys: RegionKeys, iteration: int) -> AsyncIterator[None]:
+    """Context in which the other ranks do not take rank 0 for dead, while it waits for other regions.
+
+    Args:
+        lifecycle: of its invocation.
+        keys: of the region's exchange.
+        iteration: before which it waits.
+    """
+
+    async def repeat() -> None:
+        number = 0
+        while True:
+            await asyncio.sleep(min(_WAITING_EVERY_S, lifecycle.wait_timeout_s() / 3))
+            number += 1
+            await lifecycle.channel.put(keys.waiting, [f"{iteration} {lifecycle.attempt} {number}".encode()])
+
+    if lifecycle.spec.configuration.workers == 1:
+        yield
+        return
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def recall(lifecycle: InvocationLifecycle, keys: RegionKeys) -> None:

@@ -2,7 +2,7 @@
 
 RUN/region/ITERATION                 create-only: decision, the region's parameters after the exchange before that iteration
 RUN/region/ITERATION.state.ATTEMPT   state of the exchange with that decision, of the attempt of rank 0 that has made it
-RUN/region/out/FRAGMENT.ROUND        create-only: what the region sends, until all others have applied it
+RUN/region/out/FRAGMENT.ROUND        create-only: what the region sends, with what it owes by rounding; until all others have applied it
 RUN/region/waiting                   that rank 0 waits for other regions, and lives
 RUN/region/entry                     of a region that joins: the iteration that it begins with
 RUN/region/loaded/RANK               of a region that joins: that a rank is ready to begin
@@ -27,7 +27,7 @@ from ephemeron.geo.membership import Entrance, TakesPart
 from ephemeron.geo.policies import Due, Measured, RoundPlan
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 
-_VECTOR = "parameters"
+_VECTOR, _PAYLOAD, _OWED = "parameters", "payload", "owed"
 _LENGTH = struct.Struct("<I")
 
 Applied = dict[str, dict[int, int]]
@@ -147,6 +147,41 @@ class PayloadHead:
     """Of a region that joins, by the coordinator."""
     leaves: bool = False
     """Whether this is the sender's last round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentMeta:
+    """Plain values of what a region sends."""
+
+    iteration: int
+    """Before which it is sent."""
+    samples: int
+    norm: float | None
+    """None: it is not finite, which JSON cannot say."""
+
+
+def encode_sent(payload: bytes, owed: np.ndarray, meta: SentMeta) -> bytes:
+    """Bytes of what a region sends, as it is stored in the region.
+
+    Args:
+        payload: that is sent.
+        owed: what the payload lacks by rounding; empty: nothing.
+        meta: plain values.
+    """
+    return encode_state({_PAYLOAD: np.frombuffer(payload, dtype=np.uint8), _OWED: owed}, plain(meta))
+
+
+def decode_sent(data: memoryview | bytes, key: str) -> tuple[bytes, np.ndarray, SentMeta]:
+    """The inverse.
+
+    Raises:
+        CorruptMessage: not what a region sends.
+    """
+    arrays, meta = decode_state(data, key=key)
+    try:
+        return arrays[_PAYLOAD].tobytes(), arrays[_OWED], build(SentMeta, meta, where=key)
+    except (JobError, KeyError) as e:
+        raise CorruptMessage(f"not an update of a region: {e}", key=key) from None
 
 
 def encode_decision(vector: np.ndarray, meta: DecisionMeta) -> bytes:

@@ -50,6 +50,8 @@ class RegionState:
         self.applied: Applied = {name: {} for name in names}
         self.members = RegionMembers(names)
         self._fragments = fragments
+        self.stored: Applied = {}
+        """Rounds that are in the parameters of the latest stored decision: others are told of no more."""
         self._seen: dict[str, Applied] = {}
         """By region, what it had applied when it sent its latest round."""
         self.plans: tuple[RoundPlan, ...] = ()
@@ -72,7 +74,7 @@ class RegionState:
             compression: of this round; "": that of the run.
             plan, measured, entrance, leaves: see `PayloadHead`.
         """
-        seen = rounds_as_json(self.applied)
+        seen = rounds_as_json(self.stored)
         if parameters:
             return pack_payload(PayloadHead(codec="none", seen=seen), self._plain.encode(own[part]))
         codec = compression or self._compression
@@ -152,6 +154,15 @@ class RegionState:
         self._feedback.residual = np.zeros_like(self._feedback.residual)
         self._seen = {}
 
+    def owed(self, part: slice) -> np.ndarray:
+        """What the contributions of a fragment lack by rounding, a copy; empty: nothing."""
+        return self._feedback.residual[part].copy()
+
+    def owe(self, part: slice, owed: np.ndarray) -> None:
+        """Restores what `owed` has returned."""
+        if owed.size:
+            self._feedback.residual[part] = owed
+
     def norm(self, payload: bytes, part: slice) -> float:
         """L2 norm of what a payload of this region holds."""
         head, data = unpack_payload(payload, region="")
@@ -203,7 +214,7 @@ class RegionState:
         if _RESIDUAL in arrays:
             self._feedback.residual = arrays[_RESIDUAL].copy()
         self._norms = NormQuarantine(state=meta.norms)
-        self.applied = rounds_from_json(meta.applied)
+        self.applied, self.stored = rounds_from_json(meta.applied), rounds_from_json(meta.applied)
         self.plans, self.measured = meta.plans, dict(meta.measured)
         self.members.load(meta.members, meta.entrance)
 

@@ -113,6 +113,10 @@ class AdaptiveSchedule:
             iteration > 0 and bool(self.sends(iteration) or self.applies(iteration))
         )
 
+    def decides(self, iteration: int) -> bool:
+        """As `ExchangeSchedule.decides`."""
+        return iteration == self.iterations or (iteration > 0 and bool(self.applies(iteration)))
+
     def part(self, fragment: int, elements: int) -> slice:
         """As `ExchangeSchedule.part`."""
         return contiguous(fragment, PARTS, elements)

@@ -75,6 +75,10 @@ class ExchangeSchedule:
             iteration > 0 and bool(self.sends(iteration) or self.applies(iteration))
         )
 
+    def decides(self, iteration: int) -> bool:
+        """Whether rounds are applied before an iteration: else nothing is decided, and only rank 0 has anything to do."""
+        return iteration == self.iterations or (iteration > 0 and bool(self.applies(iteration)))
+
     def part(self, fragment: int, elements: int) -> slice:
         """Elements of a fragment: contiguous, as equal as can be."""
         return contiguous(fragment, self.fragments, elements)

@@ -36,14 +36,14 @@ class Unneeded(Exception):
 
 
 class GroupExchange(ABC):
-    """How the groups of a run agree on parameters. Every rank of every group calls it before the same iterations.
+    """How the groups of a run agree on parameters. Every rank of a group calls it before the iterations at which its group's parameters change.
 
     Ranks of a group that repeat an exchange get the same vector.
     """
 
     @abstractmethod
     def is_due(self, iteration: int) -> bool:
-        """Whether this group exchanges before this iteration, with all versions before it applied."""
+        """Whether this rank has a part in an exchange before this iteration, with all versions before it applied."""
 
     @abstractmethod
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
@@ -68,6 +68,10 @@ class GroupExchange(ABC):
             InvocationExit: this invocation ends before the exchange does.
             Unneeded: see there; at most once.
         """
+
+    async def settle(self) -> None:
+        """Waits until all that a replacement of this rank needs of former exchanges is stored; before its state is."""
+        return
 
     async def release(self) -> bool:
         """Says that this rank ends until the last exchange is over; returns whether it need not, because it is over already."""

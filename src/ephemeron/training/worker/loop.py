@@ -426,6 +426,8 @@ class TrainingLoop:
         await self._check_parameters()
         if self.lifecycle.lease.has_successor:  # it goes on from here
             await self._hand_off()
+        if self.groups is not None:
+            await self.groups.settle()
         async with self.sharing.idle():
             await begin_next_generation(
                 self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions,
@@ -478,6 +480,8 @@ class TrainingLoop:
 
     async def _write(self, state: Checkpoint, before: Callable[[bytes], Awaitable[bool]] | None = None) -> bool:
         """Stores a checkpoint, and returns what `before` has returned: see `Checkpoints.write`."""
+        if self.groups is not None:
+            await self.groups.settle()
         t = state.meta.iteration
         acknowledged = self.collective.acknowledged(t)
         before_s = self.lifecycle.channel.outages_s

@@ -1,0 +1,50 @@
+"""Events of a region's exchanges: bytes, seconds, staleness, plans, and contributions that were left out."""
+
+from __future__ import annotations
+
+from ephemeron.events import RegionExchanged, UpdateQuarantined
+from ephemeron.geo.communicator import Communicator
+from ephemeron.geo.link_pace import described
+from ephemeron.geo.region_state import RegionState
+from ephemeron.training.worker.lifecycle import InvocationLifecycle
+
+
+class ExchangeEvents:
+    """Events of one invocation of rank 0.
+
+    Args:
+        region: its name.
+        communicator: whose bytes are counted.
+        lifecycle: of the invocation.
+    """
+
+    def __init__(self, region: str, communicator: Communicator, lifecycle: InvocationLifecycle) -> None:
+        self._region, self._communicator, self._lifecycle = region, communicator, lifecycle
+        self._counted = (0, 0)
+
+    def emit(self, iteration: int, seconds: float, state: RegionState) -> None:
+        """Tells of the exchange before an iteration.
+
+        Args:
+            iteration: that one.
+            seconds: for which the region has waited.
+            state: after the exchange.
+        """
+        invocation, t = self._lifecycle.invocation, self._lifecycle.run_now()
+        meter = self._communicator.meter.values()
+        total = (sum(each.sent for each in meter), sum(each.received for each in meter))
+        before, self._counted = self._counted, total
+        invocation.emit(
+            RegionExchanged(
+                t=t, rank=0, attempt=invocation.attempt, iteration=iteration, bytes_sent=total[0] - before[0],
+                bytes_received=total[1] - before[1], seconds=round(seconds, 6), staleness=state.staleness(self._region),
+                plan=described(state.plans[-1] if state.plans else None),
+            )
+        )  # fmt: skip
+        for left_out in state.quarantined:
+            invocation.emit(
+                UpdateQuarantined(
+                    t=t, rank=0, attempt=invocation.attempt, iteration=iteration, region=left_out.region, why=left_out.why
+                )
+            )  # fmt: skip
+            invocation.warn(str(left_out))
