@@ -176,5 +176,5 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
             stack.push_async_callback(local.shutdown)
             platform = local
         stack.push_async_callback(platform.cancel_all, run)
-        quick = {"lease_s": 6.0, "poll_s": 0.04} if options.platform == "local" else {}
+        quick = {"lease_s": 6.0, "poll_s": 0.02} if options.platform == "local" else {}
         yield Place(platform=platform, store=store, address=address, clock=time.time, **quick)

@@ -252,7 +252,8 @@ class Session:
             self._check(fleet)
             if results:
                 self._on_change()
-                pause_s = _FIRST_POLL_S
+                if self._open or self._waiting or not self._graphs:  # of a graph only its end matters
+                    pause_s = _FIRST_POLL_S
             if results and self._waiting:
                 continue
             with contextlib.suppress(TimeoutError):

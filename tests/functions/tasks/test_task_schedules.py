@@ -164,10 +164,10 @@ def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         final: set[str] = set()
         take = ObjectQueue.take
 
-        async def checked(queue: ObjectQueue, n: int) -> list[TaskLease]:
+        async def checked(queue: ObjectQueue, n: int, *, is_busy: bool = False) -> list[TaskLease]:
             final.update(result.id for result in await finals.read())
             before = set(final)
-            leases = await take(queue, n)
+            leases = await take(queue, n, is_busy=is_busy)
             assert not before & {task.id for lease in leases for task in lease.tasks}, "leased with a result"
             return leases
 

@@ -46,8 +46,9 @@ class ExecutorOptions:
     """Longest pause between two looks into an empty queue."""
     flush_s: float = 1.0
     """Age of an unrecorded result at which it is recorded before its batch is complete."""
-    ahead_s: float = 0.2
-    """Seconds of work that are leased ahead, beside the time that leasing takes."""
+    ahead_s: float = 0.05
+    """Seconds of work that are leased ahead, beside the time that leasing takes. Longer tasks are leased one ahead: another executor
+    may be idle."""
     margin_s: float = 3.0
     """Seconds before the deadline at which the last result is to be recorded."""
     prefetch: int = 4
@@ -94,6 +95,8 @@ class _Lease:
     since: float = 0.0
     """Loop time of the first of these."""
     writing: bool = False
+    edges: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By task that has begun: its edges are being added."""
 
     @property
     def is_through(self) -> bool:
@@ -130,6 +133,9 @@ class TaskExecutor:
         self._leases: dict[str, _Lease] = {}
         self._functions: dict[str, asyncio.Task[TaskFunction]] = {}
         self._mean_s = 0.0
+        """Of the latest tasks of one function."""
+        self._mean_of = ""
+        self._computing = False
         self._take_s = 0.0
         self._buffered = 0
         self._changed = asyncio.Event()
@@ -156,6 +162,9 @@ class TaskExecutor:
             for planned in self._planned:
                 if planned.inputs is not None:
                     planned.inputs.cancel()
+            for held in self._leases.values():
+                for edges in held.edges.values():
+                    edges.cancel()
         for held in list(self._leases.values()):
             await self._queue.release(held.lease)
         await self._queue.announce(self._name, gone=True)
@@ -180,7 +189,7 @@ class TaskExecutor:
                 continue
             n = int((wanted_s - backlog_s) / self._mean_s) if self._mean_s else 1
             began = self._loop.time()
-            leases = await self._queue.take(max(1, n))
+            leases = await self._queue.take(max(1, n), is_busy=self._computing or bool(self._planned))
             now = self._loop.time()
             self._take_s = max(0.5 * self._take_s, now - began)
             if leases:
@@ -299,8 +308,14 @@ class TaskExecutor:
         if not jobs:
             return True
         self._prefetch()
+        for planned in chosen:
+            self._connect(planned)
         work, began = ComputeSlice(jobs), self._loop.time()
-        end = await self._compute_slice(work, chosen[0].task)
+        self._computing = True
+        try:
+            end = await self._compute_slice(work, chosen[0].task)
+        finally:
+            self._computing = False
         took_s = self._loop.time() - began
         self.totals.compute_s += took_s
         ran, left = end.ran, chosen[len(end.ran) :]
@@ -309,8 +324,9 @@ class TaskExecutor:
             if why:
                 ran, left = [*ran, Ran(error=why, traceback=end.stack, compute_s=took_s)], left[1:]
         else:
-            mean_s = took_s / len(jobs)
-            self._mean_s = 0.8 * self._mean_s + 0.2 * mean_s if self._mean_s else mean_s
+            mean_s, function = took_s / len(jobs), chosen[0].task.function
+            is_first = not self._mean_s or function != self._mean_of
+            self._mean_s, self._mean_of = mean_s if is_first else 0.8 * self._mean_s + 0.2 * mean_s, function
         for planned, one in zip(chosen, ran, strict=False):
             self._finished(planned, one)
         self._planned.extendleft(reversed(left))
@@ -320,6 +336,12 @@ class TaskExecutor:
         if chosen[0].lease.is_careful:
             await self._until_recorded(chosen[0].lease)
         return True
+
+    def _connect(self, planned: _Planned) -> None:
+        """Begins to add the edges of a task, while it computes."""
+        held, task = self._leases.get(planned.lease.batch), planned.task
+        if task.then and held is not None and task.id not in held.edges:
+            held.edges[task.id] = asyncio.create_task(self._following.connect(task))
 
     async def _compute_slice(self, work: ComputeSlice, first: TaskSpec) -> _SliceEnd:
         """Runs a slice, and interrupts it at the time limit of its task, or of this executor."""
@@ -407,8 +429,9 @@ class TaskExecutor:
         await asyncio.gather(*(stored.put(self._channel) for stored in results))
         self._buffered -= sum(stored.nbytes for stored in results)
         of = {task.id: task for task in held.lease.tasks}
-        await self._following.connect([of[r.result.id] for r in results if r.result.status == "ok"])
+        await asyncio.gather(*(edges for r in results if (edges := held.edges.pop(r.result.id, None)) is not None))
         recorded = {r.id: r for r in await self._queue.complete(held.lease, [stored.result for stored in results])}
+        self._changed.set()  # tasks that were released by this may be taken
         unused, late = [], []
         for stored in results:
             task = of[stored.result.id]

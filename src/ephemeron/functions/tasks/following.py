@@ -24,10 +24,10 @@ class Following:
     def __init__(self, queue: TaskQueue, channel: Channel, resolver: Resolver) -> None:
         self._queue, self._channel, self._resolver = queue, channel, resolver
 
-    async def connect(self, tasks: Sequence[TaskSpec]) -> None:
-        """Connects edges to which tasks count that are about to be recorded."""
-        edges = [edge for task in tasks for edge in self._resolver.edges(task)]
-        await asyncio.gather(*(self._queue.connect(edge) for edge in edges))
+    async def connect(self, task: TaskSpec) -> None:
+        """Connects edges to which a task counts that has begun, and that is recorded after this."""
+        await asyncio.sleep(0)  # the compute thread begins first
+        await asyncio.gather(*(self._queue.connect(edge) for edge in self._resolver.edges(task)))
 
     async def drop_inputs(self, tasks: Sequence[TaskSpec]) -> None:
         """Deletes the inputs that these tasks were the last to read. An executor that dies before it does leaves them to the end of

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 _AT_ONCE = 16
 """Concurrent requests of one operation."""
 _CHOICE = 32
-"""Batches from which a taker chooses at random, and a quarter of all if there are more: those who list at once rarely collide."""
+"""Batches from which a taker that meets others chooses at random, and a quarter of all if there are more."""
 _MISSES = 4
 """Leases that others had, before the listing is made again."""
 
@@ -80,9 +80,13 @@ class ObjectQueue(TaskQueue):
         self._opened: set[str] = set()
         """Batches of edges that this owner has published and not tried to lease since."""
         self._listed_at = float("-inf")
+        self._width = 4
+        """Part of the front, of `_CHOICE`, from which this owner chooses."""
         self._seen: dict[str, tuple[object, float]] = {}
         """By batch or executor: its sign of life, and the loop time at which it was first seen."""
         self._edges: dict[str, TaskEdge] = {}
+        self._connected: dict[str, TaskEdge] = {}
+        """Edges that this owner has added, and whose counts it has read since then."""
         self._announced: dict[str, int] = {}
 
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
@@ -91,6 +95,8 @@ class ObjectQueue(TaskQueue):
         return batch
 
     async def connect(self, edge: TaskEdge) -> None:
+        if self._connected.get(edge.name) == edge:  # a later input is counted by its owner, who finds the edge
+            return
         key, data = self._keys.edge(edge.name), pack_edge(edge)
         there = await create_durable(self._channel, key, data)
         if there != data:
@@ -100,8 +106,9 @@ class ObjectQueue(TaskQueue):
             await self._open(edge)
         elif (lost := await self._channel.fetch(self._keys.lost(edge.name))) is not None:
             await self._abandon(edge, bytes(lost).decode())
+        self._connected[edge.name] = edge
 
-    async def take(self, n: int) -> list[TaskLease]:
+    async def take(self, n: int, *, is_busy: bool = False) -> list[TaskLease]:
         leases: list[TaskLease] = []
         missing, misses, is_fresh = n, 0, False
         while missing > 0:
@@ -117,18 +124,22 @@ class ObjectQueue(TaskQueue):
             for lease in taken:
                 if lease is None:
                     misses += 1
+                    self._width = min(_CHOICE, 2 * self._width)
                 else:
                     misses, is_fresh = 0, False
+                    self._width = max(1, self._width - 1)
                     leases.append(lease)
                     missing -= len(lease.tasks)
         return leases
 
     def _choose(self, missing: int) -> list[tuple[str, int]]:
         """Takes as many candidates out of the list as hold the missing tasks, from the front part of it: those that this owner has
-        published, whose inputs it may have in memory, else at random."""
+        published, whose inputs it may have in memory, else at random. That part is wider the more often others were quicker, so that many
+        who list at once rarely collide, and few keep to the order."""
         chosen: list[tuple[str, int]] = []
         while self._candidates and missing > 0 and len(chosen) < _AT_ONCE:
-            front = min(max(_CHOICE, len(self._candidates) // 4), len(self._candidates))
+            wide = max(_CHOICE, len(self._candidates) // 4) * self._width // _CHOICE
+            front = min(max(1, wide), len(self._candidates))
             near = next((place for place in range(front) if self._candidates[place][0] in self._opened), None)
             batch, attempt = self._candidates.pop(self._random.randrange(front) if near is None else near)
             self._opened.discard(batch)
@@ -413,6 +424,7 @@ class ObjectQueue(TaskQueue):
     async def clear(self) -> None:
         await self._channel.delete(await self._channel.list(f"{self._keys.queue}."))
         self._held.clear()
+        self._connected.clear()
         self._candidates.clear()
 
 

@@ -64,8 +64,16 @@ class TaskQueue(ABC):
         """
 
     @abstractmethod
-    async def take(self, n: int) -> list[TaskLease]:
-        """Leases batches until they hold `n` tasks, or no more are ready. Never waits for any."""
+    async def take(self, n: int, *, is_busy: bool = False) -> list[TaskLease]:
+        """Leases batches until they hold `n` tasks, or no more are ready. Never waits for any.
+
+        A queue that knows the number of executors gives each its share: at least one batch, and no more than are ready divided by the
+        executors that are announced.
+
+        Args:
+            n: tasks.
+            is_busy: the caller has a task to run: one batch is left for each other executor, where the queue knows their number.
+        """
 
     @abstractmethod
     async def renew(self, leases: Sequence[TaskLease]) -> list[TaskLease]:

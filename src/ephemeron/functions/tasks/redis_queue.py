@@ -8,6 +8,7 @@ written to disk is lost when it restarts.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 
 _log = logging.getLogger(__name__)
 
+_MOST_CONNECTED = 10_000
+"""Edges that an owner remembers."""
 _READ_AT_ONCE = 10_000
 """Results in one request of a reader."""
 
@@ -53,6 +56,8 @@ class RedisQueue(TaskQueue):
         self._random = random.Random(f"{queue}/{owner}")
         self._states: dict[str, BatchState] = {}
         """Batches that this owner has leased."""
+        self._connected: dict[str, bytes] = {}
+        """Edges that this owner has added, and digests of their documents."""
 
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
         batch, data = batch_name(tasks, order)
@@ -61,6 +66,9 @@ class RedisQueue(TaskQueue):
 
     async def connect(self, edge: TaskEdge) -> None:
         document = pack_edge(edge)
+        digest = hashlib.blake2b(document, digest_size=16).digest()
+        if self._connected.get(edge.name) == digest:  # whatever has happened to its inputs since then was counted there
+            return
         batch, tasks = batch_name(edge.tasks, edge.order)
         sealed = self._sealed(document, f"edge/{edge.name}"), self._sealed(tasks, batch)
         if not await self._script(
@@ -68,9 +76,12 @@ class RedisQueue(TaskQueue):
         ):  # fmt: skip
             raise JobError(f"edge {edge.name} is there already, with other inputs or tasks")
         await self._abandon([edge.name])
+        if len(self._connected) >= _MOST_CONNECTED:
+            self._connected.clear()
+        self._connected[edge.name] = digest
 
-    async def take(self, n: int) -> list[TaskLease]:
-        taken, abandoned, drained = await self._script(scripts.TAKE, n, self._lease_ms, self.owner)
+    async def take(self, n: int, *, is_busy: bool = False) -> list[TaskLease]:
+        taken, abandoned, drained = await self._script(scripts.TAKE, n, self._lease_ms, self.owner, int(is_busy))
         self.is_drained = bool(drained)
         await self._abandon([name.decode() for name in abandoned])
         leases: list[TaskLease] = []
@@ -206,6 +217,7 @@ class RedisQueue(TaskQueue):
     async def clear(self) -> None:
         await self._channel.delete(await self._channel.list(f"{self._queue}."))
         self._states.clear()
+        self._connected.clear()
 
     async def results(self, start: int) -> list[TaskResult]:
         """Final results in the order in which they were recorded, from one on."""

@@ -71,8 +71,12 @@ for _, batch in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', at, 'L
   redis.call('ZREM', p .. 'leases', batch)
   redis.call('ZADD', p .. 'ready', redis.call('HGET', p .. 'batch/' .. batch, 'order'), batch)
 end
-local taken = {}
-while missing > 0 do
+local ready, live = redis.call('ZCARD', p .. 'ready'), redis.call('ZCOUNT', p .. 'live', at, '+inf')
+local taken, most = {}, math.max(1, math.ceil(ready / math.max(1, live)))
+if ARGV[4] == '1' then
+  most = math.min(most, ready - math.max(0, live - 1))
+end
+while missing > 0 and #taken < most do
   local batch = redis.call('ZRANGE', p .. 'ready', 0, 0)[1]
   if not batch then
     break
@@ -92,7 +96,7 @@ end
 return {taken, redis.call('SMEMBERS', p .. 'abandoned'), drained == 1 and 1 or 0}
 """
 )
-"""N LEASE_MS OWNER -> leases, edges to abandon, whether the queue is closed and empty."""
+"""N LEASE_MS OWNER BUSY -> leases, edges to abandon, whether the queue is closed and empty."""
 
 RENEW = (
     _COMMON

@@ -23,6 +23,7 @@ from ephemeron.functions.tasks.result_store import TaskOutputs
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.interface import TaskGraph
 from ephemeron.linalg.analysis.small_sizes import described
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders
 from ephemeron.linalg.execution.failures import located_error
 from ephemeron.linalg.execution.program_data import ProgramData
 from ephemeron.linalg.language.expressions import evaluate
@@ -33,6 +34,8 @@ from ephemeron.linalg.matrices.stored import TileFamily
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
 _MOST_ORDER = 99_999_999
+_FEW_TASKS = 2000
+"""Of a graph that is written down where it runs: looking up what follows a task is quicker there than solving for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,11 @@ class ProgramGraph(ShippedGraph):
 
     def __init__(self, data: ProgramData, program: Program) -> None:
         self._data, self._program = data, program
-        self._graph: TaskGraph = Analysis(program, data.sizes)
+        analysis = Analysis(program, data.sizes)
+        self._graph: TaskGraph = analysis if analysis.count() > _FEW_TASKS else UnrolledGraph(program, data.sizes)
+        self._orders: Mapping[Node, int] = (
+            chain_orders(self._graph) if isinstance(self._graph, UnrolledGraph) else {}
+        )
         self.kernels: Mapping[str, Kernel] = {}
         """By name; none where nothing is computed."""
         self._channel: Channel | None = None
@@ -117,7 +124,10 @@ class ProgramGraph(ShippedGraph):
         ]  # fmt: skip
 
     def order(self, node: Node) -> int:
-        """Earlier steps of the outermost loop first, then in the order of the text."""
+        """Of a small graph: tasks with the longest chain behind them first. Of a large one: earlier steps of the outermost loop
+        first, then in the order of the text."""
+        if self._orders:
+            return self._orders[node]
         first = node.indices[0] if node.indices else 0
         return min(first * self._lines + node.line, _MOST_ORDER)
 
