@@ -9,6 +9,7 @@ from tiling import conditioned, count, epsilon, joined, random, tiled
 
 from ephemeron.errors import JobError, NotPositiveDefinite, SingularMatrix
 from ephemeron.linalg.algorithms.cholesky import cholesky
+from ephemeron.linalg.algorithms.flat_qr import flat_form_q, flat_qr
 from ephemeron.linalg.algorithms.jacobi import jacobi_svd
 from ephemeron.linalg.algorithms.lu import lu, lu_forward, permuted_lower
 from ephemeron.linalg.algorithms.products import matmul, matmul_layers, matmul_pairs, syrk
@@ -175,6 +176,21 @@ def test_qr(dtype, shape, condition):
     assert close(whole(turned, m, n, dtype), expected, dtype)
 
 
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (5, 3), (16, 16), (29, 29), (43, 29), (60, 24), (13, 30), (24, 57), (57, 33)]
+)
+@pytest.mark.parametrize("condition", [10.0, 1e12])
+def test_qr_down_the_columns(dtype, shape, condition):
+    (m, n), a = shape, conditioned(*shape, condition, dtype)
+    k, sizes = min(m, n), {"M": count(m, TILE), "N": count(n, TILE)}
+    made = run(flat_qr, sizes, A=a)
+    r = joined(made["R"], (min(sizes["M"], sizes["N"]) * TILE, n), TILE, dtype)[:k]
+    assert np.array_equal(r, np.triu(r))
+    q = whole(run(flat_form_q, sizes, V=made["V"], T=made["T"])["Q"], m, k, dtype)
+    assert norm(q.conj().T @ q - np.eye(k)) <= 20 * m * epsilon(dtype)
+    assert close(q @ r, a, dtype)
+
+
 @pytest.mark.parametrize("condition", [10.0, 1e10])
 def test_least_squares(condition):
     m, n = 50, 19
@@ -252,7 +268,7 @@ def test_eigenvalues_of_a_hermitian_matrix(dtype):
 
 ALL = [
     matmul, matmul_layers, matmul_pairs, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
-    permuted_lower, qr, form_q, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
+    permuted_lower, qr, form_q, flat_qr, flat_form_q, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
 ]  # fmt: skip
 
 

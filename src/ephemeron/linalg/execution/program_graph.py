@@ -79,9 +79,7 @@ class ProgramGraph(ShippedGraph):
         self._data, self._program = data, program
         analysis = Analysis(program, data.sizes)
         self._graph: TaskGraph = analysis if analysis.count() > _FEW_TASKS else UnrolledGraph(program, data.sizes)
-        self._orders: Mapping[Node, int] = (
-            chain_orders(self._graph) if isinstance(self._graph, UnrolledGraph) else {}
-        )
+        self._orders: Mapping[Node, int] = chain_orders(self._graph) if isinstance(self._graph, UnrolledGraph) else {}
         self.kernels: Mapping[str, Kernel] = {}
         """By name; none where nothing is computed."""
         self._channel: Channel | None = None
