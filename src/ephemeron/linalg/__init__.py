@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ephemeron.linalg.embedding import lambdapack
     from ephemeron.linalg.execution.remains import clean
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
-    from ephemeron.linalg.operations import cholesky, lstsq, lu, qr, solve
+    from ephemeron.linalg.norms import norm
+    from ephemeron.linalg.operations import cholesky, inv, lstsq, lu, qr, solve
     from ephemeron.linalg.prediction.predict import predict
     from ephemeron.linalg.spectral import eigh, eigvalsh, randomized_svd, svd, svdvals
 
@@ -34,10 +35,12 @@ _LAZY = {
     "clean": "execution.remains",
     "eigh": "spectral",
     "eigvalsh": "spectral",
+    "inv": "operations",
     "lambdapack": "embedding",
     "lstsq": "operations",
     "lu": "operations",
     "matmul": "arithmetic",
+    "norm": "norms",
     "predict": "prediction.predict",
     "qr": "operations",
     "randomized_svd": "spectral",
@@ -46,11 +49,13 @@ _LAZY = {
     "svdvals": "spectral",
 }
 
-OPERATIONS = tuple(name for name, module in _LAZY.items() if module in ("arithmetic", "operations", "spectral"))
+OPERATIONS = tuple(
+    name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral")
+)
 """Computations of which `predict` tells the cost by name."""
 
 __all__ = [
-    "BigMatrix", "cholesky", "clean", "eigh", "eigvalsh", "lambdapack", "lstsq", "lu", "matmul", "predict", "qr", "randomized_svd", "solve",
+    "BigMatrix", "cholesky", "clean", "eigh", "eigvalsh", "inv", "lambdapack", "lstsq", "lu", "matmul", "norm", "predict", "qr", "randomized_svd", "solve",
     "svd", "svdvals",
 ]  # fmt: skip
 

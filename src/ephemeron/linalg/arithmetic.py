@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg.algorithms import products
-from ephemeron.linalg.computation import computing, like, on_computed
+from ephemeron.linalg.algorithms import products, slices
+from ephemeron.linalg.computation import Computation, computing, like, on_computed
 from ephemeron.linalg.language.program import Program, with_options
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix, are_borders, bounds
 from ephemeron.units import MB
 
 _PAIRS_TILES = 40
@@ -115,6 +115,40 @@ def scale(a: BigMatrix, factor: complex, *, executor: FunctionExecutor | None = 
         raise JobError(f"a matrix times {factor}", remedy="use a finite number")
     program = with_options(products.scale, real=float(np.real(factor)), imaginary=float(np.imag(factor)))
     return _elementwise("scale", program, {"A": a.stored}, executor)
+
+
+@on_computed
+def part(a: BigMatrix, rows: slice, columns: slice, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+    """Rows and columns that begin and end anywhere, cut into tiles anew. Each tile is read twice at most for rows, and as often for columns.
+
+    Args:
+        a: shape [m, n].
+        rows, columns: not empty, without a step.
+        executor: runs the tasks.
+    """
+    with computing(executor, "slice", a) as computation:
+        across = _rows(computation, a.stored, rows)
+        made = _rows(computation, across.T, columns).T
+        if across.name not in (a.stored.name, made.name):
+            computation.scratch(across)
+    return computation.result(made)
+
+
+def _rows(computation: Computation, stored: StoredMatrix, wanted: slice) -> StoredMatrix:
+    """Some rows: a view, or a matrix that functions make of them."""
+    (first, last), height = bounds(wanted, stored.rows, what="rows"), stored.tile_rows
+    if are_borders(first, last, stored.rows, height):
+        return stored.part(wanted, slice(None))
+    begin, end = first - first % height, min(last + -last % height, stored.rows)
+    whole, top = stored.part(slice(begin, end), slice(None)), first - begin
+    output = like(whole, rows=last - first, columns=whole.columns)
+    program = with_options(
+        slices.rows_from if top else slices.first_rows, top=top, height=height, total=last - first
+    )  # fmt: skip
+    sizes = {"M": output.tiles[0], "K": whole.tiles[0], "N": whole.tiles[1]}
+    made = computation.run(program, {n: sizes[n] for n in program.sizes}, {"A": whole}, {"C": output})["C"]
+    assert isinstance(made, StoredMatrix)
+    return made
 
 
 def _elementwise(

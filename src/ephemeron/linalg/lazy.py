@@ -19,7 +19,7 @@ from ephemeron.linalg import arithmetic
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.operators import Operand
-from ephemeron.linalg.matrices.stored import Shape, StoredMatrix
+from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, are_borders, bounds
 
 _Apply = Callable[[Sequence[BigMatrix], FunctionExecutor], BigMatrix]
 
@@ -174,6 +174,31 @@ def multiple(a: BigMatrix, factor: complex) -> BigMatrix:
     return Expression(
         f"{factor} * {_name(a)}", [a], lambda operands, pool: arithmetic.scale(operands[0], factor, executor=pool),
         shape=a.shape, tile=a.tile, dtype=a.dtype,
+    )  # fmt: skip
+
+
+def part(a: BigMatrix, rows: slice, columns: slice) -> BigMatrix:
+    """Some rows and columns: a view where they begin and end at borders of tiles.
+
+    Raises:
+        JobError: a range is empty, or has a step.
+    """
+    (m, n), (height, width) = a.shape, a.tile
+    (top, bottom), (left, right) = bounds(rows, m, what="rows"), bounds(columns, n, what="columns")
+    down, across = slice(top, bottom), slice(left, right)
+    is_view = are_borders(top, bottom, m, height) and are_borders(left, right, n, width)
+    if is_view and not isinstance(a, Expression):
+        return BigMatrix(a.stored.part(down, across))
+
+    def apply(operands: Sequence[BigMatrix], pool: FunctionExecutor) -> BigMatrix:
+        [whole] = operands
+        if is_view:
+            return BigMatrix(whole.stored.part(down, across))
+        return arithmetic.part(whole, down, across, executor=pool)
+
+    return Expression(
+        f"{_name(a)}[{top}:{bottom}, {left}:{right}]", [a], apply,
+        shape=(bottom - top, right - left), tile=a.tile, dtype=a.dtype, is_view=is_view,
     )  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.linalg import lazy, operations, spectral
+from ephemeron.errors import SingularMatrix
+from ephemeron.executor import FunctionExecutor
+from ephemeron.linalg import lazy, norms, operations, spectral
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 
 
@@ -53,7 +55,35 @@ def _cholesky(a: BigMatrix, *, upper: bool = False) -> Any:
 
 
 def _solve(a: Any, b: Any) -> Any:
-    return operations.solve(a, b) if isinstance(a, BigMatrix) and isinstance(b, BigMatrix) else NotImplemented
+    return operations.solve(a, b) if isinstance(a, BigMatrix) else NotImplemented
+
+
+def _lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
+    """Solution, sums of squared residuals by column, rank and singular values. Of less than full rank NumPy's solution is another one."""
+    if not isinstance(a, BigMatrix):
+        return NotImplemented
+    (m, n), sides = a.shape, b[:, None] if np.ndim(b) == 1 else b
+    with FunctionExecutor("local") as pool:
+        s = spectral.svdvals(a, executor=pool)
+        cut = np.finfo(a.dtype).eps * max(m, n) if rcond is None else rcond
+        rank = int(np.count_nonzero(s > cut * s[0]))
+        if rank < n:
+            raise SingularMatrix(
+                f"the rank is {rank}, of {n} columns; the solution of least norm takes svd", kernel="lstsq"
+            )
+        x = operations.lstsq(a, sides, executor=pool)
+        if m == n:
+            return x, np.empty(0, s.dtype), rank, s
+        residuals = lazy.total(sides, lazy.product(a, x), 1.0, -1.0).compute(executor=pool)
+        squares = norms.column_norms(residuals, executor=pool) ** 2
+        residuals.delete()
+    return x, squares, rank, s
+
+
+def _norm(a: BigMatrix, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    if keepdims or (axis is not None and tuple(np.atleast_1d(axis) % 2) != (0, 1)):
+        return NotImplemented
+    return norms.norm(a, ord)
 
 
 def _lower_half(compute: Callable[[BigMatrix], Any]) -> Callable[..., Any]:
@@ -80,9 +110,13 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.linalg.eigh: _lower_half(spectral.eigh),
     np.linalg.eigvalsh: _lower_half(spectral.eigvalsh),
     np.linalg.solve: _solve,
+    np.linalg.inv: operations.inv,
+    np.linalg.lstsq: _lstsq,
+    np.linalg.norm: _norm,
 }
 for _name, _apply in {
     "matrix_transpose": lambda a: a.T, "matmul": lazy.product, "svdvals": spectral.svdvals,
+    "matrix_norm": lambda a, *, keepdims=False, ord="fro": _norm(a, ord, keepdims=keepdims),
 }.items():  # fmt: skip
     if hasattr(np.linalg, _name):  # since NumPy 2
         _FUNCTIONS[getattr(np.linalg, _name)] = _apply  # type: ignore[assignment]

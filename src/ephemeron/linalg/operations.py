@@ -120,17 +120,35 @@ def solve(
             )
             computation.scratch(factor["L"], half["X"])
         elif assume_a == "general":
-            factors = _lu(computation, stored)
-            half = computation.run(
-                lu_programs.lu_forward, both, {"L": factors["L"], "P": factors["P"], "B": sides}, {"X": unknown}
-            )
-            made = computation.run(
-                triangular.backward_substitution, both, {"U": factors["U"], "B": half["X"]}, {"X": unknown}
-            )
-            computation.scratch(*factors.values(), half["X"])
+            made = {"X": _solved(computation, stored, sides, unknown)}
         else:
             raise JobError(f"assume_a = {assume_a!r}", remedy="use 'general' or 'positive definite'")
     return computation.result(made["X"])
+
+
+@on_computed
+def inv(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+    """The inverse, by LU with tournament pivoting. For equations use `solve`, which takes a third of the work and is more accurate.
+
+    Args:
+        a: shape [n, n], with square tiles.
+        executor: runs the tasks.
+
+    Raises:
+        JobError: it is not square.
+        SingularMatrix: it is singular; names the tile.
+    """
+    stored = square(a, what="inv")
+    full = like(stored, rows=stored.rows, columns=stored.columns)
+    with computing(executor, "inv", a) as computation:
+        made = computation.run(
+            products.identity, {"N": stored.tiles[0]}, {"A": stored}, {"C": dataclasses.replace(full, structure="diagonal")}
+        )  # fmt: skip
+        identity = made["C"]
+        assert isinstance(identity, StoredMatrix)
+        found = _solved(computation, stored, identity, full)
+        computation.scratch(identity)
+    return computation.result(found)
 
 
 @on_computed
@@ -199,6 +217,19 @@ def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionEx
         )  # fmt: skip
         computation.scratch(*factors.values(), projected["C"])
     return computation.result(made["X"])
+
+
+def _solved(computation: Computation, stored: StoredMatrix, sides: StoredMatrix, unknown: StoredMatrix) -> Tiles:
+    """X with A X = B, by LU."""
+    factors, sizes = _lu(computation, stored), {"N": stored.tiles[0], "M": sides.tiles[1]}
+    half = computation.run(
+        lu_programs.lu_forward, sizes, {"L": factors["L"], "P": factors["P"], "B": sides}, {"X": unknown}
+    )
+    made = computation.run(
+        triangular.backward_substitution, sizes, {"U": factors["U"], "B": half["X"]}, {"X": unknown}
+    )  # fmt: skip
+    computation.scratch(*factors.values(), half["X"])
+    return made["X"]
 
 
 def _lu(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]:

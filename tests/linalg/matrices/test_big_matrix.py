@@ -93,7 +93,9 @@ def test_what_is_no_matrix(store, given, says):
 def test_ranges_that_are_no_views(store):
     big = BigMatrix.from_numpy(np.zeros((30, 30)), tile=10, store=store)
     with pytest.raises(JobError, match=r"rows 5:30 do not begin and end where tiles of 10 do; use multiples of 10"):
-        big[5:]
+        big.stored.part(slice(5, 30), slice(None))
+    assert repr(big[5:, :7]).endswith("[5:30, 0:7]: 25 x 7, float64, not computed>")
+    assert repr(big[5:][3:]).endswith("[5:30, 0:30])[3:25, 0:30]: 22 x 30, float64, not computed>")
     with pytest.raises(JobError, match="selects single rows or columns"):
         big[0]  # type: ignore[index]
     with pytest.raises(JobError, match="select nothing"):

@@ -1,8 +1,9 @@
-"""C = A B, C = A Aᴴ, and sums."""
+"""C = A B, C = A Aᴴ, sums, and the identity."""
 
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
+from ephemeron.linalg.kernels.orthogonal import identity_like
 from ephemeron.linalg.kernels.products import (
     add,
     copy,
@@ -144,3 +145,12 @@ def scale(A: Input, C: Output, M: Size, N: Size) -> None:
     for i in range(M):
         for j in range(N):
             C[i, j] = scaled(A[i, j], real=1.0, imaginary=0.0)
+
+
+@lambdapack
+def identity(A: Input, C: Output, N: Size) -> None:
+    """The diagonal tiles of the identity of the size of A, whose tiles are read for their shapes."""
+    tiles(A, N, N)
+    tiles(C, N, N)
+    for i in range(N):
+        C[i, i] = identity_like(A[i, i])

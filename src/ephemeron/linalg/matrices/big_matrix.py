@@ -15,7 +15,7 @@ from ephemeron.blocking import run as blocking
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.linalg.matrices import files, tile_store
-from ephemeron.linalg.matrices.operators import Operators
+from ephemeron.linalg.matrices.operators import Operators, lazy_expressions
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, Structure
 from ephemeron.linalg.matrices.tile_format import DTYPES
 from ephemeron.linalg.matrices.tile_size import tile_size
@@ -235,15 +235,16 @@ class BigMatrix(Operators):
         return self
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> BigMatrix:
-        """Rows and columns whose borders are those of tiles: a view.
+        """Rows and columns: a view where their borders are those of tiles, else an expression, which functions cut into tiles anew.
 
         Raises:
-            JobError: they are not.
+            JobError: they are no ranges, or empty.
         """
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         if not (isinstance(rows, slice) and isinstance(columns, slice)):
             raise JobError(f"{index!r} selects single rows or columns", remedy="take ranges, or to_numpy() first")
-        return BigMatrix(self.stored.part(rows, columns))
+        found: BigMatrix = lazy_expressions().part(self, rows, columns)
+        return found
 
     def __len__(self) -> int:
         return self.stored.rows

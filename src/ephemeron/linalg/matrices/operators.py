@@ -19,45 +19,45 @@ class Operators:
 
     def __matmul__(self, other: Operand) -> BigMatrix:
         """The product, as an expression that is computed when it is read, or by `compute(executor=…)`."""
-        found: BigMatrix = _lazy().product(self, other)
+        found: BigMatrix = lazy_expressions().product(self, other)
         return found
 
     def __rmatmul__(self, other: Operand) -> BigMatrix:
-        found: BigMatrix = _lazy().product(other, self)
+        found: BigMatrix = lazy_expressions().product(other, self)
         return found
 
     def __add__(self, other: Operand) -> BigMatrix:
         """The sum, as an expression."""
-        found: BigMatrix = _lazy().total(self, other, 1.0, 1.0)
+        found: BigMatrix = lazy_expressions().total(self, other, 1.0, 1.0)
         return found
 
     def __radd__(self, other: Operand) -> BigMatrix:
-        found: BigMatrix = _lazy().total(other, self, 1.0, 1.0)
+        found: BigMatrix = lazy_expressions().total(other, self, 1.0, 1.0)
         return found
 
     def __sub__(self, other: Operand) -> BigMatrix:
         """The difference, as an expression."""
-        found: BigMatrix = _lazy().total(self, other, 1.0, -1.0)
+        found: BigMatrix = lazy_expressions().total(self, other, 1.0, -1.0)
         return found
 
     def __rsub__(self, other: Operand) -> BigMatrix:
-        found: BigMatrix = _lazy().total(other, self, 1.0, -1.0)
+        found: BigMatrix = lazy_expressions().total(other, self, 1.0, -1.0)
         return found
 
     def __mul__(self, factor: complex) -> BigMatrix:
         """The product with a number, as an expression."""
-        found: BigMatrix = _lazy().multiple(self, factor)
+        found: BigMatrix = lazy_expressions().multiple(self, factor)
         return found
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: complex) -> BigMatrix:
         """The quotient by a number, as an expression."""
-        found: BigMatrix = _lazy().multiple(self, 1 / divisor)
+        found: BigMatrix = lazy_expressions().multiple(self, 1 / divisor)
         return found
 
     def __neg__(self) -> BigMatrix:
-        found: BigMatrix = _lazy().multiple(self, -1.0)
+        found: BigMatrix = lazy_expressions().multiple(self, -1.0)
         return found
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ class Operators:
         return _numpy().apply_function(function, arguments, options)
 
 
-def _lazy() -> Any:
+def lazy_expressions() -> Any:
     return import_module("ephemeron.linalg.lazy")
 
 

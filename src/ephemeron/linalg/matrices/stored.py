@@ -14,10 +14,11 @@ from ephemeron.config.typed import Count
 from ephemeron.errors import JobError
 from ephemeron.functions.tasks.object_places import placed
 
-Structure: TypeAlias = Literal["full", "lower", "upper", "lower band", "upper band"]
+Structure: TypeAlias = Literal["full", "lower", "upper", "lower band", "upper band", "diagonal"]
 Shape: TypeAlias = tuple[int, int]
 _DIAGONALS: dict[Structure, tuple[int | None, int | None]] = {
     "full": (None, None), "lower": (None, 0), "upper": (0, None), "lower band": (-1, 0), "upper band": (0, 1),
+    "diagonal": (0, 0),
 }  # fmt: skip
 """First and last diagonal of tiles that are stored; a diagonal's number is that of the column minus that of the row."""
 
@@ -148,11 +149,26 @@ Tiles: TypeAlias = StoredMatrix | TileFamily
 """What a program reads or writes."""
 
 
-def _borders(wanted: slice, size: int, tile: int, *, what: str) -> tuple[int, int]:
+def bounds(wanted: slice, size: int, *, what: str) -> tuple[int, int]:
+    """First row or column of a range, and the one behind its last.
+
+    Raises:
+        JobError: it is empty, or has a step.
+    """
     first, last, step = wanted.indices(size)
     if step != 1 or last <= first:
         raise JobError(f"{what} {wanted} of {size} select nothing, or have a step", remedy="give a range of neighbours")
-    if first % tile or (last % tile and last != size):
+    return first, last
+
+
+def are_borders(first: int, last: int, size: int, tile: int) -> bool:
+    """Whether a range begins at the border of a tile, and ends at one or at that of the matrix."""
+    return not first % tile and (not last % tile or last == size)
+
+
+def _borders(wanted: slice, size: int, tile: int, *, what: str) -> tuple[int, int]:
+    first, last = bounds(wanted, size, what=what)
+    if not are_borders(first, last, size, tile):
         raise JobError(
             f"{what} {first}:{last} do not begin and end where tiles of {tile} do", remedy=f"use multiples of {tile}"
         )

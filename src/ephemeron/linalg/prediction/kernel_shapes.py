@@ -52,6 +52,10 @@ def _columns(rows: int, p: Shape, q: Shape) -> tuple[Shape, ...]:
     return ((min(rows, p[1] + q[1]), p[1] + q[1]),)
 
 
+def _rows_of(a: Shape, i: int, *, top: int, height: int, total: int) -> tuple[Shape, ...]:
+    return ((min(height, total - i * height), a[1]),)
+
+
 _RULES: dict[str, Callable[..., tuple[Shape, ...]]] = {
     "multiply": _multiply,
     "copy": _copy,
@@ -89,5 +93,8 @@ _RULES: dict[str, Callable[..., tuple[Shape, ...]]] = {
     "extend_triangle": lambda r, p, q: _columns(r[0] + p[0], p, q),
     "right_vectors": lambda r: ((r[1], r[1]),),
     "rotate_pair": lambda p, q, j: (p, q),
+    "column_norms": lambda a, **options: ((1, a[1]),),
+    "rows_of": _rows_of,
+    "rows_of_pair": lambda a, b, i, **options: _rows_of(a, i, **options),
     "zero_block": lambda a, b: ((a[1], b[1]),),
 }
