@@ -6,16 +6,17 @@ import dataclasses
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from test_daemon_death import processes_of
 from training_runs import WORLD, make_job
 
-from ephemeron.errors import PlatformError
+from ephemeron.errors import JobError, PlatformError
 from ephemeron.events import Event, Note, Progress, RegionExchanged, RegionLeft, Started
 from ephemeron.geo.entrance import Admissions
-from ephemeron.training.driver import configure, late_groups, lifecycle, run_platform, train
+from ephemeron.training.driver import configure, late_groups, launch, lifecycle, run_platform, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of
@@ -62,12 +63,12 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def trained(**overrides: Any) -> Result:
+def trained(*, faults: Sequence[Fault] = (), **overrides: Any) -> Result:
     compute = WORLD.compute
     assert compute is not None
     job = make_job(epochs=3, simulation=dataclasses.replace(WORLD, compute=dataclasses.replace(compute, a=200.0)))
     values = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "groups": GROUPS, **overrides}
-    return train(job, configure(job, **values))
+    return train(job, configure(job, **values), faults=faults)
 
 
 def computed(events: list[Event], rank: int) -> dict[int, float]:
@@ -170,3 +171,48 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
     assert len([event for event in events if isinstance(event, Started) and event.rank == 1]) == 2
     hashes = [summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))]
     assert hashes == [result.summary.weights_sha256] * 2
+
+
+def test_a_region_of_direct_links_joins_though_one_of_its_functions_is_killed_after_that(late: list[str]) -> None:
+    late.append("far")
+    result = trained(
+        region_sync="sma",
+        channel="direct",
+        faults=[Fault(kind="kill", rank=FAR + 1, iteration=30, phase="compute")],
+    )
+    assert result.finished
+    assert all_agree(result)
+    events = list(events_of(result.folder))
+    assert 0 < min(computed(events, FAR)) < 30
+    assert [e.attempt for e in events if isinstance(e, Started) and e.rank == FAR + 1] == [0, 1]
+
+
+def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, admitted = [0], launch.admitted
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        asked[0] += 1
+        if asked[0] in (2, 3):  # of the second region: before the launch, and the first time after it
+            raise JobError("function 'far' is not deployed", remedy="deploy it")
+        return admitted(*args, **options)
+
+    monkeypatch.setattr(launch, "admitted", refuse)
+    monkeypatch.setattr(launch, "may_be_refused", lambda platform: True)
+    monkeypatch.setattr(launch, "_provisional", lambda c, cloud: admitted(make_job(), c, cloud))
+    monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 0.5))
+    groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="far", workers=1, batch_size=12))
+    job = make_job(epochs=4)
+    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
+    result = train(job, configure(job, **values), faults=[Fault(kind="delay", rank=0, factor=6.0)])
+    assert result.finished
+    assert asked[0] == 4
+    events = list(events_of(result.folder))
+    notes = [event.text for event in events if isinstance(event, Note) and "far cannot be started" in event.text]
+    assert notes[0].startswith("region far cannot be started: function 'far' is not deployed; deploy it; the others")
+    own = computed(events, 1)
+    assert 0 < min(own) < max(own)
+    hashes = [summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))]
+    assert hashes == [result.summary.weights_sha256] * 2
+    asked[0] = 0
+    with pytest.raises(JobError, match="is not deployed"):
+        train(job, configure(job, **values, least_regions=2))

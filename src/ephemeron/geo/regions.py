@@ -158,6 +158,8 @@ class Regions(Typed):
     """Column of table 1 that powers of built-in kinds are from."""
     communicator: Literal["store", "tcp"] = "store"
     """How regions exchange updates: through `store`, or over TCP connections."""
+    least_regions: Count = 1
+    """Regions that can be started when a run begins, at least; others join when they can."""
     replan_every_s: NonNegative = 0.0
     """Seconds between two new plans for the functions of regions that train; 0: none."""
     relay: str = ""
@@ -261,6 +263,11 @@ def check_regions(regions: Regions) -> None:
         if region.data is not None:
             check_data(region.data)
     _check_shares(regions)
+    if regions.least_regions > len(regions.region):
+        raise JobError(
+            f"least_regions = {regions.least_regions} is more than the {len(regions.region)} regions of the file",
+            remedy=f"give at most {len(regions.region)}",
+        )
     if 0 < regions.replan_every_s < 1:
         raise JobError(
             f"replan_every_s = {regions.replan_every_s:g} is too often", remedy="give 1 or more, or 0 for none"

@@ -150,6 +150,7 @@ def _name_regions(values: dict[str, object]) -> None:
     found = regions.load_regions(str(values.pop("regions")))
     values["groups"] = regions.groups_of(found)
     values.setdefault("group_store", found.store)
+    values.setdefault("least_regions", found.least_regions)
     values.setdefault("region_replan_every_s", found.replan_every_s)
     values |= {"group_communicator": found.communicator, "group_relay": found.relay, "group_authority": found.authority}
 

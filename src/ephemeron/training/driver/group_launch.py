@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
 _OF_GROUPS = (
-    "groups", "regions", "exchange_every", "region_sync", "region_compression", "region_replan_every_s", "group_store", "group_communicator", "group_relay", "group_authority", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
+    "groups", "regions", "exchange_every", "region_sync", "region_compression", "least_regions", "region_replan_every_s", "group_store", "group_communicator", "group_relay", "group_authority", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
     "function_timeout_s",
 )  # fmt: skip
 """Options that a group has itself, or that are of all groups together."""
@@ -49,6 +50,12 @@ class PreparedGroups:
     """Of the run as a whole, for records and reports."""
     store: str
     """Address of the common store; empty: a folder of the run."""
+    again: tuple[Callable[[], PreparedRun], ...]
+    """For each group: asks its platform again, and prepares it as it is admitted then.
+
+    Raises:
+        UserError, PlatformError: it is refused.
+    """
 
     @property
     def simulated(self) -> bool:
@@ -188,10 +195,11 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
                 f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {first_ranks[-1] - 1}"
             )
     positions = _positions(job, c.groups, configurations)
-    members = []
+    members, again = [], []
     for i, (group, own, part) in enumerate(zip(c.groups, configurations, positions, strict=True)):
-        members.append(
-            _prepared_member(
+        again.append(
+            partial(
+                _prepared_member,
                 dataclasses.replace(
                     request, job=_job_of(job, group, own.workers / first_ranks[-1]), configuration=own, loggers=(),
                     prices_file=group.prices or request.prices_file, cloud=_cloud_of(request, own),
@@ -200,6 +208,10 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
                 group, run_id=f"{run_id}-{group.name}", part=part,
             )
         )  # fmt: skip
+        members.append(again[-1](may_wait=True))
+    refused = [member.refusal for member in members if member.refusal is not None]
+    if refused and len(members) - len(refused) < c.least_regions:
+        raise refused[0]
     for group, member in zip(c.groups, members, strict=True):
         if member.prepared.spec.shares_evaluations:
             raise JobError(f"group {group.name}: metrics that decide or are no means are not for several groups",
@@ -219,18 +231,23 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         for i, h in enumerate(every)
     ]  # fmt: skip
     members = [member.in_group(m) for member, m in zip(members, memberships, strict=True)]
+    later = tuple(partial(_in_group, each, m) for each, m in zip(again, memberships, strict=True))
     first = members[0].prepared.spec
     whole = dataclasses.replace(
         first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
         configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), groups=c.groups,
-                                          region_replan_every_s=c.region_replan_every_s,
+                                          least_regions=c.least_regions, region_replan_every_s=c.region_replan_every_s,
                                           exchange_every=c.exchange_every, region_sync=c.region_sync,
                                           region_compression=c.region_compression, group_store=c.group_store,
                                           group_communicator=c.group_communicator, group_relay=c.group_relay,
                                           group_authority=c.group_authority),
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, request.faults)),
     )  # fmt: skip
-    return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store)
+    return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store, again=later)
+
+
+def _in_group(prepare: Callable[[], PreparedRun], membership: GroupMembership) -> PreparedRun:
+    return prepare().in_group(membership)
 
 
 def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Configuration]) -> list[list[int] | None]:
@@ -258,16 +275,16 @@ def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Co
 
 
 def _prepared_member(
-    request: LaunchRequest, group: RunGroup, *, run_id: str, part: Sequence[int] | None
+    request: LaunchRequest, group: RunGroup, *, run_id: str, part: Sequence[int] | None, may_wait: bool = False
 ) -> PreparedRun:
     """A group as a run of its own. What is wrong with samples of its own is said with its name."""
     variables = variables_of(group.credentials, f"group {group.name}")
     with environment(variables):
         if group.data is None:
-            found = prepared_run(request, run_id=run_id, part=part)
+            found = prepared_run(request, run_id=run_id, part=part, may_wait=may_wait)
         else:
             try:
-                found = prepared_run(request, run_id=run_id)
+                found = prepared_run(request, run_id=run_id, may_wait=may_wait)
             except JobError as e:
                 raise JobError(f"group {group.name}: {e.problem}", remedy=e.remedy) from None
     return dataclasses.replace(found, secrets={**variables, **found.secrets})

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from ephemeron import blocking
 from ephemeron.communication.channels import open_channel
+from ephemeron.config.typed import plain
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.events import GroupStarted, Note, RegionLeft, RunEnded, RunStarted
 from ephemeron.functions.simulated import SimulatedPool
@@ -29,7 +30,7 @@ from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_events import GroupEvents
 from ephemeron.training.driver.group_launch import PreparedGroups, prepared_groups
 from ephemeron.training.driver.group_replanning import GroupReplanner
-from ephemeron.training.driver.late_groups import AbsentGroup, LateStart, excuse_group
+from ephemeron.training.driver.late_groups import AbsentGroup, LateStart, admitted_anew, excuse_group, refused
 from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.records import RunRecord
@@ -80,14 +81,15 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
             events.emit(_started(ready, wall_time))
             replanner = GroupReplanner(ready.spec.configuration.region_replan_every_s, events.emit)
             members = list(_launched(ready, folder, events, stack, wall_time, replanner))
+            least = ready.spec.configuration.least_regions
             if ready.simulated:
                 from ephemeron.functions import simulation
 
                 outcomes = blocking.run(
-                    lambda interrupts: _drive(members, interrupts, replanner), runner=simulation.run
+                    lambda interrupts: _drive(members, interrupts, replanner, least=least), runner=simulation.run
                 )
             else:
-                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner))
+                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner, least=least))
             return _concluded(folder, ready.spec, ready.store, members, outcomes, events, log, out)
 
 
@@ -150,7 +152,7 @@ def _started(ready: PreparedGroups, wall_time: float) -> RunStarted:
     c = spec.configuration
     return RunStarted(
         t=0.0, run_id=spec.run_id, job=spec.name or spec.program, workers=c.workers, aggregators=c.aggregators,
-        memory_mb=max(group.memory_mb for group in described), iterations=max(group.iterations for group in described),
+        memory_mb=max(g.memory_mb for g, m in zip(described, ready.members, strict=True) if m.refusal is None), iterations=max(group.iterations for group in described),
         epochs=spec.epochs, samples=spec.samples, configuration=describe(spec),
         platform="+".join(dict.fromkeys(group.platform for group in described)), wall_time=wall_time, groups=described,
         notes=[_note(ready)],
@@ -208,11 +210,29 @@ def _launched(
                 on_driver=driven,
             )
 
+        async def anew(  # type: ignore[no-untyped-def]
+            stop: RunStop, run=run, again=ready.again[number], driven=driven
+        ) -> Ended:
+            found = await admitted_anew(again)
+            assert found.prepared.spec.group is not None
+            joining = found.in_group(dataclasses.replace(found.prepared.spec.group, joins=True))
+            spec, settings = joining.prepared.spec, plain(joining.cloud) if joining.cloud else {}
+            record = records.new_record(spec, run.folder, source=joining.prepared.source, settings=settings)
+            records.write(run.folder, record)
+            return await lifecycle.drive(
+                run.folder, record, spec, run.log.on_event, found.secrets, stop, prepared=joining.prepared, origin=wall_time,
+                anew=True, on_driver=driven,
+            )  # fmt: skip
+
         drive: Any = simulated if ready.simulated else live
         spec = prepared.spec.group
         assert spec is not None
         joining = member.in_group(dataclasses.replace(spec, joins=True)).prepared
-        later = partial(simulated, prepared=joining) if ready.simulated else partial(live, prepared=joining, anew=True)
+        later: Any = (
+            partial(simulated, prepared=joining) if ready.simulated else partial(live, prepared=joining, anew=True)
+        )
+        if member.refusal is not None:
+            drive, later = partial(refused, why=member.refusal), anew
         late = LateStart(
             drive=later,
             excuse=partial(
@@ -221,9 +241,8 @@ def _launched(
             ),
             tell=partial(_tell, events, name.name, wall_time, simulated=ready.simulated),
         )  # fmt: skip
-        direct = prepared.spec.configuration.direct  # positions of its functions are those of a run's beginning
         yield _Member(
-            name=name.name, drive=drive, late=None if direct else late, conclude=run.conclude,
+            name=name.name, drive=drive, late=late, conclude=run.conclude,
             has_left=partial(_has_left, run.folder),
         )  # fmt: skip
 
@@ -305,10 +324,14 @@ def _continuing(
     return drive
 
 
-async def _drive(members: Sequence[_Member], interrupts: StopRequests, replanner: GroupReplanner) -> list[Ended | None]:
+async def _drive(
+    members: Sequence[_Member], interrupts: StopRequests, replanner: GroupReplanner, *, least: int = 1
+) -> list[Ended | None]:
     """Drives all groups to their ends; None: it was never started. Where one fails or stops, the others are stopped at a checkpoint."""
     stops = [RunStop() for _ in members]
     groups = [AbsentGroup(member.name, member.drive, member.late) for member in members]
+    for group in groups:
+        group.permitted = lambda: sum(not each.absent for each in groups) - 1 >= least
     tasks = [asyncio.ensure_future(group.driven(stop)) for group, stop in zip(groups, stops, strict=True)]
 
     def stop_all(reason: str = "") -> None:

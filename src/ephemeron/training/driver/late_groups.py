@@ -15,8 +15,9 @@ from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.retry import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import ChannelError, PlatformError, ServiceUnreachable
+from ephemeron.errors import ChannelError, EphemeronError, PlatformError, ServiceUnreachable
 from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.launch import PreparedRun
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.driver.stop_requests import RunStop
 
@@ -42,6 +43,27 @@ class LateStart:
     tell: Callable[[str], None]
 
 
+async def refused(stop: RunStop, *, why: Exception) -> tuple[RunOutcome, CostMeter]:
+    """The start of a group that its platform has not admitted.
+
+    Raises:
+        PlatformError: always.
+    """
+    raise PlatformError(str(why))
+
+
+async def admitted_anew(again: Callable[[], PreparedRun]) -> PreparedRun:
+    """A group as its platform admits it now.
+
+    Raises:
+        PlatformError: it does not.
+    """
+    try:
+        return await asyncio.to_thread(again)
+    except (EphemeronError, OSError) as e:
+        raise PlatformError(str(e)) from e
+
+
 class AbsentGroup:
     """One group from its first start to its end.
 
@@ -55,6 +77,8 @@ class AbsentGroup:
         self._name, self._drive, self._late = name, drive, late
         self.absent = False
         """Whether it has no functions now, and the others train without it."""
+        self.permitted: Callable[[], bool] = lambda: True
+        """Whether the others may train without it."""
         self.failure: Exception | None = None
         """Why it could not be started the latest time."""
 
@@ -67,7 +91,7 @@ class AbsentGroup:
         try:
             return await self._drive(stop)
         except NOT_STARTED as e:
-            if self._late is None or not await self._late.excuse():
+            if self._late is None or not self.permitted() or not await self._late.excuse():
                 raise
             self.absent, self.failure, pause = True, e, RETRY_S[0]
             self._late.tell(f"cannot be started: {e}; the others train without it, and it is tried again")

@@ -19,7 +19,7 @@ from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import plain
-from ephemeron.errors import JobError
+from ephemeron.errors import EphemeronError, JobError, MissingExtra, PlatformError, ServiceUnreachable, UserError
 from ephemeron.functions.base import Limits
 from ephemeron.functions.early_daemon import want_functions
 from ephemeron.functions.registry import CLOUDS
@@ -79,6 +79,8 @@ class PreparedRun:
     cloud: Settings | None
     secrets: dict[str, str] = field(repr=False)
     """Variables of the channel."""
+    refusal: EphemeronError | OSError | None = None
+    """Why its platform does not admit it now; None: it does. Memory and timeout of its functions are then provisional."""
 
     @property
     def simulated(self) -> bool:
@@ -125,7 +127,7 @@ def platform_limits(name: str, world: Simulation | None = None) -> Limits:
 
 
 def prepared_run(
-    request: LaunchRequest, *, run_id: str | None = None, part: Sequence[int] | None = None
+    request: LaunchRequest, *, run_id: str | None = None, part: Sequence[int] | None = None, may_wait: bool = False
 ) -> PreparedRun:
     """Checks a run and makes its objects. Nothing is stored or started.
 
@@ -133,13 +135,21 @@ def prepared_run(
         request: the run.
         run_id: its name; None: that of the request, or a new one.
         part: positions of the training samples to train on; None: all.
+        may_wait: a run that its cloud does not admit now is prepared all the same, to be started later.
 
     Raises:
         UserError: the run is refused.
     """
     job, world = request.job, request.job.simulation
     chosen = run_logging.chosen(job.loggers if request.loggers is None else request.loggers)
-    c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
+    refusal: EphemeronError | OSError | None = None
+    try:
+        c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
+    except (UserError, PlatformError, ServiceUnreachable, OSError) as e:
+        if not may_wait or not may_be_refused(request.configuration.platform) or isinstance(e, MissingExtra):
+            raise
+        refusal = e
+        c, cloud, secrets, limits, cold_start_s = _provisional(request.configuration, request.cloud)
     name = run_id or request.run_id or run_dir.new_run_id(job.name)
     service = service_of(c.store) if job.sparse is None else "server"
     prices = load_prices(service, request.prices_file, platform=c.platform)
@@ -156,7 +166,9 @@ def prepared_run(
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )  # fmt: skip
     _begin_functions(prepared.spec.configuration, limits)
-    return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
+    return PreparedRun(
+        request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets, refusal=refusal
+    )
 
 
 def _begin_functions(c: Configuration, limits: Limits) -> None:
@@ -239,6 +251,25 @@ def admitted(
         raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
     cold_start_s = job.simulation.cold_start_s if c.platform == "simulated" else LOCAL_COLD_START_S
     return c, cloud, secrets, platform_limits(c.platform, job.simulation), cold_start_s
+
+
+def may_be_refused(platform: str) -> bool:
+    """Whether a platform may admit later what it refuses now."""
+    return platform in CLOUDS
+
+
+def _provisional(
+    c: Configuration, cloud: Settings | Sequence[Settings] | None
+) -> tuple[Configuration, Settings | None, dict[str, str], Limits, float]:
+    """What `admitted` returns, of a cloud that does not admit the run now: with all that it may give a function."""
+    public, secrets = public_address(c.channel)
+    where = cloud_of(c.platform)
+    settings, limits = _settings(where, cloud), where.limits
+    c = dataclasses.replace(
+        c, channel=public, memory_mb=c.memory_mb or limits.memory_max_mb,
+        function_timeout_s=c.function_timeout_s or limits.lifetime_s,
+    )  # fmt: skip
+    return c, where.recorded(settings, limits), secrets, limits, where.cold_start_s
 
 
 def service_of(channel: str) -> str:

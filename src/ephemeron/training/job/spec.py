@@ -224,6 +224,8 @@ class Configuration(Typed):
     `diloco:fragments=4,delay=5`; `auto` is `diloco:auto`, which follows the measured link."""
     region_compression: Annotated[str, _REGION_COMPRESSION] = "none"
     """Compression of what groups exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
+    least_regions: Count = 1
+    """Regions that can be started when the run begins, at least; with fewer it fails. Others join when they can."""
     region_replan_every_s: NonNegative = 0.0
     """Seconds between two new plans for the functions of regions that train, from measured iteration times; 0: none."""
     group_store: str = ""
