@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from ephemeron.communication.channels import MemoryChannel, open_channel
 from ephemeron.communication.channels.cache import CacheChannel
@@ -16,6 +18,7 @@ from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import ObjectQueue, RedisQueue, TaskEdge, TaskResult, TaskSpec
+from ephemeron.functions.tasks.queue import TaskQueue
 from ephemeron.testing.task_queue_contract import Open, TaskQueueContract
 
 numbers = itertools.count()
@@ -106,3 +109,39 @@ def test_an_owner_takes_first_what_its_own_results_have_released() -> None:
         assert "child" in {task.id for lease in await other.take(30) for task in lease.tasks}
 
     virtual_time.run(scenario())
+
+
+async def counted_to_the_end(queue: TaskQueue) -> None:
+    assert await queue.count("c", "m0", 2, last=5) == 2
+    assert await queue.count("other", "m0", 2) == 2
+    assert await queue.count("c", "m0", 2, last=5) == 2
+    assert await queue.count("c", "m1", 3, last=5) == 5
+
+
+def test_objects_of_a_counter_are_removed_at_its_last_sum():
+    async def main() -> None:
+        channel = MemoryChannel()
+        await counted_to_the_end(ObjectQueue(channel, "q", owner="a"))
+        (left,) = channel.objects
+        assert "other" in left
+
+    asyncio.run(main())
+
+
+def test_a_counter_of_the_server_expires_after_its_last_sum(valkey_server):
+    async def main() -> None:
+        name = f"r{next(numbers)}"
+        async with CacheChannel(valkey_server.address) as channel:
+            queue = RedisQueue(channel, name, owner="a")
+            await counted_to_the_end(queue)
+            async with Redis.from_url(valkey_server.address) as client:
+                kept = {
+                    key.decode().rpartition("/")[2]: await client.pttl(key)
+                    async for key in client.scan_iter(f"*{name}*count/*")
+                }
+            assert await queue.count("c", "m1", 3, last=5) == 5, "an answer was lost, and the request is sent again"
+            await queue.clear()
+        assert kept["other"] == -1
+        assert 0 < kept["c"] <= 120_000
+
+    asyncio.run(main())

@@ -37,7 +37,8 @@ class Following:
 
     async def _drop(self, task: TaskSpec, key: str, readers: int) -> None:
         graph = task.id.partition("-")[0]  # another one of the same queue may read the same objects later
-        if readers == 1 or await self._queue.count(f"read-{graph}-{digest_of_key(key)}", task.id) >= readers:
+        counter = f"read-{graph}-{digest_of_key(key)}"
+        if readers == 1 or await self._queue.count(counter, task.id, last=readers) >= readers:
             await self._channel.delete([key])
 
     async def drop_late_outputs(self, tasks: Sequence[TaskSpec]) -> None:

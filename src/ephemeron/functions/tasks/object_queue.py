@@ -390,7 +390,7 @@ class ObjectQueue(TaskQueue):
         if before:
             await self._channel.delete([self._keys.alive(executor, before)])
 
-    async def count(self, counter: str, member: str, amount: int = 1) -> int:
+    async def count(self, counter: str, member: str, amount: int = 1, *, last: int | None = None) -> int:
         check_name(counter, what="the counter")
         check_name(member, what="the member")
         while True:
@@ -398,7 +398,11 @@ class ObjectQueue(TaskQueue):
                 await self._channel.put(f"{self._keys.counter(counter)}{member}.{amount}", [b""], create=True)
             members = await self._members(counter)
             if member in members:
-                return sum(members.values())
+                total = sum(members.values())
+                if last is not None and total >= last:
+                    prefix = self._keys.counter(counter)
+                    await self._channel.delete([f"{prefix}{name}.{of}" for name, of in members.items()])
+                return total
 
     async def _total(self, counter: str) -> int:
         return sum((await self._members(counter)).values())

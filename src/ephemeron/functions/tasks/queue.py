@@ -112,8 +112,16 @@ class TaskQueue(ABC):
         """Counts an executor in `depth().executors` for `lease_s` from now, or no longer."""
 
     @abstractmethod
-    async def count(self, counter: str, member: str, amount: int = 1) -> int:
-        """Sets the amount of a member of a counter, once and for all, and returns the sum over its members."""
+    async def count(self, counter: str, member: str, amount: int = 1, *, last: int | None = None) -> int:
+        """Sets the amount of a member of a counter, once and for all, and returns the sum over its members.
+
+        Args:
+            counter: its name.
+            member: of it.
+            amount: of the member; another one for the same member is ignored.
+            last: sum at which the counter is not needed any more: once it is reached the counter is removed, at once or within minutes,
+                so that counters that have ended do not take room in the store. A member that is set after that begins a new counter.
+        """
 
     @abstractmethod
     async def finish(self) -> None:

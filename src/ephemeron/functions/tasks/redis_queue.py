@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_CONNECTED = 10_000
 """Edges that an owner remembers."""
+_KEPT_MS = 120_000
+"""For how long a counter that has reached its last sum stays: a request whose answer was lost is sent again."""
 _READ_AT_ONCE = 10_000
 """Results in one request of a reader."""
 
@@ -203,10 +205,10 @@ class RedisQueue(TaskQueue):
         else:
             await self._script(scripts.ANNOUNCE, executor, self._lease_ms)
 
-    async def count(self, counter: str, member: str, amount: int = 1) -> int:
+    async def count(self, counter: str, member: str, amount: int = 1, *, last: int | None = None) -> int:
         check_name(counter, what="the counter")
         check_name(member, what="the member")
-        return int(await self._script(scripts.COUNT, counter, member, amount))
+        return int(await self._script(scripts.COUNT, counter, member, amount, last or 0, _KEPT_MS))
 
     async def finish(self) -> None:
         await self._command("SET", f"{self._prefix}closed", "closed")

@@ -223,7 +223,10 @@ local sum = 0
 for _, amount in ipairs(redis.call('HVALS', p .. 'count/' .. ARGV[1])) do
   sum = sum + tonumber(amount)
 end
+if tonumber(ARGV[4]) > 0 and sum >= tonumber(ARGV[4]) then
+  redis.call('PEXPIRE', p .. 'count/' .. ARGV[1], ARGV[5])
+end
 return sum
 """
 )
-"""COUNTER MEMBER AMOUNT -> sum."""
+"""COUNTER MEMBER AMOUNT LAST KEPT_MS -> sum. A counter whose sum has reached LAST, if that is not 0, expires after so many milliseconds."""
