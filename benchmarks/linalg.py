@@ -188,7 +188,7 @@ def compare(
 
     try:
         for _ in range(arguments.repeats):
-            for side in SIDES:
+            for side in arguments.sides:
                 if side in notes:
                     continue
                 try:
@@ -268,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="*", type=int, default=[4000, 8000], help="rows and columns")
     parser.add_argument("--operations", nargs="*", choices=linalg_peers.OPERATIONS, default=linalg_peers.OPERATIONS)
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=SIDES)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tile", type=int, default=0, help="rows of a tile; by default the library's choice")
     parser.add_argument("--functions", type=int, default=2, help="functions, MPI processes and threads")
