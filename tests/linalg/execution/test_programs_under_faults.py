@@ -25,6 +25,7 @@ from ephemeron.functions.tasks.open_queue import queue_channel
 from ephemeron.functions.tasks.provisioner import Provisioner
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.scaling import ScalingLimits
+from ephemeron.linalg.algorithms.band import hermitian_band, upper_band
 from ephemeron.linalg.algorithms.cholesky import cholesky
 from ephemeron.linalg.algorithms.lu import lu
 from ephemeron.linalg.algorithms.qr import qr
@@ -243,7 +244,10 @@ FAULTS: dict[str, dict[str, Any]] = {
         "deaths": 5, "freezes": 3, "provisioners": 2, "lifetimes": (5.0, 12.0, 600.0), "duplicates": 0.3, "lost": 0.03, "failing": 0.03,
     },
 }  # fmt: skip
-PROGRAMS = {"cholesky": (cholesky, {"N": 4}), "lu": (lu, {"M": 3, "N": 3}), "qr": (qr, {"M": 3, "N": 3})}
+PROGRAMS = {
+    "cholesky": (cholesky, {"N": 4}), "lu": (lu, {"M": 3, "N": 3}), "qr": (qr, {"M": 3, "N": 3}),
+    "upper band": (upper_band, {"M": 3, "N": 3}), "hermitian band": (hermitian_band, {"N": 3}),
+}  # fmt: skip
 
 
 def simulate(name: str, faults: dict[str, Any], seed: int) -> World:

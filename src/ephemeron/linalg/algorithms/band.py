@@ -127,7 +127,8 @@ def hermitian_band(
         S[0, i, i] = hermitian_diagonal(A[i, i])
         for j in range(i):
             S[0, i, j] = hermitian_tile(A[i, j], A[j, i])
-            S[0, j, i] = copy(S[0, i, j], adjoint=True)
+            if j > 0:
+                S[0, j, i] = copy(S[0, i, j], adjoint=True)
     for k in range(N - 1):
         depth = ceil_log2(N - k - 1)
         for i in range(k + 1, N):

@@ -202,7 +202,7 @@ class ProgramGraph(ShippedGraph):
             if asked[-1] in done:
                 asked.pop()
                 continue
-            missing = [tile for tile in self._graph.writes(asked[-1]) if self.key(tile) not in listing.stored]
+            missing = [tile for tile in self._kept(asked[-1]) if self.key(tile) not in listing.stored]
             deleted = all(self._program.matrix(matrix).role is Role.TEMPORARY for matrix, _ in missing)
             readers = [reader for tile in missing for reader in self._graph.readers(*tile)] if deleted else []
             unknown = next((reader for reader in readers if reader not in done), None)
@@ -211,6 +211,18 @@ class ProgramGraph(ShippedGraph):
                 continue
             done[asked.pop()] = not missing or (bool(readers) and all(done[r] for r in readers))
         return done[node]
+
+    def _kept(self, node: Node) -> Sequence[Tile]:
+        """Tiles that a task stores: of several that it writes, not the temporary ones that no task reads, which nothing would delete."""
+        written = self._graph.writes(node)
+        if len(written) == 1:
+            return written
+        kept = [
+            tile
+            for tile in written
+            if self._program.matrix(tile[0]).role is not Role.TEMPORARY or self._graph.reader_count(*tile)
+        ]
+        return kept or written
 
     # -- computing
 
@@ -227,9 +239,11 @@ class ProgramGraph(ShippedGraph):
             )
         except MatrixError as error:
             raise located_error(error, self._program.name, map(described, self._graph.writes(node))) from None
+        kept = set(self._kept(node))
         objects = {
             self.key(tile): encode_tile(np.asarray(array))
             for tile, array in zip(self._graph.writes(node), outputs, strict=True)
+            if tile in kept
         }
         traffic = TaskTraffic(read=sum(d.nbytes for d in inputs), written=sum(map(size_of, objects.values())))
         return TaskOutputs(objects=objects, value=plain(traffic))
