@@ -3,6 +3,7 @@
 #   make test     installs into .venv and runs the tests (about fifteen minutes on two cores)
 # `make test-all` runs the slow tests, too: all platforms and emulators end to end, kill matrices, long simulations.
 # A test that starts real processes has a second try, listed as a rerun; what differs in its result fails at once (tests/conftest.py).
+# A third of the random schedules of faults runs there; EPHEMERON_FULL_MATRIX=1 runs all of them.
 # PYTHON chooses the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3

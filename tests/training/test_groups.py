@@ -38,6 +38,7 @@ from ephemeron.training.driver.run_status import status_of
 from ephemeron.training.job import Fault, RunGroup, Target
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
+from random_schedules import seeds
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -330,9 +331,10 @@ def test_parameters_that_are_not_signed_with_the_key_of_the_run_are_refused() ->
 def test_random_faults_change_no_weights(part: int) -> None:
     wanted, _ = synthetic(None)
     killed = 0
-    for seed in range(40 * part, 40 * part + 40):
+    taken = seeds(range(40 * part, 40 * part + 40), 3)
+    for seed in taken:
         rng = random.Random(seed)
         found, lost = synthetic(rng, lifetime_s=rng.choice([900.0, 40.0, 20.0]))
         killed += lost
         assert found == wanted, f"seed {seed}"
-    assert killed > 20
+    assert killed > len(taken) // 2
