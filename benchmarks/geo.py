@@ -29,12 +29,16 @@ PARTS = {
     "peers": "benchmarks.geo_peers",
 }
 """By the name of a part, its module: `measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]`."""
+MODELS = ("lenet", "resnet", "deepfm")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document; lines go to standard error")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the part accuracy; others keep their rows"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer seeds and cases, to see that all works")
     parser.add_argument("--into", type=Path, help="JSON file that takes the parts, each in the place of the former one")
     arguments = parser.parse_args()
@@ -46,7 +50,9 @@ def main() -> None:
     for name in arguments.parts:
         say(f"-- {name}")
         before = environment()
-        result[name] = {**importlib.import_module(PARTS[name]).measure(quick=arguments.quick, say=say), "run": before}
+        options = {"models": arguments.models} if name == "accuracy" else {}
+        found = importlib.import_module(PARTS[name]).measure(quick=arguments.quick, say=say, **options)
+        result[name] = {**found, "run": before}
         if arguments.into is not None:
             merge(arguments.into, {"benchmark": "geo", name: result[name]})
     if arguments.json:
@@ -54,8 +60,11 @@ def main() -> None:
 
 
 def merge(path: Path, found: dict[str, Any]) -> None:
-    """Puts values into a JSON file, in the place of those of the same names."""
+    """Puts values into a JSON file, in the place of those of the same names; of a part with models, in the place of those of the same models."""
     known = json.loads(path.read_text()) if path.exists() else {}
+    for part in found.keys() & known.keys():
+        if "models" in known[part] and "models" in found[part]:
+            found[part]["models"] = known[part]["models"] | found[part]["models"]
     path.write_text(json.dumps(known | found, indent=1) + "\n")
 
 

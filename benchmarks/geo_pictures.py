@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="PNG file to write")
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text())
-    accuracy = [_accuracy(name, results["accuracy"]["table_4"]) for name in MODELS]
+    accuracy = [_accuracy(name, results["accuracy"]["models"][name]["table_4"]) for name in MODELS]
     traffic = [_traffic(link, found) for link, found in results["traffic"]["links"].items()]
     below = "Simulated time, real gradients, generated data; accuracy is that of the test set after each epoch."
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,9 @@ def main() -> None:
 def _accuracy(model: str, rows: list[dict[str, Any]]) -> Panel:
     lines = []
     for row in rows:
-        if row["model"] == model:
-            label, colour, dashed = SIDES[row["side"], row["data"]]
-            points = tuple((p["seconds"], 100 * p["accuracy"]) for p in row["figure_7"])
-            lines.append(ChartLine(label=label, points=points, colour=colour, dashed=dashed, marks=_marks(points)))
+        label, colour, dashed = SIDES[row["side"], row["data"]]
+        points = tuple((p["seconds"], 100 * p["accuracy"]) for p in row["figure_7"])
+        lines.append(ChartLine(label=label, points=points, colour=colour, dashed=dashed, marks=_marks(points)))
     return f"{MODELS[model]}: SMA(8) on 100 Mbit/s, mean of three seeds", _chart(lines)
 
 
