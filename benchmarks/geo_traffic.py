@@ -29,7 +29,8 @@ LINKS = {
     "100 Mbit/s, 30 ms": (
         Wan(mbit_s=100.0, latency_s=0.03),
         {
-            "ama 8": AMA, "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=8", 12, "topk2:0.05"),
+            "ama 8": AMA, "diloco int4": ("diloco:lr=1,momentum=0.3,delay=8", 12, "int4"),
+            "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=8", 12, "topk2:0.05"),
         },
     ),
 }  # fmt: skip
