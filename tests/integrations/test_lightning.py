@@ -130,6 +130,7 @@ def test_clipping_and_accumulation_are_lightnings(home):
     assert all(np.allclose(run.ending.arrays[name], value, atol=1e-6) for name, value in state.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [pytest.param(CLASSIFIER, marks=pytest.mark.slow), *PROGRAMS[1:]])
 def test_four_functions_are_one_on_the_same_global_batches(target, home):
     made = job(target, accumulate=2, clip_norm=1.0)

@@ -113,6 +113,7 @@ def delivered(ready: Prepared, *, own_process: bool = False, first: int = 0) -> 
     return found
 
 
+@pytest.mark.slow
 def test_random_steps_depend_on_seed_epoch_and_index_only(store):
     job = flow_job(store)
     one = delivered(prepared(job, workers=1, aggregators=1, batch_size=16))
@@ -129,6 +130,7 @@ def test_random_steps_depend_on_seed_epoch_and_index_only(store):
     assert delivered(prepared(dataclasses.replace(job, seed=1), workers=1, aggregators=1)).values() != one.values()
 
 
+@pytest.mark.slow
 def test_a_random_dataset_and_collate_function_depend_on_them_too():
     """Whoever reads them: other functions, a replacement that begins in the middle, loader processes."""
     data = DataSpec(flow="tiny_flows:cropped", collate="tiny_flows:mixed_up")

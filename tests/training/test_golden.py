@@ -67,6 +67,7 @@ DECAYING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", DECAYING, ids=["AdamW", "SGD"])
 @pytest.mark.parametrize(
     "how",

@@ -47,6 +47,7 @@ def test_a_function_is_killed(how, rank, phase, undisturbed):
     assert fired == (0 if later else 1) or may_miss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["k-reduce", "parameter-server"])
 @pytest.mark.parametrize("phase", ["compute", "upload", "download"])
 def test_a_function_with_a_real_model_is_killed(pattern, phase):

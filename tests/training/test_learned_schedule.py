@@ -43,6 +43,7 @@ def changes(run: Run) -> list[tuple[int, int, int]]:
     return [(e.from_epoch, e.workers, e.memory_mb) for e in run.of(GenerationStarted)]
 
 
+@pytest.mark.slow
 def test_functions_change_by_the_policy_and_the_record_replays() -> None:
     run = learned(sync="bsp")
     assert run.ending.status == "finished", run.ending.causes

@@ -143,6 +143,7 @@ def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
         resume(folder.name)
 
 
+@pytest.mark.slow
 def test_a_budget_stops_the_run_and_resuming_needs_no_new_start(home):
     job = make_job(limits=JobLimits(budget_usd=1e-6))
     result, _ = go(job)

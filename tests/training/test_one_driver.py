@@ -94,6 +94,7 @@ def folder(home: Path, monkeypatch: pytest.MonkeyPatch):
         client.wait()
 
 
+@pytest.mark.slow
 def test_another_client_is_refused_watches_and_takes_over(folder):
     client, path = folder
     with pytest.raises(RunAlreadyDriven, match=rf"already running as process {client.pid}; .*attach {path.name}"):

@@ -113,6 +113,7 @@ def test_functions_that_die_after_some_pieces_change_no_weight(early, ranks, mor
     assert run.sha == undisturbed()
 
 
+@pytest.mark.slow
 def test_hand_offs_change_no_weight(monkeypatch, early):
     job = dataclasses.replace(WIDE, epochs=4)
     run = real(job, **FOUR, function_timeout_s=12.0)

@@ -72,6 +72,7 @@ def test_replacing_the_same_rank_for_the_same_iteration_has_an_end():
     assert len(invoked) <= MOST_TRIES + 2 * SHAPE["workers"]  # of the others, one life each comes to its limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
 def test_lifetimes_of_two_to_twenty_iterations(sync):
     """Iterations of 2.9 s: every lifetime in which one fits is passed without a death, and costs little time."""

@@ -82,6 +82,7 @@ def notes_of(run):
     return [text for e in run.of(RunStarted) for text in e.notes if "may be less accurate" in text]
 
 
+@pytest.mark.slow
 def test_a_launch_outside_the_tested_region_has_a_note():
     large = make_job(optimizer=Target(target="SGD", options={"lr": 0.5, "momentum": 0.9}))
     (note,) = notes_of(real(large, sync="hap"))

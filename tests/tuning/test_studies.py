@@ -113,6 +113,7 @@ def test_a_gang_begins_when_all_its_functions_have_places(make_study: MakeStudy)
     assert not refused.started
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_predicted_over_budget_never_starts(make_study: MakeStudy) -> None:
     values: dict[str, Any] = {"sampler": "grid", "space": {"epochs": [2, 200]}, "predict": True, "concurrency": 2}
     expected, _ = make_study("unlimited", **values).predict()
@@ -164,6 +165,7 @@ def test_the_budget_ends_the_study(make_study: MakeStudy) -> None:
     assert {t.reason for t in result.status.trials} == {"the budget of the study is spent"}
 
 
+@pytest.mark.slow
 def test_a_trial_is_ended_by_request(make_study: MakeStudy) -> None:
     study = make_study(sampler="grid", space={"epochs": [1, 40]}, concurrency=2)
 
@@ -250,6 +252,7 @@ def test_a_second_client_is_refused_and_may_watch(make_study: MakeStudy) -> None
     assert study.attach().count("finished") == 2
 
 
+@pytest.mark.slow
 def test_status_is_json_that_names_every_trial(make_study: MakeStudy) -> None:
     study = make_study(trials=2)
     study.run()

@@ -206,6 +206,7 @@ def test_where_loaders_cannot_be_started_no_epoch_is_used_up(monkeypatch, undist
         assert pairs(shuffled) == undisturbed[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["loader", "iterator"])
 def test_a_program_that_ends_in_mid_epoch_leaves_no_loaders(tmp_path, kept):
     script = tmp_path / "ends.py"

@@ -76,6 +76,7 @@ def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[.
     until(lambda: not world.processes(), "all have ended")
 
 
+@pytest.mark.slow
 def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[..., World]) -> None:
     """The coordinator and a reader die at once: neither says that the reader has gone."""
     world = own_world(timeouts=replace(HASTY, reader_lease_s=1.0, orphan_s=1.0))
@@ -107,6 +108,7 @@ def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
     assert epochs_of(read, seed=1) == epochs_of(local(mixed()), seed=1), "who still has it registers it again"
 
 
+@pytest.mark.slow
 def test_loaders_scale_to_zero_and_back(own_world: Callable[..., World]) -> None:
     world = own_world(timeouts=replace(HASTY, loaders_idle_s=0.5))
     with world.read(mixed()).to_shuffled(4, plain, seed=2) as shuffled:
@@ -116,6 +118,7 @@ def test_loaders_scale_to_zero_and_back(own_world: Callable[..., World]) -> None
         assert [first, list(shuffled)] == epochs_of(local(mixed()), 2, seed=2)
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_slow_job(one_shard: World) -> None:
     """One never takes its second batch; the other reads three epochs meanwhile."""
     slow, fast = one_shard.read(mixed(), job="slow"), one_shard.read(mixed(), job="fast")
@@ -127,6 +130,7 @@ def test_nobody_waits_for_a_slow_job(one_shard: World) -> None:
     assert [got] == epochs_of(local(mixed()), seed=11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_giant_is_no_more_than_one_sample(own_world: Callable[..., World], shards: int) -> None:
     """Buffers hold a few dozen ordinary samples; one is a thousand times as large, and both jobs go on."""

@@ -40,6 +40,7 @@ def test_a_random_dataset_is_new_in_every_epoch(one_shard: World) -> None:
         assert there == epochs(local(asked), count=3)
 
 
+@pytest.mark.slow
 def test_a_random_dataset_before_steps_that_may_be_kept(one_shard: World) -> None:
     asked = (
         flow("stepped", Cropped(16)).map_data("steady", np.sort, cache_control="can-cache").map_data("jitter", jitter)
@@ -73,6 +74,7 @@ def test_a_random_collate_function(one_shard: World, collate: Any) -> None:
     assert len({batch[1] for batch in there}) == 6
 
 
+@pytest.mark.slow
 def test_one_reader_finds_randomness_that_another_missed(one_shard: World) -> None:
     """The first says that nothing is random; from the second one on nothing is kept, and the first gets new samples, too."""
     from dataclasses import replace

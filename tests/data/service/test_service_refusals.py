@@ -168,6 +168,7 @@ def test_a_step_that_kills_its_loader(one_shard: World) -> None:
     assert (info.value.flow, info.value.dataset, info.value.index) == ("test/deadly@1", "Numbered", 4)
 
 
+@pytest.mark.slow
 def test_loaders_that_cannot_start(one_shard: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here_for_a_while.py").write_text("def step(sample):\n    return sample\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -175,6 +175,7 @@ def test_reports_in_json_are_read() -> None:
     assert parse_json('{"message": "\\"platform.report\\" is a word"}', "s") == []
 
 
+@pytest.mark.slow
 def test_reduced_quotas_of_new_accounts_are_named(tmp_path: Path) -> None:
     with keys(), LambdaService(concurrency=10, memory_quota_mb=3_008) as service:
         given = ("deploy", "aws", "--channel", "s3://bucket/runs", "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE,

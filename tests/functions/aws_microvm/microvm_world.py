@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -40,6 +41,7 @@ def keys() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def artifact(uri: str) -> bytes:
     """What lies in the bucket: this working tree's package."""
     assert uri.startswith("s3://"), uri

@@ -60,6 +60,7 @@ def run(settings: AwsMicrovmSettings, folder: Path, scenario: Scenario) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_call_beyond_the_payload_goes_through_the_store(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
 ) -> None:

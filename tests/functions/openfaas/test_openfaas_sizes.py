@@ -46,6 +46,7 @@ def capacity(memory_mb: int, channel: str) -> CapacityRequest:
     return CapacityRequest(workers=1, memory_mb=memory_mb, lifetime_s=60.0, channel=channel)
 
 
+@pytest.mark.slow
 def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
     settings: OpenFaasSettings, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_cpus_are_in_proportion_where_there_are_several_sizes() -> None:
         specs_of(DeploymentSpec(image="i", memory_mb=128, cpus=1.0), settings, (1769, 1024))
 
 
+@pytest.mark.slow
 def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(
     tmp_path: Path, gateway: OpenFaasGateway
 ) -> None:

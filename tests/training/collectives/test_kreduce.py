@@ -142,6 +142,7 @@ def sparse_exchanges(draw):
     return world, aggregators, vectors, weights
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(sparse_exchanges(), st.sampled_from([None, 7, 1000]), st.sampled_from([np.float32, np.float64, np.float16]))
 def test_sparse_contributions_give_the_bits_of_dense_ones(case, chunk, dtype):

@@ -60,6 +60,7 @@ def test_a_budget_that_is_too_small_is_said() -> None:
         static_plan(spec(budget_usd=1.0, epochs=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0.042, 0.1])
 def test_the_bound_is_below_every_schedule_and_the_schedule_near_it(budget: float) -> None:
     """Schedules of three parts, each with its own number of functions: 1, 2, 4 or 6."""
