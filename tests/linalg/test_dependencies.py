@@ -11,9 +11,10 @@ from lambdapack_kernels import KERNELS
 from random_programs import programs
 
 from ephemeron.errors import ProgramError
+from ephemeron.linalg.algorithms.cholesky import cholesky
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.small_sizes import check_unrolled
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders
 from ephemeron.linalg.language.parser import parse_text
 from ephemeron.linalg.language.program import Node
 
@@ -197,3 +198,16 @@ def test_violations_are_found_at_any_size(body, what, why, n):
     assert what.replace("A[9]", f"A[{n}]") in str(caught.value)
     assert why in str(caught.value)
     assert caught.value.location.startswith("<program>:")
+
+
+def test_tasks_with_the_longest_chain_come_first():
+    graph = UnrolledGraph(cholesky, {"N": 4})
+    order = chain_orders(graph)
+    assert sorted(order.values()) == list(range(graph.count()))
+    for node in graph.nodes:
+        assert all(order[node] < order[child] for child in graph.downstream(node))
+    factors = [node for node in graph.nodes if graph.call(node).kernel == "cholesky_factor"]
+    updates = [node for node in graph.nodes if graph.call(node).kernel == "multiply_subtract" and node.indices[0] == 0]
+    first = min(updates, key=order.__getitem__)
+    assert first.indices == (0, 1, 1), "what the next factor waits for"
+    assert order[factors[1]] < order[max(updates, key=order.__getitem__)], "before the last updates of the first step"

@@ -85,6 +85,20 @@ class TestInRedis(TaskQueueContract):
             yield lambda owner: RedisQueue(channel, name, owner=owner, lease_s=self.lease_s, signing=self.signing)
             assert await channel.list(f"{name}.") == []
 
+    def test_each_executor_takes_its_share_and_leaves_one_to_an_idle_one(self) -> None:
+        async def scenario(view: Open) -> None:
+            for n in range(6):
+                await view("client").publish([TaskSpec(id=f"t{n}", function="f")], order=n)
+            for owner in ("one", "two"):
+                await view(owner).announce(owner)
+            taken = [lease.tasks[0].id for lease in await view("one").take(6)]
+            assert taken == ["t0", "t1", "t2"], "half of them, in order"
+            assert [lease.tasks[0].id for lease in await view("one").take(6, is_busy=True)] == ["t3", "t4"]
+            assert await view("one").take(1, is_busy=True) == []
+            assert [lease.tasks[0].id for lease in await view("two").take(1)] == ["t5"]
+
+        self.run(scenario)
+
 
 @pytest.mark.slow
 class TestInRedisSigned(TestInRedis):

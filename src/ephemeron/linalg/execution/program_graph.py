@@ -34,7 +34,7 @@ from ephemeron.linalg.matrices.stored import TileFamily
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
 _MOST_ORDER = 99_999_999
-_FEW_TASKS = 2000
+_FEW_TASKS = 1500
 """Of a graph that is written down where it runs: looking up what follows a task is quicker there than solving for it."""
 
 

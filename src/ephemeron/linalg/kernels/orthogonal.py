@@ -34,7 +34,11 @@ def qr_leaf(a: Array) -> tuple[Array, Array, Array]:
     return np.ascontiguousarray(packed[:, :k]), np.ascontiguousarray(t), np.triu(packed[:k])
 
 
-@kernel(flops=lambda v, t, c, **options: 4.0 * v[0] * v[1] * c[1])
+def _apply_leaf_flops(v: Shape, t: Shape, c: Shape, **options: Any) -> float:
+    return 2.0 * v[1] * c[1] * (2 * v[0] - v[1])  # V is a trapezoid
+
+
+@kernel(flops=_apply_leaf_flops)
 def apply_leaf(v: Array, t: Array, c: Array, *, adjoint: bool = False) -> Array:
     """`Q @ c`, or `Qᴴ @ c`, for the Q (m × m) of `qr_leaf`; `c` is m × p."""
     (gemqrt,) = get_lapack_funcs(("gemqrt",), (v, c))
@@ -102,7 +106,7 @@ def apply_below_to_lower(v: Array, t: Array, d: Array) -> tuple[Array, Array]:
     return _both(apply_below(v, t, np.zeros((v.shape[1], d.shape[1]), d.dtype), d))
 
 
-@kernel(flops=lambda v, t, c: 4.0 * v[0] * v[1] * c[1])
+@kernel(flops=_apply_leaf_flops)
 def apply_leaf_padded(v: Array, t: Array, c: Array) -> Array:
     """`apply_leaf` to `c` above zeros that fill it up to the rows of V."""
     if len(c) < len(v):

@@ -9,8 +9,6 @@ _MULTIPLE = 64
 """Of which sizes are multiples: blocks of BLAS libraries divide them."""
 _TILES_IN_MEMORY = 12
 """Of one task, of those that are fetched ahead, written, and kept."""
-_TILES_PER_WORKER = 24
-"""Of one function, where the matrix is large enough."""
 _WORTH = 10
 """A task computes so many times as long as its requests take."""
 
@@ -26,9 +24,13 @@ class FunctionSpeed:
     task_s: float = 0.004
     """Seconds of requests for one task."""
     memory_bytes: float = 1.769e9
+    tiles: int = 24
+    """For each function, where the matrix is large enough."""
 
 
-LOCAL = FunctionSpeed()
+LOCAL = FunctionSpeed(task_s=0.007, tiles=12)
+"""A function of this machine: its own CPU time pays for requests, so that fewer and larger tiles are quicker. By the schedules that
+`prediction` makes for Cholesky, QR and products of 4,000 and 8,000 rows on two functions, four or five rows of tiles are the quickest."""
 CLOUD = FunctionSpeed(flops=3e10, bytes_per_s=7.5e7, task_s=0.1)
 """A function of one vCPU and an object store, by the order of magnitude of AWS's documentation: 75 MB/s, eight requests of some 12 ms."""
 
@@ -37,7 +39,7 @@ def tile_size(rows: int, columns: int, itemsize: int, *, workers: int, speed: Fu
     """Rows and columns of square tiles for a matrix.
 
     Compute time of a product of tiles, 2 b³ / flops, is at least the time to read two and write one, 3 b² itemsize / bandwidth, and
-    `_WORTH` times the time of its requests; twelve tiles fit into memory; within that, every function has `_TILES_PER_WORKER` tiles where
+    `_WORTH` times the time of its requests; twelve tiles fit into memory; within that, every function has `speed.tiles` tiles where
     the matrix is large enough, so that factorisations, whose work shrinks, keep all of them busy. Tiles are about equal: the last row
     of them is no narrow rest.
 
@@ -50,7 +52,7 @@ def tile_size(rows: int, columns: int, itemsize: int, *, workers: int, speed: Fu
     for_transfers = 1.5 * itemsize * speed.flops / speed.bytes_per_s
     for_requests: float = (0.5 * _WORTH * speed.task_s * speed.flops) ** (1 / 3)
     for_memory = math.sqrt(speed.memory_bytes / (_TILES_IN_MEMORY * itemsize))
-    for_parallelism = math.sqrt(rows * columns / (_TILES_PER_WORKER * workers))
+    for_parallelism = math.sqrt(rows * columns / (speed.tiles * workers))
     wanted: float = max(min(max(for_transfers, for_requests, for_parallelism), for_memory), float(_MULTIPLE))
     longest = max(rows, columns)
     equal = longest / max(1, round(longest / wanted))

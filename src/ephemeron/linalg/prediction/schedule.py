@@ -1,8 +1,9 @@
 """Time of a program on a number of functions, and the largest size of its temporary tiles.
 
-Small graphs are scheduled task by task, as functions would take them: earlier steps of the outermost loop first. For a large one, the length of
-the longest chain and the temporary tiles are taken from the same program with fewer tiles (its sizes divided by f and by 2 f), and the time
-is the sum of work per function and chain (Brent 1974), an upper bound for any schedule that leaves no function idle while a task is ready.
+Small graphs are scheduled task by task, as functions would take them: the longest chain first. For a large one, of which they take earlier
+steps of the outermost loop first, the length of the longest chain and the temporary tiles are taken from the same program with fewer tiles
+(its sizes divided by f and by 2 f), and the time is the sum of work per function and chain (Brent 1974), an upper bound for any schedule
+that leaves no function idle while a task is ready.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import heapq
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ephemeron.linalg.analysis.dependencies import Analysis
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders
 from ephemeron.linalg.language.program import Node, Program, Role
 
 MOST_TASKS = 1500
@@ -58,7 +60,7 @@ def scheduled(
     while Analysis(program, _smaller(sizes, fraction)).count() > MOST_TASKS:
         fraction *= 2
     if fraction == 1:
-        return _simulated(program, sizes, seconds, executors)
+        return _simulated(program, sizes, seconds, executors, critical_path=True)
     some = _simulated(program, _smaller(sizes, fraction), seconds, executors)
     fewer = _simulated(program, _smaller(sizes, 2 * fraction), seconds, executors)
     chain_s = fewer.chain_s + (2 * fraction - 1) * max(0.0, some.chain_s - fewer.chain_s)
@@ -73,14 +75,15 @@ def _smaller(sizes: Mapping[str, int], fraction: int) -> dict[str, int]:
 
 
 def _simulated(
-    program: Program, sizes: Mapping[str, int], seconds: Callable[[int], TaskSeconds], executors: int
-) -> Schedule:
+    program: Program, sizes: Mapping[str, int], seconds: Callable[[int], TaskSeconds], executors: int, *, critical_path: bool = False
+) -> Schedule:  # fmt: skip
     """List scheduling of the whole graph."""
     graph = UnrolledGraph(program, sizes)
+    order: Callable[[Node], Any] = chain_orders(graph).__getitem__ if critical_path else _order
     roles = {matrix.name: matrix.role for matrix in program.matrices}
     waiting = {node: graph.upstream_count(node) for node in graph.nodes}
     chain: dict[Node, float] = {}
-    ready = [(_order(node), node) for node, count in waiting.items() if not count]
+    ready = [(order(node), node) for node, count in waiting.items() if not count]
     heapq.heapify(ready)
     free = [0.0] * executors
     running: list[tuple[float, Node]] = []
@@ -112,7 +115,7 @@ def _simulated(
         for child in graph.downstream(node):
             waiting[child] -= 1
             if not waiting[child]:
-                heapq.heappush(ready, (_order(child), child))
+                heapq.heappush(ready, (order(child), child))
     return Schedule(seconds=max(end, max(free)), chain_s=longest, temporary_tiles=most)
 
 
