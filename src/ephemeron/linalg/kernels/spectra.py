@@ -4,17 +4,20 @@ The matrix comes as tiles, of which those that are zero may be absent. Values of
 instead of n², and less time where there are more than some 16 tiles on the diagonal: LAPACK's reductions of bands rotate one element after
 another (n = 2,000 with b = 200: 1.1 CPU seconds for the eigenvalues of the band, 0.7 for those of a dense matrix). With vectors dense
 algorithms are always faster.
+
+LAPACK is called without Python's interpreter lock, which SciPy's functions of the same names hold from start to end: a function renews the lease of
+its task while it computes for minutes.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_lapack, eig_banded, eigh, svd, svdvals
+from scipy.linalg import cython_lapack
 
 from ephemeron.errors import NotConverged, NotFinite, NotHermitian
 from ephemeron.linalg.kernels.two_sided import hermitian_tile
@@ -79,22 +82,27 @@ def hermitian_eigen(blocks: Blocks) -> tuple[Array, Array]:
     Raises:
         NotConverged, NotFinite, NotHermitian: as they say.
     """
-    a = _hermitian(blocks)
-    w, v = _converged(eigh, a, overwrite_a=True, check_finite=False, driver="evd")
-    return w[None, :], v
+    v = _hermitian(blocks)
+    return _eigen(v, b"V")[None, :], v
 
 
 def hermitian_eigenvalues(blocks: Blocks) -> tuple[Array]:
     """Eigenvalues (1 × n, ascending), as of `hermitian_eigen`."""
     if blocks.is_narrow:
         return banded_eigenvalues(blocks)
-    w = _converged(eigh, _hermitian(blocks), eigvals_only=True, overwrite_a=True, check_finite=False)
-    return (w[None, :],)
+    return (_eigen(_hermitian(blocks), b"N")[None, :],)
 
 
 def banded_eigenvalues(blocks: Blocks) -> tuple[Array]:
-    """Eigenvalues (1 × n, ascending) of the lower half of a band, in band storage."""
-    w = _converged(eig_banded, blocks.banded(lower=True), lower=True, eigvals_only=True, overwrite_a_band=True)
+    """Eigenvalues (1 × n, ascending) of the lower half of a band, in band storage (LAPACK sbev, hbev)."""
+    band = blocks.banded(lower=True)
+    width, n = band.shape[0] - 1, band.shape[1]
+    is_complex, real = np.iscomplexobj(band), np.dtype(band.dtype.char.lower())
+    w, work = np.zeros(n, real), [np.zeros(n, band.dtype)] if is_complex else []
+    _lapack(
+        "hbev" if is_complex else "sbev", band.dtype, b"N", b"L", n, width, band, width + 1, w, np.zeros(1, band.dtype), 1, *work,
+        np.zeros(3 * n, real),
+    )  # fmt: skip
     return (w[None, :],)
 
 
@@ -104,7 +112,7 @@ def singular_vectors(blocks: Blocks) -> tuple[Array, Array, Array]:
     Raises:
         NotConverged, NotFinite: as they say.
     """
-    u, s, vh = _converged(svd, blocks.dense(), full_matrices=False, overwrite_a=True, check_finite=False)
+    u, s, vh = _singular(blocks.dense(), b"S")
     return u, s[None, :], vh
 
 
@@ -112,7 +120,7 @@ def singular_values(blocks: Blocks) -> tuple[Array]:
     """Singular values (1 × min(m, n), descending)."""
     if blocks.is_narrow:
         return (band_singular_values(blocks.banded(lower=False))[None, :],)
-    return (_converged(svdvals, blocks.dense(), overwrite_a=True, check_finite=False)[None, :],)
+    return (_singular(blocks.dense(), b"N")[1][None, :],)
 
 
 def band_singular_values(band: Array) -> Array:
@@ -132,6 +140,41 @@ def band_singular_values(band: Array) -> Array:
     none = np.zeros(1, real)
     _lapack("bdsqr", real, b"U", n, 0, 0, 0, d, e, none, one, none, one, none, one, np.zeros(4 * n, real))
     return d
+
+
+def _eigen(a: Array, job: bytes) -> Array:
+    """Eigenvalues, ascending, from the lower half of a Hermitian matrix (LAPACK syevd, heevd), which is overwritten: by the eigenvectors where
+    `job` is V."""
+    n, is_complex, real = len(a), np.iscomplexobj(a), np.dtype(a.dtype.char.lower())
+    w = np.zeros(n, real)
+    kinds = (a.dtype, real, np.dtype(np.intc)) if is_complex else (a.dtype, np.dtype(np.intc))
+    best = [np.zeros(1, kind) for kind in kinds]
+    name = "heevd" if is_complex else "syevd"
+    _lapack(name, a.dtype, job, b"L", n, a, n, w, *(x for work in best for x in (work, -1)))
+    works = [np.zeros(_length(work), work.dtype) for work in best]
+    _lapack(name, a.dtype, job, b"L", n, a, n, w, *(x for work in works for x in (work, len(work))))
+    return w
+
+
+def _singular(a: Array, job: bytes) -> tuple[Array, Array, Array]:
+    """U (m × k), singular values, descending, and Vᴴ (k × n) of a matrix (LAPACK gesdd), which is overwritten; `job` is S, or N: values alone."""
+    (m, n), is_complex, real = a.shape, np.iscomplexobj(a), np.dtype(a.dtype.char.lower())
+    k, most = min(m, n), max(m, n)
+    s = np.zeros(k, real)
+    u, vh = (np.zeros(shape if job == b"S" else (1, 1), a.dtype, order="F") for shape in ((m, k), (k, n)))
+    of_complex = 7 * k if job == b"N" else max(5 * k * k + 5 * k, 2 * most * k + 2 * k * k + k)
+    more = [*([np.zeros(of_complex, real)] if is_complex else []), np.zeros(8 * k, np.intc)]
+    best = np.zeros(1, a.dtype)
+    _lapack("gesdd", a.dtype, job, m, n, a, m, s, u, len(u), vh, len(vh), best, -1, *more)
+    work = np.zeros(_length(best), a.dtype)
+    _lapack("gesdd", a.dtype, job, m, n, a, m, s, u, len(u), vh, len(vh), work, len(work), *more)
+    return u, s, vh
+
+
+def _length(best: Array) -> int:
+    """Of work space that LAPACK asked for: in single precision its answer is rounded."""
+    asked = best[0].real
+    return int(asked) if best.dtype.kind == "i" else int(np.nextafter(asked, asked.dtype.type(np.inf))) + 1
 
 
 def _lapack(name: str, dtype: np.dtype[Any], *arguments: bytes | int | Array) -> None:
@@ -169,10 +212,3 @@ def _hermitian(blocks: Blocks) -> Array:
                 except (NotHermitian, NotFinite) as error:
                     raise error.at(f"tile {i}, {j}") from None
     return blocks.dense()
-
-
-def _converged(solve: Callable[..., Any], a: Array, **options: Any) -> Any:
-    try:
-        return solve(a, **options)
-    except np.linalg.LinAlgError as error:
-        raise NotConverged(str(error), kernel=solve.__name__) from None
