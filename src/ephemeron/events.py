@@ -304,6 +304,14 @@ class RegionLeft(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionAdded(Event):
+    """A region that was not there at the beginning is started, to join the others."""
+
+    kind: ClassVar[str] = "region_added"
+    group: GroupStarted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionReplanned(Event):
     """A region is asked for another number of functions, by a new plan from measured iteration times."""
 
@@ -408,7 +416,7 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
-        RegionExchanged, RegionLeft, RegionReplanned, RegionResized, UpdateQuarantined,
+        RegionAdded, RegionExchanged, RegionLeft, RegionReplanned, RegionResized, UpdateQuarantined,
         FaultFired, Ended, Suspended, Woken, Note, RunEnded,
     )
 }  # fmt: skip
@@ -427,6 +435,8 @@ def to_json(event: Event) -> str:
             value = {name: v if v is None or all(map(math.isfinite, v)) else None for name, v in value.items()}
         elif f.name == "groups":
             value = [dataclasses.asdict(group) for group in value]
+        elif f.name == "group":
+            value = dataclasses.asdict(value)
         out[f.name] = dataclasses.asdict(value) if isinstance(value, Traffic) else value
     return json.dumps(out, separators=(",", ":"), allow_nan=False)
 
@@ -445,6 +455,8 @@ def from_json(line: str) -> Event:
         raw["traffic"] = Traffic(**raw["traffic"])
     if "groups" in raw:
         raw["groups"] = [GroupStarted(**{**group, "traffic": Traffic(**group["traffic"])}) for group in raw["groups"]]
+    if "group" in raw:
+        raw["group"] = GroupStarted(**{**raw["group"], "traffic": Traffic(**raw["group"]["traffic"])})
     if "spans" in raw:
         raw["spans"] = [tuple(s) for s in raw["spans"]]
     if "sums" in raw:

@@ -6,22 +6,26 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_daemon_death import processes_of
 from training_runs import WORLD, make_job
 
-from ephemeron.errors import JobError, PlatformError
-from ephemeron.events import Event, Note, Progress, RegionExchanged, RegionLeft, Started
+from ephemeron.errors import JobError, PlatformError, UserError
+from ephemeron.events import Event, Note, Progress, RegionAdded, RegionExchanged, RegionLeft, Started
 from ephemeron.geo.entrance import Admissions
+from ephemeron.geo.joining import join
 from ephemeron.training.driver import configure, late_groups, launch, lifecycle, run_platform, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result, events_of, open_run
 from ephemeron.training.driver.run_dir import RunFolder, runs_folder
 from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.region_activity import region_activities
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 NEAR, MID, FAR = 0, 1, 2
@@ -216,3 +220,66 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(monk
     asked[0] = 0
     with pytest.raises(JobError, match="is not deployed"):
         train(job, configure(job, **values, least_regions=2))
+
+
+def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "regions.toml"
+    table = '[[region]]\nname = "{}"\nplatform = "local"\nworkers = 1\n'
+    file.write_text("".join(map(table.format, ("far", "near", "other"))))
+    said: list[str] = []
+    asking: list[threading.Thread] = []
+    killed: list[int] = []
+
+    def ask() -> None:
+        for run, region in (
+            ("no-such", "far"),
+            ("last", "nowhere"),
+            ("last", "near"),
+            ("last", "far"),
+            ("last", "far"),
+        ):
+            try:
+                said.append(str(join(run, region, file)))
+            except UserError as e:
+                said.append(str(e))
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Progress) and not asking:
+            asking.append(threading.Thread(target=ask))
+            asking[0].start()
+        if isinstance(event, Progress) and event.rank == 2 and not killed:
+            [run] = runs_folder().iterdir()
+            killed.extend(processes_of(run / "groups" / f"{run.name}-far"))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="mid", workers=1, batch_size=12))
+    job = make_job(epochs=6)
+    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
+    result = train(
+        job,
+        configure(job, region_sync="diloco", **values),
+        faults=[Fault(kind="delay", rank=0, factor=8.0)],
+        on_event=on_event,
+    )
+    asking[0].join()
+    assert result.finished
+    no_run, nowhere, near, far, again = said
+    assert "'no-such'" in no_run
+    assert "regions are far, near, other" in nowhere
+    assert "has a region 'near' already" in near
+    assert far == str((result.folder.run_id, 1))
+    assert "has a region 'far' already" in again
+    assert killed
+    events = list(events_of(result.folder))
+    [added] = [event.group for event in events if isinstance(event, RegionAdded)]
+    assert (added.name, added.first_rank, added.workers) == ("far", 2, 1)
+    own = computed(events, 2)
+    assert 0 < min(own) < max(own)
+    assert len([event for event in events if isinstance(event, Started) and event.rank == 2]) == 2
+    assert all_agree(result)
+    assert [region.name for region in result.summary.regions] == ["near", "mid", "far"]
+    assert [region.started.name for region in region_activities(events)] == ["near", "mid", "far"]
+    assert str(open_run("last")[2].configuration.groups[2].name) == "far"
+    with pytest.raises(UserError, match="is not running"):
+        join("last", "other", file)

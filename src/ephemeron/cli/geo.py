@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def geo() -> None:
-    """Train across regions: plan their devices, measure their links, plan them anew, let one leave."""
+    """Train across regions: plan their devices, measure their links, plan them anew, let one join or leave."""
 
 
 @geo.command("plan")
@@ -127,6 +127,32 @@ def leave_command(run: str, region: str) -> None:
 
     name = leave(run, region)
     click.echo(f"region {region} leaves run {name} after its next round")
+
+
+@geo.command("join")
+@click.argument("run")
+@click.argument("region")
+@click.option(
+    "--regions",
+    "file",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A regions.toml that describes REGION.",
+)
+def join_command(run: str, region: str, file: Path) -> None:
+    """Let REGION, which RUN does not have yet, join it while it trains.
+
+    \b
+    ephemeron geo join last chengdu --regions regions.toml
+
+    The client of train starts its functions, which begin with a state of the run; the others train on meanwhile. FILE describes REGION as
+    that of train does, and may hold the others, too: they are left alone. Without [region.data] it trains on a part of the job's samples.
+    """
+    from ephemeron.geo.joining import join
+
+    name, functions = join(run, region, file)
+    click.echo(f"region {region} is started with {functions} functions, and joins run {name}")
 
 
 @geo.command("replan")

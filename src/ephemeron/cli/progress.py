@@ -19,6 +19,7 @@ from ephemeron.events import (
     Invoked,
     Measured,
     Note,
+    RegionAdded,
     RegionReplanned,
     RegionResized,
     RunStarted,
@@ -72,7 +73,7 @@ class Display:
         self.ledger.feed(event)
         handlers: dict[type[Event], Callable[[Any], None]] = {
             RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Measured: self._measured, Invoked: self._invoked,
-            GenerationStarted: self._generation_started, RegionReplanned: self._region_replanned, RegionResized: self._region_resized, Ended: self._ended, Note: self._note, FaultFired: self._fault,
+            GenerationStarted: self._generation_started, RegionAdded: self._region_added, RegionReplanned: self._region_replanned, RegionResized: self._region_resized, Ended: self._ended, Note: self._note, FaultFired: self._fault,
         }  # fmt: skip
         show = handlers.get(type(event))
         if show is not None:
@@ -112,6 +113,13 @@ class Display:
         if self._ranks and e.workers <= 16:
             for rank in range(len(self._ranks), e.workers):
                 self._ranks[rank] = self._bars.add_task(f"rank {rank}", total=e.iterations, info="starting")
+
+    def _region_added(self, e: RegionAdded) -> None:
+        g = e.group
+        self._say(
+            (human_seconds(e.t), "cyan"),
+            f" region {g.name} is started with {human_count(g.workers, 'function')} of {g.memory_mb} MB on {g.platform}, and joins the others",
+        )
 
     def _region_replanned(self, e: RegionReplanned) -> None:
         saved = 1 - e.usd_per_hour / e.usd_per_hour_before if e.usd_per_hour_before else 0.0

@@ -344,21 +344,34 @@ def groups_of(
         raise JobError(
             "training across regions needs two regions", remedy="add a [[region]] table, or train without regions"
         )
-    known = Limits() if limits is None else limits
-    groups = []
-    for region, share in zip(regions.region, regions.shares(), strict=True):
-        planned = sum(d.cores for d in region.devices) if cores is None else cores[region.name]
-        each = known.vcpus(region.memory_mb) if region.memory_mb else 1.0
-        all_cores = sum(d.cores for d in region.devices)
-        groups.append(
-            RunGroup(
-                name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb, share=share,
-                workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), most_workers=math.floor(all_cores / each + 1e-9), prices=region.prices.file, data=region.data, credentials=region.credentials,
-                power=_mean_power(regions, region),
-                listen=region.listen, endpoint=region.endpoint, certificate=region.certificate, certificate_key=region.certificate_key,
-            )
-        )  # fmt: skip
-    return tuple(groups)
+    return tuple(
+        group_of(regions, name, None if cores is None else cores[name], limits=limits) for name in regions.names
+    )
+
+
+def group_of(regions: Regions, name: str, cores: int | None = None, *, limits: Limits | None = None) -> RunGroup:
+    """Group of functions of one region; see `groups_of`.
+
+    Args:
+        regions: of the run.
+        name: of the region.
+        cores: that it uses; None: all.
+        limits: of the platforms.
+
+    Raises:
+        JobError: there is no such region.
+    """
+    known, region = Limits() if limits is None else limits, regions.named(name)
+    all_cores = sum(d.cores for d in region.devices)
+    planned = all_cores if cores is None else cores
+    each = known.vcpus(region.memory_mb) if region.memory_mb else 1.0
+    return RunGroup(
+        name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb,
+        share=regions.shares()[regions.names.index(name)],
+        workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), most_workers=math.floor(all_cores / each + 1e-9),
+        prices=region.prices.file, data=region.data, credentials=region.credentials, power=_mean_power(regions, region),
+        listen=region.listen, endpoint=region.endpoint, certificate=region.certificate, certificate_key=region.certificate_key,
+    )  # fmt: skip
 
 
 def _mean_power(regions: Regions, region: Region) -> float:

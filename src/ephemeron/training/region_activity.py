@@ -6,7 +6,17 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ephemeron.events import Ended, Event, GroupStarted, Invoked, Progress, RegionExchanged, RegionResized, RunStarted
+from ephemeron.events import (
+    Ended,
+    Event,
+    GroupStarted,
+    Invoked,
+    Progress,
+    RegionAdded,
+    RegionExchanged,
+    RegionResized,
+    RunStarted,
+)
 
 RECENT = 20
 """Iterations that the step rate is of."""
@@ -118,6 +128,8 @@ def region_activities(events: Iterable[Event]) -> list[RegionActivity]:
     for event in events:
         if isinstance(event, RunStarted) and not found:
             found = [RegionActivity(group) for group in event.groups]
+        elif isinstance(event, RegionAdded):
+            found.append(RegionActivity(event.group))
         rank, region = getattr(event, "rank", None), event.region if isinstance(event, RegionResized) else None
         for each in found:
             if region == each.started.name or (rank is not None and each.started.has(rank)):

@@ -18,6 +18,7 @@ from ephemeron.events import (
     Measured,
     Phase,
     Progress,
+    RegionAdded,
     RegionResized,
     RunStarted,
     Started,
@@ -89,6 +90,9 @@ class CostMeter:
                 if event.groups and not self.groups:
                     self.groups = [GroupMeter(group) for group in event.groups]
                     self._own = sum((group.traffic for group in event.groups), self._own)
+            case RegionAdded():
+                self.groups.append(GroupMeter(event.group))
+                self._own += event.group.traffic
             case Invoked():
                 self.invocations += 1
                 self._invoked[event.invocation] = event

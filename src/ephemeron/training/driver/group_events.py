@@ -12,7 +12,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ephemeron.errors import PlatformError
-from ephemeron.events import Event, GenerationStarted, GroupStarted, Note, RegionResized, RunEnded, RunStarted, to_json
+from ephemeron.events import (
+    Event,
+    GenerationStarted,
+    GroupStarted,
+    Note,
+    RegionAdded,
+    RegionResized,
+    RunEnded,
+    RunStarted,
+    to_json,
+)
 from ephemeron.functions.jsonl import Journal
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.result import events_of
@@ -37,7 +47,7 @@ class GroupEvents:
     def __init__(
         self, folder: RunFolder, groups: Sequence[GroupStarted], on_event: OnEvent, *, simulated: bool
     ) -> None:
-        self._groups, self._on_event, self._simulated = groups, on_event, simulated
+        self._groups, self._on_event, self._simulated = list(groups), on_event, simulated
         self._known: Counter[int] = Counter()
         """By group, events that the log has from earlier clients."""
         for event in events_of(folder) if folder.events.exists() else ():
@@ -53,6 +63,11 @@ class GroupEvents:
         if self._journal.problem:
             _log.warning("%s", PlatformError(self._journal.problem))
         self._on_event(event)
+
+    def add(self, group: GroupStarted, t: float) -> None:
+        """Adds a group, and tells it."""
+        self._groups.append(group)
+        self.emit(RegionAdded(t=t, group=group))
 
     def relay(self, group: int) -> OnEvent:
         """A callback for the events of a group, old ones first."""

@@ -65,22 +65,29 @@ class PreparedGroups:
         """The groups for the first event of the run."""
         found, first = [], 0
         for group, member in zip(self.spec.configuration.groups, self.members, strict=True):
-            spec, objects = member.prepared.spec, member.prepared.objects
-            c = spec.configuration
-            traffic = Traffic(puts=len(objects), bytes_up=sum(map(size_of, objects.values())))
-            found.append(
-                GroupStarted(
-                    name=group.name, platform=c.platform, first_rank=first, workers=c.workers, memory_mb=c.memory_mb,
-                    iterations=spec.iterations, samples=spec.samples, servers=servers_of(spec), prices=dataclasses.asdict(spec.prices),
-                    traffic=traffic, most_workers=group.most_workers,
-                )
-            )  # fmt: skip
-            first += c.workers
+            found.append(described_group(group, member, first))
+            first += found[-1].workers
         for i, started in enumerate(found):
             if started.most_workers > started.workers:
                 found[i] = dataclasses.replace(started, more_ranks=first)
                 first += started.most_workers - started.workers
         return found
+
+
+def described_group(group: RunGroup, member: PreparedRun, first_rank: int) -> GroupStarted:
+    """A group for the events of the run.
+
+    Args:
+        group, member: the group, and the same as prepared.
+        first_rank: of its ranks in the run.
+    """
+    spec, objects = member.prepared.spec, member.prepared.objects
+    c = spec.configuration
+    return GroupStarted(
+        name=group.name, platform=c.platform, first_rank=first_rank, workers=c.workers, memory_mb=c.memory_mb,
+        iterations=spec.iterations, samples=spec.samples, servers=servers_of(spec), prices=dataclasses.asdict(spec.prices),
+        traffic=Traffic(puts=len(objects), bytes_up=sum(map(size_of, objects.values()))), most_workers=group.most_workers,
+    )  # fmt: skip
 
 
 def refuse_unfit(job: Job, c: Configuration) -> None:
@@ -199,10 +206,10 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     for i, (group, own, part) in enumerate(zip(c.groups, configurations, positions, strict=True)):
         again.append(
             partial(
-                _prepared_member,
+                prepared_member,
                 dataclasses.replace(
-                    request, job=_job_of(job, group, own.workers / first_ranks[-1]), configuration=own, loggers=(),
-                    prices_file=group.prices or request.prices_file, cloud=_cloud_of(request, own),
+                    request, job=job_of(job, group, own.workers / first_ranks[-1]), configuration=own, loggers=(),
+                    prices_file=group.prices or request.prices_file, cloud=cloud_of_group(request, own),
                     faults=_faults_of(request.faults, int(first_ranks[i]), own.workers),
                 ),
                 group, run_id=f"{run_id}-{group.name}", part=part,
@@ -231,7 +238,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         for i, h in enumerate(every)
     ]  # fmt: skip
     members = [member.in_group(m) for member, m in zip(members, memberships, strict=True)]
-    later = tuple(partial(_in_group, each, m) for each, m in zip(again, memberships, strict=True))
+    later = tuple(partial(in_group, each, m) for each, m in zip(again, memberships, strict=True))
     first = members[0].prepared.spec
     whole = dataclasses.replace(
         first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
@@ -246,7 +253,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store, again=later)
 
 
-def _in_group(prepare: Callable[[], PreparedRun], membership: GroupMembership) -> PreparedRun:
+def in_group(prepare: Callable[[], PreparedRun], membership: GroupMembership) -> PreparedRun:
     return prepare().in_group(membership)
 
 
@@ -274,7 +281,7 @@ def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Co
     return found
 
 
-def _prepared_member(
+def prepared_member(
     request: LaunchRequest, group: RunGroup, *, run_id: str, part: Sequence[int] | None, may_wait: bool = False
 ) -> PreparedRun:
     """A group as a run of its own. What is wrong with samples of its own is said with its name."""
@@ -335,7 +342,7 @@ def divide(samples: int, shares: Sequence[float], *, seed: int) -> list[list[int
     return [sorted(part.tolist()) for part in np.split(order, cuts[:-1])]
 
 
-def _job_of(job: Job, group: RunGroup, part: float) -> Job:
+def job_of(job: Job, group: RunGroup, part: float) -> Job:
     """The job of a group: its samples, its part of the budget, and the speed of its devices in the simulator."""
     budget, compute = job.limits.budget_usd, job.simulation.compute
     if group.data is not None:
@@ -362,7 +369,7 @@ def _names_samples(job: Job) -> bool:
     return call(f"{job.task.target}.{TRAIN_DATA}", getattr(task, TRAIN_DATA), {}, job.code) is not None
 
 
-def _cloud_of(request: LaunchRequest, c: Configuration) -> Settings | None:
+def cloud_of_group(request: LaunchRequest, c: Configuration) -> Settings | None:
     given = request.cloud
     if given is None or c.platform not in CLOUDS:
         return None

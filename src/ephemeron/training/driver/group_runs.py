@@ -11,19 +11,20 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ephemeron import blocking
-from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.config.typed import plain
 from ephemeron.errors import ChannelError, JobError, UserError
-from ephemeron.events import GroupStarted, Note, RegionLeft, RunEnded, RunStarted
+from ephemeron.events import GroupStarted, Note, RegionAdded, RegionLeft, RunEnded, RunStarted
 from ephemeron.functions.simulated import SimulatedPool
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
+from ephemeron.training.driver.added_groups import AddedGroups
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.group_credentials import variables_of
@@ -63,9 +64,27 @@ class _Member:
     conclude: Callable[[RunOutcome, CostMeter], Result]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Launch:
+    """Groups that are launched."""
+
+    ready: PreparedGroups
+    folder: RunFolder
+    events: GroupEvents
+    stack: contextlib.ExitStack
+    """Of the folders and logs of the groups."""
+    wall_time: float
+    replanner: GroupReplanner
+    pool: SimulatedPool
+    shared: Channel
+    """Store of simulated groups."""
+
+
 def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path | None) -> Result:
     """Trains a job on several groups of functions, and waits for the end of the run."""
     chosen = run_logging.chosen(request.job.loggers if request.loggers is None else request.loggers)
+    from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+
     ready = prepared_groups(request)
     shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
     with blocking.terminable(), new_run(ready.run_id) as folder:
@@ -76,11 +95,17 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
         if ready.members[0].prepared.code is not None:
             store_program(folder, request.job, ready.members[0].prepared.code)
         with run_logging.logged(folder, ready.spec, chosen, shown) as log, contextlib.ExitStack() as stack:
-            events = GroupEvents(folder, ready.described(), log.on_event, simulated=ready.simulated)
+            described = ready.described()
+            events = GroupEvents(folder, described, log.on_event, simulated=ready.simulated)
             wall_time = time.time()
             events.emit(_started(ready, wall_time))
             replanner = GroupReplanner(ready.spec.configuration.region_replan_every_s, events.emit)
-            members = list(_launched(ready, folder, events, stack, wall_time, replanner))
+            launch = _Launch(
+                ready=ready, folder=folder, events=events, stack=stack, wall_time=wall_time, replanner=replanner,
+                pool=SimulatedPool(), shared=MemoryParameterServer(),
+            )  # fmt: skip
+            members = _launched(launch)
+            added = None if ready.simulated else AddedGroups(folder, ready, described)
             least = ready.spec.configuration.least_regions
             if ready.simulated:
                 from ephemeron.functions import simulation
@@ -89,8 +114,12 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
                     lambda interrupts: _drive(members, interrupts, replanner, least=least), runner=simulation.run
                 )
             else:
-                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner, least=least))
-            return _concluded(folder, ready.spec, ready.store, members, outcomes, events, log, out)
+                outcomes = blocking.run(
+                    lambda interrupts: _drive(
+                        members, interrupts, replanner, least=least, arriving=partial(_arriving, launch, added)
+                    )
+                )
+            return _concluded(folder, launch.ready.spec, ready.store, members, outcomes, events, log, out)
 
 
 def attach_groups(
@@ -137,7 +166,9 @@ def members_of(folder: RunFolder) -> list[RunFolder]:
 def _groups(folder: RunFolder) -> list[GroupStarted]:
     if not (folder.path / GROUPS).is_dir():
         return []
-    return next((e.groups for e in events_of(folder) if isinstance(e, RunStarted)), [])
+    events = list(events_of(folder))
+    begun = next((e.groups for e in events if isinstance(e, RunStarted)), [])
+    return [*begun, *(e.group for e in events if isinstance(e, RegionAdded))]
 
 
 def _record(member: RunFolder) -> RunRecord:
@@ -171,80 +202,87 @@ def _note(ready: PreparedGroups) -> str:
     return f"{text}; their numbers of iterations differ ({min(rounds)} to {max(rounds)}), so they do it {membership.rounds + 1} times"
 
 
-def _launched(
-    ready: PreparedGroups,
-    folder: RunFolder,
-    events: GroupEvents,
-    stack: contextlib.ExitStack,
-    wall_time: float,
-    replanner: GroupReplanner,
-) -> Iterator[_Member]:
-    from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+async def _arriving(launch: _Launch, added: AddedGroups | None, take: Callable[[_Member], None]) -> None:
+    """Starts groups that are asked for while the others train."""
 
-    pool, shared = SimulatedPool(), MemoryParameterServer()
-    for number, (member, name) in enumerate(zip(ready.members, ready.spec.configuration.groups, strict=True)):
-        prepared = member.prepared
-        told = replanner.watched(name.name, prepared.spec, events.relay(number), most=name.most_workers)
-        run = stack.enter_context(begun(member, told, parent=folder))
-        driven = replanner.driven(name.name)
+    def start(ready: PreparedGroups, started: GroupStarted) -> None:
+        launch.events.add(started, time.time() - launch.wall_time)
+        launch.ready = ready
+        take(_member(launch, len(ready.members) - 1))
 
-        def simulated(stop: RunStop, run=run, prepared=prepared, driven=driven) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
-            return lifecycle.simulate(
-                prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared,
-                on_driver=driven,
-            )  # fmt: skip
+    if added is not None:
+        await added.run(start)
 
-        def live(  # type: ignore[no-untyped-def]
-            stop: RunStop, run=run, prepared=prepared, secrets=member.secrets, anew=False, driven=driven
-        ) -> Awaitable[Ended]:
-            return lifecycle.drive(
-                run.folder,
-                run.record,
-                prepared.spec,
-                run.log.on_event,
-                secrets,
-                stop,
-                prepared=prepared,
-                origin=wall_time,
-                anew=anew,
-                on_driver=driven,
-            )
 
-        async def anew(  # type: ignore[no-untyped-def]
-            stop: RunStop, run=run, again=ready.again[number], driven=driven
-        ) -> Ended:
-            found = await admitted_anew(again)
-            assert found.prepared.spec.group is not None
-            joining = found.in_group(dataclasses.replace(found.prepared.spec.group, joins=True))
-            spec, settings = joining.prepared.spec, plain(joining.cloud) if joining.cloud else {}
-            record = records.new_record(spec, run.folder, source=joining.prepared.source, settings=settings)
-            records.write(run.folder, record)
-            return await lifecycle.drive(
-                run.folder, record, spec, run.log.on_event, found.secrets, stop, prepared=joining.prepared, origin=wall_time,
-                anew=True, on_driver=driven,
-            )  # fmt: skip
+def _launched(launch: _Launch) -> list[_Member]:
+    return [_member(launch, number) for number in range(len(launch.ready.members))]
 
-        drive: Any = simulated if ready.simulated else live
-        spec = prepared.spec.group
-        assert spec is not None
-        joining = member.in_group(dataclasses.replace(spec, joins=True)).prepared
-        later: Any = (
-            partial(simulated, prepared=joining) if ready.simulated else partial(live, prepared=joining, anew=True)
+
+def _member(launch: _Launch, number: int) -> _Member:
+    """One of the groups, with its folder."""
+    ready, folder, events, wall_time = launch.ready, launch.folder, launch.events, launch.wall_time
+    replanner, stack, pool, shared = launch.replanner, launch.stack, launch.pool, launch.shared
+    member, name = ready.members[number], ready.spec.configuration.groups[number]
+    prepared = member.prepared
+    told = replanner.watched(name.name, prepared.spec, events.relay(number), most=name.most_workers)
+    run = stack.enter_context(begun(member, told, parent=folder))
+    driven = replanner.driven(name.name)
+
+    def simulated(stop: RunStop, run=run, prepared=prepared, driven=driven) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
+        return lifecycle.simulate(
+            prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared,
+            on_driver=driven,
+        )  # fmt: skip
+
+    def live(  # type: ignore[no-untyped-def]
+        stop: RunStop, run=run, prepared=prepared, secrets=member.secrets, anew=False, driven=driven
+    ) -> Awaitable[Ended]:
+        return lifecycle.drive(
+            run.folder,
+            run.record,
+            prepared.spec,
+            run.log.on_event,
+            secrets,
+            stop,
+            prepared=prepared,
+            origin=wall_time,
+            anew=anew,
+            on_driver=driven,
         )
-        if member.refusal is not None:
-            drive, later = partial(refused, why=member.refusal), anew
-        late = LateStart(
-            drive=later,
-            excuse=partial(
-                excuse_group, shared if ready.simulated else ready.store, run=ready.run_id, group=name.name,
-                signing=folder.signing_key(),
-            ),
-            tell=partial(_tell, events, name.name, wall_time, simulated=ready.simulated),
+
+    async def anew(  # type: ignore[no-untyped-def]
+        stop: RunStop, run=run, again=ready.again[number], driven=driven
+    ) -> Ended:
+        found = await admitted_anew(again)
+        assert found.prepared.spec.group is not None
+        joining = found.in_group(dataclasses.replace(found.prepared.spec.group, joins=True))
+        spec, settings = joining.prepared.spec, plain(joining.cloud) if joining.cloud else {}
+        record = records.new_record(spec, run.folder, source=joining.prepared.source, settings=settings)
+        records.write(run.folder, record)
+        return await lifecycle.drive(
+            run.folder, record, spec, run.log.on_event, found.secrets, stop, prepared=joining.prepared, origin=wall_time,
+            anew=True, on_driver=driven,
         )  # fmt: skip
-        yield _Member(
-            name=name.name, drive=drive, late=late, conclude=run.conclude,
-            has_left=partial(_has_left, run.folder),
-        )  # fmt: skip
+
+    drive: Any = simulated if ready.simulated else live
+    spec = prepared.spec.group
+    assert spec is not None
+    joining = member.in_group(dataclasses.replace(spec, joins=True)).prepared
+    later: Any = partial(simulated, prepared=joining) if ready.simulated else partial(live, prepared=joining, anew=True)
+    if member.refusal is not None:
+        drive, later = partial(refused, why=member.refusal), anew
+    late = LateStart(
+        drive=later,
+        excuse=partial(
+            excuse_group, shared if ready.simulated else ready.store, run=ready.run_id, group=name.name,
+            signing=folder.signing_key(),
+        ),
+        tell=partial(_tell, events, name.name, wall_time, simulated=ready.simulated),
+    )  # fmt: skip
+    return _Member(
+        name=name.name, drive=drive, late=late, conclude=run.conclude,
+        has_left=partial(_has_left, run.folder),
+    )  # fmt: skip
 
 
 def _tell(events: GroupEvents, name: str, wall_time: float, text: str, *, simulated: bool) -> None:
@@ -325,7 +363,12 @@ def _continuing(
 
 
 async def _drive(
-    members: Sequence[_Member], interrupts: StopRequests, replanner: GroupReplanner, *, least: int = 1
+    members: list[_Member],
+    interrupts: StopRequests,
+    replanner: GroupReplanner,
+    *,
+    least: int = 1,
+    arriving: Callable[[Callable[[_Member], None]], Awaitable[None]] | None = None,
 ) -> list[Ended | None]:
     """Drives all groups to their ends; None: it was never started. Where one fails or stops, the others are stopped at a checkpoint."""
     stops = [RunStop() for _ in members]
@@ -344,13 +387,31 @@ async def _drive(
             if group.absent:
                 task.cancel()
 
-    replanning = asyncio.ensure_future(replanner.run())
+    changed = asyncio.Event()
+
+    def take(member: _Member) -> None:
+        stop, group = RunStop(), AbsentGroup(member.name, member.drive, member.late)
+        members.append(member)
+        stops.append(stop)
+        groups.append(group)
+        tasks.append(asyncio.ensure_future(group.driven(stop)))
+        changed.set()
+
+    background = [asyncio.ensure_future(replanner.run())]
+    if arriving is not None:
+        background.append(asyncio.ensure_future(arriving(take)))
     with interrupts.handled(stop_all):
-        waiting: set[asyncio.Future[Ended]] = set(tasks)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                member = members[tasks.index(task)]  # type: ignore[arg-type]
+        handled: set[int] = set()
+        while len(handled) < len(tasks):
+            changed.clear()
+            more: asyncio.Future[Any] = asyncio.ensure_future(changed.wait())
+            running = [task for number, task in enumerate(tasks) if number not in handled]
+            await asyncio.wait([more, *running], return_when=asyncio.FIRST_COMPLETED)
+            more.cancel()
+            for number, (member, task) in enumerate(zip(members, tasks, strict=True)):
+                if number in handled or not task.done():
+                    continue
+                handled.add(number)
                 if task.cancelled():
                     continue
                 if task.exception() is not None:
@@ -361,10 +422,11 @@ async def _drive(
                     stop_all(f"group {member.name} has {'stopped' if status == 'stopped' else 'failed'}")
             if all(group.absent for group, task in zip(groups, tasks, strict=True) if not task.done()):
                 end_absent()
-    replanning.cancel()
-    (failed,) = await asyncio.gather(replanning, return_exceptions=True)
-    if isinstance(failed, Exception):
-        _log.error("plans of the regions ended early", exc_info=failed)
+    for each in background:
+        each.cancel()
+    for failed in await asyncio.gather(*background, return_exceptions=True):
+        if isinstance(failed, Exception):
+            _log.error("what was done for the regions beside their driving ended early", exc_info=failed)
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise errors[0]

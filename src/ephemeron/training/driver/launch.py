@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +194,7 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
             folder.create_key()
         else:
             shutil.copy2(parent.path / run_dir.KEY_FILE, folder.path / run_dir.KEY_FILE)
-        variables = ready.secrets if parent is None else {}
+        variables = environment(ready.secrets) if parent is None else nullcontext()
         settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
         record = records.new_record(prepared.spec, folder, source=prepared.source, settings=settings)
         records.write(folder, record)
@@ -204,7 +204,7 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
             request.plan.save(folder.path / PLAN_FILE)
         if request.profile is not None:
             request.profile.save(folder.path / PROFILE_FILE)
-        with environment(variables), run_logging.logged(folder, prepared.spec, ready.loggers, on_event) as log:
+        with variables, run_logging.logged(folder, prepared.spec, ready.loggers, on_event) as log:
             yield BegunRun(ready=ready, folder=folder, record=record, log=log)
 
 
