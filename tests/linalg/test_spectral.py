@@ -11,6 +11,7 @@ from tiling import conditioned, epsilon, random
 
 from ephemeron import FunctionExecutor, linalg
 from ephemeron.errors import JobError, NotFinite, NotHermitian
+from ephemeron.linalg import spectral
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +137,14 @@ def test_a_matrix_that_no_function_can_hold_is_refused_before_anything_starts(po
         linalg.svd(huge, method="qr", executor=pool)
     with pytest.raises(JobError, match=r"k = 0 singular values .* use 1 to 40000"):
         linalg.randomized_svd(huge, 0, executor=pool)
+
+
+def test_a_randomized_svd_that_is_called_again_finds_its_random_matrix(stored):
+    a = stored(random((30, 20), "complex64"))
+    sample, other = (spectral._sample(a.stored, 7, seed) for seed in (0, 1))
+    assert spectral._sample(a.stored, 7, 0).stored == sample.stored, (
+        "so the program has its name, and goes on from its tiles"
+    )
+    assert sample.shape == (20, 7)
+    assert (sample.to_numpy() != other.to_numpy()).all()
+    assert len({spectral._sample(a.stored, width, 0).stored.name for width in (7, 8)}) == 2

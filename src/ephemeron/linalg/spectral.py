@@ -19,6 +19,7 @@ from ephemeron.linalg.algorithms import band, randomized, tall
 from ephemeron.linalg.algorithms import qr as qr_programs
 from ephemeron.linalg.computation import Computation, check_tall, computing, like, on_computed, square, tall_outputs
 from ephemeron.linalg.execution.gathered import check_memory, solver_bytes
+from ephemeron.linalg.execution.program_data import run_name
 from ephemeron.linalg.kernels.spectra import NARROW
 from ephemeron.linalg.language.program import Program
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
@@ -161,14 +162,7 @@ def randomized_svd(
         raise JobError(f"oversampling = {oversampling}, iterations = {iterations}", remedy="use 0 or more")
     width = min(k + oversampling, shorter)
 
-    def normal(rows: slice, columns: slice) -> npt.NDArray[Any]:
-        random, shape = np.random.default_rng((seed, rows.start)), (rows.stop - rows.start, width)
-        found: npt.NDArray[Any] = random.standard_normal(shape).astype(stored.dtype)
-        return found + 1j * random.standard_normal(shape) if np.iscomplexobj(found) else found
-
-    sample = BigMatrix.from_function(
-        normal, (stored.columns, width), dtype=stored.dtype, tile=(stored.tile_columns, width), store=stored.store
-    )
+    sample = _sample(stored, width, seed)
     with computing(executor, "randomized_svd", a) as computation:
         left = dataclasses.replace(like(stored, rows=stored.rows, columns=k), tile_columns=k)
         right = dataclasses.replace(
@@ -180,6 +174,23 @@ def randomized_svd(
         )  # fmt: skip
         computation.scratch(sample.stored)
         return _factors(computation, made["U"], made["D"], _stored(made["V"]).H)
+
+
+def _sample(stored: StoredMatrix, width: int, seed: int) -> BigMatrix:
+    """The random matrix. Its name follows from what it is for, so that a computation that was interrupted finds it and its own tiles."""
+
+    def normal(rows: slice, columns: slice) -> npt.NDArray[Any]:
+        random, shape = np.random.default_rng((seed, rows.start)), (rows.stop - rows.start, width)
+        found: npt.NDArray[Any] = random.standard_normal(shape).astype(stored.dtype)
+        return found + 1j * random.standard_normal(shape) if np.iscomplexobj(found) else found
+
+    name = f"sample-{run_name('normal', {'width': width, 'seed': seed}, {'A': stored})}"
+    try:
+        return BigMatrix.open(stored.store, name)
+    except JobError:  # there is none yet
+        return BigMatrix.from_function(
+            normal, (stored.columns, width), dtype=stored.dtype, tile=(stored.tile_columns, width), store=stored.store, name=name
+        )  # fmt: skip
 
 
 def _tall_svd(computation: Computation, stored: StoredMatrix) -> _Factors:
