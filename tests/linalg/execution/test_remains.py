@@ -173,3 +173,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(store, PROGRAM, "--yes", "--results")[0] == 0
     assert not [key for key in keys(store) if PROGRAM in key]
     assert run(store) == (0, f"no program has left anything in {store}\n")
+    code, output = run(f"{store}-of-another-name")
+    assert (code, "there is no folder" in output) == (2, True)
+    assert not (tmp_path / "store-of-another-name").exists()

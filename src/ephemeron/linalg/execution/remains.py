@@ -105,6 +105,8 @@ def check_abandoned(remains: Collection[ProgramRemains]) -> None:
 
 async def find_remains(store: str, program: str | None = None, *, lease_s: float = LEASE_S) -> list[ProgramRemains]:
     """What there is of programs that have not ended well, running ones included; see `clean`."""
+    if _is_gone(store):
+        raise JobError(f"there is no folder {store}", remedy="give the address of the matrices")
     async with tile_store.opened(store) as channel:
         counted: dict[str, _Counted] = {}
         for key in await channel.list("" if program is None else f"{program}-"):
