@@ -32,6 +32,10 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="PNG file to write")
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text())
+    missing = [part for part in ("accuracy", "traffic") if part not in results]
+    missing += [f"accuracy of {name}" for name in MODELS if name not in results.get("accuracy", {}).get("models", {})]
+    if missing:
+        parser.error(f"{arguments.results} has no {', '.join(missing)}; python -m benchmarks.geo --into measures them")
     accuracy = [_accuracy(name, results["accuracy"]["models"][name]["table_4"]) for name in MODELS]
     traffic = [_traffic(link, found) for link, found in results["traffic"]["links"].items()]
     below = (
