@@ -17,7 +17,7 @@ from training_runs import WORLD, make_job
 
 from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, Note, Progress, RegionAdded, RegionExchanged, RegionLeft, Started
-from ephemeron.geo.entrance import Admissions
+from ephemeron.geo.admissions import Admissions
 from ephemeron.geo.joining import join
 from ephemeron.training.driver import configure, late_groups, launch, lifecycle, run_platform, train
 from ephemeron.training.driver.group_runs import members_of

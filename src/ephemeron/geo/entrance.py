@@ -1,26 +1,25 @@
-"""How a region joins a run that has begun: the coordinator's part, and that of the region itself.
+"""How a region joins a run that has begun: the part of the region itself (`admissions` has the coordinator's).
 
 The region asks in the store that all regions reach. The coordinator announces it, and when all keep their updates for it, keeps a state of the run
 after each of its exchanges (`Communicator.put_snapshot`). From such a state on the region applies the rounds of the others, without a part of
 its own, until it lacks none; then it says that it is ready, and the coordinator announces its first round (`membership`). So the others
-never wait for its functions to start, for the state to arrive, or for it to catch up.
+never wait for its functions to start, for the state to arrive, or for it to catch up. Meanwhile it renews its request; where it did not for some time, the others have
+forgotten it, and it begins again from a newer state.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from ephemeron.errors import ChannelTimeout, CorruptMessage, JobError
+from ephemeron.errors import ChannelTimeout, JobError, UpdateForgotten
 from ephemeron.events import Note
+from ephemeron.geo.admissions import LOOK_S, RENEW_S, decode_snapshot
 from ephemeron.geo.communicator import Communicator, Update
 from ephemeron.geo.communicator.members import EntranceRequest
-from ephemeron.geo.membership import LEAD, Entrance
-from ephemeron.geo.policies import AdaptiveSchedule, Due, ExchangeSchedule, RoundPlan, parse_sync, weighted_mean
+from ephemeron.geo.policies import AdaptiveSchedule, Due, parse_sync, weighted_mean
 from ephemeron.geo.records import DecisionMeta, RegionKeys, decode_decision, encode_decision
 from ephemeron.geo.region_state import RegionState
 from ephemeron.geo.schedules import schedule_of
@@ -29,109 +28,14 @@ from ephemeron.training.worker.invocation import InvocationExit
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.spec import GroupMembership
 
-LOOK_S = 1.0
-"""Shortest time between two looks whether a region asks to join, or this one is to leave."""
+FORGOTTEN_S = 10.0
+"""Wait for an update after which it is looked whether the others still keep it."""
 _SLICE_S = 0.5
 """Longest wait for one object; then it is seen whether the run goes on."""
-_LENGTH = struct.Struct("<Q")
 
 
-class Snapshot(NamedTuple):
-    """State of a run for a region that joins."""
-
-    vector: np.ndarray
-    """Parameters of the region that has kept it, after one of its exchanges."""
-    state: bytes
-    """Its `RegionState`."""
-
-
-def encode_snapshot(vector: np.ndarray, state: bytes) -> bytes:
-    """Bytes of a snapshot."""
-    return b"".join((_LENGTH.pack(len(state)), state, encode_decision(vector, DecisionMeta(attempt=0))))
-
-
-def decode_snapshot(data: bytes) -> Snapshot:
-    """The inverse.
-
-    Raises:
-        CorruptMessage: it is none.
-    """
-    if len(data) < _LENGTH.size:
-        raise CorruptMessage("not a snapshot of a run", key="snapshot")
-    end = _LENGTH.size + int(_LENGTH.unpack_from(data)[0])
-    return Snapshot(decode_decision(data[end:], "snapshot")[0], data[_LENGTH.size : end])
-
-
-class Admissions:
-    """The coordinator's part. Every leader has one, as any may become the coordinator.
-
-    Args:
-        name: of the region.
-        communicator: with the others.
-        lifecycle: of the invocation.
-    """
-
-    def __init__(self, name: str, communicator: Communicator, lifecycle: InvocationLifecycle) -> None:
-        self._name, self._communicator, self._lifecycle = name, communicator, lifecycle
-        self._asked: EntranceRequest | None = None
-        self._looked = float("-inf")
-        self._looking: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._leave = RegionKeys(lifecycle.keys.run).leave
-        self.leaves = False
-        """Whether this region was asked to leave."""
-
-    def look(self) -> None:
-        """Looks beside the training whether a region asks to join, or this one is to leave."""
-        now = self._lifecycle.now()
-        if now - self._looked >= LOOK_S and (self._looking is None or self._looking.done()):
-            self._looked = now
-            self._looking = asyncio.create_task(self._look())
-
-    async def _look(self) -> None:
-        self._asked = await self._communicator.table.asked()
-        self.leaves = self.leaves or await self._lifecycle.channel.fetch(self._leave) is not None
-
-    def announcement(
-        self, round: int, state: RegionState, schedule: ExchangeSchedule | AdaptiveSchedule, plan: RoundPlan | None
-    ) -> Entrance | None:  # fmt: skip
-        """What this region says with its part of a round; None: nothing.
-
-        Args:
-            round: that is sent.
-            state, schedule: of the region.
-            plan: of the round two after it, where rounds are planned.
-        """
-        asked, members = self._asked, state.members
-        if asked is None or members.coordinator(round) != self._name or asked.region == self._name:
-            return None
-        known = members.entrance
-        if known is None or known.region != asked.region:
-            takes_part = members.takes_part(asked.region, round + LEAD)
-            return None if takes_part or known is not None else Entrance(region=asked.region)
-        if isinstance(schedule, AdaptiveSchedule):
-            begins = plan is not None and not plan.last
-        else:
-            begins = round + LEAD <= schedule.rounds
-        if known.first is None and asked.ready and begins:
-            return Entrance(region=asked.region, first=round + LEAD)
-        return None
-
-    def keep_snapshot(self, state: RegionState, vector: np.ndarray) -> None:
-        """Keeps the state after an exchange for a region that joins, beside the training."""
-        round = max(state.applied[self._name].values(), default=0)
-        if state.members.coordinator(round) != self._name or not state.is_kept_by_all(self._name):
-            return
-        if self._keeping is None or self._keeping.done():
-            data = encode_snapshot(vector, bytes(state.encoded(vector)))
-            self._keeping = asyncio.create_task(self._communicator.put_snapshot(round, data))
-
-    async def close(self) -> None:
-        """Ends what goes on in the background."""
-        tasks = [task for task in (self._looking, self._keeping) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+class _RequestLapsed(Exception):
+    """The others have forgotten this region: what it needs may be deleted."""
 
 
 class JoiningRegion:
@@ -156,14 +60,21 @@ class JoiningRegion:
         )
         self._vector = own
         self._ready = False
+        self._asked, self._number, self._taken = lifecycle.now(), 0, -1
+        """Time and number of the latest request, and round of the state that this region has begun from; -1: none yet."""
         self._checked = lifecycle.now()
 
     async def enter(self) -> int:
         """Joins, and stores the decision with which the region begins; returns the iteration."""
-        while not await self._communicator.table.ask(EntranceRequest(region=self._name)):
-            await self._pause()  # another region is joining
-        await self._take_snapshot()
-        begins = await (self._follow() if self._sync.synchronous else self._follow_asynchronously())
+        while True:
+            while not await self._ask():
+                await self._pause()  # another region is joining
+            try:
+                await self._take_snapshot()
+                begins = await (self._follow() if self._sync.synchronous else self._follow_asynchronously())
+                break
+            except (_RequestLapsed, UpdateForgotten):
+                self._ready = False
         first = self._state.members.first_round(self._name)
         meta = DecisionMeta(attempt=self._lifecycle.attempt, plans=self._state.plans)
         await self._channel.put(self._keys.state(begins, self._lifecycle.attempt), [self._state.encoded(self._vector)])
@@ -177,15 +88,35 @@ class JoiningRegion:
             await self._communicator.leave(after=self._schedule.last)
         return begins
 
+    async def _ask(self) -> bool:
+        """Asks, or says that this region still does; returns whether the others see its request."""
+        self._asked, self._number = self._lifecycle.now(), self._number + 1
+        request = EntranceRequest(region=self._name, ready=self._ready, number=self._number)
+        return await self._communicator.table.ask(request)
+
+    async def _renew(self) -> None:
+        """Says from time to time that this region still asks.
+
+        Raises:
+            _RequestLapsed: it does no more.
+        """
+        if self._lifecycle.now() - self._asked >= RENEW_S and not await self._ask():
+            raise _RequestLapsed
+        members = self._state.members
+        announced = members.entrance is not None and members.entrance.region == self._name
+        if self._taken >= 0 and not announced and members.first_round(self._name) is None:
+            raise _RequestLapsed
+
     async def _take_snapshot(self) -> None:
-        """Waits for a state from which on the others keep their updates for this region."""
+        """Waits for a state from which on the others keep their updates for this region; a newer one than before."""
         while True:
             found = await self._communicator.latest_snapshot()
-            if found is not None:
+            if found is not None and found[0] > self._taken:
                 vector, state = decode_snapshot(found[1])
                 self._state.load(state, "snapshot", vector)
                 entrance = self._state.members.entrance
                 if entrance is not None and entrance.region == self._name:
+                    self._taken = found[0]
                     break
             await self._pause()
         self._state.begin_anew()
@@ -260,14 +191,19 @@ class JoiningRegion:
 
     async def _update(self, region: str, due: Due) -> Update:
         """A region's part of a round. Where it is not there yet, this region lacks nothing, and is ready."""
-        deadline = self._lifecycle.now()
+        began = deadline = self._lifecycle.now()
         while True:
+            await self._renew()
             try:
                 return await self._communicator.get(region, due.fragment, due.round, deadline=deadline)
             except ChannelTimeout:
                 if not self._ready and await self._is_loaded():
                     self._ready = True
-                    await self._communicator.table.ask(EntranceRequest(region=self._name, ready=True))
+                    await self._ask()
+            if self._lifecycle.now() - began >= FORGOTTEN_S:
+                began, newer = self._lifecycle.now(), await self._communicator.latest_snapshot()
+                if newer is not None and newer[0] > max(due.round, self._taken):
+                    raise _RequestLapsed  # the others are past this round
             await self._pause(0.0)
             deadline = self._lifecycle.now() + _SLICE_S
 
@@ -278,6 +214,8 @@ class JoiningRegion:
 
     async def _pause(self, seconds: float = _SLICE_S / 2) -> None:
         await asyncio.sleep(seconds)
+        if self._taken < 0 and self._lifecycle.now() - self._asked >= RENEW_S:
+            await self._ask()
         if self._lifecycle.now() - self._checked >= LOOK_S:
             self._checked = self._lifecycle.now()
             await may_wait(self._lifecycle)

@@ -15,11 +15,11 @@ import numpy as np
 
 from ephemeron.errors import RegionSuperseded
 from ephemeron.events import RegionLeft
+from ephemeron.geo.admissions import Admissions
 from ephemeron.geo.asynchronous_rounds import AsynchronousRounds
 from ephemeron.geo.background_writes import BackgroundWrites
 from ephemeron.geo.communicator import Communicator, Update
 from ephemeron.geo.decisions import Decisions
-from ephemeron.geo.entrance import Admissions
 from ephemeron.geo.exchange_events import ExchangeEvents
 from ephemeron.geo.follower import recall, said_to_live
 from ephemeron.geo.incoming_updates import IncomingUpdates
@@ -236,13 +236,14 @@ class RegionLeader(GroupExchange):
             how, measured = schedule.plan(due.round), self._pace.measured()
             if due.fragment == 0 and state.members.coordinator(due.round) == self._name:
                 plan = self._pace.plan_after(due.round, schedule, state.measured, nbytes=4 * vector.size)
-        entrance, leaves = None, False
+        entrance, leaves, forgets = None, False, ""
         if due.fragment == 0 and not parameters:
-            entrance = self._admissions.announcement(due.round, state, schedule, plan)
+            forgets = self._admissions.lapsed(due.round, state)
+            entrance = None if forgets else self._admissions.announcement(due.round, state, schedule, plan)
             leaves = self._admissions.leaves and due.round < schedule.last and len(self._others(due.round)) > 0
         payload = state.payload(
             part, vector, parameters=parameters, compression=how.how.compression if how else "", plan=plan,
-            measured=measured, entrance=entrance, leaves=leaves,
+            measured=measured, entrance=entrance, leaves=leaves, forgets=forgets,
         )  # fmt: skip
         if self._own.is_stored(due):  # by an earlier attempt, and sent again
             state.owe(part, self._owed.pop(due))

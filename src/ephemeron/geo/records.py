@@ -147,6 +147,8 @@ class PayloadHead:
     """Of a region that joins, by the coordinator."""
     leaves: bool = False
     """Whether this is the sender's last round."""
+    forgets: str = ""
+    """A region that has asked to join and was not heard any more, by the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +225,9 @@ def decode_region_state(data: memoryview | bytes, key: str) -> tuple[Arrays, Sta
 def pack_payload(head: PayloadHead, data: Buffer) -> bytes:
     """A payload: the length of its head, the head as JSON, and the encoded values."""
     given = {
-        name: value for name, value in dataclasses.asdict(head).items() if value is not None and value is not False
+        name: value
+        for name, value in dataclasses.asdict(head).items()
+        if value is not None and value is not False and value != ""
     }
     text = json.dumps(given, separators=(",", ":")).encode()
     return b"".join((_LENGTH.pack(len(text)), text, data))

@@ -63,7 +63,7 @@ class RegionState:
 
     def payload(
         self, part: slice, own: np.ndarray, *, parameters: bool = False, compression: str = "", plan: RoundPlan | None = None,
-        measured: Measured | None = None, entrance: Entrance | None = None, leaves: bool = False,
+        measured: Measured | None = None, entrance: Entrance | None = None, leaves: bool = False, forgets: str = "",
     ) -> bytes:  # fmt: skip
         """This region's part of a round; what it lacks by rounding is added to the next one.
 
@@ -72,7 +72,7 @@ class RegionState:
             own: the region's parameters, whole.
             parameters: send these as they are, whatever the policy.
             compression: of this round; "": that of the run.
-            plan, measured, entrance, leaves: see `PayloadHead`.
+            plan, measured, entrance, leaves, forgets: see `PayloadHead`.
         """
         seen = rounds_as_json(self.stored)
         if parameters:
@@ -81,7 +81,9 @@ class RegionState:
         self._feedback.codec = codec_of(codec)
         data = self._feedback.encode(self.policy.contribution(part, own), part)
         self.policy.sent(part, own)
-        head = PayloadHead(codec=codec, seen=seen, plan=plan, measured=measured, entrance=entrance, leaves=leaves)
+        head = PayloadHead(
+            codec=codec, seen=seen, plan=plan, measured=measured, entrance=entrance, leaves=leaves, forgets=forgets
+        )
         return pack_payload(head, data)
 
     def accepted(
@@ -120,6 +122,9 @@ class RegionState:
                 self.plans = (*self.plans, head.plan)[-KEPT:]
             if head.entrance is not None:
                 self.announced(head.entrance, round)
+            known = self.members.entrance
+            if head.forgets and known is not None and known.region == head.forgets:
+                self.members.entrance = None
         if head.leaves:
             self.members.leaves(region, round)
 

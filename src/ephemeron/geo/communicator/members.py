@@ -35,6 +35,8 @@ class EntranceRequest:
     region: str
     ready: bool = False
     """Whether it has a state of the run and the rounds after it, so that no other region would wait for it."""
+    number: int = 0
+    """Grows as long as it asks: it lives."""
 
 
 async def note_absent(channel: Channel, run: str, region: str) -> bool:
