@@ -8,6 +8,7 @@ RUN/groups/entrance                  the region that asks to join; one at a time
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
@@ -67,6 +68,8 @@ class MemberTable:
     def __init__(self, channel: Channel, *, prefix: str, region: str, identity: str, fence: int) -> None:
         self.channel, self._prefix = channel, prefix
         self._region, self._identity, self._fence = region, identity, fence
+        self.request_s: float | None = None
+        """Time of a request that carries nothing, as `join` has measured it."""
 
     async def join(self, *, since: int = 0, endpoint: str = "", enters: bool = False) -> Member | None:
         """Adds this attempt; returns what the table has said of the region before.
@@ -89,9 +92,13 @@ class MemberTable:
         except KeyExists:  # this attempt, that joins again, or another launch that has joined meanwhile
             self._check({member.region: member for member in await self.members()}.get(self._region))
             await self.channel.put(key, [json.dumps(plain(joined)).encode()])  # it may listen elsewhere
+        now = asyncio.get_running_loop().time
+        began = now()
+        absent = await self.is_absent(self._region)
+        self.request_s = now() - began
         if enters:
             await self.channel.delete([f"{self._prefix}/left/{self._region}"])
-        elif await self.is_absent(self._region):
+        elif absent:
             raise RegionSuperseded(f"region {self._region} was started too late: the others train without it")
         return known
 
@@ -142,14 +149,14 @@ class MemberTable:
         for key in await self.channel.list(f"{self._prefix}/members/"):
             region, _, number = key.rpartition("/")[2].rpartition(".")
             newest[region] = max((int(number), key), newest.get(region, (0, "")))
-        found = []
-        for region, (fence, key) in sorted(newest.items()):
-            joined = build(_Joined, json.loads(bytes(await self.channel.fetch(key) or b"{}")), where=key)
-            left = await self.channel.fetch(f"{self._prefix}/left/{region}")
-            found.append(
-                Member(
-                    region=region, identity=joined.identity, fence=fence, endpoint=joined.endpoint, since=joined.since,
-                    left=None if left is None else int(bytes(left)),
-                )
-            )  # fmt: skip
-        return found
+        return await asyncio.gather(
+            *(self._member(region, fence, key) for region, (fence, key) in sorted(newest.items()))
+        )
+
+    async def _member(self, region: str, fence: int, key: str) -> Member:
+        data, left = await asyncio.gather(self.channel.fetch(key), self.channel.fetch(f"{self._prefix}/left/{region}"))
+        joined = build(_Joined, json.loads(bytes(data or b"{}")), where=key)
+        return Member(
+            region=region, identity=joined.identity, fence=fence, endpoint=joined.endpoint, since=joined.since,
+            left=None if left is None else int(bytes(left)),
+        )  # fmt: skip

@@ -25,6 +25,8 @@ from ephemeron.geo.communicator.members import MemberTable
 _LENGTH, _ROUND = struct.Struct("<I"), struct.Struct("<q")
 _WATCH_S = 60.0
 """Deadline of one wait for an update that is not needed yet."""
+_LEAST_SHARE = 0.05
+"""Part of a transfer's time that its bytes have taken at least, as far as such times can be told apart."""
 _RECENT = 0.3
 """Weight of the latest measurement in an estimate."""
 
@@ -60,6 +62,8 @@ class StoreCommunicator(Communicator):
         self._others = [name for name in names if name != region]
         self._sent = self._received = 0
         self._links: dict[str, LinkEstimate] = {}
+        self._request_s: float | None = None
+        """Shortest time of a request; None: none was measured."""
         self._here: dict[tuple[str, int, int], Update] = {}
         self._needs_after: dict[str, dict[int, int]] = {name: {} for name in self._others}
         self._acknowledged: dict[str, dict[int, int]] = {name: {} for name in self._others}
@@ -229,14 +233,17 @@ class StoreCommunicator(Communicator):
             await self._channel.delete(gone)
 
     def _measure(self, region: str, nbytes: int, seconds: float) -> None:
+        """Takes in the time of a transfer: that of a request without data, and the rest for its bytes."""
         if seconds <= 0:
             return
+        self._request_s = (
+            min(self.table.request_s or seconds, seconds) if self._request_s is None else min(self._request_s, seconds)
+        )
         known = self._links.get(region)
-        rate, trip = nbytes / seconds, seconds
-        if known is not None and known.bandwidth is not None and known.round_trip_s is not None:
+        rate = nbytes / max(seconds - self._request_s, _LEAST_SHARE * seconds)
+        if known is not None and known.bandwidth is not None:
             rate = _RECENT * rate + (1 - _RECENT) * known.bandwidth
-            trip = min(trip, known.round_trip_s)
-        self._links[region] = LinkEstimate(bandwidth=rate, round_trip_s=trip)
+        self._links[region] = LinkEstimate(bandwidth=rate, round_trip_s=2 * self._request_s)
 
     def _key(self, region: str, fragment: int, round: int) -> str:
         return f"{self._prefix}/{region}/{fragment}.{round:07d}"

@@ -6,6 +6,7 @@ gentlest compression, and with it the smallest H, for which
     b / w <= share · H · t                the link is idle for the rest of the time, and computing hides the exchange
     H + delay <= limit                    parameters lack no more than the steps of so many iterations of the others
     delay = 2 (b / (F·w) + r) / t         iterations until a fragment has arrived, twice as many for safety
+    delay < H                             a round is applied before the next one is sent
 
 and F the largest number of fragments whose exchanges follow each other, each ended before the next one begins. Where nothing fits, the
 strongest compression is used with the largest H, and regions wait.
@@ -60,15 +61,20 @@ def adapted(measured: Measured, *, nbytes: int, limit: int) -> Adaptation:
         limit: H and delay together are at most this, in iterations.
     """
     for compression, each in COMPRESSIONS.items():
-        size = nbytes * each / 4
-        every = max(
-            min(LEAST_EVERY, limit), math.ceil(size / measured.bandwidth / (SHARE * measured.iteration_s) - 1e-9)
-        )
+        how = _smallest(compression, nbytes * each / 4, measured, limit)
+        if how.every + how.delay <= limit:
+            return how
+    return Adaptation(every=limit, compression=list(COMPRESSIONS)[-1], fragments=1, delay=0)
+
+
+def _smallest(compression: str, size: float, measured: Measured, limit: int) -> Adaptation:
+    """The smallest H of a compression, and the fragments and the delay that follow."""
+    every = max(min(LEAST_EVERY, limit), math.ceil(size / measured.bandwidth / (SHARE * measured.iteration_s) - 1e-9))
+    fragments, delay = _fragments_and_delay(size, every, measured)
+    if delay >= every:  # the round trip takes longer than the link is used
+        every = delay + 1
         fragments, delay = _fragments_and_delay(size, every, measured)
-        if every + delay <= limit and delay < every:
-            return Adaptation(every=every, compression=compression, fragments=fragments, delay=delay)
-    strongest = list(COMPRESSIONS)[-1]
-    return Adaptation(every=limit, compression=strongest, fragments=1, delay=0)
+    return Adaptation(every=every, compression=compression, fragments=fragments, delay=delay)
 
 
 def slowest(found: list[Measured]) -> Measured | None:
