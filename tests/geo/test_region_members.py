@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ephemeron.geo.admissions import Admissions, decode_snapshot, encode_snapshot
 from ephemeron.geo.communicator.base import Update
 from ephemeron.geo.communicator.members import EntranceRequest
-from ephemeron.geo.entrance import Admissions, decode_snapshot, encode_snapshot
 from ephemeron.geo.membership import LEAD, Entrance, RegionMembers
 from ephemeron.geo.policies import ExchangeSchedule, parse_sync
 from ephemeron.geo.records import PayloadHead, pack_payload, rounds_as_json

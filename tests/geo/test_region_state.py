@@ -43,6 +43,8 @@ def test_a_state_is_stored_without_the_decision_beside_it(sync: str, compression
     assert 4 * ELEMENTS * vectors <= len(stored) < 4 * ELEMENTS * vectors + 2048
     later = RegionState(parse_sync(sync), NAMES, compression, np.zeros(ELEMENTS, dtype=np.float32))
     later.load(stored, "state", decision)
+    assert later.stored == state.applied, "others are told of rounds that a stored decision has"
+    state.stored = later.stored
     next_own = decision + np.float32(0.25)
     payloads = [each.payload(WHOLE, next_own) for each in (state, later)]
     assert payloads[0] == payloads[1]
