@@ -59,6 +59,7 @@ def seconds(result: Result) -> float:
 DELAYED = ("diloco:fragments=2,delay=3", "int4")
 
 
+@pytest.mark.slow
 def test_a_slow_store_does_not_slow_the_training() -> None:
     """What the last exchange stores is left out, and checkpoints, before which the store is asked for newer attempts."""
     quick, slow = (trained(*DELAYED, store_s=store_s, checkpoint_every=1000) for store_s in (0.001, 0.5))
