@@ -276,6 +276,9 @@ class RegionExchanged(Event):
     """Rounds that it is ahead of what it has applied of the region furthest behind."""
     plan: str = ""
     """Latest known H, compression, fragments and delay, where these follow the link."""
+    kernel_bytes_sent: int = 0
+    """Over TCP, as the kernel has counted: repeated segments and encryption included; 0 where regions have no connections."""
+    kernel_bytes_received: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,3 +50,6 @@ def test_weights_over_tcp_are_those_of_the_store_though_leaders_are_killed() -> 
     assert killed.summary.weights_sha256 == trained("simulated").summary.weights_sha256
     near, far = killed.summary.regions
     assert min(near.wan_bytes_sent, near.wan_bytes_received, far.wan_bytes_sent, far.wan_bytes_received) > 0
+    for region in (near, far):  # what was on its way when an exchange was told differs
+        assert 0.5 * region.wan_bytes_sent < region.wan_kernel_bytes_sent < 2 * region.wan_bytes_sent
+        assert 0.5 * region.wan_bytes_received < region.wan_kernel_bytes_received < 2 * region.wan_bytes_received

@@ -26,7 +26,10 @@ PAIR = (
     RunGroup(name="near", workers=2, batch_size=24, share=2),
     RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1),
 )
-REGION_KEYS = {"name", "iterations", "waiting_share", "wan_bytes_sent", "wan_bytes_received", "cost_usd"}
+REGION_KEYS = {
+    "name", "iterations", "waiting_share", "wan_bytes_sent", "wan_bytes_received", "cost_usd", "wan_kernel_bytes_sent",
+    "wan_kernel_bytes_received",
+}  # fmt: skip
 JOB = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"
 POLICIES = (
     ("sma", "none"),

@@ -234,9 +234,14 @@ def region_line(group: GroupMeter, t: float) -> str:
     """What a region does, until `t`."""
     a = group.activity
     released = f", {human_count(a.released, 'function')} released early" if a.released else ""
+    kernel = (
+        f" (kernel: {human_bytes(a.wan_kernel_bytes_sent)}, {human_bytes(a.wan_kernel_bytes_received)})"
+        if a.wan_kernel_bytes_sent
+        else ""
+    )
     return (
         f"{group.started.name}: {a.steps_per_s:.3g} steps/s, waits {a.waiting_share:.1%}, {human_count(a.staleness, 'round')} ahead, "
-        f"{human_bytes(a.wan_bytes_sent)} sent, {human_bytes(a.wan_bytes_received)} received, {human_usd(group.cost_usd(t))}{released}"
+        f"{human_bytes(a.wan_bytes_sent)} sent, {human_bytes(a.wan_bytes_received)} received{kernel}, {human_usd(group.cost_usd(t))}{released}"
     )
 
 

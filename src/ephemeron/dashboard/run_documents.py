@@ -176,7 +176,8 @@ def _groups(view: RunView) -> list[Document]:
          "memory_mb": s.memory_mb, "samples": s.samples, "iterations": s.iterations, "invocations": s.invocations,
          "gb_seconds": finite(s.gb_seconds), "cost_usd": finite(s.cost_usd), "prices": s.prices,
          "steps_per_s": finite(a.steps_per_s), "staleness": a.staleness, "exchanges": a.exchanges,
-         "waiting_share": finite(a.waiting_share), "wan_bytes_sent": a.wan_bytes_sent, "wan_bytes_received": a.wan_bytes_received}
+         "waiting_share": finite(a.waiting_share), "wan_bytes_sent": a.wan_bytes_sent, "wan_bytes_received": a.wan_bytes_received,
+         "wan_kernel_bytes_sent": a.wan_kernel_bytes_sent, "wan_kernel_bytes_received": a.wan_kernel_bytes_received}
         for g in view.meter.groups
         for s, a in [(g.summary(view.t), g.activity)]
     ]  # fmt: skip

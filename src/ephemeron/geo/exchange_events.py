@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ephemeron.events import RegionExchanged, UpdateQuarantined
 from ephemeron.geo.communicator import Communicator
+from ephemeron.geo.communicator.base import PeerTraffic
 from ephemeron.geo.link_pace import described
 from ephemeron.geo.region_state import RegionState
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
@@ -20,7 +21,7 @@ class ExchangeEvents:
 
     def __init__(self, region: str, communicator: Communicator, lifecycle: InvocationLifecycle) -> None:
         self._region, self._communicator, self._lifecycle = region, communicator, lifecycle
-        self._counted = (0, 0)
+        self._counted = PeerTraffic()
 
     def emit(self, iteration: int, seconds: float, state: RegionState) -> None:
         """Tells of the exchange before an iteration.
@@ -31,13 +32,13 @@ class ExchangeEvents:
             state: after the exchange.
         """
         invocation, t = self._lifecycle.invocation, self._lifecycle.run_now()
-        meter = self._communicator.meter.values()
-        total = (sum(each.sent for each in meter), sum(each.received for each in meter))
-        before, self._counted = self._counted, total
+        before, self._counted = self._counted, sum(self._communicator.meter.values(), PeerTraffic())
+        total = self._counted
         invocation.emit(
             RegionExchanged(
-                t=t, rank=0, attempt=invocation.attempt, iteration=iteration, bytes_sent=total[0] - before[0],
-                bytes_received=total[1] - before[1], seconds=round(seconds, 6), staleness=state.staleness(self._region),
+                t=t, rank=0, attempt=invocation.attempt, iteration=iteration, bytes_sent=total.sent - before.sent,
+                bytes_received=total.received - before.received, kernel_bytes_sent=total.kernel_sent - before.kernel_sent,
+                kernel_bytes_received=total.kernel_received - before.kernel_received, seconds=round(seconds, 6), staleness=state.staleness(self._region),
                 plan=described(state.plans[-1] if state.plans else None),
             )
         )  # fmt: skip

@@ -44,6 +44,9 @@ class RegionActivity:
     wan_bytes_sent: int = 0
     """To other regions, as the region has metered."""
     wan_bytes_received: int = 0
+    wan_kernel_bytes_sent: int = 0
+    """Of these, over TCP, as the kernel has counted: repeated segments and encryption included; 0 where regions have no connections."""
+    wan_kernel_bytes_received: int = 0
     exchanges: int = 0
     staleness: int = 0
     """Rounds that it is ahead of what it has applied of the region furthest behind, at its latest exchange."""
@@ -89,6 +92,8 @@ class RegionActivity:
             self._latest = max(self._latest, event.t)
             self.wan_bytes_sent += event.bytes_sent
             self.wan_bytes_received += event.bytes_received
+            self.wan_kernel_bytes_sent += event.kernel_bytes_sent
+            self.wan_kernel_bytes_received += event.kernel_bytes_received
             self.exchanges, self.staleness = self.exchanges + 1, event.staleness
             self.waited_s += event.seconds
             self.points.append(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,29 @@ def test_a_region_that_has_left_gives_late_regions_its_updates_through_the_store
         assert await received(north, "east", 1) == b"east 0 1"
 
     together(TcpWorld(leave_s=0.1), work)
+
+
+@pytest.mark.parametrize("how", ["plain", "certificates", "relay"])
+def test_the_kernel_counts_what_is_sent_and_what_encryption_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("EPHEMERON_RENDEZVOUS_TOKEN", "token of the relay")
+    if how == "relay":
+        world: TcpWorld = RelayedWorld(leave_s=0.1)
+    else:
+        authority = Authority(tmp_path)
+        networks = {name: authority.network(name) for name in NAMES} if how == "certificates" else None
+        world = TcpWorld(networks, leave_s=0.1)
+
+    async def work(opened: Opened) -> None:
+        east, north = await opened("east"), await opened("north")
+        payload = random.Random(0).randbytes(1_000_000)
+        await east.publish(update("east", 1, payload))
+        assert await received(north, "east", 1) == payload
+        there = north.meter["east"]
+        if not there.kernel_received and not hasattr(socket, "TCP_INFO"):
+            pytest.skip("no counters of TCP connections here")
+        assert len(payload) < there.received <= there.kernel_received < 1.1 * there.received
+        await until(lambda: east.meter["north"].kernel_sent >= there.kernel_received)
+
+    together(world, work)

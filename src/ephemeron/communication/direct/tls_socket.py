@@ -12,6 +12,7 @@ import ssl
 from pathlib import Path
 
 from ephemeron.communication.channels.tls import authority
+from ephemeron.communication.rpc.kernel_counters import carry
 from ephemeron.errors import JobError
 
 _CHUNK = 1 << 18
@@ -87,6 +88,7 @@ def pass_through(
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
+    carry(theirs, writer.get_extra_info("socket"))
     task = asyncio.get_running_loop().create_task(_pass(ours, reader, writer))
     _passing.add(task)
     task.add_done_callback(_passing.discard)

@@ -122,9 +122,9 @@ class Client:
         return self._peer.wire.transport
 
     @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received so far, frames included."""
-        return self._peer.wire.bytes_sent, self._peer.wire.bytes_received
+    def wire(self) -> FrameSocket:
+        """The connection, for its counters."""
+        return self._peer.wire
 
     async def call(
         self,

@@ -43,6 +43,7 @@ from ephemeron.communication.rpc.frame import (
     unpack_head,
     unpack_rest,
 )
+from ephemeron.communication.rpc.kernel_counters import kernel_bytes
 from ephemeron.communication.rpc.pool import BufferPool
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import ProtocolError
@@ -87,6 +88,7 @@ class FrameSocket:
         """Rate at which large data sections arrive at the other end, as it reports."""
         self.bytes_sent = self.bytes_received = 0
         """Through the socket so far, frames included; not what shared memory carries."""
+        self._kernel_bytes = (0, 0)
         self._sock = sock
         self._blocking = sock.getblocking()
         self._pool = pool
@@ -102,6 +104,12 @@ class FrameSocket:
     def sock(self) -> socket.socket:
         """For waiting, not for reading."""
         return self._sock
+
+    @property
+    def kernel_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received as the kernel has counted them, until it was closed; zeros where it does not count."""
+        self._kernel_bytes = kernel_bytes(self._sock) or self._kernel_bytes
+        return self._kernel_bytes
 
     @property
     def transport(self) -> str:

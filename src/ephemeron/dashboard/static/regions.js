@@ -34,6 +34,6 @@ function exchanges(run) {
   const most = Math.max(...run.groups.map((g) => g.steps_per_s || 0));
   const bar = (share, phase) => h("span", { class: "share", style: { margin: "0", "min-width": "90px" } }, h("i", { class: "ph-" + phase, style: { width: 100 * share + "%" } }));
   return h("table", {}, h("caption", { class: "unseen" }, "Exchange between the regions of " + run.run_id),
-    h("thead", {}, h("tr", {}, ["Region", "Steps a second", "", "Exchanges", "Staleness", "Waiting", "", "Sent", "Received"].map((n, i) => h("th", { class: i > 0 ? "n" : "", scope: "col" }, n)))),
-    h("tbody", {}, run.groups.map((g) => h("tr", {}, h("td", {}, g.name), [number(g.steps_per_s, 3), bar(most ? g.steps_per_s / most : 0, "compute"), count(g.exchanges), count(g.staleness), percent(g.waiting_share), bar(g.waiting_share, "wait"), bytes(g.wan_bytes_sent), bytes(g.wan_bytes_received)].map((v) => h("td", { class: "n" }, v))))));
+    h("thead", {}, h("tr", {}, ["Region", "Steps a second", "", "Exchanges", "Staleness", "Waiting", "", "Sent", "Received", "Sent (kernel)", "Received (kernel)"].map((n, i) => h("th", { class: i > 0 ? "n" : "", scope: "col" }, n)))),
+    h("tbody", {}, run.groups.map((g) => h("tr", {}, h("td", {}, g.name), [number(g.steps_per_s, 3), bar(most ? g.steps_per_s / most : 0, "compute"), count(g.exchanges), count(g.staleness), percent(g.waiting_share), bar(g.waiting_share, "wait"), bytes(g.wan_bytes_sent), bytes(g.wan_bytes_received), g.wan_kernel_bytes_sent ? bytes(g.wan_kernel_bytes_sent) : "–", g.wan_kernel_bytes_sent ? bytes(g.wan_kernel_bytes_received) : "–"].map((v) => h("td", { class: "n" }, v))))));
 }

@@ -63,6 +63,15 @@ class PeerTraffic:
 
     sent: int = 0
     received: int = 0
+    kernel_sent: int = 0
+    """As the kernel has counted, over TCP; 0 where it does not."""
+    kernel_received: int = 0
+
+    def __add__(self, other: PeerTraffic) -> PeerTraffic:
+        return PeerTraffic(
+            sent=self.sent + other.sent, received=self.received + other.received,
+            kernel_sent=self.kernel_sent + other.kernel_sent, kernel_received=self.kernel_received + other.kernel_received,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.communication.rpc.client import Client
+from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, ProtocolError
 from ephemeron.geo.communicator.base import LinkEstimate, PeerTraffic
@@ -61,17 +62,16 @@ class Route:
     Args:
         cursor: what is sent over it.
         close: ends it.
-        traffic: bytes sent and received over it so far.
+        wire: whose bytes are counted.
         now: loop time.
         fence: attempt of the other end.
         opened_here: whether this end has opened it.
     """
 
     def __init__(
-        self, cursor: Cursor, close: Callable[[], None], traffic: Callable[[], tuple[int, int]], *, now: float, fence: int,
-        opened_here: bool,
+        self, cursor: Cursor, close: Callable[[], None], wire: FrameSocket, *, now: float, fence: int, opened_here: bool,
     ) -> None:  # fmt: skip
-        self.cursor, self.close, self.traffic = cursor, close, traffic
+        self.cursor, self.close, self._wire = cursor, close, wire
         self.began, self.fence, self.opened_here = now, fence, opened_here
         self.heard = now
         self.wake = asyncio.Event()
@@ -79,6 +79,14 @@ class Route:
         self.news = asyncio.Event()
         """Set when there are news to send."""
         self.news.set()
+
+    @property
+    def traffic(self) -> PeerTraffic:
+        """Bytes over it so far."""
+        wire, (sent, received) = self._wire, self._wire.kernel_bytes
+        return PeerTraffic(
+            sent=wire.bytes_sent, received=wire.bytes_received, kernel_sent=sent, kernel_received=received
+        )
 
 
 class Peer:
@@ -120,8 +128,7 @@ class Peer:
         if known is None or (route is not None and route is not known):
             return
         self.route = None
-        sent, received = known.traffic()
-        self._before = PeerTraffic(sent=self._before.sent + sent, received=self._before.received + received)
+        self._before += known.traffic
         self.routed.clear()
         self.unrouted.set()
         known.close()
@@ -129,8 +136,7 @@ class Peer:
     @property
     def traffic(self) -> PeerTraffic:
         """Bytes so far over all connections."""
-        sent, received = (0, 0) if self.route is None else self.route.traffic()
-        return PeerTraffic(sent=self._before.sent + sent, received=self._before.received + received)
+        return self._before if self.route is None else self._before + self.route.traffic
 
     def wake(self, *, news: bool = False) -> None:
         """There is something to send."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.rpc.client import Client
+from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.server import Server
 from ephemeron.config.typed import build, plain
@@ -308,7 +309,7 @@ class TcpCommunicator(Communicator):
                 raise
             theirs = build(Hello, answer, where="hello")
             ended = asyncio.Event()
-            route = self._route(peer, theirs, ended.set, lambda: client.traffic, opened_here=True)
+            route = self._route(peer, theirs, ended.set, client.wire, opened_here=True)
             try:
                 await _until(ended, call_peer(peer, route, client))
             finally:
@@ -326,7 +327,7 @@ class TcpCommunicator(Communicator):
         peer: Peer,
         theirs: Hello,
         close: Callable[[], None],
-        traffic: Callable[[], tuple[int, int]],
+        wire: FrameSocket,
         *,
         opened_here: bool,
     ) -> Route:
@@ -338,7 +339,7 @@ class TcpCommunicator(Communicator):
         peer.told = {}
         peer.take_news(theirs.news)
         route = Route(
-            Cursor(self._outbox, peer.region, theirs.have), close, traffic, now=asyncio.get_running_loop().time(), fence=theirs.fence,
+            Cursor(self._outbox, peer.region, theirs.have), close, wire, now=asyncio.get_running_loop().time(), fence=theirs.fence,
             opened_here=opened_here,
         )  # fmt: skip
         peer.connect(route)
@@ -391,13 +392,13 @@ class _Served:
     def __init__(self, communicator: TcpCommunicator, names: frozenset[str] | None) -> None:
         self._c, self._names = communicator, names
         self.close: Callable[[], None] = lambda: None
-        self._traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._wire: FrameSocket | None = None
         self._peer: Peer | None = None
         self._route: Route | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def begun(self, wire: Any) -> None:
-        self._traffic = lambda: (wire.bytes_sent, wire.bytes_received)
+    def begun(self, wire: FrameSocket) -> None:
+        self._wire = wire
 
     def end(self) -> None:
         if self._watching is not None:
@@ -438,7 +439,8 @@ class _Served:
             return dict(plain(self._c._hello(None)))
         peer = await self._c.checked(theirs)
         said = self._c._hello(peer)
-        self._peer, self._route = peer, self._c._route(peer, theirs, self.close, self._traffic, opened_here=False)
+        assert self._wire is not None
+        self._peer, self._route = peer, self._c._route(peer, theirs, self.close, self._wire, opened_here=False)
         self._watching = asyncio.get_running_loop().create_task(self._watch(self._route))
         return dict(plain(said))
 

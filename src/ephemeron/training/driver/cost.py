@@ -237,6 +237,7 @@ class GroupMeter:
             name=self.started.name, iterations=self.iterations(),
             waiting_share=round(activity.waiting_share, 4), wan_bytes_sent=activity.wan_bytes_sent,
             wan_bytes_received=activity.wan_bytes_received, cost_usd=round(self.cost_usd(t), 9),
+            wan_kernel_bytes_sent=activity.wan_kernel_bytes_sent, wan_kernel_bytes_received=activity.wan_kernel_bytes_received,
         )  # fmt: skip
 
     def cost_usd(self, t: float) -> float:

@@ -130,6 +130,9 @@ class RegionSummary:
     """To all other regions together, as metered by the region."""
     wan_bytes_received: int
     cost_usd: float
+    wan_kernel_bytes_sent: int = 0
+    """The same over TCP, as the kernel has counted; 0 where regions have no connections, and in results of earlier releases."""
+    wan_kernel_bytes_received: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
