@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +130,25 @@ def test_csv_keeps_what_a_killed_client_wrote_without_the_line_that_was_cut_off(
     second.log_metrics({"a": 5.0, "c": 7.0}, 2)
     second.finish("finished")
     assert of_csv(tmp_path).metrics == {"a": [(1, 1.0), (2, 5.0)], "b": [(1, 2.0)], "c": [(2, 7.0)]}
+
+
+@pytest.mark.slow
+def test_wandb_mode_counts_though_wandb_was_used_before_it_was_set(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="pip install 'ephemeron[wandb]'")
+    script = f"""
+import os, wandb
+wandb.setup()
+os.environ["WANDB_MODE"] = "offline"
+from pathlib import Path
+from ephemeron.training.loggers import LoggedRun, make_logger
+logger = make_logger("wandb")
+print(logger.start(LoggedRun(run_id="tiny-1", job="tiny", folder=Path({str(tmp_path)!r}), logged_as=None)))
+logger.finish("finished")
+"""
+    without = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=without, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "tiny-1" in ended.stdout
 
 
 @pytest.mark.slow

@@ -6,11 +6,12 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from ephemeron.errors import UserError
 from ephemeron.training.loggers.logger import LoggedRun, Logger, Param, Status
 
+Mode = Literal["online", "offline", "disabled", "shared"]
 STEP = "iteration"
 """Name of the metric that is the axis of all others: metrics may then arrive in any order."""
 
@@ -36,13 +37,13 @@ class WandbLogger(Logger):
     def start(self, run: LoggedRun) -> str:
         import wandb
 
-        mode = self._mode or os.environ.get("WANDB_MODE") or "online"
+        mode = self._mode or cast(Mode, os.environ.get("WANDB_MODE") or "online")  # W&B itself reads it only once
         if mode == "online" and not wandb.login(prompt=False):
             raise UserError('there is no API key: run `wandb login`, or set mode = "offline"')
         folder = self._folder or Path(os.environ.get("WANDB_DIR") or run.folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=self._project or os.environ.get("WANDB_PROJECT") or run.job, entity=self._entity, mode=self._mode,
+            project=self._project or os.environ.get("WANDB_PROJECT") or run.job, entity=self._entity, mode=mode,
             name=run.run_id, id=run.logged_as or run.run_id, resume="allow", reinit="create_new", dir=str(folder),
             settings=wandb.Settings(console="off", silent=True),
         )  # fmt: skip
