@@ -187,7 +187,9 @@ print(made["L"].name, report.resumed, report.tasks)
     first = subprocess.Popen([sys.executable, str(script)])
     try:
         until(lambda: sum("-L/" in key for key in objects(store)) == 10, first)
-        assert f"process {first.pid} of this machine" in clean(store, lease_s=0.1)[0].running
+        [seen] = clean(store, lease_s=0.1)  # the reason is its client, or tasks that its functions have at this moment
+        assert seen.running
+        assert [claim.process for claim in seen.claims] == [first.pid]
     finally:
         first.kill()
         first.wait()
