@@ -70,7 +70,7 @@ class Retrying(Wrapper):
         if not create:
             await self._persist(lambda: self.inner.put(key, buffers))
             return
-        unsure, others, written = False, 0, memoryview(joined(buffers))
+        unsure, others = False, 0
 
         async def attempt() -> None:
             nonlocal unsure, others
@@ -84,6 +84,7 @@ class Retrying(Wrapper):
                 # writers put different bytes (`Framed` adds a token to all create-only objects).
                 if not unsure:
                     raise
+                written = memoryview(joined(buffers))
                 while (there := await self.inner.fetch(key)) != written:
                     others += 1
                     if there is None or others == _READS:

@@ -48,7 +48,8 @@ class ObjectPlaces(Wrapper):
         super().__init__(inner)
         self._owner, self._open, self._cache_bytes = owner, open_channel, cache_bytes
         self._stores: dict[str, RunChannel] = {}
-        self._cached: OrderedDict[str, memoryview] = OrderedDict()
+        self._cached: OrderedDict[str, Sequence[Buffer]] = OrderedDict()
+        """In the order of use. What was written here is joined when it is first read."""
         self._unconfirmed: set[str] = set()
         """Of these: written here, and not seen in their store since then. A store may acknowledge an object and lose it."""
         self._held = 0
@@ -56,22 +57,22 @@ class ObjectPlaces(Wrapper):
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
         store, name = self._of(key)
         await store.put(name, buffers, create=create)
-        if store is not self.inner and len(buffers) and size_of(buffers):
-            last = buffers[-1] if len(buffers) == 1 else b"".join(buffers)
-            if self._keep(key, memoryview(last)):
-                self._unconfirmed.add(key)
+        if store is not self.inner and size_of(buffers) and self._keep(key, buffers):
+            self._unconfirmed.add(key)
 
     async def fetch(self, key: str) -> memoryview | None:
         if key in self._cached and key not in self._unconfirmed:
             self._cached.move_to_end(key)
-            return self._cached[key]
+            if len(self._cached[key]) > 1:
+                self._cached[key] = [b"".join(self._cached[key])]
+            return memoryview(self._cached[key][0])
         store, name = self._of(key)
         data = await store.fetch(name)
         if data is None:
             self._forget(key)
         elif store is not self.inner:
             self._unconfirmed.discard(key)
-            self._keep(key, data)
+            self._keep(key, [data])
         return data
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -115,12 +116,13 @@ class ObjectPlaces(Wrapper):
             self._stores[address] = RunChannel(self._open(address), owner=self._owner)
         return self._stores[address], name
 
-    def _keep(self, key: str, data: memoryview) -> bool:
+    def _keep(self, key: str, buffers: Sequence[Buffer]) -> bool:
         """Keeps an object, if it fits and is not kept already."""
-        if data.nbytes > self._cache_bytes or key in self._cached:
+        nbytes = size_of(buffers)
+        if nbytes > self._cache_bytes or key in self._cached:
             return False
-        self._cached[key] = data
-        self._held += data.nbytes
+        self._cached[key] = buffers
+        self._held += nbytes
         while self._held > self._cache_bytes:
             self._forget(next(iter(self._cached)))
         return True
@@ -128,4 +130,4 @@ class ObjectPlaces(Wrapper):
     def _forget(self, key: str) -> None:
         self._unconfirmed.discard(key)
         if key in self._cached:
-            self._held -= self._cached.pop(key).nbytes
+            self._held -= size_of(self._cached.pop(key))
