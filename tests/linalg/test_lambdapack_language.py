@@ -150,10 +150,10 @@ def test_sizes_are_checked():
 
 def test_compressed_graph_of_cholesky():
     edges = {(e.source, e.target) for e in compressed_edges(cholesky)}
-    factor, later, panel, panels, update, updates = cholesky.calls
+    factor, later, panel, gram, panels, grams, update, updates = cholesky.calls
     assert edges == {
-        (factor, panel), (later, panels), (panel, update), (panels, updates), (update, later), (updates, later),
-        (update, panels), (updates, panels), (update, updates), (updates, updates),
+        (factor, panel), (later, panels), (panel, gram), (panels, grams), (panel, update), (panels, updates), (gram, later), (grams, later),
+        (gram, grams), (grams, grams), (update, panels), (updates, panels), (update, updates), (updates, updates),
     }  # fmt: skip
     text = compressed_text(cholesky)
     assert f"→ {updates} through S[i, j, k]" in text

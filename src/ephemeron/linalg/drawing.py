@@ -37,9 +37,9 @@ def compressed_edges(program: Program, sizes: Mapping[str, int] | None = None) -
 
     Args:
         program: the program.
-        sizes: at which the edges exist; 4 of everything without.
+        sizes: at which the edges exist; 8 of everything without.
     """
-    analysis = Analysis(program, sizes or dict.fromkeys(program.sizes, 4))
+    analysis = Analysis(program, sizes or dict.fromkeys(program.sizes, 8))
     edges = set()
     for reader in analysis.domains:
         for read in reader.reads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, lambdapack, tiles
-from ephemeron.linalg.kernels.products import multiply_subtract
+from ephemeron.linalg.kernels.products import multiply_subtract, subtract_gram
 from ephemeron.linalg.kernels.triangular import cholesky_factor, solve_right_lower_adjoint
 
 
@@ -20,9 +20,11 @@ def cholesky(A: Input, S: Temporary, L: Output, N: Size) -> None:
         for j in range(i + 1, N):
             if i == 0:
                 L[j, i] = solve_right_lower_adjoint(L[i, i], A[j, i])
+                S[i + 1, j, j] = subtract_gram(A[j, j], L[j, i])
             else:
                 L[j, i] = solve_right_lower_adjoint(L[i, i], S[i, j, i])
-            for k in range(i + 1, j + 1):
+                S[i + 1, j, j] = subtract_gram(S[i, j, j], L[j, i])
+            for k in range(i + 1, j):
                 if i == 0:
                     S[i + 1, j, k] = multiply_subtract(A[j, k], L[j, i], L[k, i], adjoint_b=True)
                 else:

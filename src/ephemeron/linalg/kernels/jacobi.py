@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import qr, svd
 
 from ephemeron.errors import NotConverged
 from ephemeron.linalg.language.kernel import kernel
@@ -22,30 +21,26 @@ def _columns_flops(p: Shape, q: Shape) -> float:
 @kernel(flops=lambda a: 2.0 * a[0] * a[1] ** 2)
 def thin_triangle(a: Array) -> Array:
     """R of a tile."""
-    (r,) = qr(a, mode="r", check_finite=False)
-    return np.ascontiguousarray(r[: min(r.shape)])
+    return np.asarray(np.linalg.qr(a, mode="r"))
 
 
 @kernel(flops=lambda r, a: 2.0 * a[0] * a[1] ** 2)
 def add_rows(r: Array, a: Array) -> Array:
     """R of `r` above the tile `a`."""
-    (joined,) = qr(np.concatenate([r, a]), mode="r", check_finite=False)
-    return np.ascontiguousarray(joined[: min(joined.shape)])
+    return np.asarray(np.linalg.qr(np.concatenate([r, a]), mode="r"))
 
 
 @kernel(flops=_columns_flops)
 def pair_triangle(p: Array, q: Array) -> Array:
     """R of the tiles `p` and `q` side by side."""
-    (r,) = qr(np.concatenate([p, q], axis=1), mode="r", check_finite=False)
-    return np.ascontiguousarray(r[: min(r.shape)])
+    return np.asarray(np.linalg.qr(np.concatenate([p, q], axis=1), mode="r"))
 
 
 @kernel(flops=lambda r, p, q: _columns_flops(p, q))
 def extend_triangle(r: Array, p: Array, q: Array) -> Array:
     """R of `r` above the tiles `p` and `q` side by side."""
     both = np.concatenate([r, np.concatenate([p, q], axis=1)])
-    (joined,) = qr(both, mode="r", check_finite=False)
-    return np.ascontiguousarray(joined[: min(joined.shape)])
+    return np.asarray(np.linalg.qr(both, mode="r"))
 
 
 @kernel(flops=lambda r: 20.0 * r[1] ** 3)
@@ -56,7 +51,7 @@ def right_vectors(r: Array) -> Array:
         NotConverged: LAPACK's iteration did not converge.
     """
     try:
-        _, _, vh = svd(r, check_finite=False)
+        _, _, vh = np.linalg.svd(r)
     except np.linalg.LinAlgError as error:
         raise NotConverged(str(error), kernel="right_vectors") from None
     return np.ascontiguousarray(vh.conj().T)

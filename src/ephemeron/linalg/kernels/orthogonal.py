@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs, qr, svd
 
 from ephemeron.errors import NotConverged
+from ephemeron.linalg.kernels.lapack import pair_reflected, pair_reflectors, reflected, reflectors
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,10 +28,9 @@ def _leaf_flops(a: Shape) -> float:
 @kernel(outputs=3, flops=_leaf_flops)
 def qr_leaf(a: Array) -> tuple[Array, Array, Array]:
     """V, T and R of `a` (m × n): R is min(m, n) × n."""
-    (geqrt,) = get_lapack_funcs(("geqrt",), (a,))
     k = min(a.shape)
-    packed, t, _ = geqrt(min(_BLOCK, k), a)
-    return np.ascontiguousarray(packed[:, :k]), np.ascontiguousarray(t), np.triu(packed[:k])
+    packed, t = reflectors(a, min(_BLOCK, k))
+    return packed[:, :k], t, _upper(packed[:k])
 
 
 def _apply_leaf_flops(v: Shape, t: Shape, c: Shape, **options: Any) -> float:
@@ -41,17 +40,14 @@ def _apply_leaf_flops(v: Shape, t: Shape, c: Shape, **options: Any) -> float:
 @kernel(flops=_apply_leaf_flops)
 def apply_leaf(v: Array, t: Array, c: Array, *, adjoint: bool = False) -> Array:
     """`Q @ c`, or `Qᴴ @ c`, for the Q (m × m) of `qr_leaf`; `c` is m × p."""
-    (gemqrt,) = get_lapack_funcs(("gemqrt",), (v, c))
-    made, _ = gemqrt(v, t, c, side="L", trans=_mode(v, adjoint))
-    return np.ascontiguousarray(made)
+    return reflected(v, t, c, adjoint=adjoint)
 
 
 @kernel(outputs=3, flops=lambda r, s: 2.0 / 3.0 * r[1] ** 3 * (s[0] / max(r[1], 1)))
 def qr_pair(r: Array, s: Array) -> tuple[Array, Array, Array]:
     """V, T and R of `r` above `s`, where `r` (n × n) and `s` (m × n, m ≤ n) are upper triangular; V belongs to `s`."""
-    (tpqrt,) = get_lapack_funcs(("tpqrt",), (r, s))
-    top, v, t, _ = tpqrt(s.shape[0], min(_BLOCK, r.shape[1]), r, s)
-    return np.triu(v), np.ascontiguousarray(t), np.triu(top)
+    top, v, t = pair_reflectors(r, s, trapezoid=len(s), block=min(_BLOCK, r.shape[1]))
+    return _upper(v), t, _upper(top)
 
 
 @kernel(outputs=2, flops=lambda v, t, c, d, **options: 2.0 * v[0] * v[1] * c[1])
@@ -61,8 +57,7 @@ def apply_pair(v: Array, t: Array, c: Array, d: Array, *, adjoint: bool = False)
     V is m × n. Q acts on the first n rows of `c` and the first m rows of `d`; further rows stay as they are.
     """
     m, n = v.shape
-    (tpmqrt,) = get_lapack_funcs(("tpmqrt",), (v, c))
-    top, bottom, _ = tpmqrt(m, v, t, c[:n], d[:m], side="L", trans=_mode(v, adjoint))
+    top, bottom = pair_reflected(v, t, c[:n], d[:m], trapezoid=m, adjoint=adjoint)
     return np.concatenate([top, c[n:]]), np.concatenate([bottom, d[m:]])
 
 
@@ -74,17 +69,14 @@ def _below_flops(v: Shape, *others: Any, **options: Any) -> float:
 @kernel(outputs=3, flops=lambda r, s: 2.0 * s[0] * r[1] ** 2)
 def qr_below(r: Array, s: Array) -> tuple[Array, Array, Array]:
     """V, T and R of the upper triangle `r` (n × n) above `s` (m × n), which is full; V belongs to `s` (LAPACK tpqrt with L = 0)."""
-    (tpqrt,) = get_lapack_funcs(("tpqrt",), (r, s))
-    top, v, t, _ = tpqrt(0, min(_BLOCK, r.shape[1]), r, s)
-    return v, t, np.triu(top)
+    top, v, t = pair_reflectors(r, s, trapezoid=0, block=min(_BLOCK, r.shape[1]))
+    return v, t, _upper(top)
 
 
 @kernel(outputs=2, flops=_below_flops)
 def apply_below(v: Array, t: Array, c: Array, d: Array, *, adjoint: bool = False) -> tuple[Array, Array]:
     """`Q`, or `Qᴴ`, of `qr_below` applied to `c` (n × p) above `d` (m × p), for V of m × n."""
-    (tpmqrt,) = get_lapack_funcs(("tpmqrt",), (v, c))
-    top, bottom, _ = tpmqrt(0, v, t, c, d, side="L", trans=_mode(v, adjoint))
-    return top, bottom
+    return pair_reflected(v, t, c, d, trapezoid=0, adjoint=adjoint)
 
 
 @kernel(outputs=2, flops=_below_flops)
@@ -152,14 +144,14 @@ def _both(made: Any) -> tuple[Array, Array]:
 @kernel(outputs=2, flops=lambda a: 2.0 * _leaf_flops(a))
 def thin_qr(a: Array) -> tuple[Array, Array]:
     """Q (m × k) and R (k × n) of `a` (m × n), k = min(m, n)."""
-    q, r = qr(a, mode="economic", check_finite=False)
+    q, r = np.linalg.qr(a)
     return q, r
 
 
 @kernel(outputs=3, flops=lambda r, s: 2.0 * _leaf_flops((r[0] + s[0], r[1])))
 def thin_qr_pair(r: Array, s: Array) -> tuple[Array, Array, Array]:
     """The rows of Q that belong to `r`, those that belong to `s`, and R, for `r` above `s`."""
-    q, joined = qr(np.concatenate([r, s]), mode="economic", check_finite=False)
+    q, joined = np.linalg.qr(np.concatenate([r, s]))
     return q[: len(r)], q[len(r) :], joined
 
 
@@ -177,7 +169,7 @@ def small_svd(a: Array) -> tuple[Array, Array, Array]:
         NotConverged: LAPACK's iteration did not converge.
     """
     try:
-        u, s, vh = svd(a, full_matrices=False, check_finite=False)
+        u, s, vh = np.linalg.svd(a, full_matrices=False)
     except np.linalg.LinAlgError as error:
         raise NotConverged(str(error), kernel="small_svd") from None
     return u, s[None, :], vh
@@ -190,5 +182,7 @@ def leading_svd(a: Array, k: int) -> tuple[Array, Array, Array]:
     return np.ascontiguousarray(u[:, :k]), np.ascontiguousarray(s[:, :k]), np.ascontiguousarray(vh[:k])
 
 
-def _mode(v: Array, adjoint: bool) -> str:
-    return "N" if not adjoint else "C" if np.iscomplexobj(v) else "T"
+def _upper(a: Array) -> Array:
+    """The upper triangle, in the order of `a`."""
+    made: Array = np.tril(a.T).T
+    return made

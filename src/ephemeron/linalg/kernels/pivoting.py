@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs, solve_triangular
 
 from ephemeron.errors import SingularMatrix
+from ephemeron.linalg.kernels.lapack import row_factors, triangular_solution
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,8 +49,7 @@ def factor_pivots(a: Array, places: Array, top: Array, top_row: int) -> tuple[Ar
     Raises:
         SingularMatrix: a pivot is exactly zero, so the rank is less than the number of rows and columns.
     """
-    (getrf,) = get_lapack_funcs(("getrf",), (a,))
-    packed, swaps, info = getrf(a)
+    packed, swaps, info = row_factors(a)
     if info > 0:
         raise SingularMatrix(
             f"pivot {info - 1} of the block is exactly zero", kernel="factor_pivots", position=info - 1
@@ -104,13 +103,12 @@ def exchange_rows(a: Array, top: Array, pivots: Array, top_row: int, tile: int) 
 
 
 def _times_inverse(a: Array, u: Array) -> Array:
-    return np.ascontiguousarray(solve_triangular(u, a.T, trans="T", check_finite=False).T)
+    return triangular_solution(u, a, right=True, lower=False)
 
 
 def _pivot_order(a: Array) -> Array:
     """Row numbers in the order in which partial pivoting takes them, all rows."""
-    (getrf,) = get_lapack_funcs(("getrf",), (a,))
-    return _permutation(getrf(a)[1], len(a))
+    return _permutation(row_factors(a)[1], len(a))
 
 
 def _permutation(swaps: Array, rows: int) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ephemeron.linalg.kernels.lapack import rank_k_difference
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,6 +65,12 @@ def multiply_subtract(c: Array, a: Array, b: Array, *, adjoint_a: bool = False, 
     """`c - op(a) @ op(b)`."""
     product = _product(a, b, adjoint_a, adjoint_b)
     return np.subtract(c, product, out=product)
+
+
+@kernel(flops=lambda c, a: float(a[0] ** 2 * a[1]))
+def subtract_gram(c: Array, a: Array) -> Array:
+    """`c - a aᴴ` for a Hermitian `c` (n × n), whose lower triangle is read and made; above it are values without meaning."""
+    return rank_k_difference(c, a)
 
 
 @kernel(flops=lambda a, b: float(a[0] * a[1]))

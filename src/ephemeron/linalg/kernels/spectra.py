@@ -4,22 +4,18 @@ The matrix comes as tiles, of which those that are zero may be absent. Values of
 instead of n², and less time where there are more than some 16 tiles on the diagonal: LAPACK's reductions of bands rotate one element after
 another (n = 2,000 with b = 200: 1.1 CPU seconds for the eigenvalues of the band, 0.7 for those of a dense matrix). With vectors dense
 algorithms are always faster.
-
-LAPACK is called without Python's interpreter lock, which SciPy's functions of the same names hold from start to end: a function renews the lease of
-its task while it computes for minutes.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_lapack
 
 from ephemeron.errors import NotConverged, NotFinite, NotHermitian
+from ephemeron.linalg.kernels.lapack import lapack
 from ephemeron.linalg.kernels.two_sided import hermitian_tile
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -178,27 +174,9 @@ def _length(best: Array) -> int:
 
 
 def _lapack(name: str, dtype: np.dtype[Any], *arguments: bytes | int | Array) -> None:
-    """Calls a routine that `scipy.linalg.lapack` lacks, with the pointers that SciPy gives to Cython."""
-    capsule = cython_lapack.__pyx_capi__[_PREFIX[dtype.char] + name]
-    name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
-    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    info = ctypes.c_int(0)
-    given: list[Any] = []
-    for argument in arguments:
-        if isinstance(argument, bytes):
-            given.append(ctypes.c_char_p(argument))
-        elif isinstance(argument, int):
-            given.append(ctypes.byref(ctypes.c_int(argument)))
-        else:
-            given.append(argument.ctypes.data_as(ctypes.c_void_p))
-    routine = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(given) + 1))(pointer_of(capsule, name_of(capsule)))
-    routine(*[ctypes.cast(g, ctypes.c_void_p) for g in given], ctypes.cast(ctypes.byref(info), ctypes.c_void_p))
-    if info.value:
-        raise NotConverged(f"{name} returned {info.value}", kernel=name)
-
-
-_PREFIX = {"f": "s", "d": "d", "F": "c", "D": "z"}
+    info = lapack(name, dtype, *arguments)
+    if info:
+        raise NotConverged(f"{name} returned {info}", kernel=name)
 
 
 def _hermitian(blocks: Blocks) -> Array:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
 from ephemeron.errors import NotPositiveDefinite, SingularMatrix
+from ephemeron.linalg.kernels.lapack import cholesky_triangle, triangular_solution
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,28 +22,25 @@ def cholesky_factor(a: Array) -> Array:
     Raises:
         NotPositiveDefinite: a leading block is not positive definite.
     """
-    (potrf,) = get_lapack_funcs(("potrf",), (a,))
-    factor, info = potrf(a, lower=1, clean=1)
+    factor, info = cholesky_triangle(a)
     if info > 0 or not np.isfinite(factor.diagonal()).all():
         position = info - 1 if info > 0 else int(np.argmin(np.isfinite(factor.diagonal())))
         raise NotPositiveDefinite(
             f"the leading block of order {position + 1} of the tile is not positive definite",
             kernel="cholesky_factor", position=position,
         )  # fmt: skip
-    return np.ascontiguousarray(factor)
+    return factor
 
 
 def _left_flops(t: Shape, b: Shape, **options: Any) -> float:
     return float(t[0] ** 2 * b[1])
 
 
-def _trsm(name: str, t: Array, b: Array, **options: int) -> Array:
-    if not options.get("diag") and not np.all(t.diagonal()):
+def _solved(name: str, t: Array, b: Array, **options: bool) -> Array:
+    if not options.get("unit") and not np.all(t.diagonal()):
         position = int(np.argmin(t.diagonal() != 0))
         raise SingularMatrix(f"the diagonal is zero at {position}", kernel=name, position=position)
-    (trsm,) = get_blas_funcs(("trsm",), (t, b))
-    solved = trsm(1.0, t, b, **options)
-    return np.ascontiguousarray(solved)
+    return triangular_solution(t, b, **options)
 
 
 @kernel(flops=_left_flops)
@@ -53,22 +50,22 @@ def solve_lower(t: Array, b: Array, *, unit: bool = False) -> Array:
     Raises:
         SingularMatrix: a diagonal element is zero. The same for the other triangular kernels.
     """
-    return _trsm("solve_lower", t, b, lower=1, diag=int(unit))
+    return _solved("solve_lower", t, b, unit=unit)
 
 
 @kernel(flops=_left_flops)
 def solve_lower_adjoint(t: Array, b: Array, *, unit: bool = False) -> Array:
     """X with Lᴴ X = b, where L is the lower triangle of `t`."""
-    return _trsm("solve_lower_adjoint", t, b, lower=1, trans_a=2, diag=int(unit))
+    return _solved("solve_lower_adjoint", t, b, adjoint=True, unit=unit)
 
 
 @kernel(flops=_left_flops)
 def solve_upper(t: Array, b: Array) -> Array:
     """X with U X = b, where U is the upper triangle of `t`."""
-    return _trsm("solve_upper", t, b, lower=0)
+    return _solved("solve_upper", t, b, lower=False)
 
 
 @kernel(flops=lambda t, b: float(t[0] ** 2 * b[0]))
 def solve_right_lower_adjoint(t: Array, b: Array) -> Array:
     """X with X Lᴴ = b, where L is the lower triangle of `t`."""
-    return _trsm("solve_right_lower_adjoint", t, b, side=1, lower=1, trans_a=2)
+    return _solved("solve_right_lower_adjoint", t, b, right=True, adjoint=True)

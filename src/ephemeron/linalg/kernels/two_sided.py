@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs
 
 from ephemeron.errors import NotFinite, NotHermitian
+from ephemeron.linalg.kernels.lapack import pair_reflected, reflected
 from ephemeron.linalg.kernels.orthogonal import qr_leaf
 from ephemeron.linalg.language.kernel import kernel
 
@@ -33,9 +33,7 @@ def lq_leaf(a: Array) -> tuple[Array, Array, Array]:
 @kernel(flops=lambda v, t, c: 4.0 * v[0] * v[1] * c[0])
 def apply_leaf_right(v: Array, t: Array, c: Array) -> Array:
     """`c @ Q` for the Q (n × n) of `qr_leaf`; `c` is p × n."""
-    (gemqrt,) = get_lapack_funcs(("gemqrt",), (v, c))
-    made, _ = gemqrt(v, t, c, side="R", trans="N")
-    return np.ascontiguousarray(made)
+    return reflected(v, t, c, right=True)
 
 
 @kernel(outputs=2, flops=lambda v, t, c, d: 2.0 * v[0] * v[1] * c[0])
@@ -45,8 +43,7 @@ def apply_pair_right(v: Array, t: Array, c: Array, d: Array) -> tuple[Array, Arr
     V is m × n. Q acts on the first n columns of `c` and the first m columns of `d`; further columns stay as they are.
     """
     m, n = v.shape
-    (tpmqrt,) = get_lapack_funcs(("tpmqrt",), (v, c))
-    left, right, _ = tpmqrt(m, v, t, c[:, :n], d[:, :m], side="R", trans="N")
+    left, right = pair_reflected(v, t, c[:, :n], d[:, :m], trapezoid=m, right=True)
     return np.concatenate([left, c[:, n:]], axis=1), np.concatenate([right, d[:, m:]], axis=1)
 
 
