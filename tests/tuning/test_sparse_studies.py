@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner
+
+from ephemeron.cli.main import main
 from ephemeron.config.toml import toml_text
 from ephemeron.errors import JobError
 from ephemeron.training.driver import run_dir
 from ephemeron.tuning import Study
 from sparse_data import prepared
+from sparse_profiles import COSTS, profile_of
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'ephemeron[tuning]'")
 pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files: pip install 'ephemeron[preparation]'")
@@ -27,8 +32,9 @@ def study(tmp_path, monkeypatch):
 
     def made(**changes):
         (tmp_path / "job.toml").write_text(toml_text(job))
+        profile_of(COSTS).save(tmp_path / "profile.json")
         document = {
-            "job": "job.toml", "metric": "loss", "sampler": "grid", "concurrency": 2,
+            "job": "job.toml", "profile": "profile.json", "metric": "loss", "sampler": "grid", "concurrency": 2,
             "space": {"sparse.optimizer.options.learning_rate": [0.3, 1e-6]}, **changes,
         }  # fmt: skip
         (tmp_path / "study.toml").write_text(toml_text(document))
@@ -70,3 +76,30 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(study, changes, said):
     with pytest.raises(JobError) as refused:
         Study.open(study(**changes)).run()
     assert said in str(refused.value)
+
+
+def test_trials_are_predicted_and_one_over_the_budget_never_starts(study):
+    rate = "sparse.optimizer.options.learning_rate"
+    space = {rate: [0.3], "run.workers": [1, 2], "run.batch_size": [10, 100], "sparse.shards": [1, 2]}
+    path = study(space=space)
+    dry = CliRunner().invoke(main, ["tune", str(path), "--dry-run", "--json"])
+    assert dry.exit_code == 0, dry.output
+    found = json.loads(dry.stdout.splitlines()[-1])
+    assert (found["looked_at"], found["unpredicted"], found["note"]) == (8, 0, "")
+    assert found["cheapest"]["parameters"] == {rate: 0.3, "run.workers": 1, "run.batch_size": 100, "sparse.shards": 1}
+    assert found["dearest"]["parameters"]["run.batch_size"] == 10
+    assert found["dearest"]["cost_usd"] > found["cheapest"]["cost_usd"] > 0
+    budget = 0.9 * found["cheapest"]["cost_usd"]
+    result = Study.open(study(space=space, budget_usd=budget)).run()
+    assert [(t.state, t.started, t.cost_usd) for t in result.status.trials] == [("pruned", False, 0.0)] * 8
+    assert all(t.reason.startswith("not started: predicted to cost $") for t in result.status.trials)
+    assert not run_dir.all_runs()
+
+
+def test_a_study_refuses_a_profile_of_another_kind(study):
+    path = study()
+    (path.parent / "profile.json").write_text('{"workload": {}}')
+    with pytest.raises(
+        JobError, match=r"profile\.json is no profile of a sparse job; make one with: ephemeron profile JOB"
+    ):
+        Study.open(path).run()

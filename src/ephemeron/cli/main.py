@@ -44,6 +44,7 @@ from ephemeron.cli.results import evaluate as evaluate_command
 from ephemeron.cli.results import export as export_command
 from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
+from ephemeron.cli.sparse_plan import planned_options, sparse_dry_run
 from ephemeron.cli.sparse_store import sparse_store as sparse_store_command
 from ephemeron.cli.tune import tune as tune_command
 from ephemeron.cli.workflow import workflow as workflow_group
@@ -271,7 +272,7 @@ def _output_options(command: F) -> F:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Start nothing: build and check everything, do two steps in a process with a function's memory, and estimate time and cost.",
+    help="Start nothing: build and check everything, do two steps in a process with a function's memory, and estimate time and cost. Of a sparse job: check and predict.",
 )
 @_output_options
 def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
@@ -289,7 +290,8 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
     ephemeron train job.toml --schedule learned                functions chosen epoch by epoch by a learned policy (docs/siren.md)
 
     Options override the job's [run] table. If neither gives workers, memory or batch sizes, the job is profiled (once) and
-    planned first; the plan is shown, and compared with the run's time and cost at its end. Ctrl-C stops all functions at a
+    planned first; the plan is shown, and compared with the run's time and cost at its end. A sparse job is planned where
+    neither gives workers. Ctrl-C stops all functions at a
     checkpoint; Ctrl-C twice kills them. `ephemeron resume` continues the run in both cases.
     """
     import dataclasses
@@ -314,10 +316,14 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
         learned = options_of(wanted, schedule, flags, plan_file, where)
         profile, chosen = learned.profile, learned.options
         wanted = dataclasses.replace(wanted, run={k: v for k, v in wanted.run.items() if k not in chosen})
+    elif wanted.sparse is not None:
+        chosen = planned_options(wanted, flags, plan_file, prices_file, dry_run=dry_run)
     elif not dry_run:
         plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file, where)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
     settings = cloud_settings(configuration.platform, where)
+    if dry_run and wanted.sparse is not None:
+        return sparse_dry_run(wanted, configuration, prices_file, settings, as_json=as_json)
     if dry_run:
         from ephemeron.cli.dry_run import show
 
@@ -361,12 +367,7 @@ def _planned(
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
         return plan, None, {**overrides(plan.choice), **addressed(plan.choice, _channel(job, flags))}
-    if (
-        job.sparse is not None
-        or given
-        or flags.get("regions")
-        or any(name in job.run for name in (*EXPLICIT, "groups", "regions"))
-    ):
+    if given or flags.get("regions") or any(name in job.run for name in (*EXPLICIT, "groups", "regions")):
         return None, None, {}
     from ephemeron.cli.plan import show
     from ephemeron.config.typed import build

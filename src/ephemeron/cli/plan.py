@@ -10,6 +10,7 @@ import click
 
 from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.sparse_plan import refuse_options, sparse_plan
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.config.typed import Count, Positive
 from ephemeron.training.job import PATTERNS
@@ -127,8 +128,12 @@ def plan(
     ephemeron plan job.toml --objective time --budget-usd 0.5
     ephemeron plan --profile profile.json --epochs 10    from a profile without measuring
 
+    Of a sparse job, numbers of functions and shards of this machine are compared.
+
     Nothing is trained. The optimum is proven: every candidate is computed or excluded by a bound.
     """
+    import dataclasses
+
     from ephemeron.errors import UserError
     from ephemeron.functions.async_invoke.sizes import not_deployed
     from ephemeron.training import planning_workflow
@@ -143,6 +148,17 @@ def plan(
         raise UserError(f"--platform {platform} is not known; use one of {', '.join(planning_workflow.PLATFORMS)}")
     wanted = None if job is None else load_job(job)
     limits = planning_workflow.limits_of(wanted)
+    if wanted is not None and wanted.sparse is not None:
+        refuse_options(
+            "search", "max_global_batch", "hap_epochs_factor", "pattern", "sync", "compression", "local_steps", "channel",
+            "memory_step_mb", "any_size", "from_run", "out", what="a sparse job",
+        )  # fmt: skip
+        return sparse_plan(
+            wanted if epochs is None else dataclasses.replace(wanted, epochs=epochs), profile_file=profile_file, platform=platform,
+            prices_file=prices_file, use_cache=not no_cache, as_json=as_json, objective="time" if objective == "time" else "cost",
+            limits=PlanLimits(deadline_s=deadline_s or limits.deadline_s, budget_usd=budget_usd or limits.budget_usd),
+            function_timeout_s=function_timeout_s,
+        )  # fmt: skip
     wish = PlanRequest(
         epochs=epochs or (wanted.epochs if wanted is not None else 1),
         hap_epochs_factor=hap_epochs_factor or (wanted.limits.hap_epochs_factor if wanted is not None else None),

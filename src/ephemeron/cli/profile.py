@@ -10,6 +10,7 @@ import click
 
 from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.sparse_plan import refuse_options, sparse_profile
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.config.typed import Positive
 from ephemeron.training.job import PLATFORMS
@@ -75,6 +76,8 @@ def profile(
     ephemeron profile job.toml                                                       on this machine
     ephemeron profile job.toml --platform aws --channel s3://bucket/prefix --budget-usd 0.2
 
+    Of a sparse job, some hundred steps of one function through real shards are measured, on this machine.
+
     On a cloud its functions of every size are measured. The largest cost of these calls is shown first; a budget that does not
     cover it is refused. `ephemeron plan JOB --platform …` then uses what was measured there.
     """
@@ -92,6 +95,9 @@ def profile(
     sizes = () if memory_mb is None else parse_sizes(memory_mb, low_mb=1, high_mb=1 << 30)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise JobError(f"--out {out} is not a file in a folder that exists", remedy="make the folder, or name a file")
+    if wanted.sparse is not None:
+        refuse_options("memory_mb", "budget_usd", "confidence", "channel", what="a sparse job")
+        return sparse_profile(wanted, platform=platform, out=out, as_json=as_json)
     console = make_console(to_stderr=True)
     shown = console.status("profiling") if console.is_terminal else None
 

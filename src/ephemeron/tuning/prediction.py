@@ -1,7 +1,8 @@
 """Time and cost of a trial before its start: the planner's model, from a profile of the study's job.
 
 The profile is of the job as its file has it. What trials that have finished took, relative to their predictions, corrects those
-of later trials: of the same model where there are any, else of all. Asynchronous protocols and divided models are not predicted.
+of later trials: of the same model where there are any, else of all. Sparse jobs have a model of their own; other asynchronous
+protocols and divided models are not predicted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from ephemeron.errors import PlanInfeasible, UserError
 from ephemeron.training import planning_workflow
 from ephemeron.training.job import Configuration, Job, sync_name
+from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload, load_profile
@@ -29,6 +31,8 @@ SAMPLES = 200
 """Combinations of which a space is estimated, where it has more."""
 _NEUTRAL = ("optimizer", "run", "limits", "seed", "scheduler", "epochs", "clip_norm", "clip_value")
 """Keys of a job that its time per step does not depend on, or whose influence the model knows."""
+_SPARSE_NEUTRAL = ("sparse.optimizer.options.", "sparse.shards", "sparse.model.options.l2")
+"""The same of sparse jobs: beginnings of dotted keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,13 @@ class Predictor:
         workload: of the job; None: nothing is predicted.
         platforms: on which it may run, with their channels.
         note: why nothing is predicted.
+        sparse: a `sparse.job.planning.SparsePredictor`, where the job is a sparse one.
     """
 
     workload: Workload | None = None
     platforms: tuple[PlatformProfile, ...] = ()
     note: str = ""
+    sparse: Any = None
     _ratios: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     @classmethod
@@ -61,20 +67,34 @@ class Predictor:
         if not spec.predict:
             return cls(note="predictions are switched off (predict = false)")
         try:
+            if job.sparse is not None:
+                found = sparse_jobs().sparse_predictor(
+                    job, platform=c.platform, profile=spec.profile, on_progress=on_progress
+                )
+                return cls(sparse=found)
             profile = (
                 load_profile(spec.profile)
                 if spec.profile is not None
                 else planning_workflow.profile_for(job, c.platform, channel=_probed(c), on_progress=on_progress)
             )
-            found = planning_workflow.platforms_for(c.platform, profile.platform, channel=None)
-            return cls(workload=planning_workflow.scaled(profile, found).workload, platforms=found)
+            platforms = planning_workflow.platforms_for(c.platform, profile.platform, channel=None)
+            return cls(workload=planning_workflow.scaled(profile, platforms).workload, platforms=platforms)
         except UserError as e:
             if spec.profile is not None:
                 raise
             return cls(note=f"time and cost are not predicted: {e}")
 
+    @property
+    def known(self) -> bool:
+        """Whether anything is predicted."""
+        return self.workload is not None or self.sparse is not None
+
     def predict(self, job: Job, c: Configuration, values: Values) -> Prediction | None:
         """Time and cost of a run to its end; None: they cannot be predicted."""
+        if self.sparse is not None:
+            run = self.sparse.predicted(job, c)
+            slower, dearer = self._ratio(values)
+            return Prediction(run.seconds * slower, run.cost_usd * dearer)
         platform = next((p for p in self.platforms if p.channel == _channel(c)), None)
         known = sync_name(c.sync)[0] in ("bsp", "hap") and c.stages == 1 and c.memory_mb and not c.resizes
         if self.workload is None or platform is None or not known:
@@ -129,7 +149,7 @@ class SpacePrediction:
 def predict_space(study: StudyFile, predictor: Predictor, places: int) -> SpacePrediction:
     """Predicts a study from its grid, or from combinations that are drawn at random (seeded)."""
     found: list[tuple[Values, Prediction, int]] = []
-    points = [] if predictor.workload is None else list(_points(study))
+    points = list(_points(study)) if predictor.known else []
     for values in points:
         try:
             job, c = study.template.configured(values)
@@ -204,7 +224,9 @@ def _drawn(parameter: Parameter, draw: random.Random) -> Value:
 
 def _kind(values: Mapping[str, Any]) -> str:
     """What a step's time depends on, of a trial's values."""
-    return json.dumps({k: v for k, v in sorted(values.items()) if k.split(".")[0] not in _NEUTRAL})
+    return json.dumps({
+        k: v for k, v in sorted(values.items()) if k.split(".")[0] not in _NEUTRAL and not k.startswith(_SPARSE_NEUTRAL)
+    })  # fmt: skip
 
 
 def _channel(c: Configuration) -> str:

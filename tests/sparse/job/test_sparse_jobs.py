@@ -237,7 +237,7 @@ def test_options_of_other_jobs_are_refused(home, tmp_path):
     path = str(sparse_job(tmp_path))
     for arguments, said in (
         (["--fault", "kill:rank=1,iteration=2"], "faults cannot be injected into a sparse job"),
-        (["--dry-run"], "a dry run is of a program of PyTorch"),
+        (["--plan", "plan.json"], "--plan is not for a sparse job"),
         (["--aggregators", "2", "--pattern", "all-reduce"], "aggregators"),
     ):
         result = CliRunner().invoke(main, ["train", path, *arguments])

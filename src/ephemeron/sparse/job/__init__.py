@@ -6,8 +6,13 @@ function      the entry `sparse-part`: one function's share
 driving       the client's side of a run: shards, functions, their replacements, evaluations, limits
 evaluation    metrics at the ends of epochs, as events
 trained       a trained model, for predictions and evaluations
+prediction    time and cost of a run from the costs of its steps: pure
+profile       what was measured of a job, and the costs that follow
+profiling     measures a job on this machine
+planning      predictions and plans, before a start
 
-`training` finds this package by name (`training.job.sparse_spec.sparse_jobs`), and calls `prepare`, `drive` and `trained_model`.
+`training` finds this package by name (`training.job.sparse_spec.sparse_jobs`), and calls `prepare`, `drive` and `trained_model`;
+`tuning` calls `sparse_predictor` in the same way.
 """
 
 from __future__ import annotations
@@ -17,12 +22,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ephemeron.sparse.job.driving import drive
+    from ephemeron.sparse.job.planning import sparse_predictor
     from ephemeron.sparse.job.preparing import prepare
     from ephemeron.sparse.job.trained import TrainedSparseModel, trained_model
 
-_MODULES = {"TrainedSparseModel": "trained", "drive": "driving", "prepare": "preparing", "trained_model": "trained"}
+_MODULES = {
+    "TrainedSparseModel": "trained", "drive": "driving", "prepare": "preparing", "sparse_predictor": "planning",
+    "trained_model": "trained",
+}  # fmt: skip
 
-__all__ = ["TrainedSparseModel", "drive", "prepare", "trained_model"]
+__all__ = ["TrainedSparseModel", "drive", "prepare", "sparse_predictor", "trained_model"]
 
 
 def __getattr__(name: str) -> object:

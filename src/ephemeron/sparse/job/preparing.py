@@ -51,7 +51,7 @@ def prepare(
     assert job.sparse is not None
     c = dataclasses.replace(configuration, pattern="parameter-server", sync="asp", aggregators=0)
     train, test = urls_of(job)
-    data, tests = _opened(train), None if test is None else _opened(test)
+    data, tests = opened_dataset(train), None if test is None else opened_dataset(test)
     spec = fitted_to(job.sparse, data)
     model = model_of(spec)
     optimizer_of(spec)
@@ -121,7 +121,12 @@ def urls_of(job: Job) -> tuple[str, str | None]:
     return str(data.path), None
 
 
-def _opened(url: str) -> TableDataset:
+def opened_dataset(url: str) -> TableDataset:
+    """A prepared dataset.
+
+    Raises:
+        JobError: there is none at this URL, or it is damaged.
+    """
     try:
         return TableDataset.open(url)
     except (DatasetNotFound, DatasetError) as e:

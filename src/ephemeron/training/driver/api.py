@@ -271,7 +271,9 @@ def dry_run(
 
     job = job_of(job, options)
     if job.sparse is not None:
-        raise JobError("a dry run is of a program of PyTorch", remedy="train a sparse job; it is checked first")
+        raise JobError(
+            "this dry run is of a program of PyTorch", remedy="predict a sparse job with: ephemeron train JOB --dry-run"
+        )
     c = configure(job) if configuration is None else _checked_configuration(configuration)
     if c.groups:
         raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")

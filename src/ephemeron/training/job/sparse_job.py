@@ -32,8 +32,8 @@ def refuse_for_sparse_jobs(job: Job, c: Configuration, *, faults: Sequence[Fault
         usual_value = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         if getattr(job, name) != usual_value:
             raise _foreign(name, "say it in [sparse]" if name == "optimizer" else "leave it out")
-    if job.limits.deadline_s is not None or job.limits.max_global_batch is not None:
-        raise _foreign("limits.deadline_s" if job.limits.deadline_s else "limits.max_global_batch", "use time_limit_s")
+    if job.limits.max_global_batch is not None:
+        raise _foreign("limits.max_global_batch")
     refuse_runs(c)
     if faults:
         raise JobError("faults cannot be injected into a sparse job", remedy="leave --fault out")

@@ -88,7 +88,7 @@ def profile_job(
     if job.script is not None:
         raise JobError(f"script {job.program.target} cannot be profiled", remedy="choose workers yourself: --workers")
     if job.sparse is not None:
-        raise JobError("a sparse job cannot be profiled or planned", remedy="choose workers and batch_size in [run]")
+        raise JobError("a sparse job has a profile of its own", remedy="make it with: ephemeron profile JOB")
     if platform in CLOUDS:
         from ephemeron.training.profiling.cloud import cloud_profile
 

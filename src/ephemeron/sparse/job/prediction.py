@@ -1,0 +1,227 @@
+"""Time and cost of a sparse run, from the parts of its steps. Pure: no clock, no I/O.
+
+A step of a function has four parts (Cirrus, survey 2.1, figure 3): it takes a minibatch, gets its rows of the model, computes,
+and sends the gradient. Of each the model knows the CPU time, as lines over the batch size or over the rows that a minibatch
+needs. The rest is a closed queueing network: W functions take turns at the shards, all of which have a part of every step.
+Three rates bound the steps per second:
+
+- of the functions: the CPU time of a step at a function's share of a vCPU, where loading ahead uses the time in which the function
+  waits for the shards;
+- of the shards: mean value analysis (Reiser and Lavenberg, 1980) of W customers and one station. More shards divide what rows
+  cost, and never the fixed cost of a request, since every shard has a part of every request;
+- of this machine's cores, where functions, shards and the client's evaluations share them.
+
+The lowest of them, divided by the pace at which the machine was measured, is the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ephemeron.config.typed import AtLeast, NonNegative, Positive
+from ephemeron.sparse.job.function import LAST_S
+from ephemeron.training.planner.prices import Prices
+
+Bottleneck = Literal["functions", "shards", "cores"]
+CACHED_PARTITIONS = 2
+"""Partitions of which a function keeps the rows; a dataset that has more is decoded again in each epoch."""
+LOOK_S = 0.2
+"""Interval at which a client looks at the reports of functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A cost that grows with a size: `fixed + each * size`."""
+
+    fixed: NonNegative = 0.0
+    each: NonNegative = 0.0
+
+    def at(self, size: float) -> float:
+        """Of one size."""
+        return self.fixed + self.each * size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What a step costs. All times are CPU seconds."""
+
+    rows_factor: Positive
+    rows_power: NonNegative
+    """A minibatch of B samples needs `rows_factor * B ** rows_power` rows of the model: frequent features are shared."""
+    load: Line
+    """At the function, over samples: cuts a minibatch and finds its rows."""
+    compute: Line
+    """At the function, over samples: the gradient."""
+    exchange: Line
+    """At the function, over rows: gets the rows and sends the gradient."""
+    frame_s: NonNegative = 0.0
+    """At the function, for each shard beyond the first."""
+    shard: Line
+    """At each shard, over its part of the rows: answers the get and applies the gradient."""
+    pace: Annotated[float, AtLeast(1)] = 1.0
+    """Seconds by the clock that a step of one function took when it was measured, over those that follow from its CPU times: what
+    waking up costs, and other work on the machine."""
+
+    def rows(self, batch: float) -> float:
+        """Rows that a minibatch needs."""
+        return float(self.rows_factor * batch**self.rows_power)
+
+    def exchange_s(self, batch: float, shards: int) -> float:
+        """CPU seconds of a function for the requests of a step."""
+        return self.exchange.at(self.rows(batch)) + self.frame_s * (shards - 1)
+
+    def shard_s(self, batch: float, shards: int) -> float:
+        """CPU seconds of each shard for a step."""
+        return self.shard.at(self.rows(batch) / shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCosts:
+    """What a run costs beside its steps."""
+
+    launch_s: NonNegative
+    """Seconds until the shards and tables are there."""
+    start_s: NonNegative
+    """Seconds from the call of a function to its first request for a minibatch."""
+    start_cpu_s: NonNegative
+    """CPU seconds of that."""
+    exit_s: NonNegative
+    """Seconds from a function's last report to the end of its bill."""
+    partition_row_s: NonNegative
+    """CPU seconds to read and decode a row of a partition."""
+    read_s: NonNegative
+    """Seconds to read all tables for an evaluation."""
+    evaluation_row_s: NonNegative
+    """CPU seconds to evaluate a row of the test data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseWork:
+    """What is trained."""
+
+    rows: tuple[int, ...]
+    """Of each partition of the training data."""
+    test_rows: int = 0
+    """0: no test data, and evaluations cost nothing."""
+    epochs: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseConfiguration:
+    """How it is trained, and where."""
+
+    workers: int
+    shards: int
+    batch_size: int
+    """Samples of a step of one function."""
+    memory_mb: int
+    lifetime_s: float
+    """Time limit of an invocation."""
+    servers: int
+    """Shards that are paid by the hour; 0: the store is given."""
+    mb_per_vcpu: float = 1769.0
+    cores: float | None = None
+    """Of the machine that functions, shards and client share; None: each has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePrediction:
+    """Time and cost of a run to its end."""
+
+    seconds: float
+    """From the run's start to its end."""
+    cost_usd: float
+    functions_usd: float
+    servers_usd: float
+    start_s: float
+    """Until the first step."""
+    epoch_s: float
+    evaluation_s: float
+    """Of one epoch; the last one is waited for."""
+    steps_per_s: float
+    """Of all functions together."""
+    bottleneck: Bottleneck
+    invocations: int
+    """More than functions where a share takes longer than the time limit."""
+
+
+def steps_per_second(workers: int, think_s: float, service_s: float) -> float:
+    """Throughput of a closed network with one station, by mean value analysis (Reiser and Lavenberg, 1980).
+
+    Args:
+        workers: customers.
+        think_s: seconds of a customer between two requests.
+        service_s: seconds of the station for a request.
+    """
+    waiting, rate = 0.0, 0.0
+    for customers in range(1, workers + 1):
+        response = service_s * (1.0 + waiting)
+        rate = customers / (think_s + response)
+        waiting = rate * response
+    return rate
+
+
+def cpu_step_s(steps: StepCosts, batch: int, shards: int) -> float:
+    """Seconds of a step of one function alone with a whole vCPU, as far as CPU times explain it."""
+    own_s = steps.compute.at(batch) + steps.exchange_s(batch, shards)
+    return max(steps.load.at(batch) + own_s, own_s + steps.shard_s(batch, shards))
+
+
+def predict(
+    steps: StepCosts, run: RunCosts, work: SparseWork, c: SparseConfiguration, prices: Prices
+) -> SparsePrediction:  # fmt: skip
+    """Time and cost of a run.
+
+    Args:
+        steps, run: measured costs.
+        work: what is trained.
+        c: how.
+        prices: of functions, and of a server for each shard that the client starts.
+    """
+    vcpus = min(1.0, c.memory_mb / c.mb_per_vcpu)
+    total = sum(-(-rows // c.batch_size) for rows in work.rows)
+    share = -(-total // c.workers)
+    decode_s = run.partition_row_s * _decoded_rows(work.rows, c.workers)
+    again = len(work.rows) > CACHED_PARTITIONS
+    each_epoch_s, once_s = (decode_s, 0.0) if again else (0.0, decode_s)
+    load_s = steps.load.at(c.batch_size) + each_epoch_s / share
+    own_s = steps.compute.at(c.batch_size) + steps.exchange_s(c.batch_size, c.shards)
+    shard_s = steps.shard_s(c.batch_size, c.shards)
+    evaluation_s = 0.0 if not work.test_rows else run.read_s + run.evaluation_row_s * work.test_rows
+    rates: dict[Bottleneck, float] = {
+        "functions": c.workers * vcpus / (load_s + own_s),
+        "shards": steps_per_second(c.workers, own_s / vcpus, shard_s),
+    }
+    if c.cores is not None:
+        cpu_s = load_s + own_s + c.servers * shard_s + evaluation_s / total
+        rates["cores"] = c.cores / cpu_s
+    # The epoch is over when the largest share is, and each function has its part of the rate.
+    bottleneck = min(rates, key=lambda name: rates[name])
+    rate = rates[bottleneck] / steps.pace
+    epoch_s = share * c.workers / rate
+    start_s = run.start_s + once_s / vcpus
+    if c.cores is not None:
+        start_s = max(start_s, c.workers * (run.start_cpu_s + once_s) / c.cores)
+    train_s = work.epochs * epoch_s
+    useful_s = max(1e-3, c.lifetime_s - min(LAST_S, c.lifetime_s / 4) - start_s)
+    calls = max(1, math.ceil(train_s / useful_s))
+    function_s = train_s + calls * (start_s + run.exit_s)
+    last_s = max(run.exit_s, evaluation_s + (LOOK_S if evaluation_s else 0.0))
+    begun_s = run.launch_s + calls * start_s + (calls - 1) * run.exit_s
+    seconds = begun_s + max(train_s + last_s, epoch_s + work.epochs * evaluation_s)
+    functions_usd = prices.functions_usd(c.workers * function_s * c.memory_mb / 1024, c.workers * calls)
+    servers_usd = c.servers * prices.server_hour_usd * seconds / 3600
+    return SparsePrediction(
+        seconds=seconds, cost_usd=functions_usd + servers_usd, functions_usd=functions_usd, servers_usd=servers_usd,
+        start_s=run.launch_s + start_s, epoch_s=epoch_s, evaluation_s=evaluation_s, steps_per_s=rate,
+        bottleneck=bottleneck, invocations=c.workers * calls,
+    )  # fmt: skip
+
+
+def _decoded_rows(rows: Sequence[int], workers: int) -> float:
+    """Rows of the partitions that one function reads in an epoch: its share, and the other rows of those at its ends."""
+    touched = min(len(rows), len(rows) / workers + (workers > 1))
+    return touched * sum(rows) / len(rows)
