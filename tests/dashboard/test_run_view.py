@@ -125,5 +125,5 @@ def test_a_planned_run_has_its_prediction(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", troubled_run())
     assert run_documents.summary(read(folder))["predicted"] is None
     predicted = {"seconds": 12.5, "cost_usd": 0.02, "iterations": 4}
-    (folder / "plan.json").write_text(json.dumps({"choice": {"workers": 2, "predicted": predicted}}))
+    (folder / "plan.json").write_text(json.dumps({"workers": 2, "predicted": predicted}))
     assert run_documents.summary(read(folder))["predicted"] == {"seconds": 12.5, "cost_usd": 0.02}

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ephemeron.training.job import Job, LoggerSpec
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.model.profile import Profile
+    from ephemeron.training.planner.plan import StoredPlan
 
 _log = logging.getLogger(__name__)
 
@@ -309,7 +310,7 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
     wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
-    plan: Plan | None = None
+    plan: StoredPlan | None = None
     profile: Profile | None = None
     chosen: Mapping[str, Any] = {}
     if schedule is not None:
@@ -317,7 +318,7 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
         profile, chosen = learned.profile, learned.options
         wanted = dataclasses.replace(wanted, run={k: v for k, v in wanted.run.items() if k not in chosen})
     elif wanted.sparse is not None:
-        chosen = planned_options(wanted, flags, plan_file, prices_file, dry_run=dry_run)
+        plan, chosen = planned_options(wanted, flags, plan_file, prices_file, dry_run=dry_run)
     elif not dry_run:
         plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file, where)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})

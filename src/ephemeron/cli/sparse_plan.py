@@ -15,18 +15,19 @@ from ephemeron.errors import JobError
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
-    from ephemeron.sparse.job.planning import SparsePlan, SparsePredictor
+    from ephemeron.sparse.job.plan import SparsePlan
     from ephemeron.sparse.job.prediction import SparsePrediction
+    from ephemeron.sparse.job.predictor import SparsePredictor
     from ephemeron.training.job import Configuration, Job
     from ephemeron.training.planner import PlanLimits
 
 
 def planned_options(
     job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None, *, dry_run: bool
-) -> dict[str, object]:  # fmt: skip
-    """Options of a run that a plan chooses: the number of functions, where neither the job nor the command gives it.
+) -> tuple[SparsePlan | None, dict[str, object]]:  # fmt: skip
+    """The plan of a run, and the options that it chooses: the number of functions, where neither the job nor the command gives it.
 
-    Where it is given, the prediction is shown if the job was measured before.
+    Where it is given, the prediction is shown if the job was measured before; None: it was not, or cannot be.
 
     Args:
         job: with a table `[sparse]`.
@@ -39,7 +40,8 @@ def planned_options(
         PlanInfeasible: nothing is within the job's limits.
         JobError: `--plan` is given, or the job is refused.
     """
-    from ephemeron.sparse.job import planning
+    from ephemeron.sparse.job import plan as plans
+    from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
     from ephemeron.training.driver.launch import LaunchRequest, prepared_run
     from ephemeron.training.planning_workflow import limits_of
@@ -53,21 +55,22 @@ def planned_options(
     given = {**job.run, **flagged}
     platform = str(given.get("platform", "local"))
     if "workers" in given or platform != "local":
-        if platform == "local" and not dry_run and (known := planning.stored_profile(job)) is not None:
+        if platform == "local" and not dry_run and (known := predictors.stored_profile(job)) is not None:
             c = api.configure(dataclasses.replace(job, run=given))
-            predictor = planning.SparsePredictor(known, prices_file)
-            _tell(predictor.predicted(job, c), job, predictor.notes(c.batch_size))
-        return {}
+            plan = plans.plan_of(predictors.SparsePredictor(known, prices_file), job, c)
+            _tell(plan.choice.predicted, job, plan.notes)
+            return plan, {}
+        return None, {}
     assert job.sparse is not None
     wanted = dataclasses.replace(job, run={**job.run, **flagged})
     alone = api.configure(wanted, workers=1)
     prepared_run(LaunchRequest(job=job, configuration=alone, prices_file=prices_file))  # what is wrong is said first
-    predictor = planning.sparse_predictor(wanted, prices_file=prices_file, on_progress=_say)
-    plan = planning.make_sparse_plan(
+    predictor = predictors.sparse_predictor(wanted, prices_file=prices_file, on_progress=_say)
+    plan = plans.make_sparse_plan(
         predictor, wanted, limits_of(job), shards=(job.sparse.shards,), configured=api.configure
     )
     show(plan, to_stderr=True)
-    return {"workers": plan.choice.workers, "memory_mb": plan.choice.memory_mb}
+    return plan, {"workers": plan.choice.workers, "memory_mb": plan.choice.memory_mb}
 
 
 def sparse_dry_run(
@@ -79,12 +82,12 @@ def sparse_dry_run(
         UserError: what `train` would refuse.
     """
     from ephemeron.config.typed import plain
-    from ephemeron.sparse.job import planning
+    from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver.launch import LaunchRequest, prepared_run
 
     ready = prepared_run(LaunchRequest(job=job, configuration=configuration, prices_file=prices_file, cloud=settings))
     c = ready.prepared.spec.configuration
-    predictor = planning.sparse_predictor(job, platform=c.platform, prices_file=prices_file, on_progress=_say)
+    predictor = predictors.sparse_predictor(job, platform=c.platform, prices_file=prices_file, on_progress=_say)
     p, notes = predictor.predicted(job, c), predictor.notes(c.batch_size)
     if as_json:
         click.echo(json.dumps({"configuration": plain(c), "predicted": plain(p), "notes": notes}))
@@ -103,21 +106,22 @@ def sparse_plan(
         PlanInfeasible: nothing is within the limits.
         JobError: the job, the platform or the file is refused.
     """
-    from ephemeron.sparse.job import planning
+    from ephemeron.sparse.job import plan as plans
+    from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
     from ephemeron.training.driver.launch import LaunchRequest, prepared_run
 
-    planning.check_platform(platform or "local")
+    predictors.check_platform(platform or "local")
     prepared_run(LaunchRequest(job=job, configuration=api.configure(job, workers=1, platform=platform)))
-    predictor = planning.sparse_predictor(
+    predictor = predictors.sparse_predictor(
         job, platform=platform or "local", profile=profile_file, use_cache=use_cache, prices_file=prices_file, on_progress=_say
     )  # fmt: skip
-    plan = planning.make_sparse_plan(
+    plan = plans.make_sparse_plan(
         predictor, job, limits, objective=objective, configured=api.configure, function_timeout_s=function_timeout_s
     )
     show(plan)
     if as_json:
-        click.echo(json.dumps(plan.to_json()))
+        click.echo(plan.to_json())
 
 
 def sparse_profile(job: Job, *, platform: str, out: Path, as_json: bool) -> None:
@@ -126,17 +130,17 @@ def sparse_profile(job: Job, *, platform: str, out: Path, as_json: bool) -> None
     Raises:
         JobError: the job or the platform is refused, or the file cannot be written.
     """
-    from ephemeron.sparse.job import planning
+    from ephemeron.sparse.job import predictor as predictors
     from ephemeron.sparse.job.profiling import measure
 
-    planning.check_platform(platform)
+    predictors.check_platform(platform)
     found = measure(job, on_progress=lambda text: _say(f"profiling: {text}"))
     try:
         found.save(out)
-        found.save(planning.profile_path(job))
+        found.save(predictors.profile_path(job))
     except OSError as e:
         raise JobError(f"--out {out} cannot be written: {e.strerror}") from None
-    _show_profile(planning.SparsePredictor(found), to_stderr=as_json)
+    _show_profile(predictors.SparsePredictor(found), to_stderr=as_json)
     click.echo(found.to_json() if as_json else f"wrote {out}", nl=not as_json)
 
 

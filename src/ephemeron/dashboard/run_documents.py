@@ -103,8 +103,7 @@ def _budget(view: RunView) -> float | None:
 def predicted(view: RunView) -> Document | None:
     """Seconds and cost that the run was planned with; None: it was not planned."""
     plan = view.folder.read(PLAN_FILE) or {}
-    choice = plan.get("choice")
-    found = choice.get("predicted") if isinstance(choice, dict) else None
+    found = plan.get("predicted")
     if not isinstance(found, dict):
         return None
     values = {k: found.get(k) for k in ("seconds", "cost_usd")}

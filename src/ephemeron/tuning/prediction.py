@@ -51,7 +51,7 @@ class Predictor:
         workload: of the job; None: nothing is predicted.
         platforms: on which it may run, with their channels.
         note: why nothing is predicted.
-        sparse: a `sparse.job.planning.SparsePredictor`, where the job is a sparse one.
+        sparse: a `sparse.job.predictor.SparsePredictor`, where the job is a sparse one.
     """
 
     workload: Workload | None = None

@@ -9,11 +9,12 @@ from click.testing import CliRunner
 from sparse_jobs import sparse_job
 
 from ephemeron.cli.main import main
-from ephemeron.sparse.job import planning
+from ephemeron.sparse.job import predictor as predictors
 from ephemeron.sparse.job.profile import load_sparse_profile
-from ephemeron.training.driver.run_dir import all_runs
+from ephemeron.training.driver import run_dir
 from ephemeron.training.job import load_job
 from ephemeron.training.profiling.store import this_machine
+from ephemeron.training.report.prediction import compare
 from sparse_profiles import COSTS, profile_of
 
 pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files: pip install 'ephemeron[preparation]'")
@@ -33,7 +34,7 @@ def known(path):
     import dataclasses
 
     profile = dataclasses.replace(profile_of(COSTS), machine=this_machine())
-    profile.save(planning.profile_path(load_job(path)))
+    profile.save(predictors.profile_path(load_job(path)))
 
 
 @pytest.mark.slow
@@ -52,6 +53,9 @@ def test_a_job_is_measured_once_then_planned_and_trained(tmp_path):
     trained = run("train", path, "--json")
     assert trained.exit_code == 0, trained.output
     result = json.loads(trained.stdout.splitlines()[-1])
+    assert [
+        (r.name, r.predicted is None, r.measured is None) for r in compare(run_dir.find("last").path, result).rows
+    ] == [(name, False, False) for name in ("time", "cost", "cost of functions", "cost of shards", "invocations")]
     same = [c for c in plan["candidates"] if c["shards"] == 2]
     assert result["workers"] == min(same, key=lambda c: c["predicted"]["cost_usd"])["workers"]
     assert "samples a step, least cost" in trained.stderr
@@ -63,7 +67,7 @@ def test_train_shows_a_known_prediction_and_refuses_what_exceeds_its_budget(tmp_
     refused = run("train", path)
     assert refused.exit_code == 2
     assert "the budget of $1e-06 is too small: the cheapest is" in refused.stderr
-    assert not all_runs()
+    assert not run_dir.all_runs()
     shown = run("train", path, "--workers", 2, "--dry-run")
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.startswith("predicted: ")
@@ -75,7 +79,9 @@ def test_train_shows_a_known_prediction_and_refuses_what_exceeds_its_budget(tmp_
 def test_what_cannot_be_planned_is_said_in_one_line(tmp_path):
     path = sparse_job(tmp_path)
     (tmp_path / "dense.json").write_text('{"workload": {}}')
+    profile_of(COSTS).save(tmp_path / "sparse.json")
     for arguments, said in (
+        (("plan", "--profile", tmp_path / "sparse.json"), "is the profile of a sparse job; give the job, too"),
         (("plan", path, "--platform", "aws"), "a sparse job cannot be profiled or predicted on platform aws"),
         (("profile", path, "--platform", "simulated"), "cannot be profiled or predicted on platform simulated"),
         (("plan", path, "--pattern", "k-reduce"), "--pattern is not for a sparse job"),

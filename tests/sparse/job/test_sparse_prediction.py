@@ -10,13 +10,14 @@ import pytest
 from sparse_jobs import sparse_job
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.sparse.job.planning import SparsePredictor, make_sparse_plan, sparse_predictor
+from ephemeron.sparse.job.plan import make_sparse_plan
 from ephemeron.sparse.job.prediction import (
     SparseConfiguration,
     SparseWork,
     predict,
     steps_per_second,
 )
+from ephemeron.sparse.job.predictor import SparsePredictor, sparse_predictor
 from ephemeron.sparse.job.profile import load_sparse_profile
 from ephemeron.sparse.job.profiling import batches
 from ephemeron.training.driver import api
@@ -172,7 +173,7 @@ def test_a_plan_takes_the_cheapest_within_its_limits(tmp_path):
     limits = PlanLimits(deadline_s=(min(times.values()) + free.choice.predicted.seconds) / 2)
     within = make_sparse_plan(predictor, job, limits, configured=api.configure)
     assert within.choice.predicted.cost_usd == min(cost for at, cost in costs.items() if times[at] <= limits.seconds)
-    assert json.loads(json.dumps(within.to_json()))["choice"]["workers"] == within.choice.workers
+    assert json.loads(within.to_json())["workers"] == within.choice.workers
     for limits, said in (
         (PlanLimits(budget_usd=1e-9), "the budget of $1e-09 is too small: the cheapest is 1 function"),
         (PlanLimits(deadline_s=0.1), "the deadline of 0.1 s cannot be met: the nearest is"),

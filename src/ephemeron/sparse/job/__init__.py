@@ -9,7 +9,8 @@ trained       a trained model, for predictions and evaluations
 prediction    time and cost of a run from the costs of its steps: pure
 profile       what was measured of a job, and the costs that follow
 profiling     measures a job on this machine
-planning      predictions and plans, before a start
+predictor     predictions of jobs and their trials, from the stored profile
+plan          numbers of functions and shards within limits
 
 `training` finds this package by name (`training.job.sparse_spec.sparse_jobs`), and calls `prepare`, `drive` and `trained_model`;
 `tuning` calls `sparse_predictor` in the same way.
@@ -22,12 +23,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ephemeron.sparse.job.driving import drive
-    from ephemeron.sparse.job.planning import sparse_predictor
+    from ephemeron.sparse.job.predictor import sparse_predictor
     from ephemeron.sparse.job.preparing import prepare
     from ephemeron.sparse.job.trained import TrainedSparseModel, trained_model
 
 _MODULES = {
-    "TrainedSparseModel": "trained", "drive": "driving", "prepare": "preparing", "sparse_predictor": "planning",
+    "TrainedSparseModel": "trained", "drive": "driving", "prepare": "preparing", "sparse_predictor": "predictor",
     "trained_model": "trained",
 }  # fmt: skip
 

@@ -63,6 +63,8 @@ LEAST_EPOCH = 8
 """Steps of an epoch, so that reports at its end are few."""
 _MOST_EPOCHS = 30
 _EVALUATED_ROWS = 4096
+_LEFT_S = 3600.0
+"""Age at which the folder of another measurement is taken to be left over."""
 
 
 def measure(job: Job, *, limits: Limits | None = None, on_progress: OnProgress = lambda text: None) -> SparseProfile:
@@ -198,7 +200,11 @@ class _Probe:
         on_progress: OnProgress,
     ) -> AsyncIterator[_Probe]:  # fmt: skip
         """Starts the platform; nothing of it is left afterwards."""
-        path = run_dir.home() / "profiling" / f"sparse-{secrets.token_hex(4)}"
+        parent = run_dir.home() / "profiling"
+        for left in parent.glob("sparse-*"):  # of a client that was killed
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
+        path = parent / f"sparse-{secrets.token_hex(4)}"
         path.mkdir(parents=True)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(shutil.rmtree, path, ignore_errors=True)

@@ -42,8 +42,8 @@ from ephemeron.training.job.job_file import renamed
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.job.sparse_job import refuse_runs
 from ephemeron.training.job.sparse_spec import BATCH_SIZE
-from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.plan import StoredPlan
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.task.task import Task
 
@@ -172,7 +172,7 @@ def _count_stages(values: dict[str, object]) -> None:
 
 def train(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    on_event: OnEvent | None = None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
+    on_event: OnEvent | None = None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: StoredPlan | None = None,
     profile: Profile | None = None, cloud: Settings | Sequence[Settings] | None = None, check: bool = True,
     loggers: Sequence[LoggerChoice] | None = None, **options: object,
 ) -> Result:  # fmt: skip
@@ -232,7 +232,7 @@ def train(
 
 def launch_request(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    peer_timeout_s: float = 20.0, plan: Plan | None = None, profile: Profile | None = None,
+    peer_timeout_s: float = 20.0, plan: StoredPlan | None = None, profile: Profile | None = None,
     cloud: Settings | Sequence[Settings] | None = None, loggers: Sequence[LoggerChoice] | None = None, **options: object,
 ) -> LaunchRequest:  # fmt: skip
     """The arguments of `train`, with job and configuration as they hold.

@@ -38,8 +38,8 @@ from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Configuration, Fault, Job, Simulation
 from ephemeron.training.job.sparse_job import refuse_for_sparse_jobs
 from ephemeron.training.job.sparse_spec import sparse_jobs
-from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.plan import StoredPlan
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import GroupMembership
 
@@ -59,7 +59,7 @@ class LaunchRequest:
     faults: Sequence[Fault] = ()
     prices_file: Path | None = None
     peer_timeout_s: float = 20.0
-    plan: Plan | None = None
+    plan: StoredPlan | None = None
     profile: Profile | None = None
     cloud: Settings | Sequence[Settings] | None = None
     loggers: Sequence[LoggerChoice] | None = None

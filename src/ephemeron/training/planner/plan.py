@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Protocol
 
 from ephemeron.config import typed
 from ephemeron.config.typed import Count, Positive
@@ -226,6 +227,13 @@ class Plan:
     def save(self, path: Path) -> None:
         """Writes `plan.json`."""
         path.write_text(json.dumps(json.loads(self.to_json()), indent=2) + "\n")
+
+
+class StoredPlan(Protocol):
+    """A plan of any kind of job, as a run stores it: `predicted` in its document has at least `seconds` and `cost_usd`."""
+
+    def save(self, path: Path) -> None:
+        """Writes `plan.json`."""
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -10,6 +10,7 @@ other as a phase: these rows have one number.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,9 +70,33 @@ def compare(folder: Path, summary: Mapping[str, object]) -> Comparison | None:
     try:
         plan = load_plan(path)
     except JobError:
-        return None
+        return _of_sparse_job(path, summary)
     told = rows(plan.choice.predicted, summary)
     return Comparison(rows=tuple(told), notes=tuple(_notes(plan.choice, summary))) if told else None
+
+
+def _of_sparse_job(path: Path, summary: Mapping[str, object]) -> Comparison | None:
+    """The comparison with the plan of a sparse job, which has no iterations that functions do together; None: it is none."""
+    try:
+        plan = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(plan, dict) or "shards" not in plan:
+        return None
+    servers, cost = _number(summary, "billed.storage_usd"), _number(summary, "cost_usd")
+    told = [
+        _row("time", "s", _number(plan, "predicted.seconds"), _number(summary, "seconds")),
+        _row("cost", "usd", _number(plan, "predicted.cost_usd"), cost),
+        _row("cost of functions", "usd", _number(plan, "predicted.functions_usd"), _less(cost, servers)),
+        _row("cost of shards", "usd", _number(plan, "predicted.servers_usd"), servers),
+        _row("invocations", "count", _number(plan, "predicted.invocations"), _number(summary, "invocations")),
+    ]
+    status = summary.get("status", "finished")
+    return Comparison(rows=tuple(told), notes=() if status == "finished" else (_unfinished(status),))
+
+
+def _unfinished(status: object) -> str:
+    return f"The run was not finished ({status}), so it did less than was predicted."
 
 
 def rows(predicted: Predicted, summary: Mapping[str, object]) -> list[ComparisonRow]:
@@ -128,7 +153,7 @@ def _notes(chosen: Choice, summary: Mapping[str, object]) -> list[str]:
     out = []
     status = summary.get("status", "finished")
     if status != "finished":
-        out.append(f"The run was not finished ({status}), so it did less than was predicted.")
+        out.append(_unfinished(status))
     names = ("workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "sync", "compression")  # fmt: skip
     other = [
         f"{n} {summary[n]} instead of {getattr(chosen, n)}"

@@ -286,6 +286,10 @@ def parse_profile(raw: object, *, where: str = "profile") -> Profile:
     Raises:
         JobError: names the value, its place and its bound.
     """
+    if isinstance(raw, Mapping) and str(raw.get("format", "")).startswith("ephemeron sparse profile"):
+        raise JobError(
+            f"{where} is the profile of a sparse job", remedy="give the job, too: ephemeron plan JOB --profile FILE"
+        )
     if isinstance(raw, Mapping) and "platform" in raw:
         raw = {**raw, "platform": parse_platform(raw["platform"], where=f"{where}: platform")}
     return typed.build(Profile, raw, where=where)
