@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bytecode import compile_ahead
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
 # Thousands of processes are started here; without a cache each would compile all it imports once more.
@@ -64,6 +66,37 @@ def group_of(nodeid: str) -> str:
 def has_slow_tests(module: Path) -> bool:
     """Slow tests are marked in their module, never only in a class that it inherits from."""
     return "mark.slow" in module.read_text()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before the processes of a run begin, all that they collect is compiled, once."""
+    config = session.config
+    if (
+        getattr(config.option, "numprocesses", None)
+        and not hasattr(config, "workerinput")
+        and not sys.dont_write_bytecode
+    ):
+        tests = Path(__file__).parent
+        modules = [
+            *tests.rglob("*.py"),
+            *(tests.parent / "src").rglob("*.py"),
+            *(tests.parent / "benchmarks").rglob("*.py"),
+        ]
+        if config.option.markexpr == "slow":
+            modules = [path for path in modules if not path.name.startswith("test_") or has_slow_tests(path)]
+        compile_ahead(config, modules)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays for the whole run, so the collector of garbage need not look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ephemeron.training.driver import train
 from test_imports import UNUSED, found, fresh
 
-pytest.importorskip("sklearn", reason="no scikit-learn; pip install 'ephemeron[digits]'")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="no scikit-learn; pip install 'ephemeron[digits]'")
 
 MODEL = f"""
 import json, sys
