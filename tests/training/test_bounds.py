@@ -22,7 +22,7 @@ QUICK = Simulation(compute={"a": 10.0, "b": 4.0, "m": 0.0}, latency_s=0.001)
 )
 def test_storage_does_not_grow(how):
     few = synthetic(samples=640, epochs=3, world=QUICK, checkpoint_every=10, **how)
-    many = synthetic(samples=640, epochs=12, world=QUICK, checkpoint_every=10, **how)
+    many = synthetic(samples=640, epochs=8, world=QUICK, checkpoint_every=10, **how)
     assert many.most_objects <= 1.1 * few.most_objects
     assert many.left == {"run/spec", "run/result"}
 

@@ -45,21 +45,25 @@ def test_asynchronous_runs_end(sync: str) -> None:
 PHASES = ["load", "compute", "upload", "wait", "aggregate", "download"]
 
 
+@functools.cache
+def undisturbed_over_the_store(sync: str) -> str:
+    return synthetic(**{**DIRECT, "sync": sync, "aggregators": 2, "channel": "memory"}, samples=2560).sha
+
+
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_killed_function_changes_no_weight(sync: str, phase: str, rank: int) -> None:
     how = {**DIRECT, "sync": sync, "aggregators": 2}
     fault = f"kill:rank={rank},iteration={0 if phase == 'load' else 7},phase={phase}"
-    undisturbed = synthetic(**{**how, "channel": "memory"}, samples=2560)
     run = synthetic(**how, samples=2560, faults=[fault])
     assert run.of(FaultFired) or (rank == 3 and phase in ("wait", "aggregate"))  # it aggregates nothing
-    assert run.sha == undisturbed.sha
+    assert run.sha == undisturbed_over_the_store(sync)
 
 
 def test_hand_offs_change_no_weight() -> None:
-    undisturbed = synthetic(**{**DIRECT, "channel": "memory"}, epochs=20)
-    run = synthetic(**DIRECT, epochs=20, function_timeout_s=12.0)
+    undisturbed = synthetic(**{**DIRECT, "channel": "memory"}, epochs=8)
+    run = synthetic(**DIRECT, epochs=8, function_timeout_s=12.0)
     assert run.sha == undisturbed.sha
     assert any(e.reason == "relay" for e in run.events if e.kind == "invoked")
 
@@ -104,13 +108,18 @@ def test_stages_send_activations_directly(how: dict[str, int]) -> None:
     assert sum(t.requests for t in sent) < sum(e.traffic.requests for e in store.of(Ended))
 
 
+@functools.cache
+def undisturbed_stages() -> str:
+    return staged(replicas=2).sha
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["compute", "upload", "wait", "download"])
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_killed_stage_changes_no_weight(rank: int, phase: str) -> None:
     how = {"replicas": 2, "channel": "direct"}
     run = staged([f"kill:rank={rank},iteration=5,phase={phase}"], **how)
-    assert run.sha == staged(replicas=2).sha
+    assert run.sha == undisturbed_stages()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +140,7 @@ def test_a_direct_channel_without_a_store_is_refused(options: dict[str, str], sa
 @pytest.mark.parametrize("sync", ["ssp:2", "asp", "hsp"])
 def test_ranks_that_run_ahead_hand_off_without_a_replacement(sync: str, aggregators: int) -> None:
     how = {"workers": 4, "aggregators": aggregators, "batch_size": 16, "checkpoint_every": 5, "samples": 160}
-    run = synthetic(**how, channel="direct", sync=sync, function_timeout_s=12.0, epochs=20)
+    run = synthetic(**how, channel="direct", sync=sync, function_timeout_s=12.0, epochs=10)
     assert run.ending.status == "finished"
     reasons = [e.reason for e in run.of(Invoked)]
     assert reasons.count("relay") >= 4

@@ -206,8 +206,8 @@ def test_deaths_at_a_hand_off(sync: str, phase: str, attempt: int) -> None:
 @pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 def test_deaths_between_hand_offs(sync: str) -> None:
     faults = [kill(2, 30, attempt=1), kill(1, 0, "load", 1)]
-    run = synthetic(channel="direct", faults=faults, sync=sync, epochs=20, function_timeout_s=12.0, **SHAPE)
-    assert run.sha == undisturbed(sync=sync, epochs=20)
+    run = synthetic(channel="direct", faults=faults, sync=sync, epochs=8, function_timeout_s=12.0, **SHAPE)
+    assert run.sha == undisturbed(sync=sync, epochs=8)
     assert len(run.of(FaultFired)) == 2
 
 

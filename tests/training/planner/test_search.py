@@ -20,6 +20,7 @@ from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace
 from ephemeron.training.planner.search.branch_and_bound import exact
 from ephemeron.training.planner.search.space import Space, make_space
 from ephemeron.training.planner.search.tables import families, tabulate
+from random_schedules import examples
 
 
 def small(profile: Profile, limits: PlanLimits, model: str = "honest", epochs: int = 2) -> Space:
@@ -44,7 +45,7 @@ def best_of(everything: list[np.ndarray], limits: PlanLimits, minimise: str) -> 
     return float(mine.min()) if len(mine) else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.one_of(profiles(), profiles(), short_lives()),
     st.sampled_from(["honest", "honest", "honest", "published"]),
@@ -87,7 +88,7 @@ def test_other_searches_agree_or_do_worse(profile, minimise):
             assert heuristic.key(minimise)[0] >= found.best.key(minimise)[0] * (1 - 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.one_of(profiles(), short_lives()), st.sampled_from(["honest", "published"]), st.data())
 def test_bounds_are_below_everything_they_bound(profile, model, data):
     """Blocks of every shape: of one quota or of all, of any W and K, with and without bounds on the batches."""
@@ -162,7 +163,7 @@ def enumerated(space: Space) -> list[np.ndarray]:
     return list(np.concatenate(parts, axis=1))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.one_of(profiles(), short_lives()))
 def test_the_front_is_what_nothing_beats(profile):
     limits = PlanLimits(max_global_batch=30)
