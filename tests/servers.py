@@ -32,7 +32,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str, limit_s: float = 60) -> None:
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str, limit_s: float = 180) -> None:
     """Asks until the server answers, has died, or is clearly not going to."""
     end = time.monotonic() + limit_s
     while not ready():

@@ -90,7 +90,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 def until(page: Any, expression: str, argument: object = None) -> None:
     """Waits until an expression is true. Playwright's own way evaluates strings in the page, which its policy forbids."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not page.evaluate(expression, argument):
         assert time.monotonic() < deadline, expression
         page.wait_for_timeout(30)

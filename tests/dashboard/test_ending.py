@@ -39,7 +39,7 @@ def test_a_running_run_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     thread = threading.Thread(target=train)
     thread.start()
-    assert trains.wait(120)
+    assert trains.wait(240)
     with testclient.TestClient(make_app(Library([tmp_path]))) as client:
         (row,) = client.get("/api/runs").json()["runs"]
         assert row["status"] == "running"

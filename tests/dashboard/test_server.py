@@ -65,7 +65,7 @@ def test_a_signal_ends_it_while_a_page_follows_a_run(tmp_path: Path) -> None:
             assert stream.readline().startswith(b"retry")
             process.send_signal(signal.SIGTERM)
             stream.read()
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
 
 
 def refused(*arguments: str) -> str:

@@ -167,11 +167,11 @@ def test_one_thread_at_a_time_has_the_generators() -> None:
     def first() -> None:
         with seeded(0, 0, 0):
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
             order.append(draws())
 
     def second() -> None:
-        entered.wait(10)
+        entered.wait(60)
         leave.set()
         with seeded(0, 0, 0):
             order.append(draws())
@@ -181,7 +181,7 @@ def test_one_thread_at_a_time_has_the_generators() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(order) == 2
     assert order[0] == order[1]
     assert random.getstate() == before
@@ -198,7 +198,7 @@ def test_a_child_forked_while_another_thread_draws_can_draw() -> None:
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     pid = os.fork()
     if pid == 0:
         with seeded(1, 1, 1):

@@ -204,7 +204,7 @@ def test_a_spare_process_is_ready_while_functions_run(tmp_path: Path, env: Mappi
         finally:
             await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
     assert functions_of(env) == []
 
 
@@ -247,7 +247,7 @@ def run(folder: Path, scenario: Callable[[LocalPlatform], Coroutine[Any, Any, No
         finally:
             await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def call(function: str, *, rank: int, memory_mb: int = 256) -> Call:

@@ -286,7 +286,7 @@ def run(folder: Path, scenario: Scenario, **options: Any) -> None:
         finally:
             await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def logged(folder: Path) -> list[str]:
@@ -321,7 +321,7 @@ async def events(platform: LocalPlatform, notes: int) -> list[Event]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.02)

@@ -45,7 +45,7 @@ def test_a_torn_line_is_skipped_and_closed_by_the_next_writer(tmp_path: Path) ->
     path = tmp_path / "events.jsonl"
     path.write_text(to_json(note(0)) + "\n" + to_json(note(1))[:20])
     Journal(path).append(to_json(note(2)))
-    assert asyncio.run(asyncio.wait_for(take(path, 2), 30)) == [note(0), note(2)]
+    assert asyncio.run(asyncio.wait_for(take(path, 2), 120)) == [note(0), note(2)]
 
 
 def test_on_a_full_disk_lines_wait_and_nothing_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_on_a_full_disk_lines_wait_and_nothing_raises(tmp_path: Path, monkeypatc
     room = 1_000_000
     journal.flush()
     assert journal.problem == ""
-    assert asyncio.run(asyncio.wait_for(take(path, 4), 30)) == [note(n) for n in range(4)]
+    assert asyncio.run(asyncio.wait_for(take(path, 4), 120)) == [note(n) for n in range(4)]
 
 
 def test_what_has_not_ended_is_found(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_functions_outlive_a_killed_client_and_another_one_attaches(folder: Path
         with pytest.raises(DaemonGone):
             await LocalPlatform.attach(folder)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_functions_do_not_outlive_their_host(folder: Path) -> None:
@@ -320,7 +320,7 @@ def test_two_that_start_at_the_same_time_share_one_host(folder: Path) -> None:
         for platform in platforms:
             await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 @pytest.mark.parametrize("when", ["host.log", "host.lock", "host.json"])
@@ -339,7 +339,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_open(
         if not starting.cancelled():  # it was ready in the same moment
             await starting.result().shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 240))
     gc.collect()
     assert complaints == []
 
@@ -351,7 +351,7 @@ def test_a_host_that_cannot_start_says_why(folder: Path) -> None:
         with pytest.raises(PlatformError, match="Is a directory"):
             await start(folder)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_the_log_level_of_the_client_reaches_daemon_and_functions(
@@ -412,7 +412,7 @@ def run(folder: Path, scenario: Scenario, **options: Any) -> None:
             if not platform._closed:
                 await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:
@@ -440,7 +440,7 @@ def platform_channel(platform: LocalPlatform) -> Any:
     return open_channel("folder", base=platform.channel_base)
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it did not happen"

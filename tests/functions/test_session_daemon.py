@@ -40,7 +40,7 @@ def together(tmp_path: Path, scenario: Callable[..., Coroutine[Any, Any, None]],
                 if not run._closed:
                     await run.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:
@@ -124,7 +124,7 @@ def test_functions_go_on_without_their_clients_and_another_one_attaches(tmp_path
             host, await LocalPlatform.start(tmp_path / "runs" / "a", env=ENV, limits=LIMITS, session=session)
         )
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_a_killed_daemon_is_replaced_by_one_for_all_its_runs(tmp_path: Path) -> None:

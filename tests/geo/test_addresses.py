@@ -66,7 +66,7 @@ def test_an_endpoint_that_changes_is_found_though_the_control_function_dies() ->
             task.cancel()
         await asyncio.gather(*world.running.values(), return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), 240))
 
 
 async def store_members(at: TcpCommunicator) -> list[object]:
@@ -89,4 +89,4 @@ def test_an_address_of_an_older_attempt_or_another_launch_is_refused() -> None:
             task.cancel()
         await asyncio.gather(*world.running.values(), return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 240))

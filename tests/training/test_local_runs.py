@@ -87,7 +87,8 @@ def test_other_channels_give_the_same_weights(channel, undisturbed, home, reques
     assert result.summary.status == "finished"
     assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
     if channel == "redis":
-        assert result.summary.traffic.polls <= 20  # the cache waits by itself; only rank 0 looks for a stop
+        # The cache waits by itself: rank 0 looks for a stop 20 times, and what is waited for more than 10 s is asked for again.
+        assert result.summary.traffic.polls <= 60
 
 
 CLIENT = """
@@ -106,7 +107,7 @@ def start_client(home: Path) -> tuple[subprocess.Popen[bytes], Path]:
     client = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         assert client.poll() is None
         assert time.monotonic() < deadline
@@ -131,7 +132,7 @@ def test_the_run_goes_on_without_its_client(undisturbed, home):
 def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
     client, folder = start_client(home)
     client.send_signal(signal.SIGINT)
-    client.wait(60)
+    client.wait(180)
     stopped = json.loads((folder / "result.json").read_text())
     assert stopped["status"] == "stopped"
     assert 0 < stopped["iterations"] < 20

@@ -253,7 +253,7 @@ def test_every_backend_has_a_run_of_two_clients_whole(
     client = subprocess.Popen([sys.executable, "-c", code], env={**own, "EPHEMERON_HOME": str(home)})
     wait_until(lambda: any(_logged(p) for p in home.glob("runs/*/loggers.json")), client, "the client", 120)
     client.send_signal(ends)
-    client.wait(60)
+    client.wait(180)
     (folder,) = (RunFolder(p) for p in (home / "runs").iterdir())
     again = ephemeron.resume if ends is signal.SIGINT else ephemeron.attach
     assert again(folder.run_id).finished

@@ -47,7 +47,7 @@ def build(folder):
     return Gated(folder)
 """
 CLIENT = Path(sys.executable).with_name("ephemeron")
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 def wait_for(what: Any) -> Any:

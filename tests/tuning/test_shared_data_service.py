@@ -97,7 +97,7 @@ def test_a_service_that_is_killed_is_started_again_at_its_address(home: Path, tm
 
 def _address(folder: Path, killed: int) -> str:
     """Address of the process after the one that was killed."""
-    process, end = ManagedProcess("coordinator", folder, own_token(folder)), time.monotonic() + 60
+    process, end = ManagedProcess("coordinator", folder, own_token(folder)), time.monotonic() + 180
     while True:
         assert time.monotonic() < end
         with contextlib.suppress(ServiceUnreachable):

@@ -78,7 +78,7 @@ def store_processes() -> list[psutil.Process]:
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
     yield
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while store_processes():
         assert time.monotonic() < end, "a store process has outlived those who use it"
         time.sleep(0.02)

@@ -21,7 +21,7 @@ from ephemeron.data.service.messages import Nothing, RouterStatus, ShardStatus
 from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.data.service.timeouts import ServiceTimeouts
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 HASTY = ServiceTimeouts(
     reader_lease_s=10.0, loader_lease_s=2.5, shard_s=2.5, router_s=4.0, orphan_s=10.0, loaders_idle_s=30.0
 )

@@ -78,7 +78,7 @@ def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
         finally:
             await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def archive(files: dict[str, str]) -> bytes:
 GOOD = archive({"Dockerfile": 'FROM base\nCMD ["python3", "app.py"]\n', "app.py": APPLICATION})
 
 
-def until(holds: Callable[[], object], limit_s: float = 60.0) -> None:
+def until(holds: Callable[[], object], limit_s: float = 180.0) -> None:
     end = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < end, "it does not happen"

@@ -70,7 +70,7 @@ async def opened(
         await platform.shutdown()
 
 
-def wait(true: Callable[[], Any], limit_s: float = 60.0) -> Any:
+def wait(true: Callable[[], Any], limit_s: float = 180.0) -> Any:
     """Asks until it is so."""
     end = time.monotonic() + limit_s
     while not (value := true()):
@@ -79,7 +79,7 @@ def wait(true: Callable[[], Any], limit_s: float = 60.0) -> Any:
     return value
 
 
-async def until(true: Callable[[], Any], limit_s: float = 60.0) -> Any:
+async def until(true: Callable[[], Any], limit_s: float = 180.0) -> Any:
     """The same, beside other work."""
     end = time.monotonic() + limit_s
     while not (value := true()):

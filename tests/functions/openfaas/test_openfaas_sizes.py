@@ -75,7 +75,7 @@ def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
         finally:
             await platform.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: OpenFaasSettings, tmp_path: Path) -> None:

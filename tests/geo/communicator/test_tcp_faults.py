@@ -96,7 +96,7 @@ def test_a_connection_on_which_nothing_is_heard_is_given_up_and_made_again(
         await received(north, "east", 1)
         known = east._peers["north"]  # type: ignore[attr-defined]
         with wan.blackout("north"):
-            await asyncio.wait_for(known.unrouted.wait(), timeout=20)
+            await asyncio.wait_for(known.unrouted.wait(), timeout=120)
             await east.publish(update("east", 2))
         assert await received(north, "east", 2)
 
@@ -111,10 +111,10 @@ def test_what_has_arrived_before_a_reset_is_not_sent_again(wan: EmulatedWan) -> 
         await east.publish(update("east", 1))
         await received(north, "east", 1)
         for pair in (("east", "north"), ("north", "east")):
-            await asyncio.to_thread(wan.link, *pair, WanLink(bandwidth_mbit_s=40))
+            await asyncio.to_thread(wan.link, *pair, WanLink(bandwidth_mbit_s=16))
         await east.publish(update("east", 2, large))
         inbox = north._inbox  # type: ignore[attr-defined]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not (partial := [n for f, r, n in inbox.have("east") if r == 2]) or partial[0] < 2 << 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         wan.reset("east")

@@ -29,7 +29,7 @@ from ephemeron.partition.runtime import Pipeline  # noqa: E402
 
 SCHEDULE = Schedule(kind="1f1b", micro_batches=3)
 SLOW = Throttle(latency_s=0.004, bandwidth_bytes_s=1e6)
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def started(name: str, parts: int = 3, *, cutting: dict[str, Any] | None = None, **options: Any) -> Pipeline:

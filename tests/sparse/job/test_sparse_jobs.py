@@ -143,7 +143,7 @@ def test_a_client_that_is_killed_is_gone_on_for(home, tmp_path):
     command = [sys.executable, "-c", code]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(
-        lambda: run_dir.all_runs() and _reported(run_dir.all_runs()[0]) > 150, client, "a report of step 150", 90.0
+        lambda: run_dir.all_runs() and _reported(run_dir.all_runs()[0]) > 150, client, "a report of step 150", 180.0
     )
     client.kill()
     client.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,7 +45,7 @@ def command(*options: str) -> Iterator[tuple[list[str], list[int], subprocess.Po
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(120)
         process.stdout.close()  # type: ignore[union-attr]
 
 
@@ -90,14 +91,20 @@ async def test_shards_that_are_killed_in_the_middle_of_pushes_lose_nothing_with_
 @on_loop
 async def test_a_frozen_shard_is_killed_and_started_again(tmp_path: Path) -> None:
     options = ShardOptions(journal=JournalOptions(log=True, log_interval_s=0.01))
-    processes = ShardProcesses([options], token=TOKEN, channel=tmp_path.as_uri(), frozen_s=1.5)
+    processes = ShardProcesses([options], token=TOKEN, channel=tmp_path.as_uri(), frozen_s=3.0)
     async with await SparseStore.connect(await processes.start(), TOKEN) as store:
         await store.create("w", 10, optimizer=SGD(learning_rate=1))
         os.kill(processes.pids[0], signal.SIGSTOP)
         await store.push("w", [1], [-1])
         assert (await store.multi_get("w", [1])).item() == 1
-        assert processes.restarts == 1
+        assert processes.restarts >= 1
     await processes.close()
+
+
+def last_snapshot(folder: Path) -> int:
+    """Number of the last snapshot that is whole; -1: none is."""
+    heads = (re.search(r"snapshot-\d+-(\d+)$", path.name) for path in folder.rglob("*"))
+    return max((int(head[1]) for head in heads if head), default=-1)
 
 
 @pytest.mark.slow
@@ -105,17 +112,17 @@ def test_a_killed_shard_with_snapshots_alone_loses_at_most_the_window(tmp_path: 
     with command("--store", tmp_path.as_uri(), "--snapshot-s", "0.2") as (addresses, pids, _):
         with BlockingSparseStore.connect(addresses, TOKEN) as store:
             store.create("w", 1, optimizer=SGD(learning_rate=1))
-            acknowledged: list[tuple[float, int]] = []
-            for number in range(1, 60):
+            end, number, acknowledged, snapshot = time.monotonic() + 120, 0, 0, sys.maxsize - 2
+            while last_snapshot(tmp_path) < snapshot + 2:
+                assert time.monotonic() < end, "no snapshot is written"
+                number += 1
                 store.push("w", [0], [-1])
                 store.flush()
-                acknowledged.append((time.monotonic(), number))
-                time.sleep(0.01)
-            killed_at = time.monotonic()
+                if number == 20:  # one snapshot may be under way already; the next one begins later
+                    acknowledged, snapshot = number, last_snapshot(tmp_path)
             os.kill(pids[0], signal.SIGKILL)
             kept = int(store.multi_get("w", [0]).item())
-        # What was acknowledged before the last snapshot that was whole is there: of a snapshot every 0.2 s, one of the last two.
-        assert kept >= max(number for at, number in acknowledged if at < killed_at - 0.5)
+        assert acknowledged <= kept <= number
 
 
 @pytest.mark.slow
@@ -159,7 +166,7 @@ def test_a_store_that_is_ended_continues_when_it_is_started_again(tmp_path: Path
             process.send_signal(signal.SIGTERM)
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["restarts"] == 0
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
     refused = invoke("--listen", "127.0.0.1:0", "--store", tmp_path.as_uri())
     assert refused.exit_code == 2
     assert "has 2 shards, not 1; start it with the same number" in refused.output
@@ -185,7 +192,7 @@ def test_an_occupied_port_is_one_line() -> None:
 def test_without_a_place_the_state_is_lost_with_a_shard_and_the_command_says_so() -> None:
     with command() as (_, pids, process):
         os.kill(pids[0], signal.SIGKILL)
-        assert process.wait(30) == 1
+        assert process.wait(120) == 1
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def send(client: Any, name: str, **event: Any) -> str:
     return str(answer["ResponseMetadata"]["RequestId"])
 
 
-def until(true: Callable[[], Any], limit_s: float = 30.0) -> Any:
+def until(true: Callable[[], Any], limit_s: float = 120.0) -> Any:
     end = time.monotonic() + limit_s
     while not (value := true()):
         assert time.monotonic() < end, "it did not happen"
