@@ -84,6 +84,8 @@ def test_a_run_takes_its_starts_its_steps_and_its_end():
     assert p.servers_usd == pytest.approx(PRICES.server_hour_usd * p.seconds / 3600)
     assert p.cost_usd == pytest.approx(p.functions_usd + p.servers_usd)
 
+    assert p.cpu_s == pytest.approx(RUN.start_cpu_s + 2000 * RUN.partition_row_s + 80 * (load_s + own_s))
+
     half = predict(COSTS, RUN, WORK, dataclasses.replace(ONE, memory_mb=885), PRICES)
     assert half.epoch_s == pytest.approx(p.epoch_s * 1769 / 885)
     given = predict(COSTS, RUN, WORK, dataclasses.replace(ONE, servers=0), PRICES)

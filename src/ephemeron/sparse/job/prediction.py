@@ -144,6 +144,8 @@ class SparsePrediction:
     steps_per_s: float
     """Of all functions together."""
     bottleneck: Bottleneck
+    cpu_s: float
+    """CPU seconds of all functions together."""
     invocations: int
     """More than functions where a share takes longer than the time limit."""
 
@@ -218,6 +220,7 @@ def predict(
         seconds=seconds, cost_usd=functions_usd + servers_usd, functions_usd=functions_usd, servers_usd=servers_usd,
         start_s=run.launch_s + start_s, epoch_s=epoch_s, evaluation_s=evaluation_s, steps_per_s=rate,
         bottleneck=bottleneck, invocations=c.workers * calls,
+        cpu_s=c.workers * (calls * run.start_cpu_s + once_s) + work.epochs * total * (load_s + own_s),
     )  # fmt: skip
 
 
