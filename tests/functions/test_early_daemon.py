@@ -30,7 +30,10 @@ from ephemeron.functions.passed_on import daemon_environment
 HERE = Path(__file__).parent
 LIMITS = Limits(memory_max_mb=4096)
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only"),
+]
 
 
 @pytest.fixture

@@ -30,7 +30,10 @@ LIMITS = Limits(memory_max_mb=4096)
 
 Scenario: TypeAlias = Callable[[LocalPlatform], Coroutine[Any, Any, None]]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only"),
+]
 needs_cgroups = pytest.mark.skipif(detect().kind == "none", reason="no writable control groups here")
 
 
@@ -176,7 +179,6 @@ def test_nothing_of_a_killed_host_lives_on(folder: Path) -> None:
     run(folder, scenario)
 
 
-@pytest.mark.slow
 @needs_cgroups
 def test_what_was_imported_counts_towards_the_memory_quota(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:

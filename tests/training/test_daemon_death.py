@@ -172,6 +172,7 @@ def test_the_daemon_is_killed_then_frozen_and_the_weights_are_the_same(
     assert not [p for parent in detect().parents for p in parent.glob(f"ephemeron-{run.platform.host_pid}-*")]
 
 
+@pytest.mark.slow
 def test_the_fork_server_and_its_functions_are_killed_and_the_weights_are_the_same(
     tmp_path: Path, undisturbed: str
 ) -> None:
@@ -217,6 +218,7 @@ def test_a_host_that_is_ending_already_is_shut_down(tmp_path: Path) -> None:
     nothing_left(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_functions_killed_by_another_client_stop_the_run(tmp_path: Path) -> None:
     tasks = []
 
@@ -229,6 +231,7 @@ def test_functions_killed_by_another_client_stop_the_run(tmp_path: Path) -> None
     assert len(run.of(Invoked)) == 2
 
 
+@pytest.mark.slow
 def test_where_no_daemon_can_be_started_the_client_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_resume_from_checkpoint_in_order(tmp_path: Path, at: int) -> None:
     assert got[2] == got[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_resume_from_checkpoint_with_random_order_steps_and_batches(tmp_path: Path, workers: int) -> None:
     """The samples, the bytes and the weights of an undisturbed run, although what resumes is a DataLoader."""

@@ -89,6 +89,7 @@ def numbers(folder: Path, value: int) -> None:
     import_dataset("npz", str(folder / "train.npz"), "me/numbers", DatasetStore.open(None), variant="train")
 
 
+@pytest.mark.slow
 def test_loaders_read_the_version_and_the_store_that_the_reader_saw(
     own_world: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

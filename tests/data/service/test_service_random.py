@@ -53,11 +53,13 @@ def test_a_random_dataset_before_steps_that_may_be_kept(one_shard: World) -> Non
     assert not crops(there[0]) & crops(there[1])
 
 
+@pytest.mark.slow
 def test_steps_are_handed_a_generator(one_shard: World) -> None:
     asked = flow("handed", Numbered(16, floats=2)).map_data("jitter", jitter)
     assert epochs(one_shard.read(asked)) == epochs(local(asked))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collate", [mixup, mixup_rng])
 def test_a_random_collate_function(one_shard: World, collate: Any) -> None:
     """Mixed as without a service, and the trainer's own generators stay as they were."""

@@ -124,6 +124,7 @@ def test_what_cannot_be_sent_starts_nothing(own_world: Callable[..., World]) -> 
     assert world.processes() == []
 
 
+@pytest.mark.slow
 def test_a_step_that_raises(one_shard: World) -> None:
     flow = Flow("test/picky").dataset(Numbered(16)).map("pick", picky).map_data("noise", drawn)
     read = one_shard.read(flow)
@@ -142,6 +143,7 @@ def test_a_step_that_raises(one_shard: World) -> None:
     assert there == got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retries", [1, 3])
 def test_tried_again(one_shard: World, tmp_path: Path, retries: int) -> None:
     name = f"test/flaky-{retries}"

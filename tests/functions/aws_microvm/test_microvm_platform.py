@@ -95,6 +95,7 @@ def test_secrets_reach_the_function_and_nothing_that_is_kept(
     assert not any("hush-hush" in line for line in service.output)
 
 
+@pytest.mark.slow
 def test_copies_of_a_snapshot_draw_different_numbers(settings: AwsMicrovmSettings, tmp_path: Path) -> None:
     async def scenario(platform: AwsMicrovmPlatform) -> None:
         invocations = [await platform.invoke(call(platform, "drawn", rank=rank)) for rank in range(2)]
@@ -158,6 +159,7 @@ def test_a_microvm_that_is_lost_is_noticed_and_billed(
     run(settings, tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_hooks_are_taken_from_lambda_only_and_a_call_only_once(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_calls_of_several_sizes_run_in_microvms_of_their_size(service: MicrovmSe
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_functions_are_suspended_and_go_on(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
 ) -> None:
@@ -243,20 +246,23 @@ def test_functions_are_suspended_and_go_on(
 def test_a_suspended_function_is_not_taken_for_lost(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_tracker, "LATE_S", 0.0)
+    monkeypatch.setattr(call_tracker, "LATE_S", 3.0)
 
     async def scenario(platform: AwsMicrovmPlatform) -> None:
-        wanted = replace(call(platform, "forever"), lifetime_s=4.0)
+        clock = asyncio.get_running_loop().time
+        wanted = replace(call(platform, "forever"), lifetime_s=5.0)
+        invoked = clock()
         invocation = await platform.invoke(wanted)
         while not any(microvm.state == "RUNNING" for microvm in service.microvms()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await platform.suspend("run")
-        began = asyncio.get_running_loop().time()
-        while asyncio.get_running_loop().time() < began + 6.0:  # noqa: ASYNC110 - longer than its lifetime
+        began = clock()
+        while clock() < began + 10.0:  # noqa: ASYNC110 - longer than its lifetime and what it may be late
             await asyncio.sleep(0.5)
+        suspended = clock() - began
         assert await platform.wake("run") == 1, "it is still there"
         outcome = await invocation.wait()
         assert outcome.status == "timed_out", "by its own clock, which stood still"
-        assert outcome.billed_s <= 5.0
+        assert outcome.billed_s <= clock() - invoked - suspended + 1, "by the second begun"
 
     run(settings, tmp_path, scenario)

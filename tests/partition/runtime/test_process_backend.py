@@ -29,6 +29,8 @@ from ephemeron.partition.runtime import Pipeline  # noqa: E402
 
 SCHEDULE = Schedule(kind="1f1b", micro_batches=3)
 SLOW = Throttle(latency_s=0.004, bandwidth_bytes_s=1e6)
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 180.0
 
 
@@ -58,7 +60,6 @@ def apart() -> Iterator[Pipeline]:
         yield pipe
 
 
-@pytest.mark.slow
 def test_processes_train_as_the_unsplit_model_does_and_as_one_process(apart):
     """Shared parameters, dropout, skips, odd batches; and to the last bit as with all devices in one process."""
     e, _ = traced("gpt-2")
