@@ -67,6 +67,10 @@ def test_train_shows_a_known_prediction_and_refuses_what_exceeds_its_budget(tmp_
     refused = run("train", path)
     assert refused.exit_code == 2
     assert "the budget of $1e-06 is too small: the cheapest is" in refused.stderr
+    hurried = sparse_job(tmp_path, name="late.toml", run={"batch_size": 20}, limits={"deadline_s": 0.5})
+    known(hurried)
+    late = run("train", hurried)
+    assert "the deadline of 0.5 s cannot be met: the nearest is" in late.stderr
     assert not run_dir.all_runs()
     shown = run("train", path, "--workers", 2, "--dry-run")
     assert shown.exit_code == 0, shown.output

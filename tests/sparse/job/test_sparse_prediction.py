@@ -144,6 +144,8 @@ def test_a_profile_gives_back_the_costs_it_was_made_of(tmp_path):
         ("{", "is no JSON"),
         ('{"workload": {}}', "is no profile of a sparse job; make one with: ephemeron profile JOB"),
         ('{"format": "ephemeron sparse profile 1"}', "missing key"),
+        (dataclasses.replace(profile_of(COSTS), cells=()).to_json(), "profile.json has no cells; make one with"),
+        (profile_of(COSTS).to_json().replace('"shards": 1', '"shards": 0'), "cells[0].shards"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused_in_one_line(tmp_path, text, said):

@@ -103,7 +103,7 @@ class SparsePredictor:
         if self._steps.pace >= 1.5:
             found.append(
                 f"the machine was busy when it was measured (load {self.profile.load_average:g}): steps took {self._steps.pace:.1f} "
-                "times their CPU time, and are predicted to do so again; --no-cache measures anew"
+                "times their CPU time, and are predicted to do so again; ephemeron plan JOB --no-cache measures anew"
             )
         return tuple(found)
 

@@ -112,7 +112,10 @@ def load_sparse_profile(path: str | Path) -> SparseProfile:
         raise JobError(f"profile {path} is no JSON: {e}", remedy="make it with: ephemeron profile JOB") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise JobError(f"{path} is no profile of a sparse job", remedy="make one with: ephemeron profile JOB")
-    return build(SparseProfile, raw, where=f"profile {path}")
+    found = build(SparseProfile, raw, where=f"profile {path}")
+    if not found.cells:
+        raise JobError(f"profile {path} has no cells", remedy="make one with: ephemeron profile JOB")
+    return found
 
 
 def _power(cells: Sequence[SparseCell]) -> tuple[float, float]:
