@@ -36,9 +36,9 @@ MBIT_S = 100.0
 SIDES = {
     "per step": PER_STEP,
     "ama 8": AMA,
-    "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=23", 24, "topk2:0.05"),
+    "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=23,mixing=0.5", 24, "topk2:0.05"),
 }
-"""Policy, H and compression: those of part `traffic` at 10 Mbit/s."""
+"""Policy, H and compression: those of part `traffic` at 10 Mbit/s, where `mixing` is 0.48."""
 PORT = 29_530
 EVERY_S = 0.02
 _CLONE_NEWNET = 0x40000000

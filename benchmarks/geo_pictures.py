@@ -39,8 +39,8 @@ def main() -> None:
     accuracy = [_accuracy(name, results["accuracy"]["models"][name]["table_4"]) for name in MODELS]
     traffic = [_traffic(link, found) for link, found in results["traffic"]["links"].items()]
     below = (
-        "Simulated time, real gradients; test accuracy after each epoch. "
-        "Above: 100 Mbit/s, means of three seeds. Below: MB that a region sends in five epochs."
+        "Simulated time, real gradients. Above: test accuracy after each epoch, 100 Mbit/s, means of three seeds. "
+        "Below: after each quarter of an epoch; MB that a region sends in five epochs."
     )
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     write_png(arguments.picture, "Training in two regions", below, [accuracy, traffic])
@@ -58,8 +58,8 @@ def _accuracy(model: str, rows: list[dict[str, Any]]) -> Panel:
 def _traffic(link: str, found: dict[str, Any]) -> Panel:
     lines = []
     run = found["seeds"][0]
-    last = max(points[-1]["seconds"] for name, points in run["by_epoch"].items() if name == "ama 8")
-    for name, each in run["by_epoch"].items():
+    last = max(points[-1]["seconds"] for name, points in run["by_evaluation"].items() if name == "ama 8")
+    for name, each in run["by_evaluation"].items():
         points = tuple((p["seconds"], 100 * p["accuracy"]) for p in each if p["seconds"] <= 1.05 * last)
         if points:
             label = f"{NAMES.get(name, 'DiLoCo, top 5 % in two bits')}: {each[-1]['wan_bytes'] / 1e6:.3g} MB"

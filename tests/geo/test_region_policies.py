@@ -183,6 +183,37 @@ def test_an_average_of_whatever_has_arrived_weighs_the_regions_alike() -> None:
     np.testing.assert_array_equal(policy.merge(WHOLE, own, [], last=False), own)
 
 
+@pytest.mark.parametrize(
+    ("every", "delay", "mixing", "counted"),
+    [
+        (12, 8, None, 0.5),
+        (24, 23, None, 0.5),
+        (12, 8, 0.5, (4 + 0.5 * 8) / 12),
+        (32, 8, None, 0.75),  # more than half are done before a round is sent: nothing is kept of the others
+        (8, 0, None, 1.0),
+    ],
+)
+def test_half_of_the_steps_between_two_rounds_count_with_a_delay(
+    every: int, delay: int, mixing: float | None, counted: float
+) -> None:
+    schedule = ExchangeSchedule(iterations=41 * every, every=every, rounds=40, delay=delay)
+    policies = [DiLoCo(lr=1, momentum=0, mixing=mixing) for _ in range(2)]
+    own, sent = [np.zeros(1) for _ in policies], []
+    for policy, mine in zip(policies, own, strict=True):
+        policy.begin(mine)
+    moved = []
+    for iteration in range(1, schedule.iterations):
+        own = [mine - 1.0 for mine in own]  # every step is one
+        if schedule.sends(iteration):
+            sent = [Contribution(p.contribution(WHOLE, mine), 1) for p, mine in zip(policies, own, strict=True)]
+        for due in schedule.applies(iteration):
+            late = schedule.late(due)
+            own = [p.merge(WHOLE, mine, sent, last=False, late=late) for p, mine in zip(policies, own, strict=True)]
+            np.testing.assert_array_equal(own[0], own[1])
+            moved.append(policies[0].state()["common"][0])
+    np.testing.assert_allclose(np.diff(moved)[1:], -counted * every)
+
+
 @pytest.mark.parametrize("name", ["asgd-ga", "ama", "sma", "diloco", "diloco:delay=1"])
 def test_a_restored_policy_goes_on_as_the_one_before(name: str) -> None:
     start, own, a, b = vectors(6, 4)

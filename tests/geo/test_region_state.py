@@ -24,7 +24,8 @@ def after_a_round(sync: str, compression: str) -> tuple[RegionState, np.ndarray]
         for name in NAMES
     ]
     contributions = [c for _, c in state.accepted(updates, WHOLE)]
-    return state, state.policy.merge(WHOLE, own, contributions, last=False)
+    late = parse_sync(sync).delay / 3
+    return state, state.policy.merge(WHOLE, own, contributions, last=False, late=late)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,11 @@ def after_a_round(sync: str, compression: str) -> tuple[RegionState, np.ndarray]
         ("diloco", "int4", 2),  # momentum and rounding errors: the common parameters are the decision
         ("diloco:lr=1,momentum=0", "int4", 1),
         ("diloco:lr=1,momentum=0", "none", 0),
-        ("diloco:delay=2", "int4", 3),  # half of the region's own parameters stays: they differ from the common ones
+        (
+            "diloco:delay=2",
+            "int4",
+            3,
+        ),  # a quarter of the region's own parameters stays: they differ from the common ones
         ("sma", "none", 0),
     ],
 )
@@ -49,7 +54,7 @@ def test_a_state_is_stored_without_the_decision_beside_it(sync: str, compression
     payloads = [each.payload(WHOLE, next_own) for each in (state, later)]
     assert payloads[0] == payloads[1]
     other = [Contribution(np.full(ELEMENTS, 0.5, dtype=np.float32), 1)]
-    merged = [each.policy.merge(WHOLE, next_own, other, last=False) for each in (state, later)]
+    merged = [each.policy.merge(WHOLE, next_own, other, last=False, late=0.75) for each in (state, later)]
     assert merged[0].tobytes() == merged[1].tobytes()
 
 

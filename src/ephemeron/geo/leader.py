@@ -187,11 +187,11 @@ class RegionLeader(GroupExchange):
         if self._has_left(due):
             return
         contributions = self._state.accepted(await self._updates(due), part)
-        common = due.round == self._schedule.last
+        common, late = due.round == self._schedule.last, self._schedule.late(due)
         if isinstance(self._schedule, AdaptiveSchedule):
             common |= self._schedule.applied_before(due) == self._schedule.sent_before(due)
             self._schedule.learn(self._state.plans)
-        vector[part] = self._state.policy.merge(part, vector, [c for _, c in contributions], last=common)
+        vector[part] = self._state.policy.merge(part, vector, [c for _, c in contributions], last=common, late=late)
 
     async def _decide_asynchronously(self, iteration: int, vector: np.ndarray) -> None:
         schedule = self._schedule

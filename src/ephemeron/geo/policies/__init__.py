@@ -67,7 +67,7 @@ class RegionSync(Typed):
     delay: Annotated[int, Within(0, 1_000_000)] = 0
     """Iterations between sending a fragment and applying it; below H."""
     mixing: NonNegative | None = None
-    """Part of its own parameters that a region keeps where it applies a round; None: a half with a delay, else 0."""
+    """Part of its own parameters that a region keeps where it applies a round; None: by delay and H, see `diloco.mixing_for`."""
     staleness: Count = 4
     """Rounds that a region may be ahead of what it has applied from any other one, under asynchronous policies."""
     auto: bool = False
@@ -83,8 +83,7 @@ class RegionSync(Typed):
     def new(self) -> RegionPolicy:
         """The policy in its first state."""
         if self.policy == "diloco":
-            mixing = (0.5 if self.delay or self.auto else 0.0) if self.mixing is None else self.mixing
-            return DiLoCo(lr=self.lr, momentum=self.momentum, mixing=mixing)
+            return DiLoCo(lr=self.lr, momentum=self.momentum, mixing=self.mixing)
         if self.policy == "sma":
             return SynchronousAverage()
         return AsynchronousAverage() if self.policy == "ama" else AccumulatedGradients()

@@ -98,6 +98,11 @@ class AdaptiveSchedule:
         plan = self._plans[due.round]
         return self.iterations if plan.last else min(self._own(plan.applied(due.fragment)), self.iterations)
 
+    def late(self, due: Due) -> float:
+        """As `ExchangeSchedule.late`."""
+        how = self._plans[due.round].how
+        return how.delay / how.every
+
     def sends(self, iteration: int) -> list[Due]:
         """As `ExchangeSchedule.sends`."""
         return [due for due in self._known() if self.sent_before(due) == iteration]

@@ -50,13 +50,16 @@ class RegionPolicy(ABC):
         return
 
     @abstractmethod
-    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool) -> np.ndarray:
+    def merge(
+        self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0
+    ) -> np.ndarray:
         """The region's new parameters of a fragment.
 
         Args:
             part, own: as for `contribution`.
             contributions: of a round of all regions in their order, those of quarantined ones left out; or what has arrived of others.
             last: whether all regions have to have the same parameters afterwards.
+            late: part of H that has passed since the round was sent.
         """
 
     def state(self) -> Arrays:

@@ -50,6 +50,10 @@ class ExchangeSchedule:
         """Iteration before which a round is applied."""
         return min(self.sent_before(due) + self.delay, self.iterations)
 
+    def late(self, due: Due) -> float:
+        """Part of H that passes between sending a round and applying it."""
+        return self.delay / self.every
+
     def sends(self, iteration: int) -> list[Due]:
         """Rounds that are sent before an iteration."""
         if iteration == self.iterations:
