@@ -39,8 +39,8 @@ def main() -> None:
     accuracy = [_accuracy(name, results["accuracy"]["models"][name]["table_4"]) for name in MODELS]
     traffic = [_traffic(link, found) for link, found in results["traffic"]["links"].items()]
     below = (
-        "Simulated time, real gradients. Above: test accuracy after each epoch, 100 Mbit/s, means of three seeds. "
-        "Below: after each quarter of an epoch; MB that a region sends in five epochs."
+        "Simulated time, real gradients; test accuracy. Above: after each epoch, 100 Mbit/s, means of three seeds. "
+        "Below: MB that a region sends in five epochs."
     )
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     write_png(arguments.picture, "Training in two regions", below, [accuracy, traffic])
