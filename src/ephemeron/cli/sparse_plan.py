@@ -111,11 +111,13 @@ def sparse_plan(
     from ephemeron.training.driver import api
     from ephemeron.training.driver.launch import LaunchRequest, prepared_run
 
-    predictors.check_platform(platform or "local")
-    prepared_run(LaunchRequest(job=job, configuration=api.configure(job, workers=1, platform=platform)))
+    where = platform or str(job.run.get("platform", "local"))
+    predictors.check_platform(where)
+    prepared_run(LaunchRequest(job=job, configuration=api.configure(job, workers=1, platform=where)))
     predictor = predictors.sparse_predictor(
-        job, platform=platform or "local", profile=profile_file, use_cache=use_cache, prices_file=prices_file, on_progress=_say
+        job, platform=where, profile=profile_file, use_cache=use_cache, prices_file=prices_file, on_progress=_say
     )  # fmt: skip
+    job = dataclasses.replace(job, run={**job.run, "platform": where})
     plan = plans.make_sparse_plan(
         predictor, job, limits, objective=objective, configured=api.configure, function_timeout_s=function_timeout_s
     )

@@ -87,6 +87,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(tmp_path):
     for arguments, said in (
         (("plan", "--profile", tmp_path / "sparse.json"), "is the profile of a sparse job; give the job, too"),
         (("plan", path, "--platform", "aws"), "a sparse job cannot be profiled or predicted on platform aws"),
+        (("plan", sparse_job(tmp_path, name="aws.toml", run={"platform": "aws"})), "or predicted on platform aws"),
         (("profile", path, "--platform", "simulated"), "cannot be profiled or predicted on platform simulated"),
         (("plan", path, "--pattern", "k-reduce"), "--pattern is not for a sparse job"),
         (("profile", path, "--confidence", "0.1"), "--confidence is not for a sparse job"),
