@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,8 @@ def test_batches_to_measure_are_around_that_of_the_job():
         batches(9, 1000)
 
 
-def test_a_plan_takes_the_cheapest_within_its_limits(tmp_path):
+def test_a_plan_takes_the_cheapest_within_its_limits(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     job = load_job(sparse_job(tmp_path, run={"batch_size": 20}))
     predictor = SparsePredictor(profile_of(COSTS))
     free = make_sparse_plan(predictor, job, PlanLimits(), configured=api.configure)
