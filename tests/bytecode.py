@@ -19,7 +19,7 @@ from _pytest.assertion import AssertionState, rewrite
 def compile_ahead(config: pytest.Config, modules: list[Path]) -> None:
     """Writes the bytecode of `modules` where Python and pytest look for it; what is current is left as it is.
 
-    A module that cannot be compiled is left to its import, which says why. The functions of pytest are its private ones: with
+    A module that cannot be compiled is left to its import, which says why; so is one whose folder cannot be written. The functions of pytest are its private ones: with
     a pytest that has others, nothing is written ahead.
     """
     if any(
@@ -51,7 +51,7 @@ def _compiled(module: Path) -> None:
         return
     try:
         stamp, code = rewrite._rewrite_test(module, _config)
-    except SyntaxError:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (SyntaxError, OSError):
         return
-    folder.mkdir(parents=True, exist_ok=True)
     rewrite._write_pyc(AssertionState(_config, "rewrite"), code, stamp, written)
