@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -50,7 +51,9 @@ def resumed(run: Run) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "load"])
 @pytest.mark.parametrize("rank", range(4))
 def test_a_replacement_repeats_no_iteration(rank: int, phase: str) -> None:
-    for iteration in AT:
+    """The lanes kill each rank in each phase at one of the iterations, by turns, so each phase is met at all of them."""
+    turn = rank + PHASES.index(phase)
+    for iteration in AT if os.environ.get("EPHEMERON_FULL_MATRIX") else AT[turn % 3 :][:1]:
         run = disturbed(kill(rank, iteration, phase))
         assert len(run.of(Invoked)) == 5
         [(replaced, at)] = resumed(run)
@@ -196,10 +199,11 @@ def test_where_a_successor_cannot_connect_the_store_has_its_state() -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_deaths_at_a_hand_off(sync: str, phase: str, attempt: int) -> None:
+    how = {**RELAYS, "epochs": 3}
     for rank in (0, 3):
         iteration = 0 if phase == "load" else FIRST - 1 + attempt
-        run = synthetic(channel="direct", faults=[kill(rank, iteration, phase, attempt)], sync=sync, **SHAPE, **RELAYS)
-        assert run.sha == undisturbed(sync=sync, **RELAYS)
+        run = synthetic(channel="direct", faults=[kill(rank, iteration, phase, attempt)], sync=sync, **SHAPE, **how)
+        assert run.sha == undisturbed(sync=sync, **how)
         assert run.left == {"run/spec", "run/result"}
 
 
