@@ -23,6 +23,7 @@ SIDES = {
     ("two regions", "skewed"): ("the same, classes skewed", "orange", True),
 }
 COLOURS = {"per step": "grey", "ama 8": "amber", "diloco top 5 %, two bits": "blue", "diloco int4": "green"}
+POLICY = "sma 8"
 NAMES = {"per step": "exchange every step", "ama 8": "AMA(8)", "diloco int4": "DiLoCo, int4"}
 
 
@@ -49,6 +50,8 @@ def main() -> None:
 def _accuracy(model: str, rows: list[dict[str, Any]]) -> Panel:
     lines = []
     for row in rows:
+        if row.get("policy", POLICY) != POLICY:
+            continue
         label, colour, dashed = SIDES[row["side"], row["data"]]
         points = tuple((p["seconds"], 100 * p["accuracy"]) for p in row["figure_7"])
         lines.append(ChartLine(label=label, points=points, colour=colour, dashed=dashed, marks=_marks(points)))
