@@ -61,7 +61,7 @@ def _model(model: str, seeds: Sequence[int], say: Callable[[str], None]) -> dict
             below = rows[0]["accuracy"] - row["accuracy"]
             row |= {"below_one_cloud_points": round(100 * below, 2), "met": below <= ALLOWED}
         say(
-            f"table 4, {model}, {side}, {data}, {row.get('policy', '')}: {row['by_seed']}, mean {row['accuracy']}; paper {row['paper']}; "
+            f"table 4, {model}, {side}, {data}, {row.get('policy', 'no exchange')}: {row['by_seed']}, mean {row['accuracy']}; paper {row['paper']}; "
             f"{row.get('below_one_cloud_points', 0.0):+.2f} points below one cloud; {row['seconds']} s"
         )
     return {"settings_of_all_sides": dataclasses.asdict(WORKLOADS[model]), "table_4": rows, "run": before}
