@@ -71,7 +71,7 @@ _RULES: dict[str, Callable[..., tuple[Shape, ...]]] = {
     "apply_leaf": lambda v, t, c, **options: (c,),
     "qr_pair": lambda r, s: (s, (min(_BLOCK, r[1]), r[1]), r),
     "apply_pair": lambda v, t, c, d, **options: (c, d),
-    "qr_below": lambda r, s: (s, (min(_BLOCK, r[1]), r[1]), r),
+    "qr_below": lambda r, s: (s, (min(2 * _BLOCK, r[1]), r[1]), r),
     "apply_below": lambda v, t, c, d, **options: (c, d),
     "below_columns": lambda v, t: ((v[1], v[1]), v),
     "apply_below_to_upper": lambda v, t, c: (c, (v[0], c[1])),
