@@ -33,6 +33,7 @@ def lapack(name: str, dtype: np.dtype[Any], *arguments: Argument) -> int:
     """
     info = ctypes.c_int(0)
     _call(cython_lapack, _PREFIX[dtype.char] + name, (*arguments, info))
+    assert info.value >= 0, f"argument {-info.value} of {name} is wrong"
     return info.value
 
 
