@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -91,7 +92,8 @@ def test_a_study_goes_on_after_the_death_of(dies: str, make_study: MakeStudy, ho
     elif dies == "its client and their host":
         (host,) = [json.loads(p.read_text())["pid"] for p in (home / "sessions").glob("*/host.json")]
         for process in [*psutil.Process(host).children(recursive=True), psutil.Process(host)]:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     (gate / "go").touch()
     result = study.run(resume=True)
     assert {t.number: t.run for t in result.status.trials} == before

@@ -23,6 +23,7 @@ from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetUnreachable, SampleFailed
+from running import command_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 SAMPLES = 24
@@ -72,7 +73,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 def store_processes() -> list[psutil.Process]:
     """Of those that this test has begun."""
-    return [p for p in psutil.Process().children(recursive=True) if "store_server" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children(recursive=True) if "store_server" in command_of(p)]
 
 
 @pytest.fixture(autouse=True)

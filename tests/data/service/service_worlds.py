@@ -20,6 +20,7 @@ from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.messages import Nothing, RouterStatus, ShardStatus
 from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.data.service.timeouts import ServiceTimeouts
+from running import command_of
 
 LIMIT_S = 180.0
 HASTY = ServiceTimeouts(
@@ -116,7 +117,7 @@ class World:
     def loaders(self, flow: str) -> list[psutil.Process]:
         """Processes in which loader functions run or have run."""
         place = str(self.router(flow).folder)
-        hosts = [p for p in self._named(place) if "daemon_process" in " ".join(p.cmdline())]
+        hosts = [p for p in self._named(place) if "daemon_process" in command_of(p)]
         return [child for host in hosts for child in host.children(recursive=True)]
 
     def processes(self) -> list[psutil.Process]:

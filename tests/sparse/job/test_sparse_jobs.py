@@ -21,6 +21,7 @@ from ephemeron.events import Ended, Evaluated, Invoked, Measured, Progress, RunE
 from ephemeron.training.driver import api, run_dir
 from ephemeron.training.driver.result import events_of
 from ephemeron.training.job import load_job
+from running import command_of
 from servers import wait_until
 from sparse_data import prepared
 
@@ -44,11 +45,7 @@ def samples_of(folder):
 
 def shards():
     """Processes of the shards of runs that this process drives."""
-    return [
-        process
-        for process in psutil.Process().children()
-        if process.status() != psutil.STATUS_ZOMBIE and "sparse.store.processes" in " ".join(process.cmdline())
-    ]
+    return [process for process in psutil.Process().children() if "sparse.store.processes" in command_of(process)]
 
 
 @pytest.mark.slow
@@ -121,11 +118,7 @@ def test_functions_and_shards_that_are_killed_lose_nothing(home, tmp_path):
 
 def _function_of(folder):
     """Process of one of the run's functions that computes now."""
-    found = [
-        process
-        for process in psutil.process_iter()
-        if process.status() != psutil.STATUS_ZOMBIE and _run_of(process) == str(folder.path)
-    ]
+    found = [process for process in psutil.process_iter() if _run_of(process) == str(folder.path)]
     return max(found, key=lambda process: sum(process.cpu_times()[:2])).pid
 
 

@@ -20,6 +20,7 @@ from ephemeron.sparse.store import AdaGrad
 from ephemeron.sparse.training import fit
 from ephemeron.sparse.training.minibatches import Schedule
 from ephemeron.sparse.training.ring import Ring
+from running import command_of
 from sparse_data import FEATURES, prepared
 
 pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files: pip install 'ephemeron[preparation]'")
@@ -161,8 +162,7 @@ def shard_pids():
     return [
         process.pid
         for process in psutil.Process().children()
-        if process.status() != psutil.STATUS_ZOMBIE
-        and "ephemeron.sparse.store.processes" in " ".join(process.cmdline())
+        if "ephemeron.sparse.store.processes" in command_of(process)
     ]
 
 
