@@ -69,13 +69,14 @@ def test_datasets_of_one_type_are_told_apart_by_what_they_hold():
 
 
 def test_a_definition_is_the_same_in_every_process():
+    here = Path(__file__).parent
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_service_definition import *;"
+        "import sys; sys.path[:0] = sys.argv[1:]; from test_service_definition import *;"
         "print(signature(Scaled({'b', 'a', 'c'})), signature(partial(power, exponent=2)), signature(drawn))"
     )
     seen = {
         subprocess.run(
-            [sys.executable, "-c", code, str(Path(__file__).parent)], env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            [sys.executable, "-c", code, str(here), str(here.parents[1])], env={**os.environ, "PYTHONHASHSEED": str(seed)},
             capture_output=True, text=True, check=True,
         ).stdout
         for seed in (1, 2)
