@@ -8,7 +8,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +66,6 @@ def group_of(nodeid: str) -> str:
 def has_slow_tests(module: Path) -> bool:
     """Slow tests are marked in their module, never only in a class that it inherits from."""
     return "mark.slow" in module.read_text()
-
-
-STARTING = ("subprocess", "multiprocessing", "os.fork", "psutil", "FunctionExecutor(", "from servers import")
-"""What the text of a module names that starts processes."""
-
-
-@cache
-def starts_processes(module: Path) -> bool:
-    """Whether tests of a module start some, or look at them."""
-    return any(name in module.read_text() for name in STARTING)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -138,7 +127,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: n for n, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
     for item in items:
-        if item.get_closest_marker("slow") or group_of(item.nodeid) in TOGETHER or starts_processes(item.path):
+        if item.get_closest_marker("slow") or group_of(item.nodeid) in TOGETHER:
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=list(RESULTS)))
 
 

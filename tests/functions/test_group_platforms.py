@@ -71,7 +71,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     ]  # fmt: skip
     assert len(killed) == 1
     events = list(events_of(result.folder))
-    assert 0 in [e.rank for e in events if isinstance(e, Ended) and e.status == "lost"]
+    assert [e.rank for e in events if isinstance(e, Ended) and e.status == "lost"] == [0]
     assert {e.rank for e in events if isinstance(e, Invoked)} == {0, 1, 2}
     assert [read_record(place).platform for place in members_of(result.folder)] == ["aws", "ray"]  # type: ignore[union-attr]
     shas = {read_result(place).weights_sha256 for place in members_of(result.folder)}  # type: ignore[union-attr]

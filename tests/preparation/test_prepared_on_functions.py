@@ -131,7 +131,7 @@ def test_a_client_that_is_killed_again_and_again_goes_on(source, tmp_path):
         client.kill()
         client.wait()
         kills += 1
-    assert kills  # a client that is not looked at for seconds may be ready before the third
+    assert kills >= 2
     kept = {p: p.stat().st_mtime_ns for p in stored(out)}
     ran = subprocess.run(
         [sys.executable, "-c", CLIENT, str(source), str(out)], capture_output=True, text=True, timeout=250, check=False

@@ -133,6 +133,5 @@ def test_a_frozen_function_that_wakes_changes_nothing(weights: str, home: Path) 
                 process.send_signal(signal.SIGCONT)
     assert woken.is_set(), "the others have replaced it"
     assert result.summary.weights_sha256 == weights, result.causes
-    later = resumed(events)  # on a busy machine another one may be silent for so long, too
-    assert later
-    assert all(at > 0 for _, at in later), later
+    [(_, at)] = resumed(events)
+    assert at > 0

@@ -87,8 +87,7 @@ def test_other_channels_give_the_same_weights(channel, undisturbed, home, reques
     assert result.summary.status == "finished"
     assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
     if channel == "redis":
-        # The cache waits by itself: rank 0 looks for a stop 20 times, and what is waited for more than 10 s is asked for again.
-        assert result.summary.traffic.polls <= 60
+        assert result.summary.traffic.polls <= 20  # the cache waits by itself; only rank 0 looks for a stop
 
 
 CLIENT = """

@@ -97,7 +97,7 @@ async def test_a_frozen_shard_is_killed_and_started_again(tmp_path: Path) -> Non
         os.kill(processes.pids[0], signal.SIGSTOP)
         await store.push("w", [1], [-1])
         assert (await store.multi_get("w", [1])).item() == 1
-        assert processes.restarts >= 1
+        assert processes.restarts == 1
     await processes.close()
 
 
