@@ -25,16 +25,19 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
 
-from ephemeron.communication.channels._buffers import joined
+from ephemeron.communication.channels._buffers import flat, joined
 from ephemeron.communication.channels.base import Buffer, Channel, Traits
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.communication.channels.stores import cloud_store, error_of, explain, is_conflict, is_missing_bucket
+from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.errors import ChannelUnreachable, JobError, KeyExists
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _FAILURES = (BaseError, OSError)
+_LARGE = 256 * 1024
+"""Bytes from which an object is handed over buffer by buffer: a copy of it would cost more than that."""
 
 
 class ObjectsChannel(Channel, SupportsSizes):
@@ -92,7 +95,7 @@ class ObjectsChannel(Channel, SupportsSizes):
             await obstore.put_async(
                 self._store,
                 self._path(key),
-                joined(buffers),
+                flat(buffers) if size_of(buffers) >= _LARGE else joined(buffers),
                 mode="create" if create else "overwrite",
                 use_multipart=False,
             )

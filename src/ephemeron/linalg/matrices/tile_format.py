@@ -15,17 +15,21 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 
 
 def encode_tile(tile: npt.NDArray[np.generic]) -> list[Buffer]:
-    """Header and values, the values without a copy where they are contiguous.
+    """Header and values in one buffer, a copy: what stores, caches and tasks that follow take without another one.
 
     Args:
         tile: of any shape with at most two dimensions.
     """
-    if not (tile.flags.c_contiguous or tile.flags.f_contiguous):
-        tile = np.ascontiguousarray(tile)
+    is_fortran = tile.flags.f_contiguous and not tile.flags.c_contiguous
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(tile))
-    values = tile.T if not tile.flags.c_contiguous else tile
-    return [header.getvalue(), values.reshape(-1).view(np.uint8).data] if tile.size else [header.getvalue()]
+    described = {"descr": np.lib.format.dtype_to_descr(tile.dtype), "fortran_order": is_fortran, "shape": tile.shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    made = np.empty(header.tell() + tile.nbytes, np.uint8)
+    made[: header.tell()] = np.frombuffer(header.getbuffer(), np.uint8)
+    if tile.size:
+        values = tile.T if is_fortran else tile
+        np.copyto(made[header.tell() :].view(tile.dtype).reshape(values.shape), values)
+    return [made.data]
 
 
 def decode_tile(data: memoryview, *, key: str = "") -> npt.NDArray[np.generic]:
