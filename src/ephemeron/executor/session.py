@@ -29,9 +29,11 @@ from ephemeron.training.planner.prices import Prices
 _log = logging.getLogger(__name__)
 
 _FIRST_POLL_S, _MOST_POLL_S = 0.01, 0.25
-_POLL_SHARE = 0.02
+_POLL_SHARE, _NOTIFIED_SHARE = 0.02, 0.2
 """Of the time since the first task of this burst, the longest pause between two looks at results: a short computation ends soon after its
-last task, and a long one costs few requests."""
+last task, and a long one costs few requests. The second where the queue tells that it is empty."""
+_EMPTY_S = 10.0
+"""Longest wait for that in one request."""
 _END_S = 10.0
 """Seconds that functions have to end by themselves."""
 _LAST_S = 5.0
@@ -213,7 +215,9 @@ class Session:
             origin=origin,
             changed=self._wake.set,
         )
-        watching = asyncio.ensure_future(self._watch(place))
+        watching = [asyncio.ensure_future(self._watch(place))]
+        if queue.notifies:
+            watching.append(asyncio.ensure_future(self._wake_when_empty(queue)))
         try:
             await self._work(channel, queue, fleet)
             if not self._open:  # else functions are busy with tasks whose results are not wanted any more
@@ -224,7 +228,8 @@ class Session:
             with contextlib.suppress(EphemeronError):
                 await queue.clear()
             await self._last_events()
-            watching.cancel()
+            for each in watching:
+                each.cancel()
             self._traffic = self._before + channel.traffic + queue.traffic
             ended = self._now()
             self._now = lambda: ended
@@ -260,7 +265,14 @@ class Session:
                 await asyncio.wait_for(self._wake.wait(), pause_s)
             pause_s = min(1.5 * pause_s, _MOST_POLL_S)
             if self.options.platform == "local":  # elsewhere a look costs money, and functions take a second to start
-                pause_s = min(pause_s, max(_FIRST_POLL_S, _POLL_SHARE * (loop.time() - began)))
+                share = _NOTIFIED_SHARE if queue.notifies and self._graphs else _POLL_SHARE
+                pause_s = min(pause_s, max(_FIRST_POLL_S, share * (loop.time() - began)))
+
+    async def _wake_when_empty(self, queue: TaskQueue) -> None:
+        with contextlib.suppress(EphemeronError):  # the loop meets it, too
+            while True:
+                if await queue.wait_until_empty(_EMPTY_S):
+                    self._wake.set()
 
     def _accept(self) -> None:
         while self._arrived:

@@ -284,6 +284,90 @@ class TaskQueueContract:
 
         self.run(scenario)
 
+    def test_edges_that_are_connected_together_are_connected_each(self) -> None:
+        async def scenario(view: Open) -> None:
+            both = [TaskEdge(name=f"e{n}", inputs=1, tasks=(task(f"next{n}"),)) for n in range(2)]
+            await view("client").connect(*both)
+            await view("again").connect(*both, TaskEdge(name="e2", inputs=1, tasks=(task("next2"),)))
+            await view("client").publish([task("a", then=("e0", "e1", "e2"))])
+            (lease,) = await view("worker").take(1)
+            await view("worker").complete(lease, ok("a"))
+            assert {t.id for lease in await view("worker").take(5) for t in lease.tasks} == {"next0", "next1", "next2"}
+            with pytest.raises(JobError, match="e1 is there already"):
+                await view("other").connect(both[0], TaskEdge(name="e1", inputs=2, tasks=(task("next1"),)))
+
+        self.run(scenario)
+
+    def test_a_follower_is_leased_with_the_result_that_releases_it(self) -> None:
+        async def scenario(view: Open) -> None:
+            worker = view("worker")
+            await worker.connect(
+                TaskEdge(name="sum", inputs=2, tasks=(task("add"),), order=3),
+                TaskEdge(name="solo", inputs=1, tasks=(task("alone"),), order=4),
+            )
+            await view("client").publish([task("a", then=("sum", "solo"))])
+            await view("client").publish([task("b", then=("sum",))], order=1)
+            of = {lease.tasks[0].id: lease for lease in await worker.take(2)}
+            assert (await worker.waiting_for_one(["sum"])).edges == ()
+            await worker.complete(of["b"], ok("b"))
+            waiting = await worker.waiting_for_one(["sum", "solo", "unknown"])
+            assert waiting.edges == (("sum", "solo") if worker.leases_followers else ())
+            assert waiting.ready_order is None
+            recorded, leases = await worker.complete_and_follow(of["a"], ok("a"), ["sum"])
+            assert [r.id for r in recorded] == ["a"]
+            assert [t.id for lease in leases for t in lease.tasks] == (["add"] if worker.leases_followers else [])
+            for owner in ("worker", "other"):
+                assert await view(owner).complete_and_follow(of["a"], ok("a"), ["sum"]) == ([], [])
+            taken = {t.id for lease in await view("other").take(5) for t in lease.tasks}
+            assert taken == ({"alone"} if worker.leases_followers else {"alone", "add"})
+            assert (await worker.waiting_for_one(["sum", "solo"])).edges == ()
+            for lease in leases:
+                assert [r.id for r in await worker.complete(lease, ok("add"))] == ["add"]
+
+        self.run(scenario)
+
+    def test_a_follower_waits_behind_what_is_ready(self) -> None:
+        async def scenario(view: Open) -> None:
+            await view("client").connect(TaskEdge(name="next", inputs=1, tasks=(task("b"),), order=7))
+            await view("client").publish([task("a", then=("next",))])
+            await view("client").publish([task("urgent")], order=5)
+            (lease,) = await view("worker").take(1)
+            waiting = await view("worker").waiting_for_one(["next"])
+            expected = (("next",), 5) if view("worker").leases_followers else ((), None)
+            assert (waiting.edges, waiting.ready_order) == expected
+            await view("worker").release(lease)
+
+        self.run(scenario)
+
+    def test_those_who_wait_are_told_of_work_and_of_the_end(self) -> None:
+        async def scenario(view: Open) -> None:
+            worker, client = view("worker"), view("client")
+            if not worker.notifies:
+                assert not await worker.wait_for_work(0.001)
+                assert not await worker.wait_until_empty(0.001)
+                return
+            idle = asyncio.create_task(worker.wait_for_work(20.0))
+            end = asyncio.create_task(client.wait_until_empty(20.0))
+            await client.connect(TaskEdge(name="next", inputs=1, tasks=(task("b"),)))
+            await client.publish([task("a", then=("next",))])
+            assert await idle
+            (lease,) = await worker.take(1)
+            await worker.complete(lease, ok("a"))
+            assert not end.done()
+            assert await view("other").wait_for_work(20.0)
+            (lease,) = await worker.take(1)
+            assert not await view("other").wait_for_work(0.01), "it is taken"
+            await worker.release(lease)
+            assert await view("other").wait_for_work(20.0)
+            (lease,) = await worker.take(1)
+            await worker.complete(lease, ok("b"))
+            assert await end
+            await worker.announce("idle")
+            await client.finish()
+            assert await worker.wait_for_work(20.0), "executors look, and end"
+
+        self.run(scenario)
+
     def test_cancelling_comes_too_late_for_what_has_a_result(self) -> None:
         async def scenario(view: Open) -> None:
             batch = await view("client").publish([task("a"), task("b"), task("c")])
@@ -305,6 +389,8 @@ class TaskQueueContract:
             assert await view("v0").count("c.1", "m0", 2) == 8
             assert await view("v0").count("c.1", "m9", 5) == 13
             assert await view("v0").count("c", "m9") == 1
+            assert await view("v1").count_all({"c": 9, "d": 1}, "m1") == {"c": 2, "d": 1}
+            assert await view("v1").count_all({"c": 9}, "m1") == {"c": 2}
 
         self.run(scenario)
 

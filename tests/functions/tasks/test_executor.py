@@ -13,7 +13,8 @@ from ephemeron.communication.channels import MemoryChannel
 from ephemeron.functions.context import ThreadCompute
 from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import ObjectQueue, TaskEdge, TaskResult, TaskSpec
-from ephemeron.functions.tasks.executor import ExecutorOptions, ExecutorTotals, TaskExecutor
+from ephemeron.functions.tasks.executor import TaskExecutor
+from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
 from ephemeron.functions.tasks.resolver import ModuleResolver, Resolver, ResolverContext, TaskFunction
 from ephemeron.functions.tasks.result_store import load_result
 
@@ -281,6 +282,25 @@ def test_executors_share_the_work_and_a_vanished_one_is_made_up_for() -> None:
         results = await world.reader.read()
         assert sorted(int(r.value) for r in results) == [n * n for n in range(60)]  # type: ignore[call-overload]
         assert all(one.recorded >= 10 for one in totals)
+
+    virtual(scenario)
+
+
+def test_long_tasks_of_an_unknown_function_are_not_taken_many_at_once() -> None:
+    async def scenario(world: World) -> None:
+        compute = ModelledCompute(0.01)
+        await world.client.publish_all([job(f"s{n}", "square", n=n) for n in range(40)], per_batch=1)
+        running = [asyncio.create_task(world.executor(f"e{k}", compute=compute, idle_s=30).run()) for k in range(2)]
+        results: list[TaskResult] = []
+        while len(results) < 40:
+            results += await world.reader.read()
+            await asyncio.sleep(0.01)
+        compute.seconds = 20.0
+        await world.client.publish_all([job(f"l{n}", "nothing") for n in range(8)], per_batch=1)
+        await world.client.finish()
+        await asyncio.gather(*running)
+        by = [r.executor for r in await world.reader.read()]
+        assert sorted(by.count(f"e{k}") for k in range(2)) == [4, 4]
 
     virtual(scenario)
 

@@ -18,8 +18,9 @@ from ephemeron.communication.channels.cache import CacheChannel
 from ephemeron.functions import Call, Limits, SimulatedPlatform, Simulation
 from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import ObjectQueue, RedisQueue, TaskEdge, TaskLease, TaskQueue, TaskResult, TaskSpec
-from ephemeron.functions.tasks.executor import ExecutorOptions, TaskExecutor
+from ephemeron.functions.tasks.executor import TaskExecutor
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
+from ephemeron.functions.tasks.executor_options import ExecutorOptions
 from ephemeron.functions.tasks.open_queue import queue_channel
 from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
 from ephemeron.functions.tasks.resolver import ModuleResolver, ResolverContext

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import random
 import re
 import signal
 import subprocess
@@ -91,7 +92,25 @@ def test_a_factorisation(store):
     )
 
 
-def test_bits_do_not_depend_on_functions_or_deaths(store, tmp_path, monkeypatch):
+@pytest.fixture(params=["folder", "cache"])
+def queue(request) -> str:
+    """Address of the channel of tasks. In a cache executors begin with tasks before they are leased."""
+    if request.param == "folder":
+        return "folder"
+    return request.getfixturevalue("valkey_server").address[:-1] + "4"
+
+
+def left_in(address: str) -> list[str]:
+    """Keys of a cache."""
+
+    async def keys() -> list[str]:
+        async with open_channel(address) as channel:
+            return await channel.list("")
+
+    return [] if address == "folder" else asyncio.run(keys())
+
+
+def test_bits_do_not_depend_on_functions_or_deaths(store, queue, tmp_path, monkeypatch):
     a, marks = definite(72), tmp_path / "marks"
     marks.mkdir()
     with pool(max_workers=1) as executor:
@@ -99,13 +118,44 @@ def test_bits_do_not_depend_on_functions_or_deaths(store, tmp_path, monkeypatch)
     for name in ("factor", "divide", "update"):
         (marks / name).touch()
     monkeypatch.setenv("LC_MARKS", str(marks))
-    with pool() as executor:
-        found = factorised(a, store, executor).to_numpy()
+    again = f"{store}-again"
+    with pool(channel=queue) as executor:
+        found = factorised(a, again, executor).to_numpy()
     assert not list(marks.iterdir()), "a function was killed in each kernel"
     assert found.tobytes() == wanted.tobytes()
+    assert not [key for key in objects(again) if "temporary" in key]
+    assert left_in(queue) == []
 
 
-def test_a_frozen_function_that_wakes_changes_nothing(store, tmp_path, monkeypatch):
+def test_functions_that_are_killed_at_any_moment_change_no_bit(store, queue, tmp_path, monkeypatch):
+    a, rng = definite(160), random.Random(11)
+    with pool(max_workers=1) as executor:
+        wanted = factorised(a, store, executor).to_numpy()
+    monkeypatch.setenv("LC_MARKS", str(tmp_path))
+    again, kills, is_over = f"{store}-again", [], threading.Event()
+
+    def killing():
+        while len(kills) < 3 and not is_over.wait(rng.uniform(0.05, 0.3)):
+            running = [p for p in with_variable("LC_MARKS", str(tmp_path)) if len(p.threads()) > 4]
+            if running and [key for key in objects(again) if "-L/" in key]:
+                kills.append(rng.choice(running))
+                kills[-1].kill()
+
+    with pool(channel=queue) as executor:
+        killer = threading.Thread(target=killing)
+        killer.start()
+        try:
+            found = factorised(a, again, executor).to_numpy()
+        finally:
+            is_over.set()
+            killer.join()
+    assert kills
+    assert found.tobytes() == wanted.tobytes()
+    assert not [key for key in objects(again) if "temporary" in key]
+    assert left_in(queue) == []
+
+
+def test_a_frozen_function_that_wakes_changes_nothing(store, queue, tmp_path, monkeypatch):
     a, marks = definite(72), tmp_path / "marks"
     marks.mkdir()
     (marks / "freeze").touch()  # the first task, on which all others depend
@@ -123,7 +173,7 @@ def test_a_frozen_function_that_wakes_changes_nothing(store, tmp_path, monkeypat
         os.kill(woken[0], signal.SIGCONT)
         (marks / "halt").unlink()
 
-    with pool() as executor:
+    with pool(channel=queue) as executor:
         waking = threading.Thread(target=wake)
         waking.start()
         found = factorised(a, store, executor)

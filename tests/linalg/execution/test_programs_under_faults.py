@@ -18,7 +18,8 @@ from ephemeron.communication.channels.base import Buffer, Channel, Wrapper
 from ephemeron.errors import ChannelUnreachable
 from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import ObjectQueue
-from ephemeron.functions.tasks.executor import ExecutorOptions, TaskExecutor
+from ephemeron.functions.tasks.executor import TaskExecutor
+from ephemeron.functions.tasks.executor_options import ExecutorOptions
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.object_places import ObjectPlaces
 from ephemeron.functions.tasks.open_queue import queue_channel

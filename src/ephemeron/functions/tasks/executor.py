@@ -3,6 +3,7 @@
 Four activities share one event loop: a feeder leases batches, inputs of the next tasks are fetched, a slice of tasks runs on the
 compute thread, a writer records results. Only the compute thread is ever busy for long. A batch is recorded at its end or every
 `flush_s`, so a task of milliseconds costs no request of its own; what an executor that dies has not recorded runs again elsewhere.
+A task that follows the latest one begins while the outputs of that one are stored; see `followers`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from ephemeron.errors import ChannelEmptied, EphemeronError, JobError
 from ephemeron.functions.context import Compute
 from ephemeron.functions.failure import failure
 from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, TaskInterrupted
+from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
+from ephemeron.functions.tasks.followers import Follower, Followers
 from ephemeron.functions.tasks.following import Following
-from ephemeron.functions.tasks.model import TaskLease, TaskResult, TaskSpec
+from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskResult, TaskSpec
 from ephemeron.functions.tasks.queue import TaskQueue
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
-from ephemeron.functions.tasks.result_store import StoredResult, stored_result
+from ephemeron.functions.tasks.result_store import StoredResult, TaskOutputs, stored_result
 
 _log = logging.getLogger(__name__)
 
@@ -36,51 +39,14 @@ _GRACE_S = 1.0
 """In which an interrupted task has to end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOptions:
-    """Time constants of an executor."""
-
-    idle_s: float = 10.0
-    """Seconds without any task after which it ends: scaling in. While others have leases, it stays up to twice as long as a lease lasts."""
-    poll_s: float = 1.0
-    """Longest pause between two looks into an empty queue."""
-    flush_s: float = 1.0
-    """Age of an unrecorded result at which it is recorded before its batch is complete."""
-    ahead_s: float = 0.05
-    """Seconds of work that are leased ahead, beside the time that leasing takes. Longer tasks are leased one ahead: another executor
-    may be idle."""
-    margin_s: float = 3.0
-    """Seconds before the deadline at which the last result is to be recorded."""
-    prefetch: int = 4
-    """Tasks whose inputs are fetched ahead."""
-    buffer_bytes: int = 256_000_000
-    """Inputs that wait for their task, and results that wait for the writer, at most, of more than one task."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ExecutorTotals:
-    """What an executor has done."""
-
-    taken: int = 0
-    recorded: int = 0
-    """Successes that are the visible result."""
-    failed: int = 0
-    """Failed tries."""
-    dropped: int = 0
-    """Results that came too late: another executor's are visible."""
-    batches: int = 0
-    compute_s: float = 0.0
-    idle_s: float = 0.0
-    ended_by: str = ""
-    """`idle`, `closed`, `deadline`, or `stuck` on a task that cannot be interrupted."""
-
-
 @dataclass(slots=True)
 class _Planned:
     lease: TaskLease
     task: TaskSpec
     inputs: asyncio.Task[Sequence[memoryview]] | None = None
     nbytes: int = 0
+    follower: Follower | None = None
+    """Where it is one. Until it is leased, the lease is the one that is hoped for."""
 
 
 @dataclass(slots=True)
@@ -95,8 +61,6 @@ class _Lease:
     since: float = 0.0
     """Loop time of the first of these."""
     writing: bool = False
-    edges: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """By task that has begun: its edges are being added."""
 
     @property
     def is_through(self) -> bool:
@@ -132,6 +96,9 @@ class TaskExecutor:
         self._planned: deque[_Planned] = deque()
         self._leases: dict[str, _Lease] = {}
         self._functions: dict[str, asyncio.Task[TaskFunction]] = {}
+        self._edges: dict[str, asyncio.Task[Sequence[TaskEdge]]] = {}
+        """By task that has begun: its edges are being added."""
+        self._followers = Followers(queue)
         self._mean_s = 0.0
         """Of the latest tasks of one function."""
         self._mean_of = ""
@@ -162,9 +129,9 @@ class TaskExecutor:
             for planned in self._planned:
                 if planned.inputs is not None:
                     planned.inputs.cancel()
-            for held in self._leases.values():
-                for edges in held.edges.values():
-                    edges.cancel()
+            for edges in self._edges.values():
+                edges.cancel()
+            self._followers.cancel()
         for held in list(self._leases.values()):
             await self._queue.release(held.lease)
         await self._queue.announce(self._name, gone=True)
@@ -189,7 +156,8 @@ class TaskExecutor:
                 continue
             n = int((wanted_s - backlog_s) / self._mean_s) if self._mean_s else 1
             began = self._loop.time()
-            leases = await self._queue.take(max(1, n), is_busy=self._computing or bool(self._planned))
+            leases = await self._queue.take(max(1, n), is_busy=self._is_busy)
+            leases = await self._only_known(leases)
             now = self._loop.time()
             self._take_s = max(0.5 * self._take_s, now - began)
             if leases:
@@ -207,10 +175,24 @@ class TaskExecutor:
             if self._queue.is_drained:
                 self.totals.ended_by = "closed"
                 break
-            await asyncio.sleep(min(pause_s, options.poll_s, max(0.0, self._stop_at - now)))
+            longest_s = options.poll_s if self._queue.notifies else min(pause_s, options.poll_s)
+            await self._queue.wait_for_work(min(longest_s, max(0.0, self._stop_at - now)))
             pause_s *= _GROWTH
         self._fed = True
         self._changed.set()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether there is a task to run, or a follower may be found."""
+        return self._computing or bool(self._planned) or self._followers.are_open
+
+    async def _only_known(self, leases: list[TaskLease]) -> list[TaskLease]:
+        """Gives back what was taken because tasks of another function were short: these may be long, and other executors idle."""
+        known = [lease for lease in leases if all(task.function == self._mean_of for task in lease.tasks)] or leases[:1]
+        for lease in leases:
+            if lease not in known:
+                await self._queue.release(lease)
+        return known
 
     async def _may_inherit(self, idle_s: float) -> bool:
         """Whether leases may end that this executor has seen for a while: a new one would have to observe them from the beginning."""
@@ -218,11 +200,14 @@ class TaskExecutor:
 
     def _plan(self, leases: Sequence[TaskLease]) -> None:
         for lease in leases:
-            self.totals.batches += 1
-            self.totals.taken += len(lease.tasks)
-            self._leases[lease.batch] = _Lease(lease, {task.id for task in lease.tasks})
+            self._hold(lease)
             self._planned.extend(_Planned(lease, task) for task in lease.tasks)
         self._changed.set()
+
+    def _hold(self, lease: TaskLease) -> None:
+        self.totals.batches += 1
+        self.totals.taken += len(lease.tasks)
+        self._leases[lease.batch] = _Lease(lease, {task.id for task in lease.tasks})
 
     # Inputs
 
@@ -235,10 +220,15 @@ class TaskExecutor:
                 planned.inputs = asyncio.create_task(self._fetch(planned))
 
     async def _fetch(self, planned: _Planned) -> Sequence[memoryview]:
+        own = {} if planned.follower is None else planned.follower.own  # which may not be stored yet
         await self._resolved(planned.task.function)
         if self._resolver.is_stored(planned.task):
             return []
-        found = await asyncio.gather(*(self._channel.fetch(key) for key in planned.task.inputs))
+
+        async def fetch(key: str) -> memoryview | None:
+            return own[key] if key in own else await self._channel.fetch(key)
+
+        found = await asyncio.gather(*(fetch(key) for key in planned.task.inputs))
         inputs = []
         for key, data in zip(planned.task.inputs, found, strict=True):
             if data is None:
@@ -304,7 +294,8 @@ class TaskExecutor:
                 chosen.append(planned)
             except Exception as e:  # noqa: BLE001 - code and inputs are the user's
                 error, trace = failure(e)
-                self._finished(planned, Ran(error=error, traceback=trace))
+                if await self._is_leased(planned):
+                    self._finished(planned, Ran(error=error, traceback=trace))
         if not jobs:
             return True
         self._prefetch()
@@ -327,9 +318,14 @@ class TaskExecutor:
             mean_s, function = took_s / len(jobs), chosen[0].task.function
             is_first = not self._mean_s or function != self._mean_of
             self._mean_s, self._mean_of = mean_s if is_first else 0.8 * self._mean_s + 0.2 * mean_s, function
+        if not await self._is_leased(chosen[0]):
+            return not end.is_stuck
+        looking = self._look_for_follower(chosen[0], ran[0]) if len(chosen) == len(ran) == 1 else None
         for planned, one in zip(chosen, ran, strict=False):
             self._finished(planned, one)
         self._planned.extendleft(reversed(left))
+        if looking is not None and (follower := await looking) is not None:
+            self._follow(follower)
         if end.is_stuck:
             self.totals.ended_by = "stuck"
             return False
@@ -339,9 +335,58 @@ class TaskExecutor:
 
     def _connect(self, planned: _Planned) -> None:
         """Begins to add the edges of a task, while it computes."""
-        held, task = self._leases.get(planned.lease.batch), planned.task
-        if task.then and held is not None and task.id not in held.edges:
-            held.edges[task.id] = asyncio.create_task(self._following.connect(task))
+        task = planned.task
+        if task.then and task.id not in self._edges:
+            self._edges[task.id] = asyncio.create_task(self._following.connect(task))
+
+    # Followers
+
+    def _look_for_follower(self, planned: _Planned, ran: Ran) -> asyncio.Task[Follower | None] | None:
+        """Begins to look for a task that can follow one that has ended, if there is no other to run."""
+        if not self._followers.are_possible or self._planned or planned.lease.is_careful or not self._is_open(planned):
+            return None
+        if ran.error or planned.task.id not in self._edges or not isinstance(ran.value, TaskOutputs):
+            return None
+        return self._followers.look(planned.task, ran.value, self._edges[planned.task.id])
+
+    def _follow(self, follower: Follower) -> None:
+        planned = _Planned(follower.lease, follower.task, follower=follower)
+        planned.inputs = asyncio.create_task(self._fetch(planned))
+        self._planned.appendleft(planned)
+
+    async def _is_leased(self, planned: _Planned) -> bool:
+        """Whether a task is leased; waits until that is known of a follower."""
+        if planned.follower is None:
+            return True
+        lease = await planned.follower.leased
+        if lease is not None:
+            planned.lease = lease
+            return True
+        self._buffered -= planned.nbytes
+        self.totals.dropped += 1
+        if edges := self._edges.pop(planned.task.id, None):
+            edges.cancel()
+        return False
+
+    async def _lease_followers(
+        self, followers: Sequence[Follower], leases: Sequence[TaskLease], after: set[str]
+    ) -> None:
+        """Tells followers whether they are leased.
+
+        Args:
+            followers: all that are concerned.
+            leases: of their batches, as far as the queue has leased them.
+            after: tasks whose outputs and results are this executor's.
+        """
+        leased = {lease.batch: lease for lease in leases if lease.batch not in self._leases}
+        for follower in followers:
+            lease = leased.get(follower.lease.batch)
+            if lease is not None and follower.after not in after:
+                await self._queue.release(lease)
+                lease = None
+            if lease is not None:
+                self._hold(lease)
+            follower.leased.set_result(lease)
 
     async def _compute_slice(self, work: ComputeSlice, first: TaskSpec) -> _SliceEnd:
         """Runs a slice, and interrupts it at the time limit of its task, or of this executor."""
@@ -375,6 +420,8 @@ class TaskExecutor:
             await self._wait(1.0)
 
     def _is_open(self, planned: _Planned) -> bool:
+        if planned.follower is not None and not planned.follower.leased.done():
+            return True
         held = self._leases.get(planned.lease.batch)
         return held is not None and planned.task.id in held.open
 
@@ -426,11 +473,18 @@ class TaskExecutor:
 
     async def _record(self, held: _Lease) -> None:
         results, held.results, held.writing = held.results, [], True
-        await asyncio.gather(*(stored.put(self._channel) for stored in results))
+        are_own = await asyncio.gather(*(stored.put(self._channel) for stored in results))
         self._buffered -= sum(stored.nbytes for stored in results)
         of = {task.id: task for task in held.lease.tasks}
-        await asyncio.gather(*(edges for r in results if (edges := held.edges.pop(r.result.id, None)) is not None))
-        recorded = {r.id: r for r in await self._queue.complete(held.lease, [stored.result for stored in results])}
+        ids = [stored.result.id for stored in results]
+        await asyncio.gather(*(edges for id in ids if (edges := self._edges.pop(id, None)) is not None))
+        followers = await self._followers.of(ids)
+        accepted, leases = await self._queue.complete_and_follow(
+            held.lease, [stored.result for stored in results], [follower.edge for follower in followers]
+        )
+        own = {id for id, is_own in zip(ids, are_own, strict=True) if is_own} & {r.id for r in accepted}
+        await self._lease_followers(followers, leases, own)
+        recorded = {r.id: r for r in accepted}
         self._changed.set()  # tasks that were released by this may be taken
         unused, late = [], []
         for stored in results:

@@ -9,7 +9,8 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.config.typed import NonNegative, Positive
 from ephemeron.events import Traffic
 from ephemeron.functions.context import Context
-from ephemeron.functions.tasks.executor import ExecutorOptions, TaskExecutor
+from ephemeron.functions.tasks.executor import TaskExecutor
+from ephemeron.functions.tasks.executor_options import ExecutorOptions
 from ephemeron.functions.tasks.object_keys import QueueKeys
 from ephemeron.functions.tasks.object_places import ObjectPlaces
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel

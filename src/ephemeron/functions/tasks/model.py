@@ -107,6 +107,16 @@ class TaskLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingEdges:
+    """What could be released by one more result."""
+
+    edges: tuple[str, ...] = ()
+    """Names, of those asked for."""
+    ready_order: int | None = None
+    """Order of the first batch that is ready; None: none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
     """What is in a queue now."""
 

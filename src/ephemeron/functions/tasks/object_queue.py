@@ -94,7 +94,13 @@ class ObjectQueue(TaskQueue):
         await create_durable(self._channel, self._keys.batch(batch), data)
         return batch
 
-    async def connect(self, edge: TaskEdge) -> None:
+    async def connect(self, *edges: TaskEdge) -> None:
+        ends = await asyncio.gather(*(self._connect(edge) for edge in edges), return_exceptions=True)
+        for end in ends:  # none goes on after this
+            if end is not None:
+                raise end
+
+    async def _connect(self, edge: TaskEdge) -> None:
         if self._connected.get(edge.name) == edge:  # a later input is counted by its owner, who finds the edge
             return
         key, data = self._keys.edge(edge.name), pack_edge(edge)

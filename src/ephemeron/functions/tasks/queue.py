@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ephemeron.events import Traffic
-from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec
+from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec, WaitingEdges
 
 
 class ResultReader(ABC):
@@ -42,6 +43,10 @@ class TaskQueue(ABC):
     """Seconds without renewal after which a lease ends. The same for all users of a queue."""
     is_drained: bool = False
     """The latest `take` found the queue closed and empty."""
+    notifies: bool = False
+    """Whether `wait_for_work` and `wait_until_empty` end as soon as that happens; else they only let time pass."""
+    leases_followers: bool = False
+    """Whether `complete_and_follow` leases what it releases; else it leases nothing, and `waiting_for_one` finds nothing."""
 
     @abstractmethod
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
@@ -56,8 +61,8 @@ class TaskQueue(ABC):
         """
 
     @abstractmethod
-    async def connect(self, edge: TaskEdge) -> None:
-        """Adds an edge. To be called before tasks that name it are published; the same edge twice is one edge.
+    async def connect(self, *edges: TaskEdge) -> None:
+        """Adds edges. To be called before tasks that name them are published; the same edge twice is one edge.
 
         Raises:
             JobError: as `publish`.
@@ -91,6 +96,27 @@ class TaskQueue(ABC):
             The results as recorded; without those of tasks that had a final result already.
         """
 
+    async def waiting_for_one(self, edges: Sequence[str]) -> WaitingEdges:
+        """Those of the edges that lack one input only. If a task that names them has ended and is not recorded, it is this one."""
+        return WaitingEdges()
+
+    async def complete_and_follow(
+        self, lease: TaskLease, results: Sequence[TaskResult], edges: Sequence[str]
+    ) -> tuple[list[TaskResult], list[TaskLease]]:
+        """As `complete`, and leases the batches of these edges that it releases, unless others have taken them."""
+        return await self.complete(lease, results), []
+
+    async def wait_for_work(self, seconds: float) -> bool:
+        """Until a batch may have become ready, or for so many seconds, at most 20. Returns whether one has."""
+        await asyncio.sleep(seconds)
+        return False
+
+    async def wait_until_empty(self, seconds: float) -> bool:
+        """Until the last ready or leased batch is complete, or for so many seconds, at most 20. Returns whether that has happened since the
+        latest call that returned true."""
+        await asyncio.sleep(seconds)
+        return False
+
     @abstractmethod
     async def release(self, lease: TaskLease) -> None:
         """Gives a lease back, so that others may take the rest of its tasks at once. Harmless if it is lost or complete."""
@@ -122,6 +148,11 @@ class TaskQueue(ABC):
             last: sum at which the counter is not needed any more: once it is reached the counter is removed, at once or within minutes,
                 so that counters that have ended do not take room in the store. A member that is set after that begins a new counter.
         """
+
+    async def count_all(self, last: Mapping[str, int], member: str) -> dict[str, int]:
+        """`count` for several counters, each with its last sum, and amount 1: sums by counter."""
+        sums = await asyncio.gather(*(self.count(name, member, last=at) for name, at in last.items()))
+        return dict(zip(last, sums, strict=True))
 
     @abstractmethod
     async def finish(self) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ephemeron.communication.channels.cache import CacheChannel
@@ -20,7 +20,15 @@ from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelUnreachable, CorruptMessage, JobError, SignatureRefused
 from ephemeron.functions.tasks import redis_scripts as scripts
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState
-from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec, check_name
+from ephemeron.functions.tasks.model import (
+    QueueDepth,
+    TaskEdge,
+    TaskLease,
+    TaskResult,
+    TaskSpec,
+    WaitingEdges,
+    check_name,
+)
 from ephemeron.functions.tasks.packing import batch_name, pack, pack_edge, unpack, unpack_edge
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 
@@ -30,6 +38,8 @@ _MOST_CONNECTED = 10_000
 """Edges that an owner remembers."""
 _KEPT_MS = 120_000
 """For how long a counter that has reached its last sum stays: a request whose answer was lost is sent again."""
+_LEAST_WAIT_S = 0.001
+"""A wait of 0 would have no end."""
 _READ_AT_ONCE = 10_000
 """Results in one request of a reader."""
 
@@ -45,6 +55,9 @@ class RedisQueue(TaskQueue):
         signing: key of the run, with which tasks and results are signed and verified; None: they are not.
         retry: what to do while the server does not answer.
     """
+
+    notifies = True
+    leases_followers = True
 
     def __init__(
         self, channel: CacheChannel, queue: str, *, owner: str, lease_s: float = 30.0, signing: SigningKey | None = None,
@@ -66,28 +79,38 @@ class RedisQueue(TaskQueue):
         await self._script(scripts.PUBLISH, batch, self._sealed(data, batch), order)
         return batch
 
-    async def connect(self, edge: TaskEdge) -> None:
-        document = pack_edge(edge)
-        digest = hashlib.blake2b(document, digest_size=16).digest()
-        if self._connected.get(edge.name) == digest:  # whatever has happened to its inputs since then was counted there
+    async def connect(self, *edges: TaskEdge) -> None:
+        rows: list[Any] = []
+        digests: dict[str, bytes] = {}
+        for edge in edges:
+            document = pack_edge(edge)
+            digest = hashlib.blake2b(document, digest_size=16).digest()
+            if (
+                self._connected.get(edge.name) == digest
+            ):  # whatever has happened to its inputs since then was counted there
+                continue
+            batch, tasks = batch_name(edge.tasks, edge.order)
+            rows += [edge.name, self._sealed(document, f"edge/{edge.name}"), edge.inputs, batch, edge.order, self._sealed(tasks, batch)]  # fmt: skip
+            digests[edge.name] = digest
+        if not rows:
             return
-        batch, tasks = batch_name(edge.tasks, edge.order)
-        sealed = self._sealed(document, f"edge/{edge.name}"), self._sealed(tasks, batch)
-        if not await self._script(
-            scripts.CONNECT, edge.name, sealed[0], edge.inputs, batch, edge.order, sealed[1]
-        ):  # fmt: skip
-            raise JobError(f"edge {edge.name} is there already, with other inputs or tasks")
-        await self._abandon([edge.name])
+        others, abandoned = await self._script(scripts.CONNECT, *rows)
+        if others:
+            raise JobError(f"edge {others[0].decode()} is there already, with other inputs or tasks")
+        await self._abandon([name.decode() for name in abandoned])
         if len(self._connected) >= _MOST_CONNECTED:
             self._connected.clear()
-        self._connected[edge.name] = digest
+        self._connected |= digests
 
     async def take(self, n: int, *, is_busy: bool = False) -> list[TaskLease]:
         taken, abandoned, drained = await self._script(scripts.TAKE, n, self._lease_ms, self.owner, int(is_busy))
         self.is_drained = bool(drained)
         await self._abandon([name.decode() for name in abandoned])
+        return await self._leases(taken)
+
+    async def _leases(self, rows: Iterable[list[Any]]) -> list[TaskLease]:
         leases: list[TaskLease] = []
-        for row in taken:
+        for row in rows:
             try:
                 lease = await self._leased(*row)
             except (
@@ -119,8 +142,27 @@ class RedisQueue(TaskQueue):
         return lost
 
     async def complete(self, lease: TaskLease, results: Sequence[TaskResult]) -> list[TaskResult]:
+        return (await self.complete_and_follow(lease, results, []))[0]
+
+    async def complete_and_follow(
+        self, lease: TaskLease, results: Sequence[TaskResult], edges: Sequence[str]
+    ) -> tuple[list[TaskResult], list[TaskLease]]:
         state = self._states.get(lease.batch) or await self._load(lease.batch)
-        return [] if state is None else await self._record(state, results)
+        if state is None:
+            return [], []
+        followed: dict[str, list[Any]] = {}
+        recorded = await self._record(state, results, edges, followed)
+        return recorded, await self._leases(followed.values())
+
+    async def waiting_for_one(self, edges: Sequence[str]) -> WaitingEdges:
+        found, order = await self._script(scripts.WAITING_FOR_ONE, *edges)
+        return WaitingEdges(edges=tuple(name.decode() for name in found), ready_order=int(order) if order else None)
+
+    async def wait_for_work(self, seconds: float) -> bool:
+        return await self._command("BLPOP", f"{self._prefix}work", max(seconds, _LEAST_WAIT_S)) is not None
+
+    async def wait_until_empty(self, seconds: float) -> bool:
+        return await self._command("BLPOP", f"{self._prefix}emptied", max(seconds, _LEAST_WAIT_S)) is not None
 
     async def release(self, lease: TaskLease) -> None:
         self._states.pop(lease.batch, None)
@@ -153,8 +195,18 @@ class RedisQueue(TaskQueue):
                 state.failures[task] = int(value)
         return state
 
-    async def _record(self, state: BatchState, results: Iterable[TaskResult]) -> list[TaskResult]:
-        """Records what has no final result, again where another owner has counted a failed try meanwhile."""
+    async def _record(
+        self, state: BatchState, results: Iterable[TaskResult], follow: Sequence[str] = (), followed: dict[str, list[Any]] | None = None
+    ) -> list[TaskResult]:  # fmt: skip
+        """Records what has no final result, again where another owner has counted a failed try meanwhile.
+
+        Args:
+            state: of the batch.
+            results: to record.
+            follow: edges whose batches are leased where this releases them.
+            followed: receives these leases, by batch.
+        """
+        leasing = [self._lease_ms, self.owner, len(follow), *follow]
         then = {task.id: task.then for task in state.tasks}
         left, recorded = list(results), list[TaskResult]()
         nonces = {result.id: f"{self.owner}/{self._random.getrandbits(48):x}" for result in left}
@@ -165,7 +217,9 @@ class RedisQueue(TaskQueue):
                 data = self._sealed(pack([result]), "results")
                 error = f"its input {result.id} is {result.status}: {result.error}".rstrip(": ")
                 rows += [result.id, result.status, result.tries, nonces[result.id], data, error, len(edges), *edges]
-            done, conflicts = await self._script(scripts.COMPLETE, state.batch, *rows)
+            done, conflicts, leased = await self._script(scripts.COMPLETE, state.batch, *leasing, *rows)
+            if followed is not None:
+                followed |= {row[0].decode(): row for row in leased}
             accepted = {task.decode() for task in done}
             mine = [result for result in news if result.id in accepted]
             recorded += mine
@@ -208,10 +262,16 @@ class RedisQueue(TaskQueue):
     async def count(self, counter: str, member: str, amount: int = 1, *, last: int | None = None) -> int:
         check_name(counter, what="the counter")
         check_name(member, what="the member")
-        return int(await self._script(scripts.COUNT, counter, member, amount, last or 0, _KEPT_MS))
+        return int((await self._script(scripts.COUNT, member, amount, _KEPT_MS, counter, last or 0))[0])
+
+    async def count_all(self, last: Mapping[str, int], member: str) -> dict[str, int]:
+        for name in (member, *last):
+            check_name(name, what="the counter or member")
+        rows = [value for pair in last.items() for value in pair]
+        return dict(zip(last, map(int, await self._script(scripts.COUNT, member, 1, _KEPT_MS, *rows)), strict=True))
 
     async def finish(self) -> None:
-        await self._command("SET", f"{self._prefix}closed", "closed")
+        await self._script(scripts.FINISH)
 
     def reader(self) -> ResultReader:
         return RedisResultReader(self)

@@ -14,6 +14,9 @@ PREFIX abandoned         set of edges whose tasks have yet to be recorded as dea
 PREFIX live              sorted set of executors by the end of their announcement, in ms
 PREFIX count/COUNTER     hash of members -> amount
 PREFIX closed            there, if no task will be published any more
+PREFIX work              list with an element for each batch that became ready and was not taken: idle executors wait for one. At the end, one
+                         for each executor
+PREFIX emptied           list with an element after the last batch was completed: clients wait for it
 """
 
 _COMMON = """
@@ -22,12 +25,29 @@ local function now()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
+local function ready(order, batch)
+  redis.call('ZADD', p .. 'ready', order, batch)
+  redis.call('RPUSH', p .. 'work', '')
+end
+local function lease(batch, owner, until_ms)
+  local key = p .. 'batch/' .. batch
+  redis.call('ZREM', p .. 'ready', batch)
+  local left = redis.call('ZCARD', p .. 'ready')
+  if left == 0 then
+    redis.call('DEL', p .. 'work')
+  else
+    redis.call('LTRIM', p .. 'work', 0, left - 1)
+  end
+  redis.call('ZADD', p .. 'leases', until_ms, batch)
+  redis.call('HSET', key, 'owner', owner)
+  return {batch, redis.call('HINCRBY', key, 'attempt', 1), redis.call('HGET', key, 'tasks'), redis.call('HGETALL', p .. 'state/' .. batch)}
+end
 local function publish(batch, tasks, order)
   if redis.call('SISMEMBER', p .. 'done', batch) == 1 or redis.call('EXISTS', p .. 'batch/' .. batch) == 1 then
     return
   end
   redis.call('HSET', p .. 'batch/' .. batch, 'tasks', tasks, 'order', order, 'left', string.match(batch, '%d+$'), 'attempt', 0)
-  redis.call('ZADD', p .. 'ready', order, batch)
+  ready(order, batch)
 end
 local function fire(edge)
   local key = p .. 'edge/' .. edge
@@ -51,17 +71,40 @@ PUBLISH = _COMMON + "publish(ARGV[1], ARGV[2], ARGV[3])"
 CONNECT = (
     _COMMON
     + """
-local key = p .. 'edge/' .. ARGV[1]
-local there = redis.call('HGET', key, 'document')
-if there then
-  return there == ARGV[2] and 1 or 0
+local others, abandoned = {}, {}
+for n = 1, #ARGV, 6 do
+  local edge, document, inputs, batch, order, tasks = unpack(ARGV, n, n + 5)
+  local key = p .. 'edge/' .. edge
+  local there = redis.call('HGET', key, 'document')
+  if not there then
+    redis.call('HSET', key, 'document', document, 'inputs', inputs, 'batch', batch, 'order', order, 'tasks', tasks)
+    fire(edge)
+  elseif there ~= document then
+    others[#others + 1] = edge
+  end
+  if redis.call('SISMEMBER', p .. 'abandoned', edge) == 1 then
+    abandoned[#abandoned + 1] = edge
+  end
 end
-redis.call('HSET', key, 'document', ARGV[2], 'inputs', ARGV[3], 'batch', ARGV[4], 'order', ARGV[5], 'tasks', ARGV[6])
-fire(ARGV[1])
-return 1
+return {others, abandoned}
 """
 )
-"""EDGE DOCUMENT INPUTS BATCH ORDER TASKS -> whether the edge is this one."""
+"""(EDGE DOCUMENT INPUTS BATCH ORDER TASKS)... -> edges that are there already and are others, edges to abandon."""
+
+WAITING_FOR_ONE = (
+    _COMMON
+    + """
+local found = {}
+for _, edge in ipairs(ARGV) do
+  local e = redis.call('HMGET', p .. 'edge/' .. edge, 'inputs', 'released')
+  if e[1] and not e[2] and redis.call('SCARD', p .. 'inputs/' .. edge) + 1 == tonumber(e[1]) then
+    found[#found + 1] = edge
+  end
+end
+return {found, redis.call('ZRANGE', p .. 'ready', 0, 0, 'WITHSCORES')[2] or false}
+"""
+)
+"""EDGE... -> those that lack one input, order of the first ready batch."""
 
 TAKE = (
     _COMMON
@@ -69,25 +112,20 @@ TAKE = (
 local missing, lease_ms, at = tonumber(ARGV[1]), tonumber(ARGV[2]), now()
 for _, batch in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', at, 'LIMIT', 0, 1000)) do
   redis.call('ZREM', p .. 'leases', batch)
-  redis.call('ZADD', p .. 'ready', redis.call('HGET', p .. 'batch/' .. batch, 'order'), batch)
+  ready(redis.call('HGET', p .. 'batch/' .. batch, 'order'), batch)
 end
-local ready, live = redis.call('ZCARD', p .. 'ready'), redis.call('ZCOUNT', p .. 'live', at, '+inf')
-local taken, most = {}, math.max(1, math.ceil(ready / math.max(1, live)))
+local there, live = redis.call('ZCARD', p .. 'ready'), redis.call('ZCOUNT', p .. 'live', at, '+inf')
+local taken, most = {}, math.max(1, math.ceil(there / math.max(1, live)))
 if ARGV[4] == '1' then
-  most = math.min(most, ready - math.max(0, live - 1))
+  most = math.min(most, there - math.max(0, live - 1))
 end
 while missing > 0 and #taken < most do
   local batch = redis.call('ZRANGE', p .. 'ready', 0, 0)[1]
   if not batch then
     break
   end
-  local key = p .. 'batch/' .. batch
-  redis.call('ZREM', p .. 'ready', batch)
-  redis.call('ZADD', p .. 'leases', at + lease_ms, batch)
-  redis.call('HSET', key, 'owner', ARGV[3])
-  local attempt = redis.call('HINCRBY', key, 'attempt', 1)
-  taken[#taken + 1] = {batch, attempt, redis.call('HGET', key, 'tasks'), redis.call('HGETALL', p .. 'state/' .. batch)}
-  missing = missing - tonumber(redis.call('HGET', key, 'left'))
+  taken[#taken + 1] = lease(batch, ARGV[3], at + lease_ms)
+  missing = missing - tonumber(redis.call('HGET', p .. 'batch/' .. batch, 'left'))
 end
 local drained = redis.call('EXISTS', p .. 'closed', p .. 'ready', p .. 'leases')
 if redis.call('EXISTS', p .. 'closed') == 0 then
@@ -122,7 +160,7 @@ local key = p .. 'batch/' .. ARGV[2]
 local b = redis.call('HMGET', key, 'owner', 'attempt', 'order')
 if b[1] == ARGV[1] and b[2] == ARGV[3] and redis.call('ZREM', p .. 'leases', ARGV[2]) == 1 then
   redis.call('HSET', key, 'attempt', 0)
-  redis.call('ZADD', p .. 'ready', b[3], ARGV[2])
+  ready(b[3], ARGV[2])
 end
 """
 )
@@ -131,10 +169,26 @@ end
 COMPLETE = (
     _COMMON
     + """
-local batch, n, recorded, conflicts = ARGV[1], 2, {}, {}
+local batch, lease_ms, owner, follows = unpack(ARGV, 1, 4)
+local n, recorded, conflicts = 5 + tonumber(follows), {}, {}
 local key, state = p .. 'batch/' .. batch, p .. 'state/' .. batch
+local function followed()
+  local leases, until_ms = {}, now() + tonumber(lease_ms)
+  for e = 5, 4 + tonumber(follows) do
+    local name = redis.call('HGET', p .. 'edge/' .. ARGV[e], 'batch')
+    if name and redis.call('ZSCORE', p .. 'ready', name) then
+      leases[#leases + 1] = lease(name, owner, until_ms)
+    elseif name and redis.call('ZSCORE', p .. 'leases', name) then
+      local b = redis.call('HMGET', p .. 'batch/' .. name, 'owner', 'attempt', 'tasks')
+      if b[1] == owner then -- the answer to an earlier request was lost
+        leases[#leases + 1] = {name, tonumber(b[2]), b[3], redis.call('HGETALL', p .. 'state/' .. name)}
+      end
+    end
+  end
+  return leases
+end
 if redis.call('EXISTS', key) == 0 then
-  return {recorded, conflicts}
+  return {recorded, conflicts, {}}
 end
 local left = tonumber(redis.call('HGET', key, 'left'))
 while n <= #ARGV do
@@ -177,10 +231,16 @@ else
   redis.call('ZREM', p .. 'leases', batch)
   redis.call('SADD', p .. 'done', batch)
 end
-return {recorded, conflicts}
+local leases = followed()
+if redis.call('EXISTS', p .. 'ready', p .. 'leases') == 0 then
+  redis.call('RPUSH', p .. 'emptied', '')
+  redis.call('LTRIM', p .. 'emptied', 0, 0)
+end
+return {recorded, conflicts, leases}
 """
 )
-"""BATCH (TASK STATUS TRIES NONCE DATA ERROR N EDGE...)... -> recorded tasks, and tasks with another number of failed tries."""
+"""BATCH LEASE_MS OWNER N FOLLOWED... (TASK STATUS TRIES NONCE DATA ERROR N EDGE...)... -> recorded tasks, tasks with another number of failed
+tries, and leases of the batches of followed edges."""
 
 ABANDON = (
     _COMMON
@@ -191,6 +251,17 @@ return redis.call('EXISTS', p .. 'batch/' .. ARGV[2])
 """
 )
 """EDGE BATCH TASKS ORDER: publishes tasks that are not taken yet -> whether they are without results."""
+
+FINISH = (
+    _COMMON
+    + """
+redis.call('SET', p .. 'closed', 'closed')
+for _ = 1, redis.call('ZCARD', p .. 'live') do
+  redis.call('RPUSH', p .. 'work', '')
+end
+"""
+)
+"""Executors that wait for work look, and end."""
 
 DEPTH = (
     _COMMON
@@ -218,15 +289,19 @@ ANNOUNCE = _COMMON + "redis.call('ZADD', p .. 'live', now() + tonumber(ARGV[2]),
 COUNT = (
     _COMMON
     + """
-redis.call('HSETNX', p .. 'count/' .. ARGV[1], ARGV[2], ARGV[3])
-local sum = 0
-for _, amount in ipairs(redis.call('HVALS', p .. 'count/' .. ARGV[1])) do
-  sum = sum + tonumber(amount)
+local sums = {}
+for n = 4, #ARGV, 2 do
+  local key, last, sum = p .. 'count/' .. ARGV[n], tonumber(ARGV[n + 1]), 0
+  redis.call('HSETNX', key, ARGV[1], ARGV[2])
+  for _, amount in ipairs(redis.call('HVALS', key)) do
+    sum = sum + tonumber(amount)
+  end
+  if last > 0 and sum >= last then
+    redis.call('PEXPIRE', key, ARGV[3])
+  end
+  sums[#sums + 1] = sum
 end
-if tonumber(ARGV[4]) > 0 and sum >= tonumber(ARGV[4]) then
-  redis.call('PEXPIRE', p .. 'count/' .. ARGV[1], ARGV[5])
-end
-return sum
+return sums
 """
 )
-"""COUNTER MEMBER AMOUNT LAST KEPT_MS -> sum. A counter whose sum has reached LAST, if that is not 0, expires after so many milliseconds."""
+"""MEMBER AMOUNT KEPT_MS (COUNTER LAST)... -> sums. A counter whose sum has reached LAST, if that is not 0, expires after so many milliseconds."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ephemeron.communication.channels._buffers import joined
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.errors import ChannelEmptied, JobError
@@ -43,11 +44,18 @@ class StoredResult:
         """Of all objects."""
         return len(self.data) + sum(map(size_of, self.objects.values()))
 
-    async def put(self, channel: Channel) -> None:
-        """Stores the objects. The first one under a key stays, so an output is the same for all that read it."""
+    async def put(self, channel: Channel) -> bool:
+        """Stores the objects. The first one under a key stays, so an output is the same for all that read it.
+
+        Returns:
+            Whether they are as this result has them.
+        """
         if self.key:
             await create_durable(channel, self.key, self.data)
-        await asyncio.gather(*(create_durable_from(channel, *each) for each in self.objects.items()))
+        there = await asyncio.gather(*(create_durable_from(channel, *each) for each in self.objects.items()))
+        return all(
+            data is None or data == joined(buffers) for data, buffers in zip(there, self.objects.values(), strict=True)
+        )
 
 
 def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, compute_s: float) -> StoredResult:
