@@ -4,8 +4,7 @@ SciPy's functions of the same names hold the lock from start to end. A function 
 its last one and renews its leases meanwhile, so kernels call the same library with the pointers that SciPy gives to Cython. (NumPy's `matmul`
 and `linalg` let go of the lock themselves.)
 
-Reflectors (V, T) come and go in Fortran order, as LAPACK has them; what works with products, which NumPy makes in C order, takes a matrix in C
-order for its transpose in Fortran order, so that neither is rearranged.
+Matrices are in Fortran order, whole or parts of such a matrix, and are changed in place.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ def _call(library: Any, name: str, arguments: tuple[Any, ...]) -> None:
         elif isinstance(argument, ctypes.c_int):
             given.append(ctypes.byref(argument))
         elif isinstance(argument, bytes):
-            given.append(ctypes.c_char_p(argument))
+            given.append(argument)
         else:
-            given.append(argument.ctypes.data_as(ctypes.c_void_p))
-    _routine(library, name, len(given))(*(ctypes.cast(g, ctypes.c_void_p) for g in given))
+            given.append(argument.ctypes.data)
+    _routine(library, name, len(given))(*given)
 
 
 @cache
@@ -65,124 +64,49 @@ def _routine(library: Any, name: str, arguments: int) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(pointer_of(capsule, name_of(capsule)))
 
 
-# -- C order
+def add_product(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 1.0, op_a: bytes = b"N", op_b: bytes = b"N") -> None:  # fmt: skip
+    """`c = beta c + alpha op(a) op(b)` (BLAS gemm). The operations are those of BLAS: N, T or C."""
+    (m, n), k = c.shape, a.shape[1] if op_a == b"N" else a.shape[0]
+    if c.size:
+        dtype = c.dtype
+        blas(
+            "gemm", dtype, op_a, op_b, m, n, k, _number(alpha, dtype.char), a, leading(a), b, leading(b), _number(beta, dtype.char), c,
+            leading(c),
+        )  # fmt: skip
 
 
-def triangular_solution(
-    t: Array, b: Array, *, right: bool = False, lower: bool = True, adjoint: bool = False, unit: bool = False
-) -> Array:
-    """X with op(t) X = b, or X op(t) = b (BLAS trsm).
-
-    Args:
-        t: its triangle (n × n) is read.
-        b: right-hand sides.
-        right: X is at the left of op(t).
-        lower: the lower triangle, not the upper one.
-        adjoint: op is the adjoint, not nothing.
-        unit: the diagonal is ones.
-    """  # fmt: skip
-    dtype = np.result_type(t, b)
-    of, x = _seen(t.T, dtype), _copied(b.T, dtype)
-    m, n = x.shape
-    blas(
-        "trsm", dtype, b"L" if right else b"R", b"U" if lower else b"L", b"C" if adjoint else b"N", b"U" if unit else b"N", m, n,
-        np.ones(1, dtype), of, _leading(of), x, _leading(x),
-    )  # fmt: skip
-    return x.T
+def multiply_right(x: Array, t: Array, *, op: bytes = b"N") -> None:
+    """`x = x op(t)` for an upper triangle t (BLAS trmm)."""
+    if x.size:
+        m, n = x.shape
+        one = _number(1.0, x.dtype.char)
+        blas("trmm", x.dtype, b"R", b"U", op, b"N", m, n, one, t, leading(t), x, leading(x))
 
 
-def cholesky_triangle(a: Array) -> tuple[Array, int]:
-    """Lower L with L Lᴴ = a, from the lower triangle of `a` (n × n), and LAPACK's `info` (potrf)."""
-    x = _copied(a.T, a.dtype)
-    info = lapack("potrf", x.dtype, b"U", len(x), x, _leading(x))
-    return np.tril(x.T), info
+def solve_right(x: Array, t: Array, *, lower: bool, op: bytes = b"N", unit: bool = False) -> None:
+    """`x = x op(t)⁻¹` for a triangle t (BLAS trsm)."""
+    if x.size:
+        m, n = x.shape
+        one = _number(1.0, x.dtype.char)
+        triangle, diagonal = b"L" if lower else b"U", b"U" if unit else b"N"
+        blas("trsm", x.dtype, b"R", triangle, op, diagonal, m, n, one, t, leading(t), x, leading(x))
 
 
-def rank_k_difference(c: Array, a: Array) -> Array:
-    """`c - a aᴴ` in the lower triangle, `c` above it (BLAS syrk, herk). `c` is n × n and Hermitian, `a` is n × k."""
-    dtype = np.result_type(c, a)
-    of, x = _seen(a.T, dtype), _copied(c.T, dtype)
-    is_complex, real = dtype.kind == "c", np.dtype(dtype.char.lower())
-    k, n = of.shape
-    blas(
-        "herk" if is_complex else "syrk", dtype, b"U", b"C" if is_complex else b"T", n, k, np.full(1, -1.0, real), of, _leading(of),
-        np.ones(1, real), x, _leading(x),
-    )  # fmt: skip
-    return x.T
+def adjoint_of(dtype: np.dtype[Any]) -> bytes:
+    """BLAS's letter for the adjoint; some routines know no C for real types."""
+    return b"C" if dtype.kind == "c" else b"T"
 
 
-def row_factors(a: Array) -> tuple[Array, Array, int]:
-    """L and U in one matrix, the row that was exchanged with each, from 0, and LAPACK's `info` (getrf) of `a` (m × n)."""
-    x, swaps = _copied(a, a.dtype), np.zeros(min(a.shape), np.intc)
-    info = lapack("getrf", x.dtype, *x.shape, x, _leading(x), swaps)
-    return x, swaps - 1, info
-
-
-# -- Reflectors, in Fortran order
-
-
-def reflectors(a: Array, block: int) -> tuple[Array, Array]:
-    """V below R, and T (`block` × min(m, n)) of `a` (m × n) (LAPACK geqrt)."""
-    x, (m, n) = _copied(a, a.dtype), a.shape
-    t = np.zeros((block, min(m, n)), x.dtype, order="F")
-    lapack("geqrt", x.dtype, m, n, block, x, _leading(x), t, _leading(t), np.zeros(block * n, x.dtype))
-    return x, t
-
-
-def reflected(v: Array, t: Array, c: Array, *, right: bool = False, adjoint: bool = False) -> Array:
-    """`op(Q) c`, or `c op(Q)`, with Q of `reflectors` (LAPACK gemqrt)."""
-    dtype = np.result_type(v, c)
-    v, t, x = _seen(v, dtype), _seen(t, dtype), _copied(c, dtype)
-    (m, n), (block, k) = x.shape, t.shape
-    lapack(
-        "gemqrt", dtype, b"R" if right else b"L", _mode(dtype, adjoint), m, n, k, block, v, _leading(v), t, _leading(t), x, _leading(x),
-        np.zeros(block * (m if right else n), dtype),
-    )  # fmt: skip
-    return x
-
-
-def pair_reflectors(r: Array, s: Array, *, trapezoid: int, block: int) -> tuple[Array, Array, Array]:
-    """R, V (m × n) and T (`block` × n) of the upper triangle `r` (n × n) above `s` (m × n) (LAPACK tpqrt).
-
-    Args:
-        r, s: the matrices.
-        trapezoid: last rows of `s` that are upper trapezoidal; 0: `s` is full.
-        block: rows of T.
-    """
-    dtype = np.result_type(r, s)
-    top, v, (m, n) = _copied(r, dtype), _copied(s, dtype), s.shape
-    t = np.zeros((block, n), dtype, order="F")
-    work = np.zeros(block * n, dtype)
-    lapack("tpqrt", dtype, m, n, trapezoid, block, top, _leading(top), v, _leading(v), t, _leading(t), work)
-    return top, v, t
-
-
-def pair_reflected(
-    v: Array, t: Array, c: Array, d: Array, *, trapezoid: int, right: bool = False, adjoint: bool = False
-) -> tuple[Array, Array]:
-    """`op(Q)` of `pair_reflectors` applied to `c` above `d`, or `c` beside `d` times `op(Q)` (LAPACK tpmqrt)."""
-    dtype = np.result_type(v, c, d)
-    v, t, first, second = _seen(v, dtype), _seen(t, dtype), _copied(c, dtype), _copied(d, dtype)
-    (m, n), (block, k) = second.shape, t.shape
-    lapack(
-        "tpmqrt", dtype, b"R" if right else b"L", _mode(dtype, adjoint), m, n, k, trapezoid, block, v, _leading(v), t, _leading(t), first,
-        _leading(first), second, _leading(second), np.zeros(block * (m if right else n), dtype),
-    )  # fmt: skip
-    return first, second
-
-
-def _mode(dtype: np.dtype[Any], adjoint: bool) -> bytes:
-    return b"N" if not adjoint else b"C" if dtype.kind == "c" else b"T"
-
-
-def _copied(a: Array, dtype: np.dtype[Any]) -> Array:
-    return np.array(a, dtype, order="F")
-
-
-def _seen(a: Array, dtype: np.dtype[Any]) -> Array:
+def fortran(a: Array, dtype: np.dtype[Any]) -> Array:
+    """`a` in Fortran order, copied where it is not."""
     return np.asarray(a, dtype, order="F")
 
 
-def _leading(a: Array) -> int:
-    """LAPACK's leading dimension."""
-    return max(1, len(a))
+def leading(a: Array) -> int:
+    """LAPACK's leading dimension of a matrix in Fortran order, or of a part of one."""
+    return max(1, len(a), a.strides[1] // a.itemsize if a.shape[1] > 1 else 1)
+
+
+@cache
+def _number(value: float, char: str) -> Array:
+    return np.full(1, value, char)

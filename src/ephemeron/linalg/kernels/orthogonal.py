@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import NotConverged
-from ephemeron.linalg.kernels.lapack import pair_reflected, pair_reflectors, reflected, reflectors
+from ephemeron.linalg.kernels.reflectors import (
+    first_columns,
+    first_pair_columns,
+    pair_reflected,
+    pair_reflectors,
+    reflected,
+    reflectors,
+)
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = Sequence[int]
-_BLOCK = 64
-"""Columns of a block of reflectors: OpenBLAS applies them a fifth faster than 32 columns, for tiles of some hundred rows."""
 
 
 def _leaf_flops(a: Shape) -> float:
@@ -28,9 +33,7 @@ def _leaf_flops(a: Shape) -> float:
 @kernel(outputs=3, flops=_leaf_flops)
 def qr_leaf(a: Array) -> tuple[Array, Array, Array]:
     """V, T and R of `a` (m × n): R is min(m, n) × n."""
-    k = min(a.shape)
-    packed, t = reflectors(a, min(_BLOCK, k))
-    return packed[:, :k], t, _upper(packed[:k])
+    return reflectors(a)
 
 
 def _apply_leaf_flops(v: Shape, t: Shape, c: Shape, **options: Any) -> float:
@@ -46,8 +49,8 @@ def apply_leaf(v: Array, t: Array, c: Array, *, adjoint: bool = False) -> Array:
 @kernel(outputs=3, flops=lambda r, s: 2.0 / 3.0 * r[1] ** 3 * (s[0] / max(r[1], 1)))
 def qr_pair(r: Array, s: Array) -> tuple[Array, Array, Array]:
     """V, T and R of `r` above `s`, where `r` (n × n) and `s` (m × n, m ≤ n) are upper triangular; V belongs to `s`."""
-    top, v, t = pair_reflectors(r, s, trapezoid=len(s), block=min(_BLOCK, r.shape[1]))
-    return _upper(v), t, _upper(top)
+    top, v, t = pair_reflectors(r, s, trapezoid=True)
+    return v, t, np.triu(top)
 
 
 @kernel(outputs=2, flops=lambda v, t, c, d, **options: 2.0 * v[0] * v[1] * c[1])
@@ -57,22 +60,8 @@ def apply_pair(v: Array, t: Array, c: Array, d: Array, *, adjoint: bool = False)
     V is m × n. Q acts on the first n rows of `c` and the first m rows of `d`; further rows stay as they are.
     """
     m, n = v.shape
-    top, bottom = pair_reflected(v, t, c[:n], d[:m], trapezoid=m, adjoint=adjoint)
+    top, bottom = pair_reflected(v, t, c[:n], d[:m], trapezoid=True, adjoint=adjoint)
     return np.concatenate([top, c[n:]]), np.concatenate([bottom, d[m:]])
-
-
-def _in_pairs(v: Array, t: Array) -> Array:
-    """T of blocks of twice as many columns: (T₁, −T₁ V₁ᴴ V₂ T₂; 0, T₂). Wide blocks are applied faster, narrow ones are found faster."""
-    block, n = t.shape
-    made = np.zeros((min(2 * block, n), n), t.dtype, order="F")
-    for i in range(0, n, 2 * block):
-        first, second = slice(i, i + block), slice(i + block, min(i + 2 * block, n))
-        made[:block, first] = t[:, first]
-        if second.start < n:
-            of, k = t[: second.stop - second.start, second], second.stop - second.start
-            made[block : block + k, second] = of
-            made[:block, second] = -t[:, first] @ (v[:, first].conj().T @ v[:, second]) @ of
-    return made
 
 
 def _below_flops(v: Shape, *others: Any, **options: Any) -> float:
@@ -82,22 +71,21 @@ def _below_flops(v: Shape, *others: Any, **options: Any) -> float:
 
 @kernel(outputs=3, flops=lambda r, s: 2.0 * s[0] * r[1] ** 2)
 def qr_below(r: Array, s: Array) -> tuple[Array, Array, Array]:
-    """V, T and R of the upper triangle `r` (n × n) above `s` (m × n), which is full; V belongs to `s` (LAPACK tpqrt with L = 0)."""
-    top, v, t = pair_reflectors(r, s, trapezoid=0, block=min(_BLOCK, r.shape[1]))
-    return v, _in_pairs(v, t), _upper(top)
+    """V, T and R of the upper triangle `r` (n × n) above `s` (m × n), which is full; V belongs to `s`."""
+    top, v, t = pair_reflectors(r, s)
+    return v, t, np.triu(top)
 
 
 @kernel(outputs=2, flops=_below_flops)
 def apply_below(v: Array, t: Array, c: Array, d: Array, *, adjoint: bool = False) -> tuple[Array, Array]:
     """`Q`, or `Qᴴ`, of `qr_below` applied to `c` (n × p) above `d` (m × p), for V of m × n."""
-    return pair_reflected(v, t, c, d, trapezoid=0, adjoint=adjoint)
+    return pair_reflected(v, t, c, d, adjoint=adjoint)
 
 
 @kernel(outputs=2, flops=_below_flops)
 def below_columns(v: Array, t: Array) -> tuple[Array, Array]:
     """`apply_below` to the identity above zeros."""
-    m, n = v.shape
-    return _both(apply_below(v, t, np.eye(n, dtype=v.dtype), np.zeros((m, n), v.dtype)))
+    return first_pair_columns(v, t)
 
 
 @kernel(outputs=2, flops=_below_flops)
@@ -115,22 +103,20 @@ def apply_below_to_lower(v: Array, t: Array, d: Array) -> tuple[Array, Array]:
 @kernel(flops=_apply_leaf_flops)
 def apply_leaf_padded(v: Array, t: Array, c: Array) -> Array:
     """`apply_leaf` to `c` above zeros that fill it up to the rows of V."""
-    if len(c) < len(v):
-        c = np.concatenate([c, np.zeros((len(v) - len(c), c.shape[1]), c.dtype)])
-    return _of(apply_leaf(v, t, c))
+    return _of(apply_leaf(v, t, _filled(c, len(v))))
 
 
 @kernel(flops=lambda v, t: 2.0 * v[0] * v[1] ** 2)
 def leaf_columns(v: Array, t: Array) -> Array:
     """The first columns (m × k) of the Q of `qr_leaf`, for V of m × k."""
-    return _of(apply_leaf(v, t, np.eye(*v.shape, dtype=v.dtype)))
+    return first_columns(v, t)
 
 
 @kernel(outputs=2, flops=lambda v, t, above, below: 2.0 * v[0] * v[1] ** 2)
 def pair_columns(v: Array, t: Array, above: Array, below: Array) -> tuple[Array, Array]:
     """`apply_pair` to the first columns of the identity, which has rows as `above` and `below` together."""
-    n = v.shape[1]
-    return _both(apply_pair(v, t, np.eye(len(above), n, dtype=v.dtype), np.zeros((len(below), n), v.dtype)))
+    top, bottom = first_pair_columns(v, t, trapezoid=True)
+    return _filled(top, len(above)), _filled(bottom, len(below))
 
 
 @kernel(outputs=2, flops=lambda v, t, c, below: 2.0 * v[0] * v[1] * c[1])
@@ -143,6 +129,13 @@ def apply_pair_above(v: Array, t: Array, c: Array, below: Array) -> tuple[Array,
 def apply_pair_below(v: Array, t: Array, above: Array, d: Array) -> tuple[Array, Array]:
     """`apply_pair` to zeros with as many rows as `above`, above `d`."""
     return _both(apply_pair(v, t, np.zeros((len(above), d.shape[1]), d.dtype), d))
+
+
+def _filled(a: Array, rows: int) -> Array:
+    """`a` above zeros, so many rows in all."""
+    if len(a) == rows:
+        return a
+    return np.concatenate([a, np.zeros((rows - len(a), a.shape[1]), a.dtype)])
 
 
 def _of(made: Any) -> Array:
@@ -194,9 +187,3 @@ def leading_svd(a: Array, k: int) -> tuple[Array, Array, Array]:
     """The first `k` singular values and vectors of `small_svd`, or all of them where there are fewer."""
     u, s, vh = small_svd(a)
     return np.ascontiguousarray(u[:, :k]), np.ascontiguousarray(s[:, :k]), np.ascontiguousarray(vh[:k])
-
-
-def _upper(a: Array) -> Array:
-    """The upper triangle, in the order of `a`."""
-    made: Array = np.tril(a.T).T
-    return made

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import SingularMatrix
-from ephemeron.linalg.kernels.lapack import row_factors, triangular_solution
+from ephemeron.linalg.kernels.factors import row_factors, triangular_solution
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.linalg.kernels.lapack import rank_k_difference
+from ephemeron.linalg.kernels.factors import rank_k_difference
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]

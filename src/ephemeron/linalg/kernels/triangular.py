@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import NotPositiveDefinite, SingularMatrix
-from ephemeron.linalg.kernels.lapack import cholesky_triangle, triangular_solution
+from ephemeron.linalg.kernels.factors import cholesky_triangle, triangular_solution
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]

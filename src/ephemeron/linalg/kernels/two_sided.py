@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import NotFinite, NotHermitian
-from ephemeron.linalg.kernels.lapack import pair_reflected, reflected
 from ephemeron.linalg.kernels.orthogonal import qr_leaf
+from ephemeron.linalg.kernels.reflectors import pair_reflected, reflected
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -43,7 +43,7 @@ def apply_pair_right(v: Array, t: Array, c: Array, d: Array) -> tuple[Array, Arr
     V is m × n. Q acts on the first n columns of `c` and the first m columns of `d`; further columns stay as they are.
     """
     m, n = v.shape
-    left, right = pair_reflected(v, t, c[:, :n], d[:, :m], trapezoid=m, right=True)
+    left, right = pair_reflected(v, t, c[:, :n], d[:, :m], trapezoid=True, right=True)
     return np.concatenate([left, c[:, n:]], axis=1), np.concatenate([right, d[:, m:]], axis=1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ephemeron.linalg.kernels.orthogonal import _BLOCK
+from ephemeron.linalg.kernels.reflectors import BLOCK
 from ephemeron.linalg.language.kernel import Kernel
 from ephemeron.linalg.matrices.stored import Shape
 
@@ -40,7 +40,7 @@ def _merge(a: Shape, p: Shape, b: Shape, q: Shape) -> tuple[Shape, ...]:
 
 def _leaf(a: Shape) -> tuple[Shape, ...]:
     k = min(a)
-    return (a[0], k), (min(_BLOCK, k), k), (k, a[1])
+    return (a[0], k), (min(BLOCK, k), k), (k, a[1])
 
 
 def _thin_pair(r: Shape, s: Shape) -> tuple[Shape, ...]:
@@ -69,9 +69,9 @@ _RULES: dict[str, Callable[..., tuple[Shape, ...]]] = {
     "gather_pivots": lambda a, pivots, *tiles: ((pivots[0], a[1]),),
     "qr_leaf": _leaf,
     "apply_leaf": lambda v, t, c, **options: (c,),
-    "qr_pair": lambda r, s: (s, (min(_BLOCK, r[1]), r[1]), r),
+    "qr_pair": lambda r, s: (s, (min(BLOCK, r[1]), r[1]), r),
     "apply_pair": lambda v, t, c, d, **options: (c, d),
-    "qr_below": lambda r, s: (s, (min(2 * _BLOCK, r[1]), r[1]), r),
+    "qr_below": lambda r, s: (s, (min(BLOCK, r[1]), r[1]), r),
     "apply_below": lambda v, t, c, d, **options: (c, d),
     "below_columns": lambda v, t: ((v[1], v[1]), v),
     "apply_below_to_upper": lambda v, t, c: (c, (v[0], c[1])),
