@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ephemeron.blocking import run as blocking
 from ephemeron.errors import JobError, TaskFailed
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg.algorithms import qr as qr_programs
-from ephemeron.linalg.algorithms.flat_qr import flat_form_q, flat_qr
+from ephemeron.linalg.algorithms.flat_qr import flat_thin_qr
+from ephemeron.linalg.algorithms.qr import thin_qr
 from ephemeron.linalg.execution.failures import matrix_error
 from ephemeron.linalg.execution.gathered import run_gathered
 from ephemeron.linalg.execution.report import LinalgReport
@@ -228,18 +228,11 @@ def tiled_qr(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]
     """Q and R of a matrix of any shape."""
     m, n = stored.tiles
     k = min(stored.shape)
-    factor, form = (flat_qr, flat_form_q) if m <= _TALL * n else (qr_programs.qr, qr_programs.form_q)
-    triangle = like(stored, rows=k, columns=stored.columns, structure="upper")
-    factors = computation.run(
-        factor, {"M": m, "N": n}, {"A": stored},
-        {"R": triangle, "V": computation.family(), "T": computation.family()},
-    )  # fmt: skip
-    made = computation.run(
-        form, {"M": m, "N": n}, {"V": factors["V"], "T": factors["T"]},
-        {"Q": like(stored, rows=stored.rows, columns=k)},
-    )  # fmt: skip
-    computation.scratch(factors["V"], factors["T"])
-    return {"Q": made["Q"], "R": factors["R"]}
+    outputs: dict[str, Tiles] = {
+        "Q": like(stored, rows=stored.rows, columns=k),
+        "R": like(stored, rows=k, columns=stored.columns, structure="upper"),
+    }
+    return computation.run(flat_thin_qr if m <= _TALL * n else thin_qr, {"M": m, "N": n}, {"A": stored}, outputs)
 
 
 def family_tile(made: Tiles, index: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -50,7 +50,15 @@ def lambdapack(function: Callable[..., Any]) -> Program:
     Raises:
         ProgramError: a rule is broken; names file, line and column.
     """
-    program = parse_function(function)
+    return checked(parse_function(function))
+
+
+def checked(program: Program) -> Program:
+    """The program, checked with every size up to 3.
+
+    Raises:
+        ProgramError: a rule is broken.
+    """
     for sizes in product((1, 2, 3), repeat=len(program.sizes)):
         check_unrolled(program, dict(zip(program.sizes, sizes, strict=True)))
     return program

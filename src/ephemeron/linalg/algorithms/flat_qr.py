@@ -7,6 +7,7 @@ updates of other columns hide unless a matrix is tall. Tiles are square, but for
 
 from __future__ import annotations
 
+from ephemeron.linalg.composition import in_sequence
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, lambdapack, tiles
 from ephemeron.linalg.kernels.orthogonal import (
     apply_below,
@@ -131,3 +132,7 @@ def flat_form_q(V: Input, T: Input, S: Temporary, W: Temporary, Q: Output, M: Si
                     Q[k, j] = apply_leaf_padded(V[k, k], T[k, k], W[k, k + 1, j])
                 else:
                     S[k, k, j] = apply_leaf_padded(V[k, k], T[k, k], W[k, k + 1, j])
+
+
+flat_thin_qr = in_sequence("flat_thin_qr", flat_qr, flat_form_q)
+"""Q and R in one graph: the first tasks of `flat_form_q` run beside the last ones of `flat_qr`, which are a chain."""

@@ -8,6 +8,7 @@ and column.
 
 from __future__ import annotations
 
+from ephemeron.linalg.composition import in_sequence
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
 from ephemeron.linalg.kernels.orthogonal import (
     apply_leaf,
@@ -181,3 +182,7 @@ def form_q(V: Input, T: Input, S: Temporary, W: Temporary, Q: Output, M: Size, N
                         Q[i, j] = apply_leaf(V[k, 0, i], T[k, 0, i], W[k, 0, i, j])
                     else:
                         S[k, i, j] = apply_leaf(V[k, 0, i], T[k, 0, i], W[k, 0, i, j])
+
+
+thin_qr = in_sequence("thin_qr", qr, form_q)
+"""Q and R in one graph."""

@@ -5,6 +5,7 @@ Time and memory grow with the number of tasks. Shares no code with `analysis`, w
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -38,6 +39,11 @@ def walk(program: Program, sizes: Mapping[str, int]) -> Iterator[tuple[Node, dic
             yield from block(statement.body, {**values, statement.variable: value}, (*indices, value))
 
     return block(program.body, dict(sizes), ())
+
+
+def has_more_tasks(program: Program, sizes: Mapping[str, int], most: int) -> bool:
+    """Whether a program has more than so many tasks. Takes time for these at most."""
+    return next(itertools.islice(walk(program, sizes), most, None), None) is not None
 
 
 def located(reference: TileReference, values: Mapping[str, int]) -> Tile:

@@ -23,13 +23,13 @@ from ephemeron.functions.tasks.result_store import TaskOutputs
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.interface import TaskGraph
 from ephemeron.linalg.analysis.small_sizes import described
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders, has_more_tasks
 from ephemeron.linalg.execution.failures import located_error
 from ephemeron.linalg.execution.program_data import ProgramData
 from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel
 from ephemeron.linalg.language.parser import parse_text
-from ephemeron.linalg.language.program import KernelCall, Node, Program, Role, Tile, TileReference
+from ephemeron.linalg.language.program import KernelCall, Node, Program, Role, Tile, TileReference, kernel_calls
 from ephemeron.linalg.matrices.stored import TileFamily
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
@@ -77,14 +77,15 @@ class ProgramGraph(ShippedGraph):
 
     def __init__(self, data: ProgramData, program: Program) -> None:
         self._data, self._program = data, program
-        analysis = Analysis(program, data.sizes)
-        self._graph: TaskGraph = analysis if analysis.count() > _FEW_TASKS else UnrolledGraph(program, data.sizes)
+        is_large = has_more_tasks(program, data.sizes, _FEW_TASKS)
+        self._graph: TaskGraph = Analysis(program, data.sizes) if is_large else UnrolledGraph(program, data.sizes)
         self._orders: Mapping[Node, int] = chain_orders(self._graph) if isinstance(self._graph, UnrolledGraph) else {}
         self.kernels: Mapping[str, Kernel] = {}
         """By name; none where nothing is computed."""
         self._channel: Channel | None = None
         self._listing = _Listing(frozenset())
         self._lines = max(program.calls) + 1
+        self._parts = _parts(program)
 
     # -- tasks
 
@@ -122,12 +123,12 @@ class ProgramGraph(ShippedGraph):
         ]  # fmt: skip
 
     def order(self, node: Node) -> int:
-        """Of a small graph: tasks with the longest chain behind them first. Of a large one: earlier steps of the outermost loop
-        first, then in the order of the text."""
+        """Of a small graph: tasks with the longest chain behind them first. Of a large one: in the order of the outermost loops, then
+        of their steps, then of the text."""
         if self._orders:
             return self._orders[node]
-        first = node.indices[0] if node.indices else 0
-        return min(first * self._lines + node.line, _MOST_ORDER)
+        first, room = node.indices[0] if node.indices else 0, _MOST_ORDER // (self._parts[max(self._parts)] + 1)
+        return self._parts[node.line] * room + min(first * self._lines + node.line, room - 1)
 
     def readers(self, task: TaskSpec) -> Mapping[str, int]:
         found = {}
@@ -280,6 +281,11 @@ async def open_program(data: bytes, channel: Channel, load: Load) -> ProgramGrap
     graph.kernels = kernels
     await graph.open(channel)
     return graph
+
+
+def _parts(program: Program) -> dict[int, int]:
+    """Number of the outermost statement around each kernel call, by line."""
+    return {call.line: n for n, statement in enumerate(program.body) for call, _ in kernel_calls((statement,))}
 
 
 def _id(node: Node, name: str) -> str:
