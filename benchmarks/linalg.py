@@ -13,8 +13,9 @@ each with a start penalty. Here four sides compute the same on the same number o
 
 Core-seconds: for ScaLAPACK and SciPy cores times wall time, as in table 4; for ephemeron the seconds in which tasks computed, plus a start
 penalty for each function: that of table 4 (20 s), and the time that a function took to start here.
-One computation of ours before the first turn is not counted (`--warmup`): memory that a virtual machine has never touched costs up to 1 ms/MB, and
-ScaLAPACK's driver touches its matrices before its clock starts, too. Functions compute a small matrix before each turn.
+Memory that a virtual machine has not touched lately costs up to 1 ms/MB, and ScaLAPACK's driver touches its matrices before its clock starts. So one
+computation of ours before the first turn is not counted (`--warmup`), and before each turn a file as large as the tiles that will be written is put into their
+folder and removed, and functions compute a small matrix.
 CPU-seconds of all sides are beside them, because they suffer less from other load: of ours with the client, transfers and the Valkey
 server; of ScaLAPACK with what its processes spend waiting for messages.
 Bytes: of tiles that functions fetched and stored (without those that they had in memory), beside a lower bound for two processors with
@@ -56,6 +57,8 @@ FLOPS = {"gemm": 2.0, "cholesky": 1 / 3, "qr": 8 / 3, "svd": 22.0}
 """Times n³, of the usual algorithm; QR with Q."""
 MATRICES = {"gemm": 3, "cholesky": 1, "qr": 2.5, "svd": 3}
 """Inputs and outputs, in matrices of n²; of symmetric and triangular ones half."""
+TILES = {"gemm": 1, "cholesky": 2, "qr": 7, "svd": 4}
+"""Matrices of n² that tasks write."""
 SIDES = ("ephemeron", "scalapack", "dask", "scipy")
 
 
@@ -75,7 +78,7 @@ class Ours:
     def __init__(
         self, n: int, operation: str, *, tile: int, functions: int, memory_mb: int, store: str, channel: str
     ) -> None:
-        self._operation, self._n = operation, n
+        self._operation, self._n, self._store = operation, n, store
         options = {"tile": tile or None, "store": store}
         self.a = BigMatrix.from_numpy(linalg_peers.matrix(n, definite=operation == "cholesky"), **options)
         self.b = BigMatrix.from_numpy(linalg_peers.matrix(n, seed=SEED + 1), **options) if operation == "gemm" else None
@@ -90,7 +93,13 @@ class Ours:
         """Until the first function has run a task."""
 
     def warm(self) -> None:
-        """All functions are running, and have imported what tasks need: there are enough tasks for each of them."""
+        """All functions are running, and have imported what tasks need: there are enough tasks for each of them. The memory of the folder
+        of tiles has been touched."""
+        folder = Path(self._store.removeprefix("file://"))
+        nbytes = min(TILES[self._operation] * 8 * self._n**2, shutil.disk_usage(folder).free // 2)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for _ in range(nbytes // MB):
+                file.write(bytes(MB))
         _delete(self._compute(self._small, self._small)[0])
 
     def _compute(self, a: BigMatrix, b: BigMatrix | None) -> tuple[list[BigMatrix], Any]:

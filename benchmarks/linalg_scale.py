@@ -3,7 +3,7 @@
 simulated   N = 262,144 in tiles of 4,096 on up to 512 functions of one vCPU, with the latency and bandwidth of S3 and a function
             (`benchmarks.linalg_scale_model` says what is real and what is modelled): time, core-seconds, cost, and utilisation over time, for
             Cholesky, GEMM, QR (R and the reflectors; down the columns as for square matrices here, and by the tree for tall ones), and the first stage of the SVD (reduction to band form), with functions that follow
-            the tasks and with all functions all the time, as a cluster is billed. `ideal_s` is flops / (vCPUs × rate): no system beats it.
+            the tasks, without and with tasks that begin before they are released (`functions.tasks.followers`), and with all functions all the time, as a cluster is billed. `ideal_s` is flops / (vCPUs × rate): no system beats it.
             `published` is what the survey says about tables 3 and 4 (section 2.4): its copy has no cells of the tables, and no MPI is simulated.
 autoscaling functions for each task in the queue against time and cost (the scaling factor of NumPyWren's provisioner), and the time after
             which a function without a task ends.
@@ -59,16 +59,17 @@ PARTS = ("simulated", "autoscaling", "analysis", "scheduler")
 
 def simulate(
     operation: str, tiles: int, tile: int, *, functions: int = 512, factor: float = 1.0, idle_s: float = 10.0, static: bool = False,
-    parts: int = 60,
+    parts: int = 60, followers: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """A row of figures."""
     program, names = PROGRAMS[operation]
-    world = World(functions=functions, idle_s=idle_s)
+    world = World(functions=functions, idle_s=idle_s, followers=followers)
     limits = ScalingLimits(most=functions, tasks_per_executor=1 / factor, hold_s=20.0, burst=1000, starts_per_s=100.0)
     began = time.perf_counter()
     out = Simulated(program, dict.fromkeys(names, tiles), tile=tile, world=world, limits=limits, static=static).run()
     return {
         "operation": operation, "n": tiles * tile, "tile": tile, "functions": functions, "scaling_factor": factor, "idle_timeout_s": idle_s,
+        "followers": followers,
         "provisioner": "none: all functions all the time" if static else "scaling.decide", "published": PUBLISHED[operation],
         **figures(out, world), "simulated_in_s": round(time.perf_counter() - began, 1), "utilisation": curve(out, world, parts=parts),
     }  # fmt: skip
@@ -123,11 +124,13 @@ def main() -> None:
     if "simulated" in arguments.parts:
         rows = result["simulated"] = []
         for operation in arguments.operations:
-            for static in (False, True):
-                rows.append(simulate(operation, arguments.tiles, arguments.tile, static=static))
+            for static, followers in ((False, False), (False, True), (True, False)):
+                rows.append(simulate(operation, arguments.tiles, arguments.tile, static=static, followers=followers))
                 print({k: v for k, v in rows[-1].items() if k != "utilisation"}, file=sys.stderr)
         if arguments.picture:
-            arguments.picture.write_text(parallelism([row for row in rows if row["provisioner"] == "scaling.decide"]))
+            arguments.picture.write_text(
+                parallelism([row for row in rows if row["provisioner"] == "scaling.decide" and not row["followers"]])
+            )
     if "autoscaling" in arguments.parts:
         result["autoscaling_simulated"] = [
             simulate("cholesky", arguments.tiles, arguments.tile, factor=factor, parts=10) for factor in FACTORS

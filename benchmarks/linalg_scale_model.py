@@ -4,7 +4,8 @@ Real: the tasks, what follows from each (the unrolled graph, which tests hold eq
 flops of kernels, and the policy that starts functions (`functions.tasks.scaling.decide`). Modelled: a function reads one tile after the other, computes one task at a
 time and writes likewise, all three at once for different tasks (pipelining); rates and latencies are constants; requests of the queue
 take a latency each; a function keeps the tiles that it has touched last, ends after `idle_s` without a task, and takes no task that would
-outlast its lifetime.
+outlast its lifetime. With followers (a queue in a cache), a function that has computed a task and has no other one to compute begins with the first
+task that waits for this one alone, unless a ready one comes first: it reads the other inputs, and what it has just made is in its memory.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class World:
     in_flight: int = 3
     """Tasks that a function reads, computes and writes at the same time: NumPyWren's pipeline width."""
     cached_tiles: int = 3
+    followers: bool = False
 
 
 @dataclass(slots=True)
@@ -119,6 +121,8 @@ class Simulated:
         self._waiting: dict[Node, int] = {}
         self._slots: list[dict[str, Function]] = [{} for _ in range(world.in_flight)]
         self._all: dict[str, Function] = {}
+        self._followed: set[Node] = set()
+        """Tasks that functions have begun before they were released."""
         self._leased = self._done = 0
         self._flops_of: dict[tuple[int, tuple[tuple[str, object], ...]], float] = {}
         self.out = Outcome()
@@ -137,6 +141,8 @@ class Simulated:
                 self._slots[0][what.name] = what
                 what.idle_since = now
                 self._dispatch(now)
+            elif kind == "computed":
+                self._follow(now, *what)
             elif kind == "stored":
                 self._stored(now, *what)
             elif kind == "visible":
@@ -157,8 +163,11 @@ class Simulated:
         heapq.heappush(self._events, (when, next(self._numbers), kind, what))
 
     def _release(self, node: Node) -> None:
+        heapq.heappush(self._ready, (self._order(node), node))
+
+    def _order(self, node: Node) -> int:
         first = node.indices[0] if node.indices else 0
-        heapq.heappush(self._ready, (first * self._lines + node.line, node))
+        return first * self._lines + node.line
 
     def _scale(self, now: float, state: ScalingState) -> ScalingState:
         """One look of the provisioner."""
@@ -216,7 +225,15 @@ class Simulated:
                 return
 
     def _lease(self, function: Function, now: float) -> bool:
-        node = self._ready[0][1]
+        if not self._begin(function, self._ready[0][1], now):
+            if not function.in_flight:
+                self._end(function, now)
+            return False
+        heapq.heappop(self._ready)
+        return True
+
+    def _begin(self, function: Function, node: Node, now: float) -> bool:
+        """Begins a task, unless it would outlast the function."""
         world, graph = self._world, self._graph
         tiles = list(dict.fromkeys(graph.reads(node)))
         missing = [tile for tile in tiles if tile not in function.cache]
@@ -227,10 +244,7 @@ class Simulated:
         computed = max(read, function.cpu_free) + compute_s
         written = max(computed, function.write_free) + world.latency_s + len(writes) * self._tile_s
         if written + 1.0 > function.ends_at:
-            if not function.in_flight:
-                self._end(function, now)
             return False
-        heapq.heappop(self._ready)
         self._leased += 1
         function.in_flight += 1
         function.read_free, function.cpu_free, function.write_free = read, computed, written
@@ -244,8 +258,29 @@ class Simulated:
         out.bytes_read += len(missing) * size
         out.bytes_written += len(writes) * size
         out.requests += len(missing) + len(writes)
+        if world.followers:
+            self._at(computed, "computed", (function, node))
         self._at(written, "stored", (function, node, compute_s))
         return True
+
+    def _follow(self, now: float, function: Function, node: Node) -> None:
+        """A function has computed a task."""
+        if function.gone or function.cpu_free > now or function.in_flight >= self._world.in_flight:
+            return
+        graph, waiting = self._graph, self._waiting
+        last = [
+            c
+            for c in graph.downstream(node)
+            if waiting.get(c, graph.upstream_count(c)) == 1 and c not in self._followed
+        ]
+        child = min(last, key=self._order, default=None)
+        if child is None or (self._ready and self._ready[0][0] < self._order(child)):
+            return
+        slot = self._slots[function.in_flight]
+        if self._begin(function, child, now):
+            self._followed.add(child)
+            if slot.pop(function.name, None) is not None and function.in_flight < self._world.in_flight:
+                self._slots[function.in_flight][function.name] = function
 
     def _stored(self, now: float, function: Function, node: Node, compute_s: float) -> None:
         self._done += 1
@@ -259,7 +294,7 @@ class Simulated:
             left = (self._graph.upstream_count(child) if left is None else left) - 1
             if left:
                 self._waiting[child] = left
-            else:
+            elif child not in self._followed:
                 ready.append(child)
         if ready:
             self._at(now + self._world.queue_s, "visible", ready)

@@ -45,6 +45,21 @@ def test_tiles_that_a_function_keeps_are_not_read_again():
     assert runs[1].bytes_read < runs[0].bytes_read
 
 
+def test_followers_do_not_wait_for_the_store():
+    runs = [
+        Simulated(
+            cholesky, {"N": 6}, tile=2048, world=World(functions=8, followers=followers, cached_tiles=6), limits=ScalingLimits(most=8), static=True
+        ).run()
+        for followers in (False, True)
+    ]  # fmt: skip
+    assert runs[1].seconds < 0.9 * runs[0].seconds
+    assert [r.tasks for r in runs] == [56, 56]
+    assert runs[1].computing_s == pytest.approx(runs[0].computing_s)
+    assert runs[1].bytes_written == runs[0].bytes_written
+    chain_s = sum(k * 2048**3 / 3e10 for k in [1 / 3] * 6 + [1, 1] * 5)  # factors, solutions, updates of the diagonal
+    assert runs[1].seconds > chain_s
+
+
 def test_the_picture_of_parallelism_has_both_panels_for_each_run():
     row = simulate("qr", 4, 256, functions=8, parts=6)
     root = ElementTree.fromstring(parallelism([row, row]))
