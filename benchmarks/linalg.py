@@ -59,6 +59,8 @@ MATRICES = {"gemm": 3, "cholesky": 1, "qr": 2.5, "svd": 3}
 """Inputs and outputs, in matrices of n²; of symmetric and triangular ones half."""
 TILES = {"gemm": 1, "cholesky": 2, "qr": 7, "svd": 4}
 """Matrices of n² that tasks write."""
+IDLE_S = 600.0
+"""Our functions stay while peers compute."""
 SIDES = ("ephemeron", "scalapack", "dask", "scipy")
 
 
@@ -85,8 +87,9 @@ class Ours:
         self.tile = self.a.tile[0]
         self._small = BigMatrix.from_numpy(np.eye(320), tile=40, store=store)
         self._pool = FunctionExecutor(
-            "local", progress=False, max_workers=functions, memory_mb=memory_mb, channel=channel
-        )
+            "local", progress=False, max_workers=functions, memory_mb=memory_mb, channel=channel,
+            idle_timeout_s=IDLE_S,
+        )  # fmt: skip
         began = time.perf_counter()
         self._pool.submit(abs, -1).result()
         self.start_s = time.perf_counter() - began
