@@ -1,6 +1,6 @@
 # Two commands do everything, on a fresh machine with Python 3.11 or newer:
 #   make train    installs into .venv and trains handwritten digits on four functions
-#   make test     installs into .venv and runs the tests (about fifteen minutes on two cores)
+#   make test     installs into .venv and runs the tests (about ten minutes on two cores)
 # `make test-all` runs the slow tests, too: all platforms and emulators end to end, kill matrices, long simulations.
 # A test that starts real processes has a second try, listed as a rerun; what differs in its result fails at once (tests/conftest.py).
 # A third of the random schedules of faults runs there; EPHEMERON_FULL_MATRIX=1 runs all of them.

@@ -6,7 +6,7 @@ simulated   N = 262,144 in tiles of 4,096 on up to 512 functions of one vCPU, wi
             the tasks, without and with tasks that begin before they are released (`functions.tasks.followers`), and with all functions all the time, as a cluster is billed. `ideal_s` is flops / (vCPUs × rate): no system beats it.
             `published` is what the survey says about tables 3 and 4 (section 2.4): its copy has no cells of the tables, and no MPI is simulated.
 autoscaling functions for each task in the queue against time and cost (the scaling factor of NumPyWren's provisioner), and the time after
-            which a function without a task ends.
+            which a function without a task ends; tiles of half and twice the rows.
 analysis    real: time of a query of the dependency analysis, and its memory, for 10² to 10¹² tiles (`benchmarks.linalg_scale_control`).
 scheduler   real: tasks released per second, without computing anything, by queue adapter; each task's edges are connected and counted.
 """
@@ -136,7 +136,14 @@ def main() -> None:
             simulate("cholesky", arguments.tiles, arguments.tile, factor=factor, parts=10) for factor in FACTORS
         ]
         result["idle_timeout_simulated"] = [
-            simulate("cholesky", arguments.tiles, arguments.tile, idle_s=idle_s, parts=10) for idle_s in IDLE_S
+            simulate(operation, arguments.tiles, arguments.tile, idle_s=idle_s, parts=10)
+            for operation in arguments.operations
+            for idle_s in IDLE_S
+        ]
+        result["tile_size_simulated"] = [
+            simulate("cholesky", arguments.tiles * arguments.tile // tile, tile, followers=followers, parts=10)
+            for tile in (arguments.tile // 2, 2 * arguments.tile)
+            for followers in (False, True)
         ]
     if "analysis" in arguments.parts:
         result["analysis"] = analysis(arguments.queries)
