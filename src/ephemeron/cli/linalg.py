@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.units import human_count
+from ephemeron.cli.linalg_files import check_out, command_name, source_of, stored, write_results
+from ephemeron.cli.map import INTERRUPTED
+from ephemeron.errors import BudgetReached, MatrixError
+from ephemeron.units import human_count, human_seconds
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg import BigMatrix
     from ephemeron.linalg.execution.remains import ProgramRemains
@@ -37,14 +38,14 @@ def linalg() -> None:
 
     Matrices are NPY files (.npy), Zarr arrays (.zarr) and Parquet files of numbers (.parquet, read only).
     A matrix is cut into tiles, each an object of the channel; a task reads some tiles, computes, and writes others. A function that
-    dies costs the tasks that it was computing.
+    dies costs the tasks that it was computing; a command that was interrupted goes on when it is given again, if it has a --channel.
     """
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
-            click.option("--out", required=True, type=click.Path(path_type=Path), help=".npy or .zarr of the result; a folder where there are several."),
+            click.option("--out", type=click.Path(path_type=Path), help=".npy or .zarr of the result; a folder where there are several. Needed but for --predict."),
             click.option("--format", "kind", type=click.Choice(["npy", "zarr"]), help="Of results in a folder.  [default: zarr where A is, else npy]"),
             click.option("--tile", type=click.IntRange(min=1), help="Rows and columns of a tile.  [default: by size, memory and speed]"),
             click.option("--platform", default="local", show_default=True, help="Where functions run."),
@@ -190,25 +191,61 @@ def _show_remains(found: list[ProgramRemains], store: str) -> None:
     for each in found:
         click.echo(
             f"{each.program}: {human_count(each.temporary, 'temporary tile')}, "
-            f"{human_count(each.unfinished, 'tile')} of unfinished results, {human_count(each.queued, 'object')} of queues"
+            f"{human_count(each.unfinished, 'tile')} of {'inputs' if each.is_command else 'unfinished results'}, {human_count(each.queued, 'object')} of queues"
             + (f"; it is left alone: {each.running}" if each.running else "")
         )
 
 
-def _compute(
-    inputs: list[Path], work: Callable[[Any, FunctionExecutor, list[BigMatrix]], dict[str, Any]], *, out: Path, kind: str | None,
-    tile: int | None, platform: str, channel: str | None, workers: int | None, memory_mb: int | None, budget_usd: float | None,
-    autoscaling_factor: float, idle_timeout_s: float, as_json: bool, only_predict: bool, results: int = 1, slim: bool = False,
+_Work = Callable[[Any, "FunctionExecutor", "list[BigMatrix]"], "dict[str, Any]"]
+
+
+def _compute(inputs: list[Path], work: _Work, *, out: Path | None, channel: str | None, only_predict: bool, results: int = 1, **options: Any) -> None:  # fmt: skip
+    """Computes; where that is interrupted, says how to go on."""
+    if out is not None:
+        check_out(out, results)
+    elif not only_predict:
+        raise click.UsageError("Missing option '--out'.")
+    try:
+        _run(inputs, work, out=out or Path(), channel=channel, only_predict=only_predict, **options)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        click.secho(f"interrupted; {_way_on(channel)}", fg="yellow", err=True)
+        sys.exit(INTERRUPTED)
+    except BudgetReached:
+        click.secho(_way_on(channel), fg="yellow", err=True)
+        raise
+    except MatrixError:
+        if channel is not None:
+            click.secho(
+                f"`ephemeron linalg clean {channel} --results` removes what was computed", fg="yellow", err=True
+            )
+        raise
+
+
+def _way_on(channel: str | None) -> str:
+    if channel is None:
+        return "its tiles are lost; with --channel the same command goes on from them"
+    return f"the same command goes on from its tiles in {channel}; `ephemeron linalg clean {channel} --results` removes them"
+
+
+def _run(
+    inputs: list[Path], work: _Work, *, out: Path, kind: str | None, tile: int | None, platform: str, channel: str | None, workers: int | None,
+    memory_mb: int | None, budget_usd: float | None, autoscaling_factor: float, idle_timeout_s: float, as_json: bool, only_predict: bool,
+    slim: bool = False,
 ) -> None:  # fmt: skip
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.tile_size import tile_size
     from ephemeron.linalg.prediction.predict import predict_work
 
-    _check_out(out, results)
-    sources = [_source(path) for path in inputs]
+    sources = [source_of(path) for path in inputs]
     (rows, columns), dtype = sources[0].shape, sources[0].dtype
-    name = click.get_current_context().info_name or "linalg"
+    command = click.get_current_context().info_name or "linalg"
+
+    def shapes(edge: int) -> list[tuple[int, int]]:
+        first = _slim(rows, columns, edge) if slim else (edge, edge)
+        return [first if n == 0 else (first[0], edge) for n in range(len(sources))]
+
     with (
         FunctionExecutor(
             platform, channel=channel or "folder", max_workers=workers, memory_mb=memory_mb, budget_usd=budget_usd,
@@ -216,30 +253,31 @@ def _compute(
         ) as pool,
         tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder,
     ):  # fmt: skip
-        edge = tile or tile_size(rows, columns, dtype.itemsize, workers=pool.max_workers)
-        shape = _slim(rows, columns, edge) if slim else (edge, edge)
-        shapes = [shape if n == 0 else (shape[0], edge) for n in range(len(sources))]
-        planned = [
-            functions.BigMatrix.planned(source.shape, dtype=source.dtype, tile=tiles)
-            for source, tiles in zip(sources, shapes, strict=True)
-        ]
-        prediction = predict_work(lambda planner: work(functions, planner, planned), name, pool)
+
+        def predicted(tiles: list[tuple[int, int]]) -> Prediction:
+            planned = [
+                functions.BigMatrix.planned(source.shape, dtype=source.dtype, tile=shape)
+                for source, shape in zip(sources, tiles, strict=True)
+            ]
+            return predict_work(lambda planner: work(functions, planner, planned), command, pool)
+
+        usual = tile_size(rows, columns, dtype.itemsize, workers=pool.max_workers)
+        tiles = shapes(tile or usual)
+        prediction = predicted(tiles)
+        if tile and not as_json and prediction.seconds > 2 * (better := predicted(shapes(usual))).seconds:
+            click.secho(f"note: without --tile about {human_seconds(better.seconds)}, with tiles of {usual} rows", fg="yellow", err=True)  # fmt: skip
         if only_predict:
             _show_prediction(prediction, as_json=as_json)
             return
         if not as_json:
             click.echo(f"predicted: {prediction}", err=True)
         store = channel or Path(folder).resolve().as_uri()
-        matrices = [source.store(tile=tiles, store=store) for source, tiles in zip(sources, shapes, strict=True)]
-        try:
+        with stored(sources, tiles, store=store, name=command_name(command, inputs, tiles), pool=pool) as matrices:
             made = work(functions, pool, matrices)
-            files = _write(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
+            files = write_results(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
             report = next(
                 m.report for m in made.values() if isinstance(m, functions.BigMatrix) and m.report is not None
             )
-        finally:
-            for matrix in matrices:
-                matrix.delete()
         for matrix in made.values():
             if isinstance(matrix, functions.BigMatrix):
                 matrix.delete()
@@ -253,72 +291,6 @@ def _slim(rows: int, columns: int, edge: int) -> tuple[int, int]:
     if rows <= 2 * edge and rows < columns:
         return rows, max(edge, rows)
     return edge, edge
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A matrix in a file."""
-
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    store: Callable[..., BigMatrix]
-    """Stores it as tiles; takes `tile` and `store`."""
-
-
-def _source(path: Path) -> _Source:
-    from ephemeron.errors import JobError
-    from ephemeron.linalg import BigMatrix
-    from ephemeron.linalg.matrices import files
-
-    if not path.exists():
-        raise JobError(f"there is no {path}")
-    if path.suffix == ".parquet":
-        table = files.ParquetColumns(path)
-        return _Source(table.shape, table.dtype, partial(BigMatrix.from_parquet, path))
-    if path.suffix not in (".npy", ".zarr"):
-        raise JobError(f"{path} is no matrix by its name", remedy="give .npy, .zarr or .parquet")
-    array = files.open_npy(path) if path.suffix == ".npy" else files.open_zarr(path)
-    if array.ndim not in (1, 2) or 0 in array.shape:
-        raise JobError(f"{path} has the shape {tuple(array.shape)}", remedy="give a matrix, with two dimensions")
-    shape = (array.shape[0], array.shape[1] if array.ndim == 2 else 1)
-    read = BigMatrix.from_npy if path.suffix == ".npy" else BigMatrix.from_zarr
-    return _Source(shape, array.dtype, partial(read, path))
-
-
-def _write(made: dict[str, Any], out: Path, kind: str) -> dict[str, str]:
-    """Writes results: one to a file, several into a folder."""
-    import numpy as np
-
-    from ephemeron.linalg import BigMatrix
-
-    several = len(made) > 1
-    if several:
-        out.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for name, result in made.items():
-        path = out / f"{name}.{kind if isinstance(result, BigMatrix) else 'npy'}" if several else out
-        files[name] = str(path)
-        if not isinstance(result, BigMatrix):
-            np.save(path, result)
-        elif path.suffix == ".zarr":
-            result.to_zarr(path)
-        else:
-            result.to_npy(path)
-    return files
-
-
-def _check_out(out: Path, results: int) -> None:
-    """Refuses what could not be written, before anything starts."""
-    from ephemeron.errors import JobError
-
-    if results > 1 and out.suffix in (".npy", ".zarr"):
-        raise JobError(f"--out {out} is one file, and there are {results} results", remedy="give a folder")
-    if results == 1 and out.suffix not in (".npy", ".zarr"):
-        raise JobError(f"--out {out} is neither .npy nor .zarr", remedy=f"use {out}.npy")
-    if out.suffix == ".zarr" and out.exists():
-        raise JobError(f"--out {out} is there already", remedy="give another name, or remove it first")
-    if not out.resolve().parent.is_dir():
-        raise JobError(f"--out {out}: there is no folder {out.resolve().parent}")
 
 
 def _show_prediction(prediction: Prediction, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.blocking import terminable
 from ephemeron.cli.bounds import bounded, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.dashboard import dashboard as dashboard_command
@@ -78,7 +79,8 @@ class CommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         _end_without_collecting()
         try:
-            return super().invoke(ctx)
+            with terminable():
+                return super().invoke(ctx)
         except UserError as e:
             _log.debug("refused", exc_info=True)
             click.secho(f"error: {e}", fg="red", err=True)
@@ -112,6 +114,7 @@ def main() -> None:
     ephemeron export last --format onnx                 write a trained model for other programs
     ephemeron predict last --data x.npz --out y.npz     apply a trained model to many inputs, on functions
     ephemeron map words:count --items a.jsonl --out b.jsonl      call a Python function for each item, on functions
+    ephemeron linalg cholesky A.npy --out L.npy         factor, multiply and solve large matrices, on functions
     ephemeron report last                               write the report of a run: loss, timeline, cost
     ephemeron logs last                                 print the output of a run's functions
     ephemeron partition nets.py:net --devices devices.toml --batch-size 32     place a model on unequal devices

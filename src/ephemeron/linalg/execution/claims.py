@@ -25,6 +25,8 @@ from ephemeron.linalg.matrices import tile_store
 
 TEMPORARY = "-temporary"
 """The temporary tiles of program P are below `P-temporary/`."""
+STORED_BY_COMMANDS = "command"
+"""Matrices that `ephemeron linalg` has read from files are `command-DIGEST-N`, and go when the command has ended."""
 CLAIM = "running."
 """The claim of queue Q is `P-temporary/running.Q`."""
 

@@ -17,7 +17,7 @@ from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.linalg.execution.claims import CLAIM, TEMPORARY, ProgramClaim, claims_of
+from ephemeron.linalg.execution.claims import CLAIM, STORED_BY_COMMANDS, TEMPORARY, ProgramClaim, claims_of
 from ephemeron.linalg.matrices import tile_store
 
 LEASE_S = 12.0
@@ -37,11 +37,16 @@ class ProgramRemains:
     queued: int = 0
     """Objects, or keys, of queues without functions and client: tasks, counters, results, code."""
     unfinished: int = 0
-    """Tiles of results that are not whole; a run with the same inputs goes on from them."""
+    """Tiles of results that are not whole, or of inputs that a command has stored; a run with the same inputs goes on from them."""
     running: str = ""
     """Why nothing of it may be removed; empty: no function and no client works on it."""
     claims: tuple[ProgramClaim, ...] = ()
     """Of clients."""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether these are the inputs that a command has read from files."""
+        return self.program.startswith(f"{STORED_BY_COMMANDS}-")
 
     @property
     def is_empty(self) -> bool:
@@ -111,7 +116,7 @@ async def find_remains(store: str, program: str | None = None, *, lease_s: float
         counted: dict[str, _Counted] = {}
         for key in await channel.list("" if program is None else f"{program}-"):
             if (match := _PROGRAM.fullmatch(key)) and program in (None, match["program"]):
-                _count(counted.setdefault(match["program"], _Counted()), match["part"], match["rest"])
+                _count(counted.setdefault(match["program"], _Counted()), match)
         if program is not None and program not in counted:
             raise JobError(
                 f"{store} has nothing of program {program!r}", remedy="leave the name out to list all programs"
@@ -157,20 +162,22 @@ async def remove_remains(store: str, remains: Collection[ProgramRemains], *, res
                 counted = _Counted()
                 for key in await channel.list(f"{each.program}-"):
                     if match := _PROGRAM.fullmatch(key):
-                        _count(counted, match["part"], match["rest"])
+                        _count(counted, match)
                 for matrix in counted.outputs:
                     await tile_store.delete(channel, f"{each.program}-{matrix}")
             await tile_store.delete(channel, f"{each.program}{TEMPORARY}")  # last: claims name the queues
 
 
-def _count(counted: _Counted, part: str, rest: str) -> None:
+def _count(counted: _Counted, match: re.Match[str]) -> None:
     """Counts one object of a program."""
+    part, rest = match["part"], match["rest"]
+    is_input = match["program"].startswith(f"{STORED_BY_COMMANDS}-")
     if f"-{part}" == TEMPORARY:
         if rest.startswith(CLAIM):
             counted.claimed = True
         else:
             counted.temporary += 1
-    elif rest == _WHOLE:
+    elif rest == _WHOLE and not is_input:
         counted.whole.add(part)
         counted.outputs.pop(part, None)
     elif part not in counted.whole:
