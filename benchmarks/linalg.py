@@ -48,7 +48,8 @@ from benchmarks.servers import started_valkey
 from ephemeron import FunctionExecutor
 from ephemeron import linalg as operations
 from ephemeron.errors import EphemeronError
-from ephemeron.linalg import BigMatrix
+from ephemeron.linalg import BigMatrix, predict
+from ephemeron.linalg.prediction.planner import Prediction
 from ephemeron.units import MB
 
 PENALTY_S = 20.0
@@ -104,6 +105,11 @@ class Ours:
             for _ in range(nbytes // MB):
                 file.write(bytes(MB))
         _delete(self._compute(self._small, self._small)[0])
+
+    def predicted(self) -> Prediction:
+        """What the library tells of this computation before it starts, with the start of functions."""
+        name = {"gemm": "matmul"}.get(self._operation, self._operation)
+        return predict(name, *(each for each in (self.a, self.b) if each is not None), executor=self._pool)
 
     def _compute(self, a: BigMatrix, b: BigMatrix | None) -> tuple[list[BigMatrix], Any]:
         """Results as matrices, and what belongs to them."""
@@ -205,6 +211,7 @@ def compare(
             side, operation, n, tile=ours.tile, workers=arguments.functions, limit_s=arguments.limit_s
         )
 
+    prediction = ours.predicted()
     try:
         for _ in range(arguments.warmup if "ephemeron" in arguments.sides else 0):
             ours.run()[1]()
@@ -233,6 +240,7 @@ def compare(
     }  # fmt: skip
     if found:
         row |= _ours(operation, n, arguments, found, moved, start_s=ours.start_s, residual=max(residuals))
+        row["predicted"] = {"seconds": round(prediction.seconds, 4), "chain_s": round(prediction.chain_s, 4)}
     pairs = list(zip(times["ephemeron"], times["scalapack"], strict=False))
     for side in SIDES[1:]:
         both = list(zip(times["ephemeron"], times[side], strict=False))
