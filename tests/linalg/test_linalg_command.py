@@ -210,3 +210,22 @@ def test_a_command_that_was_stopped_goes_on(tmp_path, number):
     np.testing.assert_allclose(lower @ lower.T, np.load(tmp_path / "a.npy"), rtol=1e-12, atol=1e-12 * 240)
     if number != signal.SIGKILL:  # whose functions may go on for a while
         assert not [path for path in store.glob("c*/**/*") if path.is_file()]
+
+
+@pytest.mark.slow
+def test_a_command_that_its_budget_has_stopped_goes_on(tmp_path):
+    a = np.eye(240) + 1.0 / 240
+    np.save(tmp_path / "a.npy", a)
+    store = (tmp_path / "store").as_uri()
+    arguments = [
+        "linalg", "cholesky", str(tmp_path / "a.npy"), "--out", str(tmp_path / "l.npy"), "--tile", "20", "--channel", store,
+    ]  # fmt: skip
+    stopped = CliRunner().invoke(main, [*arguments, "--budget-usd", "0.0001"])
+    told = stopped.output + stopped.stderr
+    assert stopped.exit_code == 1
+    assert "of 364 tasks are done, the rest is cancelled" in told
+    assert f"the same command goes on from its tiles in {store}" in told
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    lower = np.load(tmp_path / "l.npy")
+    np.testing.assert_allclose(lower @ lower.T, a, atol=1e-12)

@@ -403,7 +403,8 @@ class Session:
         if self.budget_usd is not None and (self._open or self._waiting or self._graphs):
             cost = self.bill().cost_usd
             if cost >= self.budget_usd:
-                raise BudgetReached(cost, self.budget_usd, done=self.done, of=self.submitted)
+                done, of = (self.settled, self.total) if self._graphs else (self.done, self.submitted)
+                raise BudgetReached(cost, self.budget_usd, done=done, of=of)
 
     async def _watch(self, place: Place) -> None:
         async for event in place.platform.events(self.run):
