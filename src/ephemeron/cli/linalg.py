@@ -191,7 +191,7 @@ def _show_remains(found: list[ProgramRemains], store: str) -> None:
     for each in found:
         click.echo(
             f"{each.program}: {human_count(each.temporary, 'temporary tile')}, "
-            f"{human_count(each.unfinished, 'tile')} of {'inputs' if each.is_command else 'unfinished results'}, {human_count(each.queued, 'object')} of queues"
+            f"{human_count(each.unfinished, 'tile')} of {'inputs' if each.are_inputs else 'unfinished results'}, {human_count(each.queued, 'object')} of queues"
             + (f"; it is left alone: {each.running}" if each.running else "")
         )
 

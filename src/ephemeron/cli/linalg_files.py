@@ -123,17 +123,17 @@ def command_name(command: str, paths: Sequence[Path], tiles: Sequence[tuple[int,
 
     Args:
         command: `cholesky` and so on.
-        paths: of matrices. A file that has changed since, by size or time, is another one.
+        paths: of matrices. A file that was written since, by size or times, is another one.
         tiles: shapes of their tiles.
     """
-    from ephemeron.linalg.execution.claims import STORED_BY_COMMANDS
+    from ephemeron.linalg.execution.claims import COMMAND
 
     digest = hashlib.sha256(repr((platform.node(), command, list(tiles))).encode())
     for path in paths:
         for part in sorted(path.rglob("*")) if path.is_dir() else [path]:
             stat = part.stat()
-            digest.update(repr((str(part.resolve()), stat.st_size, stat.st_mtime_ns)).encode())
-    return f"{STORED_BY_COMMANDS}-{digest.hexdigest()[:16]}"
+            digest.update(repr((str(part.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)).encode())
+    return f"{COMMAND}-{digest.hexdigest()[:16]}"
 
 
 def write_results(made: dict[str, Any], out: Path, kind: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ephemeron.linalg.matrices import tile_store
 
 TEMPORARY = "-temporary"
 """The temporary tiles of program P are below `P-temporary/`."""
-STORED_BY_COMMANDS = "command"
+COMMAND = "command"
 """Matrices that `ephemeron linalg` has read from files are `command-DIGEST-N`, and go when the command has ended."""
 CLAIM = "running."
 """The claim of queue Q is `P-temporary/running.Q`."""

@@ -17,7 +17,7 @@ from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.linalg.execution.claims import CLAIM, STORED_BY_COMMANDS, TEMPORARY, ProgramClaim, claims_of
+from ephemeron.linalg.execution.claims import CLAIM, COMMAND, TEMPORARY, ProgramClaim, claims_of
 from ephemeron.linalg.matrices import tile_store
 
 LEASE_S = 12.0
@@ -44,9 +44,9 @@ class ProgramRemains:
     """Of clients."""
 
     @property
-    def is_command(self) -> bool:
-        """Whether these are the inputs that a command has read from files."""
-        return self.program.startswith(f"{STORED_BY_COMMANDS}-")
+    def are_inputs(self) -> bool:
+        """Whether a command has read these from files: there is no program of this name."""
+        return _are_inputs(self.program)
 
     @property
     def is_empty(self) -> bool:
@@ -168,16 +168,21 @@ async def remove_remains(store: str, remains: Collection[ProgramRemains], *, res
             await tile_store.delete(channel, f"{each.program}{TEMPORARY}")  # last: claims name the queues
 
 
+def _are_inputs(program: str) -> bool:
+    return program.startswith(f"{COMMAND}-")
+
+
 def _count(counted: _Counted, match: re.Match[str]) -> None:
     """Counts one object of a program."""
     part, rest = match["part"], match["rest"]
-    is_input = match["program"].startswith(f"{STORED_BY_COMMANDS}-")
     if f"-{part}" == TEMPORARY:
         if rest.startswith(CLAIM):
             counted.claimed = True
         else:
             counted.temporary += 1
-    elif rest == _WHOLE and not is_input:
+    elif rest == _WHOLE and _are_inputs(match["program"]):
+        counted.outputs.setdefault(part, 0)  # a whole input is of use only to its command
+    elif rest == _WHOLE:
         counted.whole.add(part)
         counted.outputs.pop(part, None)
     elif part not in counted.whole:
