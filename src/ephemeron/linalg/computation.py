@@ -165,6 +165,7 @@ def like(matrix: StoredMatrix, *, rows: int, columns: int, structure: Structure 
         first_column=0,
         transposed=False,
         conjugated=False,
+        generation="",
     )
 
 

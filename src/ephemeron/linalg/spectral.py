@@ -188,9 +188,10 @@ def _sample(stored: StoredMatrix, width: int, seed: int) -> BigMatrix:
     try:
         return BigMatrix.open(stored.store, name)
     except JobError:  # there is none yet
-        return BigMatrix.from_function(
-            normal, (stored.columns, width), dtype=stored.dtype, tile=(stored.tile_columns, width), store=stored.store, name=name
-        )  # fmt: skip
+        found = dataclasses.replace(like(stored, rows=stored.columns, columns=width), name=name)
+        return BigMatrix.stored_as(
+            dataclasses.replace(found, tile_rows=stored.tile_columns, tile_columns=width), normal
+        )
 
 
 def _tall_svd(computation: Computation, stored: StoredMatrix) -> _Factors:

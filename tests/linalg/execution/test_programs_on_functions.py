@@ -87,7 +87,7 @@ def test_a_factorisation(store):
     assert report.tasks == 5 + 10 + 20
     assert report.bytes_written > 35 * 8 * 8 * 8
     assert report.cost_usd > 0
-    assert all(re.fullmatch(r"[\w-]+/(\d+\.\d+|matrix\.json)", key) for key in objects(store)), (
+    assert all(re.fullmatch(r"[\w-]+/(([0-9a-f]{16}\.)?\d+\.\d+|matrix\.json)", key) for key in objects(store)), (
         "temporary tiles are gone"
     )
 
@@ -203,7 +203,7 @@ def test_tiles_and_queue_in_one_store(kind, store, request):
 
     keys = asyncio.run(remaining())
     assert any(key.startswith(found.stored.name) for key in keys)
-    strange = [key for key in keys if not re.fullmatch(r"[\w-]+/(\d+\.\d+|matrix\.json)", key)]
+    strange = [key for key in keys if not re.fullmatch(r"[\w-]+/(([0-9a-f]{16}\.)?\d+\.\d+|matrix\.json)", key)]
     assert not strange, (
         f"left beside {len(keys) - len(strange)} objects of matrices, by temporary tiles or by the queue"
     )

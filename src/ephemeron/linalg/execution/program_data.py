@@ -44,7 +44,17 @@ class ProgramData(Typed):
         return build(ProgramData, json.loads(data), where="program")
 
 
-def run_name(text: str, sizes: Mapping[str, int], inputs: Mapping[str, Tiles]) -> str:
-    """Name of what a program makes of some inputs: the same for the same program and matrices, so that a run can be resumed."""
+def run_name(
+    text: str, sizes: Mapping[str, int], inputs: Mapping[str, Tiles], kernels: Mapping[str, str] | None = None
+) -> str:
+    """Name of what a program makes of some inputs: the same for the same program and values, so that a run can be resumed.
+
+    Args:
+        text: of the program.
+        sizes: numbers of tiles.
+        inputs: by name. A generation says which values are stored under the name of a matrix.
+        kernels: digests of those that may have changed since an earlier run, by name.
+    """
     parts = {"text": text, "sizes": dict(sizes), "inputs": {name: plain(each) for name, each in inputs.items()}}
+    parts["kernels"] = dict(kernels or {})
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

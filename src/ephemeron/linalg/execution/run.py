@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import inspect
 import logging
 import time
 from collections import Counter
@@ -130,10 +133,8 @@ async def _prepare(
     if missing := sorted(wanted - set(inputs) - set(outputs)):
         raise JobError(f"{program.name} needs a matrix {missing[0]}")
     text, sizes = str(program), program.check_sizes(sizes)
-    name = f"{program.name}-{run_name(text, sizes, inputs)}"
-    made: dict[str, Tiles] = {
-        each: dataclasses.replace(matrix, name=f"{name}-{each}") for each, matrix in outputs.items()
-    }
+    name = f"{program.name}-{run_name(text, sizes, inputs, _sources(program))}"
+    made: dict[str, Tiles] = {each: _named(matrix, f"{name}-{each}") for each, matrix in outputs.items()}
     store = next(iter(made.values())).store
     async with tile_store.opened(store) as channel:
         whole = [await tile_store.is_whole(channel, matrix) for matrix in made.values()]
@@ -145,6 +146,24 @@ async def _prepare(
         resumes=begun, tries=tries,
     )  # fmt: skip
     return data, all(whole)
+
+
+def _named(matrix: Tiles, name: str) -> Tiles:
+    """An output, whose name follows from its values."""
+    if isinstance(matrix, StoredMatrix):
+        return dataclasses.replace(matrix, name=name, generation="")
+    return dataclasses.replace(matrix, name=name)
+
+
+def _sources(program: Program) -> dict[str, str]:
+    """Digests of the kernels that are not of this package, which may be edited between two runs, by name."""
+    found = {}
+    for name, path in program.kernels:
+        if not path.startswith("ephemeron."):
+            with contextlib.suppress(OSError, TypeError):  # there is no source
+                source = inspect.getsource(load_kernel(path).function)
+                found[name] = hashlib.blake2b(source.encode(), digest_size=8).hexdigest()
+    return found
 
 
 async def _finish(data: ProgramData, made: Mapping[str, Tiles]) -> None:

@@ -146,11 +146,16 @@ class BigMatrix(Operators):
         tile_rows, tile_columns = _tile_shape(tile, shape, np.dtype(kind).itemsize)
         stored = StoredMatrix(
             store=store or default_store(), name=_named(name or f"matrix-{uuid.uuid4().hex[:16]}"), rows=rows, columns=columns,
-            dtype=kind, tile_rows=tile_rows, tile_columns=tile_columns,
+            dtype=kind, tile_rows=tile_rows, tile_columns=tile_columns, generation=uuid.uuid4().hex[:16],
         )  # fmt: skip
+        return cls.stored_as(stored, function)
+
+    @classmethod
+    def stored_as(cls, stored: StoredMatrix, function: TileFunction) -> BigMatrix:
+        """The same, with the name that `stored` has."""
 
         def one(i: int, j: int) -> npt.NDArray[np.generic]:
-            found = np.asarray(function(*stored.slices(i, j)), dtype=kind)
+            found = np.asarray(function(*stored.slices(i, j)), dtype=stored.dtype)
             if found.shape != stored.tile_shape(i, j):
                 raise JobError(f"the function gave {found.shape} for tile {i}, {j}, which is {stored.tile_shape(i, j)}")
             return found
@@ -319,7 +324,7 @@ class BigMatrix(Operators):
 
         async def remove() -> None:
             async with tile_store.opened(self.stored.store) as channel:
-                await tile_store.delete(channel, self.stored.name)
+                await tile_store.delete_matrix(channel, self.stored)
 
         blocking(lambda interrupts: remove())
 

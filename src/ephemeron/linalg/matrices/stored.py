@@ -30,7 +30,7 @@ class StoredMatrix:
     store: str
     """Address of the channel."""
     name: str
-    """The tile (i, j) is the object `NAME/i.j`."""
+    """The tile (i, j) is the object `NAME/GENERATION.i.j`, or `NAME/i.j` where there is no generation."""
     rows: Count
     """Of the matrix, or of the view."""
     columns: Count
@@ -48,6 +48,9 @@ class StoredMatrix:
     """Rows of the view are columns of what is stored."""
     conjugated: bool = False
     """Values of the view are conjugates of what is stored."""
+    generation: str = ""
+    """Drawn whenever values are stored under a name that does not follow from them: what is stored there later, after a deletion, has
+    other keys, and so has everything that is computed from it. Empty: the name says which values these are."""
 
     @property
     def shape(self) -> Shape:
@@ -77,10 +80,15 @@ class StoredMatrix:
         first, last = _DIAGONALS[self.structure]
         return (first is None or j - i >= first) and (last is None or j - i <= last)
 
+    @property
+    def prefix(self) -> str:
+        """With which the keys of its tiles begin."""
+        return f"{self.name}/{self.generation}." if self.generation else f"{self.name}/"
+
     def key(self, i: int, j: int) -> str:
         """Of the object of a tile, as in `object_places`."""
         i, j = self._origin(i, j)
-        return placed(self.store, f"{self.name}/{i}.{j}")
+        return placed(self.store, f"{self.prefix}{i}.{j}")
 
     def slices(self, i: int, j: int) -> tuple[slice, slice]:
         """Where a tile is in the matrix."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -16,7 +17,7 @@ from ephemeron.communication.channels import MemoryChannel, open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError, KeyExists, NotComputed
+from ephemeron.errors import EphemeronError, JobError, KeyExists, NotComputed
 from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
@@ -88,19 +89,25 @@ async def write(store: Channel, matrix: StoredMatrix, tile: Callable[[int, int],
     """
     if matrix.store == PLANNED:
         return
-    if (there := await described(store, matrix.store, matrix.name)) is not None and there != matrix:
-        raise taken(matrix)
-    if there is not None:
+    if (there := await described(store, matrix.store, matrix.name)) is not None:
+        if dataclasses.replace(there, generation=matrix.generation) != matrix:
+            raise taken(matrix)
         raise JobError(
             f"{matrix.store} has a matrix {matrix.name!r} already",
             remedy="open it with BigMatrix.open, or give another name",
         )
 
     async def one(i: int, j: int) -> None:
-        await store.put(f"{matrix.name}/{i}.{j}", encode_tile(tile(i, j)))
+        await store.put(f"{matrix.prefix}{i}.{j}", encode_tile(tile(i, j)))
 
-    await _limited(one(i, j) for i, j in matrix.indices() if matrix.is_stored(i, j))
-    await describe(store, matrix)
+    try:
+        await _limited(one(i, j) for i, j in matrix.indices() if matrix.is_stored(i, j))
+        await describe(store, matrix)
+    except BaseException:
+        if matrix.generation:  # no other writer has these keys
+            with contextlib.suppress(EphemeronError, OSError):
+                await store.delete(await store.list(matrix.prefix))
+        raise
 
 
 async def read_tile(store: Channel, matrix: StoredMatrix, i: int, j: int) -> npt.NDArray[np.generic]:
@@ -142,8 +149,16 @@ async def read(store: Channel, matrix: StoredMatrix) -> npt.NDArray[np.generic]:
     return found
 
 
+async def delete_matrix(store: Channel, matrix: StoredMatrix) -> None:
+    """Removes a matrix: its description first, and its tiles. Values that were stored under its name since then stay."""
+    if (there := await described(store, matrix.store, matrix.name)) is None or there.generation == matrix.generation:
+        await delete(store, matrix.name)
+    elif matrix.generation:
+        await store.delete(await store.list(matrix.prefix))
+
+
 async def delete(store: Channel, name: str) -> None:
-    """Removes everything of a matrix, its description first."""
+    """Removes everything below a name, the description of a matrix first."""
     await store.delete([f"{name}/{_PART}"])
     await store.delete(await store.list(f"{name}/"))
 
