@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.data.tables import TableDataset, csr_batch
-from ephemeron.errors import JobError
-from ephemeron.preparation import InProcess, load_csv, load_libsvm, load_parquet, loading
+from ephemeron.errors import DatasetDamaged, JobError
+from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv, load_libsvm, load_parquet, loading
 from ephemeron.preparation.load_plan import equal_parts
 
 pa = pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
@@ -240,6 +241,63 @@ def test_what_was_given_up_is_loaded_anew_with_other_options(tmp_path, monkeypat
     assert rows_of(kept) == [(1, 2.5, "a"), (0, 9.5, "g")]
     assert len((tmp_path / "out/rejected-2.jsonl").read_text().splitlines()) == 5
     assert load_csv(str(tmp_path / "in.csv"), on_error="quarantine", **options).version == kept.version
+
+
+class Elsewhere(InProcess):
+    """Functions have another working folder than the client."""
+
+    def __init__(self, scratch):
+        self.scratch = scratch
+
+    def map(self, fn, *items):
+        with contextlib.chdir(self.scratch):
+            return iter(list(super().map(fn, *items)))
+
+
+def test_relative_paths_are_those_of_the_client(tmp_path, monkeypatch):
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "a.csv", [(i % 2, i, f"s{i}") for i in range(500)])
+    options = {"label": "click", "partition_mb": 0.005, "pool": Elsewhere(scratch)}
+    raw = load_csv("a.csv", out="prepared/raw", **options)
+    assert len(raw.partitions) > 1
+    assert rows_of(raw) == [(i % 2, float(i), f"s{i}") for i in range(500)]
+    pipeline = Pipeline([StandardScaler()]).fit(raw, state=Path("fits"))
+    made = pipeline.transform(raw, out=Path("prepared/train"), partition_mb=0.005, pool=Elsewhere(scratch))
+    assert len(rows_of(made)) == 500
+    assert not list(scratch.iterdir())
+    by_path = load_csv(Path("a.csv"), out=Path("by-path"), **options)
+    assert by_path.version == raw.version
+
+
+def test_a_load_reads_back_what_it_lists(tmp_path):
+    write_csv(tmp_path / "a.csv", [(i % 2, i, f"s{i}") for i in range(500)])
+    options = {"out": str(tmp_path / "out"), "label": "click", "partition_mb": 0.005}
+
+    class Losing(InProcess):
+        def map(self, fn, *items):
+            found = list(super().map(fn, *items))
+            (tmp_path / "out/part-00001.arrow").unlink(missing_ok=True)
+            return iter(found)
+
+    with pytest.raises(DatasetDamaged, match=r"part-00001\.arrow: it is absent; delete .* and prepare again"):
+        load_csv(tmp_path / "a.csv", pool=Losing(), **options)
+    assert not (tmp_path / "out/dataset.json").exists()
+    assert not (tmp_path / "out/state/finished.json").exists()
+    shutil.rmtree(tmp_path / "out")
+    raw = load_csv(tmp_path / "a.csv", pool=HERE, **options)
+    scaler = Pipeline([StandardScaler()]).fit(raw, pool=HERE)
+    train = scaler.transform(raw, out=tmp_path / "train", pool=HERE)
+    assert scaler.transform(raw, out=tmp_path / "train", pool=HERE).version == train.version
+    again = {
+        "train": lambda: scaler.transform(raw, out=tmp_path / "train", pool=HERE),
+        "out": lambda: load_csv(tmp_path / "a.csv", pool=HERE, **options),
+    }
+    for folder, call in again.items():  # a finished one is returned only while it is whole
+        file = tmp_path / folder / "part-00000.arrow"
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(DatasetDamaged, match=r"part-00000\.arrow: it has \d+ bytes, and \d+ were written"):
+            call()
 
 
 def test_a_file_that_changes_during_a_load_is_named(tmp_path):

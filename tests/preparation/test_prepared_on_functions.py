@@ -40,6 +40,13 @@ def source(tmp_path):
     return tmp_path / "in.csv"
 
 
+def test_relative_paths_are_those_of_the_client(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    raw = load_csv("in.csv", out="prepared/raw", label="click", partition_mb=0.05)
+    assert len(raw.partitions) > 1
+    assert sum(table.num_rows for table in raw.tables()) == ROWS
+
+
 KILLS = {"load_text": "after", "observe_partition": "before", "merge_statistics": "after", "apply_to_range": "after"}
 """When the process of a function is killed once: after it has stored everything, or before it begins."""
 

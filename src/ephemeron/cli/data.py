@@ -220,7 +220,7 @@ def benchmark(
 ) -> None:  # fmt: skip
     """Read some batches of a data flow and report its bottleneck.
 
-    MODULE:FUNCTION returns a Flow; a job file names one, and gives defaults for the options.
+    MODULE:NAME is a Flow, or a function that returns one; a job file names one, and gives defaults for the options.
 
     \b
     ephemeron data benchmark flows:train --batch-size 128 --workers 4 --step-s 0.2

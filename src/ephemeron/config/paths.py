@@ -1,11 +1,31 @@
-"""The folder in which ephemeron keeps what it keeps on this machine: EPHEMERON_HOME, or `~/.ephemeron`."""
+"""Places on this machine: the folder in which ephemeron keeps what it keeps, and paths as other processes find them.
+
+A function of this machine has a home and a working folder of its own, so a path is made absolute where the user gives it, and only there.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeAlias
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+"""A path, absolute or relative to the folder of this process, or an address with a scheme."""
+DATASETS_STORE = "EPHEMERON_DATASETS_STORE"
+"""Variable that names the store of datasets; functions of this machine get that of their client."""
 
 
 def home() -> Path:
-    """The home folder; made when something is first put there."""
+    """The home folder, EPHEMERON_HOME or `~/.ephemeron`; made when something is first put there."""
     return Path(os.environ.get("EPHEMERON_HOME") or Path.home() / ".ephemeron")
+
+
+def located(place: AnyPath) -> str:
+    """A path as an absolute one, `~` included; an address with a scheme as it is."""
+    text = os.fspath(place)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def datasets_store() -> str:
+    """Folder or address of the store of datasets, where no other one is named."""
+    return located(os.environ.get(DATASETS_STORE) or home() / "datasets-store")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 
 from ephemeron.communication.channels import credentials
+from ephemeron.config.paths import DATASETS_STORE, datasets_store
 
 PASSED_ON = (
     "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
@@ -17,6 +18,9 @@ PASSED_ON = (
 
 
 def daemon_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of a daemon and its functions: those that are passed on, those of the channel, and `extra`."""
+    """Environment variables of a daemon and its functions: those that are passed on, those of the channel, and `extra`.
+
+    Functions have another home folder, and read the client's datasets all the same.
+    """
     kept = {k: v for k, v in os.environ.items() if any(fnmatch.fnmatchcase(k, pattern) for pattern in PASSED_ON)}
-    return {**kept, **credentials.given(), **extra}
+    return {**kept, DATASETS_STORE: datasets_store(), **credentials.given(), **extra}

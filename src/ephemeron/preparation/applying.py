@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xxhash
 
+from ephemeron.config.paths import AnyPath, located
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables import TableDataset, TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
@@ -38,7 +39,7 @@ _CLOSE = 1.35
 
 
 def apply_to_dataset(
-    pipeline: Pipeline | None, dataset: TableDataset, out: str, *, pool: Runner | None = None, partition_mb: float = PARTITION_MB,
+    pipeline: Pipeline | None, dataset: TableDataset, out: AnyPath, *, pool: Runner | None = None, partition_mb: float = PARTITION_MB,
     split: HashSplit | None = None, side: Side = "all", name: str | None = None,
 ) -> TableDataset:  # fmt: skip
     """A new dataset of changed rows.
@@ -55,6 +56,7 @@ def apply_to_dataset(
 
     Raises:
         JobError: `out` holds something else.
+        DatasetDamaged: a partition is absent after all.
         TaskFailed: a function failed in every try.
     """
     if partition_mb <= 0:
@@ -63,6 +65,7 @@ def apply_to_dataset(
     ranges = row_ranges(pipeline, dataset, partition_mb, split, side)
     rule = None if split is None or side == "all" else {**split.document(), "side": side}
     plan = {"from": dataset.version, "pipeline": _digest(document), "split": rule, "ranges": ranges}
+    out = located(out)
     state = State(out)
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
     content = None if pipeline is None else pipeline.to_bytes()
@@ -71,7 +74,7 @@ def apply_to_dataset(
             f"{out} holds what was prepared from other data or steps", remedy="delete it, or name another folder"
         )
     try:
-        return TableDataset.open(out)
+        return TableDataset.open(out).check()
     except DatasetNotFound:
         pass
     receipts = {int(at): build(Partition, raw, where="receipt") for at, raw in state.read_all("done/").items()}

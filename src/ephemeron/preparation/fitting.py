@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.data.tables import TableDataset
 from ephemeron.preparation.columns import from_table
 from ephemeron.preparation.hashing import HashSplit
@@ -29,7 +30,7 @@ def observe_dataset(
     *,
     split: HashSplit | None = None,
     pool: Runner | None = None,
-    state: str | None = None,
+    state: AnyPath | None = None,
 ) -> dict[str, Statistic]:
     """Statistics of all rows for the steps up to `end`.
 

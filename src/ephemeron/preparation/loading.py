@@ -14,11 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from ephemeron.config.paths import AnyPath, located
 from ephemeron.config.typed import build, plain
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableDataset, TableWriter
+from ephemeron.data.tables.dataset import check_stored
 from ephemeron.data.tables.manifest import Column, SourceFile
 from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import DatasetNotFound, JobError
@@ -40,7 +42,7 @@ AGAIN = "again"
 
 
 def load_csv(
-    path: str, *, out: str, partition_mb: float = PARTITION_MB, layout: Layout | None = None, on_error: OnError = "fail",
+    path: AnyPath, *, out: AnyPath, partition_mb: float = PARTITION_MB, layout: Layout | None = None, on_error: OnError = "fail",
     pool: Runner | None = None, name: str | None = None, **columns: Any,
 ) -> TableDataset:  # fmt: skip
     """Loads CSV files.
@@ -57,6 +59,7 @@ def load_csv(
 
     Raises:
         JobError: no or empty files, an unknown column, an invalid row, or `out` holds something else.
+        DatasetDamaged: a partition is absent after all.
         MissingExtra: pyarrow is not installed.
         TaskFailed: a function failed in every try. A file has other columns, or has changed.
     """
@@ -64,7 +67,7 @@ def load_csv(
     return load(plan, out, pool=pool, name=name)
 
 
-def csv_plan(path: str, layout: Layout, partition_mb: float, on_error: OnError) -> LoadPlan:
+def csv_plan(path: AnyPath, layout: Layout, partition_mb: float, on_error: OnError) -> LoadPlan:
     """The plan of `load_csv`."""
     sources = listed(path, endings=(".csv", ".tsv", ".txt"))
     sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
@@ -81,7 +84,7 @@ def csv_plan(path: str, layout: Layout, partition_mb: float, on_error: OnError) 
 
 
 def load_libsvm(
-    path: str, *, out: str, partition_mb: float = PARTITION_MB, label_kind: LabelKind = "binary", zero_based: bool = False,
+    path: AnyPath, *, out: AnyPath, partition_mb: float = PARTITION_MB, label_kind: LabelKind = "binary", zero_based: bool = False,
     n_features: int | None = None, on_error: OnError = "fail", pool: Runner | None = None, name: str | None = None,
 ) -> TableDataset:  # fmt: skip
     """Loads LIBSVM files: lines `LABEL INDEX:VALUE …` with rising indices. The dataset has the columns `label` and `features`.
@@ -97,7 +100,7 @@ def load_libsvm(
 
 
 def libsvm_plan(
-    path: str,
+    path: AnyPath,
     label_kind: LabelKind,
     partition_mb: float,
     on_error: OnError,
@@ -122,7 +125,7 @@ def libsvm_plan(
 
 
 def load_parquet(
-    path: str, *, out: str, partition_mb: float = PARTITION_MB, layout: Layout | None = None, on_error: OnError = "fail",
+    path: AnyPath, *, out: AnyPath, partition_mb: float = PARTITION_MB, layout: Layout | None = None, on_error: OnError = "fail",
     pool: Runner | None = None, name: str | None = None, **columns: Any,
 ) -> TableDataset:  # fmt: skip
     """Loads Parquet files with columns of numbers and texts, by their row groups.
@@ -136,8 +139,9 @@ def load_parquet(
     )
 
 
-def load(plan: LoadPlan, out: str, *, pool: Runner | None = None, name: str | None = None) -> TableDataset:
+def load(plan: LoadPlan, out: AnyPath, *, pool: Runner | None = None, name: str | None = None) -> TableDataset:
     """Carries out a plan, or what is left of it; see `load_csv`."""
+    out = located(out)
     state = State(out)
     attempt = _attempt_of(plan, state)
     try:
@@ -146,7 +150,7 @@ def load(plan: LoadPlan, out: str, *, pool: Runner | None = None, name: str | No
         pass
     else:
         if state.read("finished") == attempt:
-            return found
+            return found.check()
         raise JobError(
             f"{out} was loaded from other files, which may have changed since, or with other options",
             remedy="delete it, or name another folder",
@@ -290,6 +294,7 @@ def _finish(plan: LoadPlan, out: str, attempt: int, receipts: Mapping[int, Recei
         columns = (plan.columns[0], Column(name=FEATURES, kind="sparse", dtype="float32", width=width))
     source = [SourceFile(url=s.url, nbytes=s.nbytes, identity=s.identity) for s in plan.sources]
     folder = open_files(out).url.rstrip("/").rpartition("/")[2]
+    check_stored(open_files(out), name or folder, parts)
     if State(out).create("finished", attempt) != attempt:
         raise JobError(f"{out} is loaded by another preparation", remedy="name another folder")
     return TableWriter(out, columns).finish(name or folder, parts, source=source, rejected=rejected)

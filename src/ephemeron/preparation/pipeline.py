@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import build, near, plain
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.manifest import Column
@@ -102,7 +103,7 @@ class Pipeline:
         label: str | None = None,
         split: HashSplit | None = None,
         pool: Runner | None = None,
-        state: str | None = None,
+        state: AnyPath | None = None,
     ) -> Self:
         """Fits all steps.
 
@@ -173,7 +174,7 @@ class Pipeline:
         """Columns of what `transform` returns."""
         return self.steps[-1].schema_out()
 
-    def transform(self, data: Any, *, out: str | None = None, pool: Runner | None = None, **options: Any) -> Any:
+    def transform(self, data: Any, *, out: AnyPath | None = None, pool: Runner | None = None, **options: Any) -> Any:
         """Applies the fitted steps.
 
         Args:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import Count
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import run
@@ -69,7 +70,7 @@ def identity_of(files: Files, path: str) -> str:
     return run(files.identity(path)) or ""
 
 
-def listed(place: str, *, endings: Sequence[str]) -> list[Source]:
+def listed(place: AnyPath, *, endings: Sequence[str]) -> list[Source]:
     """The files of a path, a glob, a folder, or a URL of these, in the order of their names.
 
     Args:

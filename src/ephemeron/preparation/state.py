@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
@@ -19,8 +20,8 @@ class State:
         url: folder or prefix of a dataset.
     """
 
-    def __init__(self, url: str) -> None:
-        self._files = open_files(str(url))
+    def __init__(self, url: AnyPath) -> None:
+        self._files = open_files(url)
 
     def create(self, name: str, value: Any) -> Any:
         """Stores a value, or returns the one that is stored under this name already."""

@@ -41,6 +41,9 @@ def train():
     return Flow("test/doctored").dataset(Numbers()).map_data("busy", busy).map_data("broken", broken)
 
 
+flow = train()
+
+
 def nothing():
     return 3
 
@@ -77,6 +80,12 @@ def test_people_get_a_table_and_advice(code):
     assert "busy" in said
     assert "1 samples failed" in said
     assert "add loaders" in said
+
+
+def test_a_flow_may_be_named_as_a_value(code):
+    status, said = doctor(code, "flows_of_doctor:flow", "--batch-size", "8", "--workers", "0", "--json")
+    assert status == 0
+    assert json.loads(said)["samples"] == 63
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -107,3 +108,33 @@ def test_loaders_read_the_version_and_the_store_that_the_reader_saw(
         process.kill()
     assert epochs_of(read, 1, seed=3) == expected
     assert epochs_of(local(flow), 1, seed=3) != expected, "there is a newer one"
+
+
+READS_WHEN_IMPORTED = """
+from ephemeron.data.catalog import DatasetReader
+from ephemeron.data.flow import Flow
+
+everything = DatasetReader.open("me/numbers", "train")  # of the store in the client's home folder
+
+
+def less(x):
+    return x - len(everything)
+
+
+flow = Flow("me/imported").dataset("me/numbers").map_data("less", less)
+"""
+
+
+@pytest.mark.slow
+def test_a_module_that_reads_when_it_is_imported_reads_the_clients_store(
+    own_world: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EPHEMERON_HOME", "home")
+    numbers(tmp_path / "first", 1)
+    (tmp_path / "reads_when_imported.py").write_text(READS_WHEN_IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    flow = importlib.import_module("reads_when_imported").flow
+    expected = epochs_of(local(flow), 1, seed=3)
+    assert epochs_of(own_world().read(flow), 1, seed=3) == expected
+    sys.modules.pop("reads_when_imported")

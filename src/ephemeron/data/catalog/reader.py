@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import near
 from ephemeron.data.catalog.dataset import LATEST, Dataset
 from ephemeron.data.catalog.decoders import DECODERS, Decoder
@@ -86,7 +87,13 @@ class DatasetReader:
 
     @classmethod
     def open(
-        cls, name: str, variant: str, *, version: str = LATEST, store: DatasetStore | str | None = None, **options: Any
+        cls,
+        name: str,
+        variant: str,
+        *,
+        version: str = LATEST,
+        store: DatasetStore | AnyPath | None = None,
+        **options: Any,
     ) -> DatasetReader:
         """Finds a dataset and opens a variant of it.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ephemeron.config.paths import home
+from ephemeron.config.paths import AnyPath, datasets_store
 from ephemeron.config.typed import build, plain
 from ephemeron.data.catalog.dataset import (
     LATEST,
@@ -72,13 +72,13 @@ class DatasetStore:
         self.files = files
 
     @classmethod
-    def open(cls, url: str | None = None) -> DatasetStore:
-        """Opens a folder or a URL, by default `datasets-store` in the home folder. Connects on first use.
+    def open(cls, url: AnyPath | None = None) -> DatasetStore:
+        """Opens a folder or a URL, by default EPHEMERON_DATASETS_STORE, or `datasets-store` in the home folder. Connects on first use.
 
         Raises:
             JobError: the URL has an unknown scheme.
         """
-        return cls(open_files(url or str(home() / "datasets-store")))
+        return cls(open_files(url or datasets_store()))
 
     def __repr__(self) -> str:
         return f"DatasetStore({self.files.url!r})"

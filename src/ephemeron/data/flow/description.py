@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
+from ephemeron.config.paths import AnyPath, located
 from ephemeron.data.flow.parts import Key, part_of, with_part
 from ephemeron.errors import JobError
 
@@ -131,7 +132,7 @@ class FlowDescription:
         version: str = "latest",
         variant: str = "train",
         *,
-        store: str | None = None,
+        store: AnyPath | None = None,
         decode: bool = True,
     ) -> Self:
         """The flow with another dataset.
@@ -140,14 +141,20 @@ class FlowDescription:
             name: of a dataset in a store, `namespace/name`; or a map-style dataset, of samples of any shape (`parts`).
             version: its version, or `latest`, which is resolved when reading begins.
             variant: e.g. `train`.
-            store: URL of the store; None: the store of the home folder.
+            store: folder or URL of the store; None: the store of the home folder.
             decode: False to leave data undecoded, if decoding is one of the steps.
 
         Raises:
             JobError: `name` is neither a name nor a dataset.
         """
         if isinstance(name, str):
-            source = FlowSource(name=name, version=version, variant=variant, store=store, decode=decode)
+            source = FlowSource(
+                name=name,
+                version=version,
+                variant=variant,
+                store=None if store is None else located(store),
+                decode=decode,
+            )
         elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
             source = FlowSource(dataset=name)
         else:

@@ -141,13 +141,18 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
 def make_flow(
     target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: DataProvider | None = None
 ) -> Flow:
-    """The flow that `module:function`, or a provider's method, returns. A map-style dataset is a flow without steps.
+    """The flow that `module:function`, or a provider's method, returns, or that `module:name` is. A map-style dataset of a provider
+    is a flow without steps.
 
     Raises:
         JobError: the function cannot be imported, does not take these arguments, raises, or returns no flow with a dataset.
     """
     if provider is None:
-        made = call(target, resolve(target, code), arguments, code)
+        made = resolve(target, code)
+        if not isinstance(made, Flow):
+            made = call(target, made, arguments, code)
+        elif arguments:
+            raise JobError(f"{target} is a flow, and takes no {', '.join(arguments)}", remedy="name a function")
     else:
         made = call(f"{provider.target}.{target}", getattr(provided(provider, code), target), {}, code)
         if not isinstance(made, Flow):

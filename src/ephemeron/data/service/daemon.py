@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from ephemeron.communication.rpc import BlockingClient
+from ephemeron.config.paths import DATASETS_STORE, datasets_store
 from ephemeron.config.typed import build, plain
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.protocol import Method
@@ -252,9 +253,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _whole_paths() -> dict[str, str]:
-    """PYTHONPATH with absolute paths, for a process in another folder."""
+    """Variables with absolute paths, for a process in another folder: PYTHONPATH, and the store of datasets."""
     found = os.environ.get("PYTHONPATH")
-    return {} if not found else {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, found.split(os.pathsep)))}
+    paths = {} if not found else {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, found.split(os.pathsep)))}
+    return {**paths, DATASETS_STORE: datasets_store()}
 
 
 def _held(lock: Path) -> bool:

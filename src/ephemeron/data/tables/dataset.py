@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import xxhash
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.data.tables.manifest import MANIFEST, Column, Manifest, Partition, decode
 from ephemeron.errors import DatasetDamaged, DatasetNotFound
+
+
+def check_stored(files: Files, name: str, partitions: Sequence[Partition]) -> None:
+    """Compares a listing of a dataset with its partitions.
+
+    Args:
+        files: of the dataset.
+        name: of the dataset, for errors.
+        partitions: what should be there.
+
+    Raises:
+        DatasetDamaged: a partition is absent, or of another length.
+        DatasetUnreachable: the store fails.
+    """
+    sizes = run(files.tree(""))
+    for part in partitions:
+        if (found := sizes.get(part.file)) != part.nbytes:
+            what = "it is absent" if found is None else f"it has {found} bytes, and {part.nbytes} were written"
+            raise DatasetDamaged(
+                f"{what}; delete {files.url}, and prepare again", dataset=name, file=f"{files.url}/{part.file}"
+            )
 
 
 class TableDataset:
@@ -27,7 +49,7 @@ class TableDataset:
         self._files, self.manifest = files, manifest
 
     @classmethod
-    def open(cls, url: str) -> TableDataset:
+    def open(cls, url: AnyPath) -> TableDataset:
         """Opens a folder (a path or `file:///path`), `s3://bucket/prefix`, `gs://…` or `az://…`.
 
         Raises:
@@ -35,7 +57,7 @@ class TableDataset:
             DatasetDamaged: its manifest cannot be read.
             DatasetUnreachable: the store fails.
         """
-        files = open_files(str(url))
+        files = open_files(url)
         try:
             (data,) = run(files.fetch([FileRange(MANIFEST)]))
         except FileNotFoundError:
@@ -110,6 +132,11 @@ class TableDataset:
     def tables(self) -> Iterator[Any]:
         """Rows of all partitions, one `pyarrow.Table` after the other."""
         return (self.read(index) for index in range(len(self.partitions)))
+
+    def check(self) -> TableDataset:
+        """This dataset, after a listing has shown that all its partitions are there; raises as `check_stored` does."""
+        check_stored(self._files, self.manifest.name, self.partitions)
+        return self
 
     def pipeline_bytes(self) -> bytes | None:
         """The file of the pipeline that made it; None: there is none."""

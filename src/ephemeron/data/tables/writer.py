@@ -7,11 +7,12 @@ from typing import Any
 
 import xxhash
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables.arrow import pyarrow, schema_of
-from ephemeron.data.tables.dataset import TableDataset
+from ephemeron.data.tables.dataset import TableDataset, check_stored
 from ephemeron.data.tables.manifest import MANIFEST, PIPELINE, Column, Partition, SourceFile, encode, manifest_of
 from ephemeron.errors import JobError
 
@@ -44,8 +45,8 @@ class TableWriter:
         columns: of the dataset.
     """
 
-    def __init__(self, url: str, columns: Sequence[Column]) -> None:
-        self._files, self.columns = open_files(str(url)), tuple(columns)
+    def __init__(self, url: AnyPath, columns: Sequence[Column]) -> None:
+        self._files, self.columns = open_files(url), tuple(columns)
 
     def write(self, index: int, table: Any, *, variant: str = "") -> Partition:
         """Stores rows as a partition. What is stored under its name already stays.
@@ -74,7 +75,7 @@ class TableWriter:
         self, name: str, partitions: Sequence[Partition], *, source: Sequence[SourceFile] = (), pipeline: bytes | None = None,
         rejected: int = 0,
     ) -> TableDataset:  # fmt: skip
-        """Publishes the dataset: stores its manifest, after its pipeline.
+        """Publishes the dataset, once all its partitions are there: stores its manifest, after its pipeline.
 
         Args:
             name: of the dataset, for people.
@@ -85,8 +86,10 @@ class TableWriter:
 
         Raises:
             JobError: another dataset is stored there.
+            DatasetDamaged: a partition is absent, or of another length.
             DatasetUnreachable: the store fails.
         """
+        check_stored(self._files, name, partitions)
         made = manifest_of(name, self.columns, partitions, source=source, pipeline=pipeline, rejected=rejected)
         if pipeline is not None:
             run(self._files.create(PIPELINE, pipeline))

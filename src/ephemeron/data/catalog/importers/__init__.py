@@ -10,12 +10,14 @@ tables            csv, parquet
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
+from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import near
 from ephemeron.data.catalog.dataset import Dataset, DefectEntry, check_id, data_folder, dataset_folder
 from ephemeron.data.catalog.files import FileRange
@@ -44,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 def import_dataset(
     kind: str,
-    source: str,
+    source: AnyPath,
     name: str,
     store: DatasetStore,
     *,
@@ -82,6 +84,7 @@ def import_dataset(
         DatasetUnreachable: a store fails.
     """
     check_id(name)
+    source = os.fspath(source)
     if kind not in KINDS:
         raise JobError(f"import kind {kind!r} is not known", remedy=near(kind, KINDS, what="known kinds"))
     importer = KINDS[kind]
