@@ -17,6 +17,8 @@ from ephemeron.functions.context import ThreadCompute
 from ephemeron.functions.tasks import RedisQueue, TaskEdge, TaskLease, TaskResult, TaskSpec
 from ephemeron.functions.tasks.executor import TaskExecutor
 from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
+from ephemeron.functions.tasks.followers import Followers
+from ephemeron.functions.tasks.model import WaitingEdges
 from ephemeron.functions.tasks.packing import batch_name
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.result_store import TaskOutputs
@@ -205,3 +207,35 @@ def test_an_executor_that_ends_anywhere_leaves_the_rest_to_the_next(valkey_serve
         assert w.channel.objects["o/3"] == whole(3)
 
     world(valkey_server.address, scenario)
+
+
+class Waiting(RedisQueue):
+    """A queue that only says what waits for one more result."""
+
+    def __init__(self, edges: Sequence[str], ready_order: int | None) -> None:
+        self.edges, self.ready_order = edges, ready_order
+
+    async def waiting_for_one(self, edges: Sequence[str]) -> WaitingEdges:
+        return WaitingEdges(edges=tuple(e for e in edges if e in self.edges), ready_order=self.ready_order)
+
+
+@pytest.mark.parametrize(
+    ("ready_order", "follows"), [(None, "e1"), (1, "e1"), (0, None), (2, "e1")], ids=["nothing else", "as urgent", "more urgent", "less urgent"]
+)  # fmt: skip
+def test_a_task_follows_unless_one_that_is_ready_is_more_urgent(ready_order: int | None, follows: str | None) -> None:
+    async def go() -> None:
+        task, chain = node(0), Chain()
+        edges = [*chain.edges(task), TaskEdge(name="e2", inputs=1, tasks=(node(2),), order=2)]
+
+        async def added() -> Sequence[TaskEdge]:
+            return edges
+
+        followers = Followers(Waiting(["e2", "e1"], ready_order))
+        found = await followers.look(task, TaskOutputs(objects={"o/0": [b"0"]}, value=0), asyncio.create_task(added()))
+        assert (found and found.edge) == follows
+        if found is not None:  # as the queue will lease it: a first attempt, so that it may have followers itself
+            assert found.lease == TaskLease(batch=batch_name((node(1),), 1)[0], attempt=1, tasks=(node(1),))
+            assert (found.after, found.task) == ("t0", node(1))
+            assert {key: bytes(value) for key, value in found.own.items()} == {"o/0": b"0"}
+
+    asyncio.run(go())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from groups import HighWater, PolledChannel, Rounds, exchange, in_rank_order, ra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ephemeron.communication.channels.base import Channel, Wrapper
 from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import JobError
 from ephemeron.functions.simulation import run
@@ -270,3 +273,31 @@ def test_repeating_an_iteration_is_harmless():
         assert (await late.wait(0)).vector.tobytes() == again.vector.tobytes()
 
     run(scenario())
+
+
+class NeverEarly(Wrapper):
+    """Counts deletions, and refuses those of contributions that a rank has not applied."""
+
+    def __init__(self, inner: Channel, rounds: Rounds) -> None:
+        super().__init__(inner)
+        self.rounds, self.deleted = rounds, 0
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        for key in keys:
+            version, kind, *_ = key.removeprefix(Keys("r").exchanged).split(".")
+            if kind == "c":
+                self.deleted += 1
+                applied = [c.g.status.applied for c in self.rounds.collectives]
+                assert min(applied) > int(version), f"{key} is deleted, ranks have applied {applied}"
+        await super().delete(keys)
+
+
+@pytest.mark.parametrize(("world", "aggregators", "chunk"), [(2, 1, None), (4, 2, None), (4, 4, 8)])
+def test_contributions_stay_until_every_rank_has_applied_their_version(world, aggregators, chunk):
+    """Until then a lost merged object can be made again from them, by this rank or a replacement."""
+    rounds = Rounds(world, aggregators, chunk=chunk, saves=True)
+    rounds.store = store = NeverEarly(MemoryParameterServer(), rounds)
+    count = 6
+    rounds.reduce(random_vectors(count, world, 32), [[1.0] * world] * count)
+    assert store.deleted == (count - 1) * aggregators * (world - 1) * (1 if chunk is None else 32 // world // chunk)
