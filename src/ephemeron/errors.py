@@ -31,7 +31,7 @@
     │   ├── UpdateForgotten          the region that sent an update keeps it no more
     │   ├── SignatureRefused         an object was not signed with the run's key, under this name
     │   └── CorruptMessage           magic, version, length or checksum do not match, or it is another key's
-    │       └── DamagedObject        (a ChannelTimeout, too) nothing better was there at the deadline
+    │       └── DamagedObject        it lasts, and nobody is bound to put the object again
     ├── RpcError                     a call or a stream between two processes
     │   ├── RemoteError              the handler at the other end raised (type, text)
     │   ├── TokenRefused             the two ends do not share a token
@@ -242,8 +242,8 @@ class NonFiniteValue(EphemeronError):
         self.batch = batch
 
 
-class DamagedObject(ChannelTimeout, CorruptMessage):
-    """The object under the key was damaged until the deadline, or belonged to another key."""
+class DamagedObject(CorruptMessage):
+    """What is under the key is damaged, or belongs to another key, and stays so: neither present nor absent."""
 
 
 class DatasetNotFound(UserError):

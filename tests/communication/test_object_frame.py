@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+
+import pytest
 
 from ephemeron.communication.channels.base import Received, Wrapper
 from ephemeron.communication.channels.memory import MemoryChannel
-from ephemeron.communication.object_frame import FIRST_AGAIN_S, MOST_AGAIN_S, Framed, sealed
-from ephemeron.errors import CorruptMessage
+from ephemeron.communication.keys import is_put_again
+from ephemeron.communication.object_frame import FIRST_AGAIN_S, LASTING_S, MOST_AGAIN_S, Framed, sealed
+from ephemeron.errors import ChannelTimeout, CorruptMessage, DamagedObject
 from ephemeron.functions.simulation import run
+from ephemeron.testing.damage import another, flipped, truncated
 
 KEY = "run/g0/0.c.3.0.0"
 
@@ -49,3 +54,62 @@ def test_a_read_that_differs_from_the_damaged_one_before_is_repeated_at_once():
     took_s, before = run(scenario())
     assert before < 10 / MOST_AGAIN_S + 6, "pauses grow while the same damaged object is read"
     assert took_s <= MOST_AGAIN_S + FIRST_AGAIN_S + 0.01
+
+
+@pytest.mark.parametrize("damage", [flipped, truncated, another])
+@pytest.mark.parametrize("key", ["run/begin/1", "q.work/batch-2", "run/state/0/3", "run/g0/0.c.3.0.0"])
+def test_a_read_has_three_outcomes(key: str, damage) -> None:
+    async def scenario() -> None:
+        loop, store = asyncio.get_running_loop(), MemoryChannel()
+        told: list[CorruptMessage] = []
+        channel = Framed(store, owner="a", damaged=told.append)
+        assert await channel.fetch(key) is None
+        with pytest.raises(ChannelTimeout):
+            await channel.get(key, deadline=loop.time())
+        await channel.put(f"{key}0", [b"other"])
+        await channel.put(key, [b"whole"])
+        assert bytes(await channel.fetch(key) or b"") == b"whole"
+        found = damage(key, store.objects[key], store.objects)
+        assert found is not None
+        store.publish(key, found)
+        began = loop.time()
+        if is_put_again(key):
+            assert await channel.fetch(key) is None
+            with pytest.raises(ChannelTimeout, match="only a damaged object") as raised:
+                await channel.get(key, deadline=loop.time() + 60)
+            assert isinstance(raised.value.__cause__, CorruptMessage)
+        else:
+            with pytest.raises(DamagedObject, match=key):
+                await channel.fetch(key)
+            assert loop.time() - began < 1
+            with pytest.raises(DamagedObject, match=key):
+                await channel.get(key, deadline=loop.time() + 60)
+            assert loop.time() - began < LASTING_S + 2 * MOST_AGAIN_S
+        assert len(told) == 1, "the same damage is told once"
+        store.publish(key, b"".join(bytes(part) for part in sealed([b"again"], key=key)))
+        assert bytes(await channel.fetch(key) or b"") == b"again"
+
+    run(scenario())
+
+
+def test_damage_lasts_over_the_calls_of_a_reader_that_polls() -> None:
+    """A member that polls every 10 ms for the begin of a generation, which nobody puts again."""
+
+    async def scenario() -> None:
+        loop, store = asyncio.get_running_loop(), MemoryChannel()
+        told: list[CorruptMessage] = []
+        channel = Framed(store, owner="a", damaged=told.append)
+        store.publish("run/begin/1", b"damaged")
+
+        async def poll() -> None:
+            while loop.time() < 100:
+                with contextlib.suppress(ChannelTimeout):
+                    await channel.get("run/begin/1", deadline=loop.time())
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(DamagedObject, match="run/begin/1"):
+            await poll()
+        assert LASTING_S <= loop.time() < 2 * LASTING_S
+        assert len(told) == 1
+
+    run(scenario())

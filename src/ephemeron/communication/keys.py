@@ -64,6 +64,22 @@ def is_signed(key: str) -> bool:
     return len(parts) > 1 and parts[1] in SIGNED
 
 
+PUT_AGAIN = frozenset(
+    {
+        "claim", "control", "done", "evaluation", "groups", "hand", "kept", "left", "mail", "measured", "over", "peer", "replaced",
+        "result", "start", "state", "wait", "waiting", "x",
+    }
+)  # fmt: skip
+"""Kinds of objects of a run that are put again where they are missed, by a replacement or from an older checkpoint, or whose existence
+alone counts. So are contributions and merged shards (`gGROUP`)."""
+
+
+def is_put_again(key: str) -> bool:
+    """Whether the damage of a run's object counts as its absence; see `object_frame.Framed`."""
+    kind = key.split("/", 2)[1:2]
+    return bool(kind) and (kind[0] in PUT_AGAIN or (kind[0][:1] == "g" and kind[0][1:2].isdigit()))
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Keys of one run."""

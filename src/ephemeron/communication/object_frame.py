@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper
+from ephemeron.communication.keys import is_put_again
 from ephemeron.errors import ChannelTimeout, CorruptMessage, DamagedObject
 
 if TYPE_CHECKING:
@@ -33,8 +34,13 @@ NO_TOKEN = bytes(16)
 FIRST_AGAIN_S, MOST_AGAIN_S = 0.05, 1.0
 """Pauses between reads of a damaged object: the damage may have happened on the way."""
 FETCHED_AGAIN = 4
-"""Times that `fetch`, which does not wait, reads a damaged object again: an object that counts as absent by mistake costs a
-replacement of its sender. Where one read in fifty is truncated, that happens once in three hundred million."""
+"""Times that `fetch`, which does not wait, reads a damaged object again: an object that counts as damaged by mistake costs a
+replacement of its sender, or the run. Where one read in fifty is truncated, that happens once in three hundred million."""
+LASTING_S = 10.0
+"""Time for which the same damaged bytes are there, after which `get` waits no longer for an object that nobody is bound to put again:
+writers that read back what they have put need a second or two."""
+_REMEMBERED = 1000
+"""Damaged objects, of which it is remembered how they looked."""
 
 
 def run_hash(run_id: str) -> int:
@@ -77,23 +83,32 @@ def opened(data: memoryview, *, key: str) -> memoryview:
 
 
 class Framed(Wrapper):
-    """Frames objects that are put, and checks objects that are read.
+    """Frames objects that are put, and checks objects that are read. A read has three outcomes:
 
-    A damaged object is read again, at pauses that grow while the same bytes are read, and then treated as absent: `fetch`
-    returns None and `get` waits on, so that the waiting rank asks for its sender's replacement, which puts it again. At the deadline of a `get` the
-    error is a `DamagedObject`.
+    - *present*: the object is whole, and was written for this key.
+    - *absent*: nothing is there.
+    - *damaged*: the same damaged bytes are read again and again, so it did not happen on the way. `DamagedObject` names the key. Only
+      objects that their writers put again once they are missed (`put_again`: contributions, checkpoints, signs of life) are absent
+      then: the waiting rank asks for the sender's replacement.
+
+    `fetch` knows the outcome within a second. `get` raises `ChannelTimeout` at its deadline, which says what is wrong with a damaged
+    object, and `DamagedObject` once the damage has lasted for `LASTING_S`, over several calls as well.
 
     Args:
         inner: where objects are stored. Metering and retries belong inside, so that repeated reads are counted.
         owner: name of this writer, unlike every other's in the run: makes create-only objects unique.
-        damaged: called with the error of every damaged object.
+        damaged: called with the error of every damaged object, once for the same bytes.
+        put_again: whether the object of a key is put again by its writer's replacement, so that its damage counts as absence.
     """
 
     def __init__(
-        self, inner: Channel, *, owner: str, damaged: Callable[[CorruptMessage], None] = lambda error: None
-    ) -> None:
+        self, inner: Channel, *, owner: str, damaged: Callable[[CorruptMessage], None] = lambda error: None,
+        put_again: Callable[[str], bool] = is_put_again,
+    ) -> None:  # fmt: skip
         super().__init__(inner)
-        self._owner, self._damaged, self._created = owner, damaged, 0
+        self._owner, self._damaged, self._put_again, self._created = owner, damaged, put_again, 0
+        self._known: dict[str, tuple[int, float]] = {}
+        """By key of a damaged object: digest of its bytes, and the loop time at which they were first seen."""
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
         token = NO_TOKEN
@@ -103,25 +118,27 @@ class Framed(Wrapper):
         await self.inner.put(key, sealed(buffers, key=key, token=token), create=create)
 
     async def fetch(self, key: str) -> memoryview | None:
-        pause_s = FIRST_AGAIN_S
-        for left in range(FETCHED_AGAIN, -1, -1):
+        pause_s, left = FIRST_AGAIN_S, FETCHED_AGAIN
+        while True:
             data = await self.inner.fetch(key)
             if data is None:
                 return None
             try:
-                return opened(data, key=key)
+                return self._opened(data, key)
             except CorruptMessage as e:
-                self._damaged(e)
-            if left:
-                await asyncio.sleep(pause_s)
-                pause_s *= 2
-        return None
+                is_known = self._remember(key, data, e) >= FIRST_AGAIN_S * (2**FETCHED_AGAIN - 1)
+                if is_known or not left:
+                    if self._put_again(key):
+                        return None
+                    raise DamagedObject(f"only a damaged object there: {e.problem}", key=key) from e
+            left -= 1
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         loop = asyncio.get_running_loop()
         began, pause_s, polls = loop.time(), FIRST_AGAIN_S, 0
         damage: CorruptMessage | None = None
-        damaged = 0
         while True:
             asked = loop.time()
             try:
@@ -129,24 +146,43 @@ class Framed(Wrapper):
             except ChannelTimeout as e:
                 if damage is None:
                     raise
-                raise DamagedObject(f"{e.problem}; before, a damaged object: {damage.problem}", key=key) from damage
+                raise ChannelTimeout(f"{e.problem}; before, a damaged object: {damage.problem}", key=key) from damage
             try:
-                body = opened(received.data, key=key)
+                body = self._opened(received.data, key)
             except CorruptMessage as e:
                 damage = e
-                self._damaged(e)
-                before, damaged = damaged, xxhash.xxh3_64_intdigest(received.data)
-                if damaged != before:  # put again since, or damaged on the way: likely whole at the next read
+                lasted_s = self._remember(key, received.data, e)
+                if not lasted_s:  # put again since, or damaged on the way: likely whole at the next read
                     pause_s = FIRST_AGAIN_S
+                elif lasted_s >= LASTING_S and not self._put_again(key):
+                    raise DamagedObject(f"only a damaged object there: {e.problem}", key=key) from e
             else:
                 return Received(body, asked - began + received.waited_s, polls + received.polls, received.poll_s)
             left_s = deadline - loop.time()
             if left_s <= 0:
                 text = f"only a damaged object there after {loop.time() - began:.1f} s: {damage.problem}"
-                raise DamagedObject(text, key=key) from damage
+                raise ChannelTimeout(text, key=key) from damage
             polls += received.polls + 1
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MOST_AGAIN_S)
+
+    def _opened(self, data: memoryview, key: str) -> memoryview:
+        body = opened(data, key=key)
+        if self._known:
+            self._known.pop(key, None)
+        return body
+
+    def _remember(self, key: str, data: memoryview, error: CorruptMessage) -> float:
+        """Takes note of damage; returns for how many seconds the same bytes have been there."""
+        now, digest = asyncio.get_running_loop().time(), xxhash.xxh3_64_intdigest(data)
+        before, since = self._known.get(key, (None, now))
+        if before == digest:
+            return now - since
+        while len(self._known) >= _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[key] = (digest, now)
+        self._damaged(error)
+        return 0.0
 
     def reducer(self) -> SupportsReduction | None:
         # A server frames the sums that it makes.

@@ -22,6 +22,7 @@ from ephemeron.errors import (
     ChannelThrottled,
     ChannelTimeout,
     ChannelUnreachable,
+    DamagedObject,
     KeyExists,
 )
 from ephemeron.functions.simulation import run
@@ -159,7 +160,8 @@ def test_a_stored_object_is_found_though_reads_in_a_row_are_truncated():
         found = await RunChannel(Truncating(store, "r/a", FETCHED_AGAIN), owner="me").fetch("r/a")
         assert found is not None
         assert bytes(found) == b"x"
-        assert await RunChannel(Truncating(store, "r/a", FETCHED_AGAIN + 1), owner="me").fetch("r/a") is None
+        with pytest.raises(DamagedObject, match=r"key r/a"):
+            await RunChannel(Truncating(store, "r/a", FETCHED_AGAIN + 1), owner="me").fetch("r/a")
 
     run(main())
 
@@ -169,7 +171,8 @@ def test_only_a_store_without_the_specification_has_lost_the_run():
         store = MemoryChannel()
         await RunChannel(store, owner="client").put("r/spec", [b"{}"])
         channel = RunChannel(Truncating(store, "r/spec", math.inf), owner="me", run="r")
-        assert await channel.fetch("r/spec") is None
+        with pytest.raises(DamagedObject):
+            await channel.fetch("r/spec")
         with pytest.raises(ChannelTimeout):
             await channel.get("r/a", deadline=later(1))
         await store.delete(["r/spec"])

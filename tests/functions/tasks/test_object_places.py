@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ephemeron.communication.channels import MemoryChannel
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.functions.tasks.durable_put import READ_BACK_BYTES, create_durable_from
+from ephemeron.communication.durable_put import READ_BACK_BYTES, create_durable_from
 from ephemeron.functions.tasks.object_places import ObjectPlaces, placed
 
 

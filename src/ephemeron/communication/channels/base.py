@@ -62,6 +62,9 @@ class Channel(ABC):
       different one replaces the object. With `create=True` exactly one of many concurrent puts succeeds and
       the others raise `KeyExists`; leases rest on this alone.
     - a `fetch` that starts after a `put` returned sees that put, or a later one, or a delete.
+    - a read has three outcomes: the object, its absence (None, or `ChannelTimeout` from `get`), or `DamagedObject`, where the channel
+      checks what it reads (`object_frame.Framed`): the object is not whole, so it is neither present nor absent. Readers of
+      sequences look for higher numbers (`list`) before they take an absence for the end.
     - `delete` of an absent key is harmless.
     - the channel neither keeps nor changes the caller's buffers after `put` has returned.
     - all methods raise `ChannelUnreachable` when the store does not answer; nothing waits without end.
@@ -80,7 +83,11 @@ class Channel(ABC):
 
     @abstractmethod
     async def fetch(self, key: str) -> memoryview | None:
-        """The object, or None if it is not there now. Never waits for it to appear."""
+        """The object, or None if it is not there now. Never waits for it to appear.
+
+        Raises:
+            DamagedObject: what is there is damaged, and stays so; see `Framed`.
+        """
 
     @abstractmethod
     async def delete(self, keys: Iterable[str]) -> None:
@@ -108,6 +115,7 @@ class Channel(ABC):
 
         Raises:
             ChannelTimeout: not there at the deadline.
+            DamagedObject: what is there is damaged, and stays so; see `Framed`.
             ChannelUnreachable: the store does not answer.
         """
         return await poll(self.fetch, key, deadline=deadline, expected_at=expected_at, first_s=self.traits.latency_s)

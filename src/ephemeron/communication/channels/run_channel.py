@@ -9,7 +9,7 @@ from ephemeron.communication.channels.base import Buffer, Channel, Received
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage, Retrying
 from ephemeron.communication.channels.wrappers import Faulty, Metered
-from ephemeron.communication.keys import Keys, is_signed
+from ephemeron.communication.keys import Keys, is_put_again, is_signed
 from ephemeron.communication.object_frame import Framed
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelEmptied, ChannelTimeout, CorruptMessage
@@ -29,20 +29,21 @@ class RunChannel(Framed):
         signing: key of the run, with which its objects are signed and verified; None: for a party that reads and writes
             none that are signed.
         signs: whether the object of a key is signed; of a run's own, the kinds in `keys.SIGNED`.
+        put_again: see `Framed`; of a run's own, the kinds in `keys.PUT_AGAIN`.
     """
 
     def __init__(
         self, channel: Channel, *, owner: str, retry: RetryPolicy | None = None, told: Callable[[Outage], None] = lambda outage: None,
         latest: float = float("inf"), drops: Callable[[str], bool] | None = None,
         damaged: Callable[[CorruptMessage], None] = lambda error: None, run: str = "", signing: SigningKey | None = None,
-        signs: Callable[[str], bool] = is_signed,
+        signs: Callable[[str], bool] = is_signed, put_again: Callable[[str], bool] = is_put_again,
     ) -> None:  # fmt: skip
         self._run, self._signing, self._signs = run, signing, signs
         self.meter = Metered(channel if drops is None else Faulty(channel, drops=drops))
         self.retrying = Retrying(
             self.meter, policy=retry or RetryPolicy(), rng=random.Random(owner), told=told, latest=latest
         )
-        super().__init__(self.retrying, owner=owner, damaged=damaged)
+        super().__init__(self.retrying, owner=owner, damaged=damaged, put_again=put_again)
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
         if self._signing is not None and self._signs(key):

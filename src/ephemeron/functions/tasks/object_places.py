@@ -113,7 +113,8 @@ class ObjectPlaces(Wrapper):
         if not separator:
             return self.inner, key
         if address not in self._stores:
-            self._stores[address] = RunChannel(self._open(address), owner=self._owner)
+            opened = self._open(address)
+            self._stores[address] = RunChannel(opened, owner=self._owner, put_again=lambda name: False)
         return self._stores[address], name
 
     def _keep(self, key: str, buffers: Sequence[Buffer]) -> bool:

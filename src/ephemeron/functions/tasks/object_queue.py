@@ -24,10 +24,10 @@ from collections.abc import Iterable, Sequence
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.durable_put import create_durable
 from ephemeron.errors import CorruptMessage, JobError, KeyExists, SignatureRefused
 from ephemeron.events import Traffic
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState, edge_news
-from ephemeron.functions.tasks.durable_put import create_durable
 from ephemeron.functions.tasks.model import (
     QueueDepth,
     TaskEdge,

@@ -31,7 +31,7 @@ def queue_channel(channel: Channel, queue: str, *, owner: str, key: str) -> RunC
         key: of the run; empty: nothing is signed.
     """
     signing = SigningKey.from_text(key) if key else None
-    return RunChannel(channel, owner=owner, signing=signing, signs=signs(queue))
+    return RunChannel(channel, owner=owner, signing=signing, signs=signs(queue), put_again=lambda name: False)
 
 
 def open_queue(

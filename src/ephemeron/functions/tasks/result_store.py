@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from ephemeron.communication.channels._buffers import joined
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.communication.durable_put import create_durable, create_durable_from
 from ephemeron.errors import ChannelEmptied, JobError
-from ephemeron.functions.tasks.durable_put import create_durable, create_durable_from
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 
 INLINE_BYTES = 64 * 1024

@@ -41,7 +41,7 @@ async def opened(address: str) -> AsyncIterator[Channel]:
         yield _PlannedStore()
         return
     async with open_channel(address) as store:
-        yield RunChannel(store, owner=f"matrices-{uuid.uuid4().hex[:8]}")
+        yield RunChannel(store, owner=f"matrices-{uuid.uuid4().hex[:8]}", put_again=lambda key: False)
 
 
 async def describe(store: Channel, matrix: Tiles) -> None:

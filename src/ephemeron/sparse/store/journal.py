@@ -17,8 +17,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from ephemeron.communication.durable_put import put_durable
 from ephemeron.config.typed import Positive, Typed
-from ephemeron.errors import ChannelError
+from ephemeron.errors import ChannelError, DamagedObject
 from ephemeron.sparse.store.places import ShardPlace
 from ephemeron.sparse.store.snapshot import Capture, record, superseded
 from ephemeron.sparse.store.state import ClientState, ShardState
@@ -89,6 +90,11 @@ class Journal:
         """Begins to write."""
         for work in (self._write_log(), self._write_snapshots(), self._keep_fence()):
             self._tasks.append(asyncio.get_running_loop().create_task(self._guarded(work)))
+
+    @property
+    def loses_none(self) -> bool:
+        """Whether changes are acknowledged only once a restart does not lose them."""
+        return self.options.log
 
     @property
     def confirmed(self) -> bool:
@@ -183,7 +189,7 @@ class Journal:
             self._cut()
             while self._queue:
                 number, records, touched, recorded = self._queue[0]
-                await self._place.channel.put(self._place.log(self._attempt, number), [b"".join(records)])
+                await put_durable(self._place.channel, self._place.log(self._attempt, number), [b"".join(records)])
                 if not await self._check_fence():
                     return
                 self._queue.popleft()
@@ -212,7 +218,13 @@ class Journal:
     async def _check_fence(self) -> bool:
         """Whether this process is still the shard's."""
         begun = asyncio.get_running_loop().time()
-        if not self._over and await self._place.channel.fetch(self._place.attempt(self._attempt + 1)) is None:
+        try:
+            claimed = (
+                not self._over and await self._place.channel.fetch(self._place.attempt(self._attempt + 1)) is not None
+            )
+        except DamagedObject:
+            claimed = True  # whoever it was
+        if not self._over and not claimed:
             self._checked_at = max(self._checked_at, begun)
             return True
         self._end(f"attempt {self._attempt + 1} has taken over")

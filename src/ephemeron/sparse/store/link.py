@@ -79,6 +79,8 @@ class ShardLink:
         self._ids = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = self._opened = False
+        self._loses_none = False
+        """What the shard acknowledges, it does not lose."""
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asked = False
@@ -282,6 +284,11 @@ class ShardLink:
 
     def _resume(self, wire: _Wire, reply: OpenReply) -> None:
         """Sends again, in their order, what was not answered."""
+        if self._loses_none and reply.loses_none and reply.sequence < self.sequence:
+            text = f"shard {self.opening.shard} of the sparse store has lost acknowledged changes: it has {reply.sequence} of {self.sequence}"
+            wire.end(ConnectionAbortedError(text))
+            return self._fail(ServiceUnreachable(text))
+        self._loses_none = reply.loses_none
         self._wire, self._asked, self._opened = wire, False, True
         self.calls = reply.calls
         self._acknowledged(max(self.sequence, reply.sequence))

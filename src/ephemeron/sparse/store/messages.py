@@ -34,6 +34,8 @@ class OpenReply:
     shard: Whole
     attempt: Whole
     """Of the shard."""
+    loses_none: bool = False
+    """What is acknowledged is in the log: a restart does not lose it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

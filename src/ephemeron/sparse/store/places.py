@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,7 +21,9 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import AtLeast, Within, build, plain
-from ephemeron.errors import JobError, KeyExists, ServiceUnreachable
+from ephemeron.errors import DamagedObject, JobError, KeyExists, ServiceUnreachable
+
+_log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _POLL_S = 0.05
@@ -81,8 +84,12 @@ class ShardPlace:
         return True
 
     async def read_claim(self, attempt: int) -> Claim | None:
-        """The process of an attempt."""
-        data = await self.channel.fetch(self.attempt(attempt))
+        """The process of an attempt; None: it cannot be read. The next process claims the next attempt."""
+        try:
+            data = await self.channel.fetch(self.attempt(attempt))
+        except DamagedObject as e:
+            _log.warning("the address of shard %d cannot be read: %s", self.shard, e)
+            return None
         return None if data is None else build(Claim, json.loads(bytes(data)), where=self.attempt(attempt))
 
     async def snapshots(self) -> list[tuple[int, int]]:
@@ -91,6 +98,13 @@ class ShardPlace:
         parts = [key.removeprefix(f"{self._prefix}snapshot-").split("-") for key in keys]
         return sorted((int(part[0]), int(part[1])) for part in parts if len(part) == 2)
 
+    async def logged(self) -> list[tuple[int, int]]:
+        """Attempt and number of all objects of the log, in their order."""
+        prefix = f"{self._prefix}log-"
+        return sorted(
+            (int(a), int(n)) for a, n in (key[len(prefix) :].split("-") for key in await self.channel.list(prefix))
+        )
+
     async def keys(self, kind: str) -> list[str]:
         """All keys of a kind: `attempt`, `snapshot`, `log` or `final`."""
         return await self.channel.list(f"{self._prefix}{kind}-")
@@ -98,7 +112,7 @@ class ShardPlace:
 
 def framed(channel: Channel, *, owner: str, retry: RetryPolicy | None = None) -> RunChannel:
     """A channel as a store uses it: every object with identity and checksum, requests repeated through outages."""
-    return RunChannel(channel, owner=owner, retry=retry)
+    return RunChannel(channel, owner=owner, retry=retry, put_again=lambda key: False)
 
 
 class Directory:

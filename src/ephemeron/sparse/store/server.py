@@ -30,6 +30,10 @@ class Recorder(Protocol):
     """What makes changes outlive the process, and knows whether another process has taken over."""
 
     @property
+    def loses_none(self) -> bool:
+        """Whether changes are safe before they are acknowledged."""
+
+    @property
     def confirmed(self) -> bool:
         """Whether this process was the shard's a moment ago. If not, nothing is answered until `confirm`."""
 
@@ -282,8 +286,9 @@ class _Connection(FrameProtocol):
         if self._server.journal is None:
             self.client.durable = self.client.sequence
         reply = OpenReply(
-            sequence=self.client.durable, calls=self.client.calls, shard=self._state.shard, attempt=self._server.attempt
-        )
+            sequence=self.client.durable, calls=self.client.calls, shard=self._state.shard, attempt=self._server.attempt,
+            loses_none=self._server.journal is not None and self._server.journal.loses_none,
+        )  # fmt: skip
         self._out.append(pack_json(Kind.REPLY, plain(reply), id=head.id, sequence=self.client.durable))
 
     def _get(self, head: Head, body: memoryview) -> None:

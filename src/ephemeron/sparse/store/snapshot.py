@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ephemeron.communication.durable_put import put_durable
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import CorruptMessage, JobError, ProtocolError
+from ephemeron.errors import CorruptMessage, DamagedObject, JobError, ProtocolError
 from ephemeron.sparse.store.capture import TableCapture
 from ephemeron.sparse.store.frame import HEAD_BYTES, Kind, unpack, unpack_json
 from ephemeron.sparse.store.messages import OpenRequest, TableSpec, Whole
@@ -70,16 +71,17 @@ class Capture:
         )  # fmt: skip
 
     async def write(self, place: ShardPlace, attempt: int, number: int) -> None:
-        """Stores it, its head last."""
+        """Stores it, its head last. All is read back: what precedes it is deleted afterwards."""
         key, part = place.snapshot(attempt, number), 0
         try:
             for table, rows in zip(self._tables, self.head.rows_per_part, strict=True):
                 for begin in range(0, table.rows, rows):
                     arrays = table.part(begin, min(begin + rows, table.rows))
-                    await place.channel.put(f"{key}-part-{part:06d}", [memoryview(a.data).cast("B") for a in arrays])
+                    buffers = [memoryview(a.data).cast("B") for a in arrays]
+                    await put_durable(place.channel, f"{key}-part-{part:06d}", buffers)
                     part += 1
-            await place.channel.put(f"{key}-part-{part:06d}", [b"".join(self._keys.values())])
-            await place.channel.put(key, [json.dumps(plain(self.head)).encode()])
+            await put_durable(place.channel, f"{key}-part-{part:06d}", [b"".join(self._keys.values())])
+            await put_durable(place.channel, key, [json.dumps(plain(self.head)).encode()])
         finally:
             self.close()
 
@@ -121,14 +123,16 @@ async def load(place: ShardPlace, attempt: int, number: int) -> tuple[ShardState
 
 
 async def recover(place: ShardPlace, shard: int, shards: int) -> ShardState:
-    """The shard's state as far as it was stored: the newest whole snapshot, and the log after it.
+    """The shard's state as it was stored: the newest whole snapshot, and the log after it. Nothing acknowledged is missing in it.
 
     Raises:
         JobError: the store was started with another number of shards.
-        CorruptMessage: there are snapshots, and none can be read.
+        CorruptMessage: no snapshot can be read, or an object of the log is damaged or lost; what comes after it stays in the channel.
     """
-    found = await place.snapshots()
+    found, logged = await place.snapshots(), await place.logged()
     if not found:
+        if logged:
+            raise CorruptMessage(_incomplete("the snapshot before it is lost"), key=place.log(*logged[0]))
         return ShardState(shard, shards)
     for attempt, number in reversed(found):
         try:
@@ -144,13 +148,31 @@ async def recover(place: ShardPlace, shard: int, shards: int) -> ShardState:
             f"{place.name} holds shard {state.shard} of {state.shards}, not {shard} of {shards}",
             remedy="start it with the same number of shards, or under another name",
         )
-    while (data := await place.channel.fetch(place.log(attempt, at))) is not None:
+    if any(later > attempt for later, _ in logged):
+        raise CorruptMessage(
+            _incomplete("no snapshot that the log begins with can be read"), key=place.snapshot(*found[-1])
+        )
+    last = max((number for of, number in logged if of == attempt), default=-1)
+    for number in range(at, last + 1):
+        key = place.log(attempt, number)
+        try:
+            data = await place.channel.fetch(key)
+        except DamagedObject as e:
+            raise DamagedObject(_incomplete(e.problem), key=key) from e
+        if data is None:
+            raise CorruptMessage(_incomplete(f"lost, and {last - number} objects of the log come after it"), key=key)
         replay(state, data)
-        at += 1
     for client in state.clients.values():
         client.durable = client.sequence
     state.pushes = state.repeated = 0  # those of this process count
     return state
+
+
+def _incomplete(problem: str) -> str:
+    return (
+        f"acknowledged changes cannot be restored: {problem}; put the object back from a copy, or start the store under another name: "
+        "nothing of this one is deleted"
+    )
 
 
 def record(client: str, frame: bytes) -> bytes:

@@ -15,7 +15,7 @@ import asyncio
 import numpy as np
 
 from ephemeron.communication.channels.reduction import SupportsReduction
-from ephemeron.errors import ChannelTimeout, DamagedObject, KeyExists
+from ephemeron.errors import ChannelTimeout, CorruptMessage, DamagedObject, KeyExists
 from ephemeron.training.collectives._tasks import all_of
 from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers
 from ephemeron.training.collectives.object_wait import handle_timeout
@@ -77,9 +77,9 @@ class ServerReduce(Collective):
             try:
                 received = await self.g.channel.get(key, deadline=began + self.g.wait_timeout_s(1))
                 break
-            except DamagedObject:
-                raise  # the server adds up a key once: it cannot be made again
             except ChannelTimeout as e:
+                if isinstance(e.__cause__, CorruptMessage):  # the server adds up a key once: it cannot be made again
+                    raise DamagedObject(e.problem, key=key) from e
                 await handle_timeout(self.g.on_timeout, await self._stalled(version, key), e)
         if received.waited_s > 0:
             self.g.trace.record("wait", began, began + received.waited_s)
