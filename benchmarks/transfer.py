@@ -9,6 +9,8 @@ out of the fit; errors are mean absolute relative errors over all quotas on the 
 The shipped profile is fitted to all rows (`--coefficients` prints it), and its errors are those of `all_rows`. `beyond`
 compares two predictions for objects larger than the measured ones: by the form itself, and at the bandwidth of the largest.
 
+`--kept-out` names a table of the same columns with rows that no fit has seen; `kept_out` has the shipped profile's errors on them, by size.
+
 For every large size, some rows repeat a value of their own quota, or of another quota, to the last digit. They are no
 measurements. `measured_rows_only` leaves them out, on both sides.
 """
@@ -135,9 +137,27 @@ def shipped(timings: Sequence[TimingSample]) -> dict[str, float]:
     }
 
 
+def kept_out(timings: Sequence[TimingSample]) -> dict[str, Any]:
+    """Errors of the shipped profile on rows that no fit has seen: of all sizes, and of each."""
+    platform = builtin_platform("aws-lambda-s3")
+    out: dict[str, Any] = {"rows": len(timings) // 2}
+    for direction in ("up", "down"):
+        errors: dict[float, list[float]] = {}
+        for t in timings:
+            if t.direction == direction:
+                predicted = float(platform.seconds(t.direction, t.size_mb, t.memory_mb))
+                errors.setdefault(t.size_mb, []).append(abs(predicted / t.seconds - 1))
+        out[direction] = {
+            "all": round(float(np.mean(np.concatenate(list(errors.values())))), 4),
+            **{f"{size:g} MB": round(float(np.mean(each)), 4) for size, each in sorted(errors.items())},
+        }
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="CSV: memory_mb,size_mb,upload_s,download_s")
+    parser.add_argument("--kept-out", type=Path, help="CSV of the same columns: rows that no fit has seen")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--coefficients", action="store_true", help="print the fit of all rows, as in a profile")
     args = parser.parse_args()
@@ -155,6 +175,8 @@ def main() -> None:
         "measured_rows_only": held_out([t for t in timings if t not in doubtful]),
         "filled_in": sorted({f"{t.direction} {t.memory_mb:g} MB from {_first(doubtful, t):g} MB" for t in doubtful}),
     }
+    if args.kept_out is not None:
+        result["kept_out"] = kept_out(read(args.kept_out))
     if args.json:
         write({"benchmark": "transfer", **environment(), **result})
         return
