@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -40,6 +40,8 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+_MAX_COOKIES = 16 << 10
+"""Characters of a request's cookies that are read; browsers send up to 4 KiB of each."""
 _YEAR_S = 365 * 24 * 3600
 
 
@@ -57,6 +59,8 @@ class Access:
     def __init__(self, app: ASGIApp, *, token: str, host: str, port: int, names: Iterable[str] = ()) -> None:
         self._app, self._token, self._port = app, token.encode(), port
         self._cookie = f"ephemeron-{port}"
+        # Its own value and nothing else: the header comes from strangers, and http.cookies takes quadratic time before 3.11.10.
+        self._cookie_value = re.compile(rf"(?:^|;)[ \t]*{self._cookie}=\"?([0-9a-f]{{64}})\"?[ \t]*(?:;|$)")
         self._names = {"localhost", host.lower().strip("[]"), *(name.lower() for name in names)}
         self._remote = not is_loopback(host)
         if self._remote:
@@ -91,13 +95,11 @@ class Access:
         """The answer to a request that is not let through; None: it is."""
         headers = Headers(scope=scope)
         if not self._is_own(headers.get("host", "")):
-            return PlainTextResponse("refused: this dashboard is not served under that name", status_code=421)
+            return _refused("refused: this dashboard is not served under that name", 421)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token") if scope["path"] == "/" else None
         if given:
             if not hmac.compare_digest(given[-1].encode(), self._token):
-                return PlainTextResponse(
-                    "wrong token: open the address that `ephemeron dashboard` has printed", status_code=401
-                )
+                return _refused("wrong token: open the address that `ephemeron dashboard` has printed", 401)
             response = RedirectResponse("/", status_code=303)
             response.set_cookie(
                 self._cookie, self._derived("cookie"), max_age=_YEAR_S, httponly=True, samesite="strict", path="/"
@@ -106,21 +108,14 @@ class Access:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         is_program = scheme.lower() == "bearer" and hmac.compare_digest(bearer.strip().encode(), self._token)
         if not (is_program or hmac.compare_digest(self._cookie_of(headers), self._derived("cookie").encode())):
-            return PlainTextResponse(
-                "no token: open the address that `ephemeron dashboard` has printed", status_code=401
-            )
+            return _refused("no token: open the address that `ephemeron dashboard` has printed", 401)
         if scope["method"] not in ("GET", "HEAD") and not (is_program or self._is_wanted(headers)):
-            return PlainTextResponse(
-                "refused: the request does not come from a page of this dashboard", status_code=403
-            )
+            return _refused("refused: the request does not come from a page of this dashboard", 403)
         return None
 
     def _cookie_of(self, headers: Headers) -> bytes:
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return b""
-        return morsel.value.encode() if morsel else b""
+        found = self._cookie_value.search(headers.get("cookie", "")[:_MAX_COOKIES])
+        return found[1].encode() if found else b""
 
     def _is_wanted(self, headers: Headers) -> bool:
         """Whether a request that changes something was made by a page of the dashboard."""
@@ -146,3 +141,8 @@ class Access:
         except ValueError:
             return False
         return address.is_loopback or self._remote  # no name, so nothing that can be rebound
+
+
+def _refused(text: str, status: int) -> Response:
+    """An answer to a stranger, whose connection ends with it; what more it sends is not read."""
+    return PlainTextResponse(text, status_code=status, headers={"connection": "close"})

@@ -13,6 +13,7 @@ POST /api/run/end, /api/study/end
 from __future__ import annotations
 
 import asyncio
+import json
 import mimetypes
 import zlib
 from collections.abc import Callable
@@ -46,6 +47,8 @@ _LEVELS = range(-20, 21)
 """Powers of two seconds that a column of a tile may be wide."""
 _READ_S = 0.5
 """Seconds of reading before an answer, where the log has not been read to its end."""
+_MAX_BODY = 64 << 10
+"""Bytes of a request's body; those of the pages have some hundred."""
 _SMALL = 1400
 """Bytes that fit one packet and are not worth compressing."""
 
@@ -231,9 +234,16 @@ async def _answered(request: Request, work: Any) -> Response:
 
 
 async def _body(request: Request) -> dict[str, Any]:
+    data, nbytes = bytearray(), 0
+    async for part in request.stream():  # to its end, for which there is a time limit: clients read no answer before
+        nbytes += len(part)
+        if nbytes <= _MAX_BODY:
+            data += part
+    if nbytes > _MAX_BODY:
+        raise HTTPException(413, f"the request has more than {_MAX_BODY} bytes")
     try:
-        value = await request.json()
-    except ValueError:
+        value = json.loads(data)
+    except (ValueError, RecursionError):  # the latter of `[[[[…`
         raise HTTPException(400, "the request holds no JSON") from None
     return value if isinstance(value, dict) else {}
 

@@ -29,10 +29,15 @@ def output_of(view: RunView, invocation: str, offset: int | None) -> Document | 
         return None
     name = f"{invocation}.txt"
     folders = [view.folder.path, *(group.path for group in view.folder.groups)]
-    path = next((p for folder in folders if (p := folder / "logs" / name).is_file()), None)
+    path = next((p for folder in folders if (p := folder / "logs" / name).is_file() and _is_in(p, folder)), None)
     if path is None:
         return {"text": "", "offset": 0, "size": 0, "there": False}
     return _read(path, offset)
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    """Whether a file is where its name says: run folders of others may hold links, and names, that lead elsewhere."""
+    return path.resolve().parent == folder.resolve() / "logs" and not path.is_symlink()
 
 
 def _read(path: Path, offset: int | None) -> Document:

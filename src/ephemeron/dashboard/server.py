@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ephemeron.communication.rpc import is_loopback
+from ephemeron.communication.unproved import UnprovedConnections
 from ephemeron.errors import JobError, MissingExtra
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def serve(
     from ephemeron.dashboard.access import Access
     from ephemeron.dashboard.app import make_app
     from ephemeron.dashboard.library import Library
+    from ephemeron.dashboard.request_limits import limited_protocol
 
     listening = listen(host, port)
     port = listening.getsockname()[1]
@@ -60,6 +62,7 @@ def serve(
     app = Access(routes, token=token, host=host, port=port, names=names)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2, lifespan="off",
+        http=limited_protocol(UnprovedConnections()), ws="none",
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     with listening:

@@ -353,7 +353,7 @@ def test_what_comes_in_ends_its_own_connection_only(attack: Attack, caplog: pyte
                 return await until(lambda: serving.statistics().members == 0)
             async with members(address, "relay", "punched", "punched") as (_, two, three):
                 await echo(*await two.connect(three), 100)
-            assert serving._unproved == 0
+            assert serving._unproved.count == 0
 
     asyncio.run(main())
     assert not [r for r in caplog.records if r.name == "asyncio"]
@@ -363,12 +363,14 @@ def test_strangers_that_never_prove_the_token_do_not_pile_up() -> None:
     async def main() -> None:
         async with service(limits=ServiceLimits(unproved=3)) as (serving, address):
             waiting = [await silence(address) for _ in range(3)]
-            await until(lambda: serving._unproved == 3)
-            assert await is_closed(await silence(address))
+            await until(lambda: serving._unproved.count == 3)
+            member = await control(address)  # the oldest stranger goes for it
+            assert await is_closed(waiting[0])
+            assert serving._unproved.count == 2
             for sock in waiting:
                 sock.close()
-            await until(lambda: not (serving._unproved))
-            (await control(address)).close()
+            await until(lambda: not serving._unproved.count)
+            member.close()
 
     asyncio.run(main())
 

@@ -34,6 +34,7 @@ from ephemeron.communication.direct.rendezvous_protocol import (
 )
 from ephemeron.communication.direct.tls_socket import over_tls
 from ephemeron.communication.rpc.sockets import listen_tcp
+from ephemeron.communication.unproved import IN_ALL, PER_ADDRESS, UnprovedConnections
 from ephemeron.errors import ProtocolError, TokenRefused
 
 _log = logging.getLogger(__name__)
@@ -49,8 +50,10 @@ class ServiceLimits:
     members: int = 1024
     """Of one run."""
     connections: int = 8192
-    unproved: int = 256
-    """Connections whose client has not proved the token yet; further ones are closed at once."""
+    unproved: int = IN_ALL
+    """Connections whose client has not proved the token yet; the oldest is closed for a further one."""
+    unproved_per_address: int = PER_ADDRESS
+    """Of these, from one address."""
     proof_s: float = 10.0
     """For the proof and the first message."""
     idle_s: float = 120.0
@@ -153,7 +156,8 @@ class RendezvousService:
         self._tickets: dict[str, _Meeting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[socket.socket] = []
-        self._unproved = self._connections = 0
+        self._unproved = UnprovedConnections(in_all=self.limits.unproved, per_address=self.limits.unproved_per_address)
+        self._connections = 0
         self._meetings = self._relayed_pairs = self._relayed_bytes = 0
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False) -> tuple[str, int]:
@@ -202,25 +206,22 @@ class RendezvousService:
             except OSError:  # out of file handles, or a client that left before it was accepted
                 await asyncio.sleep(0.05)
                 continue
-            if self._unproved >= self.limits.unproved or self._connections >= self.limits.connections:
+            if self._connections >= self.limits.connections:
                 sock.close()
                 continue
             self._connections += 1
-            self._unproved += 1
             self._start(self._serve(sock, (str(address[0]), int(address[1]))))
 
     async def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
         tune(sock)
         channel = MessageSocket(sock)
-        proved = False
         try:
-            async with asyncio.timeout(self.limits.proof_s):
-                if self._tls is not None:
-                    channel.sock = await over_tls(sock, self._tls, limit_s=self.limits.proof_s)
-                round_trip_s = await channel.prove(self._token, client=False)
-                first = await channel.receive()
-            proved = True
-            self._unproved -= 1
+            with self._unproved.admitted(sock):
+                async with asyncio.timeout(self.limits.proof_s):
+                    if self._tls is not None:
+                        channel.sock = await over_tls(sock, self._tls, limit_s=self.limits.proof_s)
+                    round_trip_s = await channel.prove(self._token, client=False)
+                    first = await channel.receive()
             if isinstance(first, Register):
                 await self._registered(channel, first, address)
             elif isinstance(first, Redeem):
@@ -230,7 +231,6 @@ class RendezvousService:
         except _GONE as e:
             _log.debug("connection from %s:%d ends: %s", *address, str(e) or type(e).__name__)
         finally:
-            self._unproved -= not proved
             self._connections -= 1
             channel.close()
             sock.close()

@@ -19,6 +19,7 @@ from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
 from ephemeron.communication.rpc.sockets import not_in_children
+from ephemeron.communication.unproved import UnprovedConnections
 from ephemeron.errors import ProtocolError, TokenRefused
 
 HOST_VARIABLE = "EPHEMERON_DIRECT_HOST"
@@ -70,6 +71,8 @@ class SocketTransport(Transport):
     def __init__(self) -> None:
         self._server: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.unproved = UnprovedConnections()
+        """Connections whose other end has not proved the token yet."""
 
     @abstractmethod
     def bind(self) -> tuple[socket.socket, str]:
@@ -115,8 +118,9 @@ class SocketTransport(Transport):
     async def _greet(self, sock: socket.socket, token: str, accepted: Accepted) -> None:
         sock.setblocking(False)
         try:
-            async with asyncio.timeout(PROOF_TIMEOUT_S):
-                connection = await self._proved(sock, token, dialled=False)
+            with self.unproved.admitted(sock):
+                async with asyncio.timeout(PROOF_TIMEOUT_S):
+                    connection = await self._proved(sock, token, dialled=False)
         except (OSError, ProtocolError, TokenRefused):
             sock.close()
         except BaseException:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -21,6 +22,7 @@ from ephemeron.communication.rpc.objects import object_message, object_of
 from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
+from ephemeron.communication.unproved import UnprovedConnections, origin, shut
 from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, TokenRefused
 
 BlockingHandler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], tuple[Mapping[str, object], Sequence[Buffer]]]
@@ -69,6 +71,8 @@ class BlockingServer:
         self.options = options or Options()
         self.max_threads = max_threads
         self._token = token
+        self.unproved = UnprovedConnections()
+        """Connections whose client has not proved the token yet; each has a thread."""
         self._listening: list[tuple[socket.socket, Callable[[], None]]] = []
         self._crews: set[_Crew] = set()
         self._closed = False
@@ -121,9 +125,10 @@ class BlockingServer:
                 if listening.fileno() >= 0:
                     time.sleep(0.05)  # out of handles, or a client that left at once: others still want in
                 continue
-            threading.Thread(target=self._greet, args=(sock,), name="rpc-greet", daemon=True).start()
+            settle = self.unproved.admit(origin(sock), partial(shut, sock))
+            threading.Thread(target=self._greet, args=(sock, settle), name="rpc-greet", daemon=True).start()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, settle: Callable[[], None]) -> None:
         wire = self.options.wire(sock)
         try:
             greeting = wire.greeting(self._token, client=False, offer=self.options.offer(shared=True))
@@ -132,6 +137,8 @@ class BlockingServer:
             wire.close()
             _log.debug("a connection ends before its proof: %s", e)
             return
+        finally:
+            settle()
         crew = _Crew(self, wire, theirs)
         self._crews.add(crew)
         try:

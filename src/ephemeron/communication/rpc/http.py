@@ -8,6 +8,7 @@ acknowledgement: 40 ms for each warm call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,8 +17,14 @@ from http import HTTPStatus
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from ephemeron.communication.unproved import UnprovedConnections, origin
+
 _LINE = 1 << 16
 _MOST_HEADERS = 200
+REQUEST_S = 30.0
+"""For a whole request to arrive, from the connection or from its first byte on."""
+MAX_BODY = 256 << 20
+"""Bytes of a request's body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +45,17 @@ class HttpRequest:
         Raises:
             ValueError: it is no JSON object.
         """
-        value = json.loads(self.body) if self.body else {}
+        try:
+            value = json.loads(self.body) if self.body else {}
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply") from None
         if not isinstance(value, dict):
             raise ValueError("expected a JSON object")
         return value
+
+
+class BodyTooLarge(ValueError):
+    """A request has a body beyond the listener's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +81,16 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 class Listener:
-    """A handler on a port. Made by `listen`."""
+    """A handler on a port. Made by `listen`.
 
-    def __init__(self, handler: Handler) -> None:
+    A connection without a complete request counts as unproved, and one that is kept alive does so again after each answer: it has no
+    time limit, but is closed first where there are too many.
+    """
+
+    def __init__(self, handler: Handler, *, max_body: int, request_s: float) -> None:
         self.port = 0
+        self.unproved = UnprovedConnections()
+        self._max_body, self._request_s = max_body, request_s
         self._handler = handler
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[Any]] = set()
@@ -96,7 +116,9 @@ class Listener:
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            while (request := await _read(reader, writer)) is not None:
+            kept = False
+            while (request := await self._next(reader, writer, kept=kept)) is not None:
+                kept = True
                 response = await self._handler(request)
                 if response.takes_over is not None:
                     await response.takes_over(reader, writer)
@@ -111,43 +133,91 @@ class Listener:
             self._connections.discard(task)
             writer.close()
 
+    async def _next(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, kept: bool
+    ) -> HttpRequest | None:
+        """The next request; None: there is none, or it does not arrive in time. `kept`: there was one before."""
+        sock = writer.get_extra_info("socket")
+        settle = self.unproved.admit(origin(sock) if sock is not None else "", writer.transport.abort)
+        try:
+            first = await reader.read(1) if kept else b""  # of the next request, whenever it comes
+            if kept and not first:
+                return None
+            async with asyncio.timeout(self._request_s):
+                return await _read(reader, writer, first=first, max_body=self._max_body)
+        except BodyTooLarge as e:
+            writer.write(_encode(Response(status=413, headers={"Connection": "close"}, body=str(e).encode())))
+            writer.write_eof()
+            with contextlib.suppress(
+                TimeoutError
+            ):  # closed with bytes unread, the connection would end before the answer is read
+                async with asyncio.timeout(self._request_s):
+                    while await reader.read(_LINE):
+                        pass
+            return None
+        except TimeoutError:
+            return None
+        finally:
+            settle()
 
-async def listen(handler: Handler, *, host: str = "127.0.0.1", port: int = 0) -> Listener:
-    """Serves a handler on a port; 0: a free one."""
-    listener = Listener(handler)
+
+async def listen(
+    handler: Handler, *, host: str = "127.0.0.1", port: int = 0, max_body: int = MAX_BODY, request_s: float = REQUEST_S
+) -> Listener:
+    """Serves a handler on a port; 0: a free one.
+
+    Args:
+        handler: answers requests.
+        host, port: where to listen.
+        max_body: bytes of a request's body; larger ones are answered with 413.
+        request_s: for a whole request to arrive.
+    """
+    listener = Listener(handler, max_body=max_body, request_s=request_s)
     await listener.open(host, port)
     return listener
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest | None:
-    line = await reader.readline()
+async def _read(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, first: bytes, max_body: int
+) -> HttpRequest | None:
+    line = first + await reader.readline()
     if not line:
         return None
     method, target, _ = line.decode("latin-1").split(" ", 2)
     headers = await _headers(reader)
+    nbytes = int(headers.get("content-length", 0))
+    _check(nbytes, max_body)
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        body = await _chunks(reader)
+        body = await _chunks(reader, max_body=max_body)
     else:
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        body = await reader.readexactly(nbytes)
     parts = urlsplit(target)
     return HttpRequest(method=method, path=unquote(parts.path), headers=headers, body=body, query=parts.query)
 
 
+def _check(nbytes: int, max_body: int | None) -> None:
+    if max_body is not None and nbytes > max_body:
+        raise BodyTooLarge(f"a body of {nbytes} bytes or more; at most {max_body} are taken")
+
+
 async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
     headers: dict[str, str] = {}
+    nbytes = 0
     while line := (await reader.readline()).strip():
+        nbytes += len(line)
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
-        if len(headers) > _MOST_HEADERS:
+        if len(headers) > _MOST_HEADERS or nbytes > _LINE:
             raise ValueError("too many headers")
     return headers
 
 
-async def _chunks(reader: asyncio.StreamReader) -> bytes:
+async def _chunks(reader: asyncio.StreamReader, *, max_body: int | None = None) -> bytes:
     out = bytearray()
     while size := int((await reader.readline()).split(b";")[0], 16):
+        _check(len(out) + size, max_body)
         out += await reader.readexactly(size)
         await reader.readline()
     while (await reader.readline()).strip():

@@ -17,6 +17,7 @@ from ephemeron.communication.rpc.objects import object_message, object_of
 from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
+from ephemeron.communication.unproved import UnprovedConnections
 from ephemeron.errors import ProtocolError, TokenRefused
 
 Handler: TypeAlias = Callable[
@@ -55,6 +56,8 @@ class Server:
             raise ValueError("a server without a token would answer anybody")
         self._handler, self._objects = handler, objects
         self._token = token
+        self.unproved = UnprovedConnections()
+        """Connections whose client has not proved the token yet."""
         self._options = options or Options()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
@@ -137,9 +140,10 @@ class Server:
     async def _serve(self, wire: FrameSocket) -> None:
         options = self._options
         try:
-            async with asyncio.timeout(_PROOF_S):
-                greeting = wire.greeting(self._token, client=False, offer=options.offer(shared=True))
-                theirs = await drive(wire, greeting, writing=False)
+            with self.unproved.admitted(wire.sock):
+                async with asyncio.timeout(_PROOF_S):
+                    greeting = wire.greeting(self._token, client=False, offer=options.offer(shared=True))
+                    theirs = await drive(wire, greeting, writing=False)
         except (ConnectionError, ProtocolError, TokenRefused, TimeoutError) as e:
             _log.debug("a connection ends before its proof: %s", e)
             return

@@ -19,6 +19,8 @@ from ephemeron.functions.openfaas.settings import OpenFaasSettings
 NOT_RUN = frozenset({429, 503})
 """Busy, or no replica: the call has not been run."""
 _SAID = 200
+_MAX_BODY = 8 << 20
+"""Bytes of a call-back: of a function's answer, which is an outcome."""
 
 
 class Callbacks:
@@ -48,7 +50,8 @@ class Callbacks:
         """
         parts = urlsplit(self._base)
         here = parts.hostname in ("127.0.0.1", "localhost", "::1")
-        self._listener = await listen(self._answer, host="127.0.0.1" if here else "0.0.0.0", port=parts.port or 0)
+        host = "127.0.0.1" if here else "0.0.0.0"
+        self._listener = await listen(self._answer, host=host, port=parts.port or 0, max_body=_MAX_BODY)
         if parts.port == 0:
             self._base = f"{parts.scheme}://{parts.hostname}:{self._listener.port}"
 

@@ -16,6 +16,7 @@ from ephemeron.communication.channels.credentials import variable
 from ephemeron.communication.direct.connection import tune
 from ephemeron.communication.direct.rendezvous import TOKEN_VARIABLE, Handler, Rendezvous, ServiceAddress
 from ephemeron.communication.rpc.sockets import listen_tcp, not_in_children
+from ephemeron.communication.unproved import UnprovedConnections
 from ephemeron.errors import JobError, LinkFailed
 from ephemeron.geo.communicator.mutual_tls import MutualTls
 from ephemeron.training.worker.spec import GroupNetwork
@@ -45,6 +46,7 @@ class RegionNetwork:
         self._listening: socket.socket | None = None
         self._relay = _relay_of(given.relay)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unproved = UnprovedConnections()
 
     async def open(self, accepted: Accepted) -> str:
         """Accepts connections from now on; returns the endpoint, "" where none can be made to this region.
@@ -134,7 +136,8 @@ class RegionNetwork:
         try:
             not_in_children(sock)
             if self._tls is not None:
-                sock, names = await self._tls.secured(sock, peer=None, limit_s=DIAL_TIMEOUT_S)
+                with self._unproved.admitted(sock):
+                    sock, names = await self._tls.secured(sock, peer=None, limit_s=DIAL_TIMEOUT_S)
             await accepted(sock, names)
         except OSError as e:
             _log.debug("a connection of another region ends: %s", e or type(e).__name__)

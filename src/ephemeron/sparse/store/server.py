@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ephemeron.communication.rpc.sockets import listen_tcp
+from ephemeron.communication.unproved import UnprovedConnections, origin
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import ChannelError, JobError, ProtocolError
 from ephemeron.sparse.store import codec
@@ -92,6 +93,8 @@ class ShardServer:
         """Of clients that have proved the token."""
         self.sockets: set[_Connection] = set()
         """All."""
+        self.unproved = UnprovedConnections()
+        """Those whose client has not proved the token yet."""
         self.on_stop: Callable[[], None] = lambda: None
         """Called when a client ends the shard."""
         self.stopped = False
@@ -167,17 +170,24 @@ class _Connection(FrameProtocol):
         self._confirming: asyncio.Task[None] | None = None
         self.client: ClientState | None = None
         self.attempt = 0
+        self._settle: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.sockets.add(self)
+        stranger = ConnectionResetError("too many connections without a proof of the token")
+        self._settle = self._server.unproved.admit(
+            origin(transport.get_extra_info("socket")), lambda: self.end(stranger)
+        )
         super().connection_made(transport)
         if self._server.stopped:  # accepted in its last moment
             self.end(ConnectionResetError("this shard was closed"))
 
     def greeted(self) -> None:
+        self._settle()
         self._server.connections.add(self)
 
     def lost(self, cause: Exception) -> None:
+        self._settle()
         self._server.sockets.discard(self)
         self._server.connections.discard(self)
         if self._confirming is not None:
