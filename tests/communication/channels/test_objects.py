@@ -15,6 +15,7 @@ import pytest
 from obstore.exceptions import GenericError
 
 from ephemeron.communication.channels.object_store import ObjectsChannel
+from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.errors import ChannelTimeout, ChannelUnreachable, JobError, KeyExists
 
 T = TypeVar("T")
@@ -81,6 +82,22 @@ def test_a_killed_writers_leavings_are_no_objects(tmp_path: Path) -> None:
         assert await channel.list("") == ["run/a"]
 
     run(scenario)
+
+
+def test_what_killed_writers_had_begun_is_removed_below_a_prefix(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        channel = ObjectsChannel.folder(tmp_path)
+        for key in ("q.work/a", "q.log/a/b", "other/a", "run/a/b", "run/c"):
+            await channel.put(key, [b"x"])
+        for name in ("q.work/a#1", "q.work/b#12", "q.log/a+b#2", "run/a+b#1", "run/c#1", "other/a#1"):
+            (tmp_path / name).write_bytes(b"begun")
+        Metered(channel).discard_staged("q.")
+        Metered(channel).discard_staged("run/a/")
+        left = {f"{path.parent.name}/{path.name}" for path in tmp_path.glob("*/*#*")}
+        assert left == {"run/c#1", "other/a#1"}
+        assert await channel.list("") == ["other/a", "q.log/a/b", "q.work/a", "run/a/b", "run/c"]
+
+    asyncio.run(scenario())
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,12 @@ class Channel(ABC):
 
         return self if isinstance(self, SupportsReduction) else None
 
+    def discard_staged(self, prefix: str) -> None:
+        """Removes what writers of keys with a prefix had begun to write when they were killed: no object, and never listed.
+
+        Nobody may be writing these keys. Most stores keep nothing of the kind.
+        """
+
     async def close(self) -> None:
         """Lets go of connections. Objects stay."""
 
@@ -202,6 +208,9 @@ class Wrapper(Channel):
 
     async def exists(self, key: str) -> bool:
         return await self.inner.exists(key)
+
+    def discard_staged(self, prefix: str) -> None:
+        self.inner.discard_staged(prefix)
 
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         # A store that cannot wait is polled here, through this wrapper's own `fetch`, so that every poll is

@@ -16,6 +16,7 @@ that has just made sure of its directory fails if a delete takes it away.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,19 @@ class ObjectsChannel(Channel, SupportsSizes):
             # Stores without a lenient bulk delete stop at the first absent key: go on one by one.
             for path in paths:
                 await self._delete_one(path)
+
+    def discard_staged(self, prefix: str) -> None:
+        # A folder's put writes to KEY#1, or the next free number, and renames. Listings of obstore leave these files out.
+        if not self._local:
+            return
+        head, slash, rest = self._path(prefix).partition("/")
+        root = Path(unquote(urlsplit(self.url).path))
+        for folder in (
+            (root / head,) if slash else (path for path in root.glob(f"{glob.escape(head)}*") if path.is_dir())
+        ):
+            for path in folder.glob(f"{glob.escape(rest)}*#*"):
+                if path.name.rpartition("#")[2].isdigit():
+                    path.unlink(missing_ok=True)
 
     async def list(self, prefix: str) -> list[str]:
         return list(await self.sizes(prefix))

@@ -433,6 +433,7 @@ class ObjectQueue(TaskQueue):
 
     async def clear(self) -> None:
         await self._channel.delete(await self._channel.list(f"{self._keys.queue}."))
+        self._channel.discard_staged(f"{self._keys.queue}.")
         self._held.clear()
         self._connected.clear()
         self._candidates.clear()

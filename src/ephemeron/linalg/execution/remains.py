@@ -246,3 +246,4 @@ async def _remove_queue(claim: ProgramClaim) -> None:
         return
     async with open_channel(claim.channel) as channel:
         await channel.delete(await channel.list(f"{claim.queue}."))
+        channel.discard_staged(f"{claim.queue}.")

@@ -161,6 +161,7 @@ async def delete(store: Channel, name: str) -> None:
     """Removes everything below a name, the description of a matrix first."""
     await store.delete([f"{name}/{_PART}"])
     await store.delete(await store.list(f"{name}/"))
+    store.discard_staged(f"{name}/")
 
 
 async def _limited(work: Iterable[Coroutine[object, object, None]]) -> None:

@@ -126,6 +126,7 @@ async def _clear(channel: Channel, store: str) -> None:
     """Deletes what the shards of a finished run have left."""
     with contextlib.suppress(ChannelError):
         await channel.delete(await channel.list(f"{store}/"))
+        channel.discard_staged(f"{store}/")
 
 
 class SparseDriver(ShareWatcher):

@@ -119,6 +119,7 @@ async def _delete(leftover: RemainingObjects) -> None:
     _log.info("deleting %d objects of run %s from %s", len(leftover.keys), leftover.folder.run_id, leftover.address)
     async with open_channel(leftover.address) as channel:
         await channel.delete(leftover.keys)
+        channel.discard_staged(f"{leftover.folder.run_id}/")
 
 
 def _bytes_of(folder: RunFolder) -> int:
