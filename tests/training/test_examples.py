@@ -1,6 +1,7 @@
 """The jobs in `examples/` train."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from training_runs import WORLD, real
 
 import ephemeron
+from ephemeron.cli.main import main
 from ephemeron.events import GenerationStarted, Measured
 from ephemeron.training.driver.programs import job_of
 
@@ -78,3 +80,26 @@ def test_a_program_learns_and_reports_its_metrics(folder, target, needs, epochs,
     losses = [e.metrics["loss"] for e in run.of(Measured)]
     assert not losses or losses[-1] < losses[0]
     assert f"{run.ending.final.metrics['loss']:.3f}" != "nan"
+
+
+@pytest.mark.slow
+def test_the_first_command_of_the_readme_prints_what_it_shows(home, capfd):
+    """Numbers that depend on the machine are left out: seconds, gets and polls, cost, and the last digits of what was learned."""
+    pytest.importorskip("sklearn", reason="no sklearn, which the example needs")
+    shown = (EXAMPLES.parent / "README.md").read_text().partition("ends like this:\n\n```\n")[2].partition("```")[0]
+    assert main(["train", str(EXAMPLES / "digits" / "job.toml")], standalone_mode=False) in (None, 0)
+    printed = capfd.readouterr().out
+
+    def what_repeats(text: str) -> list[str]:
+        patterns = (
+            r"on local: .* iterations$", r"^epoch 15/15  iteration \d+", r"finished after .*, (\d+ iterations, \d+ invocations)", r"\d+ puts",
+            r"[\d.]+ MB up",
+        )  # fmt: skip
+        found = [re.search(pattern, text, re.MULTILINE) for pattern in patterns]
+        return [match[match.lastindex or 0] if match else f"{pattern}: not there" for match, pattern in zip(found, patterns, strict=True)]  # fmt: skip
+
+    assert what_repeats(printed) == what_repeats(shown)
+    for text in (printed, shown):
+        accuracy = re.search(r"^finished .* accuracy ([\d.]+)$", text, re.MULTILINE)
+        assert accuracy is not None
+        assert float(accuracy[1]) > 0.98
