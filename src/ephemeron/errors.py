@@ -4,6 +4,7 @@
     ├── UserError                    what was asked for cannot be done; nothing was started
     │   ├── JobError                 a job, a flag or a file is wrong: names the place, the value and the remedy
     │   │   ├── TraceMismatch        a traced model does not compute what the original computes
+    │   │   ├── NotRepresentable     numbers of prepared data that float32 or float64 do not hold (column, rows, reason)
     │   │   ├── NotComputed          a value is asked for of a matrix that is only planned
     │   │   └── ProgramError         a LAmbdaPACK program is wrong: names file, line and column
     │   ├── MissingExtra             an optional dependency is absent: names the command that installs it
@@ -92,6 +93,22 @@ class JobError(UserError):
         super().__init__(f"{problem}; {remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
+
+
+class NotRepresentable(JobError):
+    """A step of a preparation would make numbers infinite, or zero, that are not.
+
+    Args:
+        step: name of the step.
+        column: of the first of them.
+        rows: all such rows, from 0, ascending.
+        reason: what is wrong with the first one.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, *, step: str, column: str, rows: Sequence[int], reason: str, remedy: str | None = None) -> None:
+        super().__init__(f"{step}: column {column}, row {rows[0]}: {reason}", remedy=remedy)
+        self.column, self.rows, self.reason = column, tuple(rows), reason
 
 
 class ProgramError(JobError):

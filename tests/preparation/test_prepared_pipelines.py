@@ -211,8 +211,9 @@ def test_tables_and_data_frames_are_returned_as_they_came():
     got = Pipeline([StandardScaler(["age"])]).fit(table).transform(table)
     assert isinstance(got, pa.Table)
     assert got.column("site").to_pylist() == data["site"]
-    frame = pipeline.transform(pandas.DataFrame(data))["features"]
-    assert np.array_equal(frame.values, pipeline.transform(data)["features"].values)
+    frame = pipeline.transform(pandas.DataFrame(data))
+    assert np.array_equal(np.concatenate(frame["features.values"]), pipeline.transform(data)["features"].values)
+    assert np.array_equal(np.concatenate(frame["features.indices"]), pipeline.transform(data)["features"].indices)
 
 
 def test_a_dataset_is_transformed_into_partitions_of_equal_size(tmp_path):
@@ -267,6 +268,54 @@ def test_splits_of_sparse_and_absent_values_depend_on_the_rows_alone(seed):
     assert length_of(taken(data, chosen)) == chosen.sum()
 
 
+def test_rows_that_a_step_refuses_are_treated_as_on_error_says(tmp_path):
+    data = rows(60)
+    data["income"][[3, 41]] = 1e39, 1e-60
+    dataset = stored(tmp_path / "raw", data, [30])
+    pipeline = Pipeline([FeatureHasher(["income"], n_features=512)]).fit(dataset, pool=HERE)
+    with pytest.raises(JobError, match=r"raw, row 4, column income: 1e\+39 is beyond float32; mend it"):
+        pipeline.transform(dataset, out=str(tmp_path / "a"), pool=HERE, partition_mb=1e-4)
+    kept = pipeline.transform(dataset, out=str(tmp_path / "a"), pool=HERE, partition_mb=1e-4, on_error="quarantine")
+    assert (len(kept), kept.manifest.rejected) == (58, 2)
+    found = [json.loads(line) for line in (tmp_path / "a" / "rejected.jsonl").read_text().splitlines()]
+    assert [(each["row"], each["column"]) for each in found] == [(4, "income"), (42, "income")]
+    with pytest.raises(JobError, match="was made without 2 rows that a step refuses"):
+        pipeline.transform(dataset, out=str(tmp_path / "a"), pool=HERE, partition_mb=1e-4)
+    split, sides = HashSplit(0.5, key=["age"]), []
+    for side in ("train", "test"):
+        out = str(tmp_path / side)
+        sides.append(
+            pipeline.transform(dataset, out=out, pool=HERE, split=split, side=side, on_error="skip", name=side)
+        )
+    assert [sum(len(one) for one in sides), sum(one.manifest.rejected for one in sides)] == [58, 2]
+    two_passes = [MinMaxScaler(["age"]), FeatureHasher(["income"]), StandardScaler(["age"])]
+    assert Pipeline(two_passes).fit(dataset, pool=HERE, on_error="skip").fitted_ == 3
+
+
+def test_a_split_without_rows_for_training_is_refused(tmp_path):
+    data = {**rows(40), "site": ["one"] * 40}
+    dataset = stored(tmp_path / "raw", data, [20])
+    at = from_table(dataset.read(0), dataset.schema)
+    split = next(s for s in (HashSplit(0.5, key=["site"], seed=n) for n in range(99)) if s.is_test(at, ["site"]).all())
+    for make in (
+        lambda: Pipeline(steps()).fit(dataset, split=split, pool=HERE),
+        lambda: apply_to_dataset(None, dataset, str(tmp_path / "out"), split=split, side="test", pool=HERE),
+    ):
+        with pytest.raises(JobError, match="split: all 40 rows are for testing, and none for training, by site; lower"):
+            make()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_zero_with_a_sign_does_not_change_a_version(tmp_path):
+    data = rows(12)
+    data["age"] = np.array([-0.0, 0.0] * 6)
+    fitted = [
+        Pipeline([MinMaxScaler(["age"])]).fit(stored(tmp_path / str(n), data, ends), pool=HERE)
+        for n, ends in enumerate(([], [1], [2, 5], [3]))
+    ]
+    assert len({one.version_ for one in fitted}) == 1
+
+
 def test_mistakes_are_one_line_each(tmp_path):
     data = rows(10)
 
@@ -278,6 +327,18 @@ def test_mistakes_are_one_line_each(tmp_path):
     refused("standardise: unknown column agee; did you mean age", lambda: StandardScaler(["agee"]).fit(data))
     refused("standardise: column site is categorical; name numeric columns", lambda: StandardScaler(["site"]).fit(data))
     refused(r"columns = 'age' is text; write \['age'\]", lambda: StandardScaler("age"))
+    refused(
+        "hash: columns = 1048576 is a number; write FeatureHasher[(]n_features=1048576", lambda: FeatureHasher(1 << 20)
+    )
+    refused("columns = 5 is no list of names", lambda: StandardScaler(5))
+    refused("columns = .* is no list of names", lambda: MinMaxScaler(["a", 3]))
+    refused("hash: n_features = 'many' is no whole number", lambda: FeatureHasher(n_features="many"))
+    refused("feature_range = .* is wider than float64", lambda: MinMaxScaler(feature_range=(-1.7e308, 1.7e308)))
+    refused("column x has the standard deviation .* multiply", lambda: StandardScaler().fit({"x": [5e-324, 1e-323]}))
+    refused(
+        "standardise: column x, row 0: 1e[+]300 becomes infinite",
+        lambda: StandardScaler().fit({"x": [1e-200, 3e-200]}).transform({"x": [1e300]}),
+    )
     refused("hash: n_features = 0 should be from 1 to", lambda: FeatureHasher(n_features=0))
     refused("hash: there is a column age already", lambda: FeatureHasher(["site"], output="age").fit(data))
     refused("quantile_bins: n_bins = 1 is below 2", lambda: QuantileBinner(n_bins=1))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.preparation import histogram, occupancy
+from ephemeron.preparation import MinMaxScaler, histogram, occupancy
 from ephemeron.preparation.histogram import Histogram
 from ephemeron.preparation.moments import Moments
 from ephemeron.preparation.occupancy import Occupancy
@@ -128,3 +128,22 @@ def test_more_keys_than_are_kept_are_estimated(monkeypatch):
     assert not got.exact
     assert abs(got.distinct / 100_000 - 1) < 5 / math.sqrt(4096)
     assert got.distinct == Occupancy.of(keys, 64).distinct
+
+
+def test_quantiles_and_ranges_at_the_ends_of_float64():
+    ends = np.array([1.7e308, -1.7e308, 1e308, -1e308])
+    assert Histogram.of(ends).quantiles([0, 0.25, 0.5, 1]).tolist() == [-1.7e308, -1.175e308, 0, 1.7e308]
+    for values, right in (
+        ([1.7e308, -1.7e308, 0.0], [1, 0, 0.5]),
+        ([0.0, 1e-310], [0, 1]),
+        ([5e-324, 1e-323, 1.5e-323], [0, 0.5, 1]),
+    ):
+        np.testing.assert_allclose(MinMaxScaler().fit_transform({"x": values})["x"], right, rtol=1e-12)
+
+
+def test_the_root_of_a_variance_needs_no_variance_in_float64():
+    for values in ([1e200, -1e200], [1e-200, 3e-200], [1.7e308, -1.7e308]):
+        half = (max(values) - min(values)) / 2 if max(values) < 1e300 else 1.7e308
+        assert Moments.of(np.array(values)).deviation == half
+    assert Moments.of(np.array([1e8, 1e8 + 2e-8, 1e8])).mean_rest != 0
+    assert math.isnan(Moments().deviation)

@@ -87,7 +87,7 @@ def _show_prediction(predicted: PreparationEstimate) -> None:
 def _show(found: Prepared) -> None:
     for name, dataset in found.datasets.items():
         nbytes = sum(part.nbytes for part in dataset.partitions)
-        rejected = f", {found.rejected} left out" if name == "raw" and found.rejected else ""
+        rejected = f", {dataset.manifest.rejected} left out" if dataset.manifest.rejected else ""
         click.echo(
             f"{name:6}{len(dataset)} rows{rejected}, {len(dataset.partitions)} partitions, {nbytes / 1e6:.1f} MB: {dataset.url}"
         )

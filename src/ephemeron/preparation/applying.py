@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +17,17 @@ import numpy as np
 import xxhash
 
 from ephemeron.config.paths import AnyPath, located
-from ephemeron.config.typed import build, plain
+from ephemeron.config.typed import Typed, build, plain
+from ephemeron.data.catalog.loop import run as loop_run
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableDataset, TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
 from ephemeron.data.tables.manifest import Partition
 from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import DatasetNotFound, JobError
-from ephemeron.preparation.columns import from_table, to_table
+from ephemeron.preparation.columns import from_table, taken, to_table
 from ephemeron.preparation.hashing import HashSplit
+from ephemeron.preparation.load_plan import OnError
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.state import State
 
@@ -40,7 +44,7 @@ _CLOSE = 1.35
 
 def apply_to_dataset(
     pipeline: Pipeline | None, dataset: TableDataset, out: AnyPath, *, pool: Runner | None = None, partition_mb: float = PARTITION_MB,
-    split: HashSplit | None = None, side: Side = "all", name: str | None = None,
+    split: HashSplit | None = None, side: Side = "all", name: str | None = None, on_error: OnError = "fail",
 ) -> TableDataset:  # fmt: skip
     """A new dataset of changed rows.
 
@@ -53,14 +57,18 @@ def apply_to_dataset(
         split: divides the rows.
         side: which rows are wanted.
         name: of the new dataset; None: that of the old one.
+        on_error: what to do with rows with numbers that a step would make infinite, or 0 though they are not: refuse, naming the first;
+            leave them out; or leave them out and write their numbers, with the reasons, to `rejected.jsonl` beside the dataset.
 
     Raises:
-        JobError: `out` holds something else.
+        JobError: `out` holds something else, the split leaves no row for training, or a step refuses a row.
         DatasetDamaged: a partition is absent after all.
         TaskFailed: a function failed in every try.
     """
     if partition_mb <= 0:
         raise JobError(f"partition_mb = {partition_mb} is not above 0")
+    if split is not None and side != "all":
+        split.check(dataset)
     document = None if pipeline is None else pipeline.document()
     ranges = row_ranges(pipeline, dataset, partition_mb, split, side)
     rule = None if split is None or side == "all" else {**split.document(), "side": side}
@@ -74,21 +82,56 @@ def apply_to_dataset(
             f"{out} holds what was prepared from other data or steps", remedy="delete it, or name another folder"
         )
     try:
-        return TableDataset.open(out).check()
+        found = TableDataset.open(out).check()
     except DatasetNotFound:
         pass
-    receipts = {int(at): build(Partition, raw, where="receipt") for at, raw in state.read_all("done/").items()}
-    item: dict[str, Any] = {"url": dataset.url, "out": out, "pipeline": document, "split": rule}
+    else:
+        if found.manifest.rejected and on_error == "fail":
+            raise JobError(
+                f"{out} was made without {found.manifest.rejected} rows that a step refuses",
+                remedy="set on_error as it was, or name another folder",
+            )
+        return found
+    receipts = {int(at): build(_Made, raw, where="receipt") for at, raw in state.read_all("done/").items()}
+    for one in receipts.values():
+        _refuse(one, dataset, on_error)
+    item: dict[str, Any] = {"url": dataset.url, "out": out, "pipeline": document, "split": rule, "on_error": on_error}
     items: list[dict[str, Any]] = [
         {**item, "index": n, "rows": rows} for n, rows in enumerate(ranges) if n not in receipts
     ]
     with runner(pool, items) as run:
-        for one, raw in zip(items, run.map(apply_to_range, items), strict=True):
-            receipts[one["index"]] = build(Partition, raw, where="receipt")
-    parts = [receipts[n] for n in range(len(ranges))]
+        for task, raw in zip(items, run.map(apply_to_range, items), strict=True):
+            receipts[task["index"]] = build(_Made, raw, where="receipt")
+            _refuse(receipts[task["index"]], dataset, on_error)
+    made = [receipts[n] for n in range(len(ranges))]
+    rejects = [reject for one in made for reject in one.rejects]
+    if rejects and on_error == "quarantine":
+        lines = [json.dumps({"row": row, "column": column, "reason": reason}) + "\n" for row, column, reason in rejects]
+        loop_run(open_files(out).create("rejected.jsonl", "".join(lines).encode()))
+    parts = [one.partition for one in made if one.partition is not None]
     return TableWriter(out, columns).finish(
-        name or dataset.manifest.name, parts, source=dataset.manifest.source, pipeline=content
+        name or dataset.manifest.name, parts, source=dataset.manifest.source, pipeline=content, rejected=len(rejects)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made(Typed):
+    """What became of a range of rows."""
+
+    partition: Partition | None = None
+    """None: rows are refused, and that is an error."""
+    rejects: tuple[tuple[int, str, str], ...] = ()
+    """Rows that are left out: number in the old dataset, from 1, column and reason."""
+
+
+def _refuse(made: _Made, dataset: TableDataset, on_error: OnError) -> None:
+    """Raises for the first row that was left out, if that is an error."""
+    if made.rejects and on_error == "fail":
+        row, column, reason = made.rejects[0]
+        raise JobError(
+            f"{dataset.url}, row {row}, column {column}: {reason}",
+            remedy="mend it, scale the column first, or set on_error to skip or quarantine",
+        )
 
 
 def apply_to_range(item: dict[str, Any]) -> dict[str, Any]:
@@ -98,14 +141,21 @@ def apply_to_range(item: dict[str, Any]) -> dict[str, Any]:
     dataset = TableDataset.open(item["url"])
     pipeline = None if item["pipeline"] is None else Pipeline.from_document(item["pipeline"])
     rows = from_table(read_rows(dataset, *item["rows"]), dataset.schema)
+    numbers = np.arange(*item["rows"]) + 1
     if (rule := item["split"]) is not None:
         split = HashSplit(rule["test_fraction"], key=rule["key"], seed=rule["seed"])
-        rows = split.side(rows, dataset.schema, rule["side"])
-    columns = dataset.schema
+        chosen = split.is_test(rows, split.names(dataset.schema)) == (rule["side"] == "test")
+        rows, numbers = taken(rows, chosen), numbers[chosen]
+    columns, refused = dataset.schema, dict[int, tuple[str, str]]()
     if pipeline is not None:
-        rows, columns = pipeline.apply(rows), pipeline.schema_out_
+        (rows, refused), columns = pipeline.apply_valid(rows), pipeline.schema_out_
+    rejects = tuple((int(numbers[row]), *refused[row]) for row in sorted(refused))
+    if rejects and item["on_error"] == "fail":
+        failed: dict[str, Any] = plain(_Made(rejects=rejects[:1]))
+        return failed
     made = TableWriter(item["out"], columns).write(item["index"], to_table(rows, columns))
-    found: dict[str, Any] = State(item["out"]).create(f"done/{item['index']:05d}", plain(made))
+    receipt = plain(_Made(partition=made, rejects=rejects))
+    found: dict[str, Any] = State(item["out"]).create(f"done/{item['index']:05d}", receipt)
     return found
 
 
@@ -133,7 +183,7 @@ def row_ranges(
     rows = from_table(dataset.read(first).slice(0, _SAMPLE), dataset.schema)
     count = min(_SAMPLE, dataset.partitions[first].rows)
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
-    nbytes = len(encode_table(to_table(rows if pipeline is None else pipeline.apply(rows), columns), columns))
+    nbytes = len(encode_table(to_table(rows if pipeline is None else pipeline.apply_valid(rows)[0], columns), columns))
     share = (
         1.0 if split is None or side == "all" else split.test_fraction if side == "test" else 1 - split.test_fraction
     )

@@ -20,6 +20,7 @@ from ephemeron.data.tables.arrow import INDICES, VALUES, pyarrow, schema_of
 from ephemeron.data.tables.batches import csr_batch
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
+from ephemeron.preparation.values import InvalidValue, coded_texts, floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,6 @@ def from_table(table: Any, columns: Sequence[Column]) -> dict[str, ColumnData]:
         table: with the fields of the columns.
         columns: which ones.
     """
-    pa = pyarrow()
     rows: dict[str, ColumnData] = {}
     for column in columns:
         if column.kind == "sparse":
@@ -78,16 +78,7 @@ def from_table(table: Any, columns: Sequence[Column]) -> dict[str, ColumnData]:
             batch = csr_batch(parts)
             rows[column.name] = SparseRows(batch.indptr, batch.indices, batch.values, column.width)
             continue
-        field = table.column(column.name)
-        array = field.chunk(0) if field.num_chunks == 1 else field.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-        if column.kind == "categorical":
-            encoded = array.dictionary_encode()
-            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            rows[column.name] = Categories(codes, encoded.dictionary.to_pylist())
-        else:
-            rows[column.name] = array.to_numpy(zero_copy_only=False)
+        rows[column.name] = column_of(table.column(column.name), column)
     return rows
 
 
@@ -115,36 +106,48 @@ def from_mapping(data: Mapping[str, Any], columns: Sequence[Column]) -> dict[str
     """Rows that a caller has: a sequence, an array or one value for each column.
 
     Args:
-        data: by name; what no column names is left out. None and NaN are absent values.
+        data: by name; what no column names is left out. None, NaN and NA are absent values (`preparation.values`).
         columns: all in `data`.
 
     Raises:
-        JobError: a column is of another length, or holds text instead of numbers.
+        JobError: a column is of another length, or a value is not of its kind.
     """
     rows: dict[str, ColumnData] = {}
     lengths: dict[str, int] = {}
     for column in columns:
-        rows[column.name] = _column(data[column.name], column)
+        rows[column.name] = column_of(data[column.name], column)
         lengths[column.name] = len(rows[column.name])
     if len(set(lengths.values())) > 1:
         raise JobError(f"columns have different numbers of rows: {lengths}")
     return rows
 
 
-def _column(values: Any, column: Column) -> ColumnData:
+def column_of(values: Any, column: Column) -> ColumnData:
+    """A column that a caller has.
+
+    Args:
+        values: a sequence, an array of NumPy, pandas or Arrow, or one value; `Categories` and `SparseRows` stay what they are.
+        column: its name and kind.
+
+    Raises:
+        JobError: a value is not of the column's kind, or float64 does not hold it; names column and row.
+    """
     if isinstance(values, (Categories, SparseRows)):
         return values
     if column.kind == "sparse":
         raise JobError(f"column {column.name} is sparse", remedy="give SparseRows")
-    listed = [values] if isinstance(values, (str, int, float)) or values is None else list(values)
     if column.kind == "categorical":
-        texts = [None if v is None or v != v else str(v) for v in listed]
-        values_of = {text: n for n, text in enumerate(dict.fromkeys(t for t in texts if t is not None))}
-        return Categories(np.array([-1 if t is None else values_of[t] for t in texts], np.int64), list(values_of))
-    try:
-        return np.array([np.nan if v is None else float(v) for v in listed], np.float64)
-    except (TypeError, ValueError) as e:
-        raise JobError(f"column {column.name} should have numbers: {e}") from None
+        try:
+            return Categories(*coded_texts(values))
+        except InvalidValue as e:
+            raise JobError(
+                f"column {column.name} should have categories; row {e.row}: {e}", remedy="convert it to text"
+            ) from None
+    numbers, wrong = floats(values)
+    if wrong:
+        row = min(wrong)
+        raise JobError(f"column {column.name} should have numbers; row {row}: {wrong[row]}")
+    return numbers
 
 
 def taken(rows: Rows, chosen: NDArray[np.bool_]) -> dict[str, ColumnData]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
 from ephemeron.config.paths import AnyPath
 from ephemeron.data.tables import TableDataset
-from ephemeron.preparation.columns import from_table
+from ephemeron.preparation.columns import from_table, length_of, taken
 from ephemeron.preparation.hashing import HashSplit
+from ephemeron.preparation.load_plan import OnError
 from ephemeron.preparation.pipeline import Pipeline, merge_statistics, read_statistics, statistic_document
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.state import State
@@ -31,6 +34,7 @@ def observe_dataset(
     split: HashSplit | None = None,
     pool: Runner | None = None,
     state: AnyPath | None = None,
+    on_error: OnError = "fail",
 ) -> dict[str, Statistic]:
     """Statistics of all rows for the steps up to `end`.
 
@@ -41,7 +45,13 @@ def observe_dataset(
         split: only training rows are observed.
         pool: see `Pipeline.fit`.
         state: where statistics of groups are stored; None: nowhere.
+        on_error: whether rows that a fitted step refuses are an error, or are not observed.
+
+    Raises:
+        JobError: the split leaves no row for training.
     """
+    if split is not None:
+        split.check(dataset)
     document = pipeline.document()
     rule = None if split is None else split.document()
     kept = None if state is None else State(state)
@@ -50,7 +60,10 @@ def observe_dataset(
     indices = range(len(dataset.partitions))
     groups = {n: indices[at : at + GROUP] for n, at in enumerate(range(0, len(indices), GROUP))}
     items = {
-        n: [{"url": dataset.url, "index": index, "pipeline": document, "end": end, "split": rule} for index in group]
+        n: [
+            {"url": dataset.url, "index": index, "pipeline": document, "end": end, "split": rule, "on_error": on_error}
+            for index in group
+        ]
         for n, group in groups.items() if n not in known
     }  # fmt: skip
     if items:
@@ -75,6 +88,9 @@ def observe_partition(item: dict[str, Any]) -> dict[str, Statistic]:
     rows = from_table(dataset.read(item["index"]), dataset.schema)
     if item["split"] is not None:
         rows = HashSplit(**item["split"]).side(rows, dataset.schema, "train")
+    if item["on_error"] != "fail":
+        refused = pipeline.apply_valid(rows, pipeline.fitted_)[1]
+        rows = taken(rows, np.isin(np.arange(length_of(rows)), list(refused), invert=True)) if refused else rows
     return pipeline.observe(rows, item["end"])
 
 

@@ -14,11 +14,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.manifest import Column
-from ephemeron.errors import JobError
-from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, length_of, taken
+from ephemeron.errors import JobError, NotRepresentable
+from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, from_table, length_of, taken
 from ephemeron.preparation.occupancy import Occupancy
-from ephemeron.preparation.transforms import Statistic, Transform, chosen
+from ephemeron.preparation.transforms import Statistic, Transform, chosen, names_of, whole
+from ephemeron.preparation.values import beyond_float32
 
 LARGEST = 1 << 31
 
@@ -38,7 +40,7 @@ class FeatureHasher(Transform):
     """Categories and numbers as one sparse vector: the hashing trick (Weinberger et al. 2009).
 
     A category adds 1 at the bucket of its column and text, a number adds itself at the bucket of its column's name. Absent values
-    and zeros add nothing. What falls into one bucket of a row is summed.
+    and zeros add nothing. What falls into one bucket of a row is summed. Numbers that float32 would make infinite, or 0, are refused.
 
     Args:
         columns: names; None: all numeric and categorical columns.
@@ -62,14 +64,19 @@ class FeatureHasher(Transform):
         self, columns: Sequence[str] | None = None, *, n_features: int = 1 << 20, seed: int = 0, alternate_sign: bool = False,
         output: str = "features",
     ) -> None:  # fmt: skip
+        if isinstance(columns, int):
+            raise JobError(
+                f"hash: columns = {columns!r} is a number", remedy=f"write FeatureHasher(n_features={columns!r})"
+            )
         super().__init__(columns)
+        n_features, seed = whole(n_features, "hash: n_features"), whole(seed, "hash: seed")
         if not 1 <= n_features <= LARGEST:
             raise JobError(
                 f"hash: n_features = {n_features} should be from 1 to {LARGEST}", remedy="the default is 1048576"
             )
         if not 0 <= seed < 1 << 53:
             raise JobError(f"hash: seed = {seed} should be from 0 to 2**53 - 1")
-        self.n_features, self.seed, self.alternate_sign, self.output = n_features, seed, alternate_sign, output
+        self.n_features, self.seed, self.alternate_sign, self.output = n_features, seed, bool(alternate_sign), output
 
     @property
     def collisions_(self) -> int:
@@ -113,7 +120,7 @@ class FeatureHasher(Transform):
 
     def apply(self, rows: Rows) -> dict[str, ColumnData]:
         count, names = length_of(rows), self.feature_names_in_
-        buckets, values = np.empty((count, len(names)), np.int64), np.empty((count, len(names)), np.float32)
+        buckets, values = np.empty((count, len(names)), np.int64), np.empty((count, len(names)))
         for n, name in enumerate(names):
             data, hashes = rows[name], self._hashes(name, rows[name])
             at = (hashes % np.uint64(self.n_features)).astype(np.int64)
@@ -122,11 +129,28 @@ class FeatureHasher(Transform):
                 buckets[:, n] = np.append(at, 0)[data.codes]
                 values[:, n] = np.append(signs, 0.0)[data.codes]
             else:
+                numbers = np.asarray(data, np.float64)
                 buckets[:, n] = at[0]
-                values[:, n] = np.nan_to_num(np.asarray(data, np.float64), nan=0.0)
+                values[:, n] = np.where(np.isnan(numbers), 0.0, numbers)
+                self._check(name, numbers, beyond_float32(numbers))
+        made = _sparse(buckets, values, self.n_features)
+        if len(infinite := np.flatnonzero(np.isinf(made.values))):  # a sum of several columns
+            at_row = np.searchsorted(made.indptr, infinite, side="right") - 1
+            raise NotRepresentable(
+                step=self.step, column=", ".join(names), rows=np.unique(at_row).tolist(), reason="a sum in a bucket is beyond float32",
+                remedy="scale the columns first",
+            )  # fmt: skip
         hashed = set(names)
         kept = {name: data for name, data in rows.items() if name not in hashed}
-        return {**kept, self.output: _sparse(buckets, values, self.n_features)}
+        return {**kept, self.output: made}
+
+    def _check(self, name: str, numbers: NDArray[np.float64], beyond: NDArray[np.bool_]) -> None:
+        if beyond.any():
+            bad = np.flatnonzero(beyond)
+            raise NotRepresentable(
+                step=self.step, column=name, rows=bad.tolist(), reason=f"{float(numbers[bad[0]])!r} is beyond float32",
+                remedy="scale the column first",
+            )  # fmt: skip
 
     def _hashes(self, name: str, data: ColumnData) -> NDArray[np.uint64]:
         """Of all distinct texts of a column; of a numeric column: one, of its name."""
@@ -134,7 +158,7 @@ class FeatureHasher(Transform):
         return text_hashes(texts, column_seed(name, self.seed))
 
 
-def _sparse(buckets: NDArray[np.int64], values: NDArray[np.float32], width: int) -> SparseRows:
+def _sparse(buckets: NDArray[np.int64], values: NDArray[np.float64], width: int) -> SparseRows:
     """Entries [rows, columns] as sparse rows with sorted indices; entries of one bucket are summed, zeros left out."""
     order = np.argsort(buckets, axis=1, kind="stable")
     buckets, values = np.take_along_axis(buckets, order, 1), np.take_along_axis(values, order, 1)
@@ -147,7 +171,8 @@ def _sparse(buckets: NDArray[np.int64], values: NDArray[np.float32], width: int)
             begins = np.flatnonzero(first)
             values, indices, row = np.add.reduceat(values, begins), indices[begins], row[begins]
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(buckets)))]).astype(np.int64)
-    return SparseRows(indptr, indices, values, width)
+    with np.errstate(over="ignore"):
+        return SparseRows(indptr, indices, values.astype(np.float32), width)
 
 
 class HashSplit:
@@ -162,7 +187,8 @@ class HashSplit:
     def __init__(self, test_fraction: float = 0.2, *, key: Sequence[str] | None = None, seed: int = 0) -> None:
         if not 0 < test_fraction < 1:
             raise JobError(f"split: test_fraction = {test_fraction} should be between 0 and 1")
-        self.test_fraction, self.key, self.seed = test_fraction, None if key is None else list(key), seed
+        self.test_fraction, self.seed = float(test_fraction), whole(seed, "split: seed")
+        self.key = None if key is None else names_of(key, "split: key")
 
     def names(self, schema: Sequence[Column]) -> list[str]:
         """Columns of the key.
@@ -175,6 +201,21 @@ class HashSplit:
     def document(self) -> dict[str, Any]:
         """Its arguments, as JSON."""
         return {"test_fraction": self.test_fraction, "key": self.key, "seed": self.seed}
+
+    def check(self, dataset: TableDataset) -> None:
+        """Refuses a dataset of which no row is for training. Reads partitions up to the first such row: one, as a rule.
+
+        Raises:
+            JobError: there is none, or a column of the key is unknown.
+        """
+        names = self.names(dataset.schema)
+        for table in dataset.tables():
+            if not self.is_test(from_table(table, dataset.schema), names).all():
+                return
+        raise JobError(
+            f"split: all {len(dataset)} rows are for testing, and none for training, by {', '.join(names)}",
+            remedy="lower test_fraction, or give another seed or key",
+        )
 
     def side(self, rows: Rows, schema: Sequence[Column], side: Literal["train", "test"]) -> dict[str, ColumnData]:
         """The rows of one side."""

@@ -84,9 +84,12 @@ class Histogram:
         low, high = self._at(below), self._at(np.minimum(below + 1, self.count - 1))
         weight = positions - below
         # as NumPy rounds: from the nearer of the two
-        found: NDArray[np.float64] = np.where(
-            weight >= 0.5, high - (high - low) * (1 - weight), low + (high - low) * weight
-        )
+        with np.errstate(over="ignore"):
+            far = np.isinf(high - low)  # ends of float64: the weighted mean does not overflow
+            found: NDArray[np.float64] = np.where(
+                weight >= 0.5, high - (high - low) * (1 - weight), low + (high - low) * weight
+            )
+        found[far] = (low * (1 - weight) + high * weight)[far]
         return found
 
     def _at(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ephemeron.data.tables.arrow import VALUES
+from ephemeron.data.tables.arrow import INDICES, VALUES, columns_of, pyarrow
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
-from ephemeron.preparation.columns import Categories, ColumnData, Rows, from_mapping, from_table, to_table
+from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, from_mapping, from_table, to_table
+from ephemeron.preparation.values import has_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ def presented(data: Any, columns: Sequence[Column] | None, needed: Collection[st
     """Rows of a table, a mapping, a data frame or an array.
 
     Args:
-        data: a `pyarrow.Table`; a mapping from names to sequences or single values; a pandas data frame; an array [rows, columns].
+        data: a `pyarrow.Table` or `RecordBatch`; a mapping from names to sequences, arrays or single values; a pandas data frame; an array
+            [rows, columns].
         columns: that are wanted; None: all, with kinds by their values.
         needed: names of those that may not be missing.
 
@@ -37,15 +40,21 @@ def presented(data: Any, columns: Sequence[Column] | None, needed: Collection[st
     """
     if isinstance(data, np.ndarray):
         return _array(data, None if columns is None else [column for column in columns if column.name in needed])
-    if type(data).__module__.startswith("pyarrow"):
-        found = tuple(columns) if columns is not None else _columns_of_table(data)
-        given = {name.removesuffix(VALUES) for name in data.column_names}
-        found = _there(found, given, needed)
-        return Presented(from_table(data, found), found, _table)
-    if hasattr(data, "to_dict") and not isinstance(data, Mapping):
-        data = {str(name): data[name].tolist() for name in data.columns}
+    if type(data).__module__.startswith("pyarrow") and hasattr(data, "column_names"):
+        table, returned = _as_table(data)
+        found = tuple(columns) if columns is not None else _columns_of_table(table)
+        found = _there(found, {name.removesuffix(VALUES) for name in table.column_names}, needed)
+        return Presented(from_table(table, found), found, returned)
+    if "pandas" in sys.modules and isinstance(data, sys.modules["pandas"].DataFrame):
+        index, data = data.index, _columns_of_frame(data)
+        found = tuple(columns) if columns is not None else tuple(_column(*one) for one in data.items())
+        found = _there(found, data.keys(), needed)
+        return Presented(from_mapping(data, found), found, lambda rows, columns: _frame(rows, columns, index))
     if not isinstance(data, Mapping):
-        raise JobError(f"{type(data).__name__} has no columns", remedy="give a dataset, a table, a mapping or an array")
+        raise JobError(
+            f"{type(data).__name__} has no columns that are known here",
+            remedy="give a dataset, a table of Arrow, a data frame of pandas, a mapping from names to columns or an array",
+        )
     found = tuple(columns) if columns is not None else tuple(_column(name, values) for name, values in data.items())
     found = _there(found, data.keys(), needed)
     return Presented(from_mapping(data, found), found, _mapping)
@@ -82,30 +91,57 @@ def _mapping(rows: Rows, columns: Sequence[Column]) -> dict[str, Any]:
     return {name: data.tolist() if isinstance(data, Categories) else data for name, data in rows.items()}
 
 
+def _as_table(data: Any) -> tuple[Any, Callable[[Rows, Sequence[Column]], Any]]:
+    """A table, or a record batch as a table; and what makes such a thing again."""
+    pa = pyarrow()
+
+    def batch(rows: Rows, columns: Sequence[Column]) -> Any:
+        made = _table(rows, columns).combine_chunks()
+        return pa.RecordBatch.from_arrays([pa.concat_arrays(one.chunks) for one in made.columns], schema=made.schema)
+
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data]), batch
+    return data, _table
+
+
 def _table(rows: Rows, columns: Sequence[Column]) -> Any:
     return to_table(rows, [column for column in columns if column.name in rows])
 
 
+def _columns_of_frame(frame: Any) -> dict[str, Any]:
+    """Columns of a data frame by name."""
+    names = [str(name) for name in frame.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise JobError(f"the data frame has two columns {twice[0]!r}", remedy="rename or drop one")
+    return {name: frame.iloc[:, n] for n, name in enumerate(names)}
+
+
+def _frame(rows: Rows, columns: Sequence[Column], index: Any) -> Any:
+    """A data frame. A sparse column is two, as in a table: arrays of NumPy per row in `NAME.indices` and `NAME.values`."""
+    pandas: Any = sys.modules["pandas"]
+    made: dict[str, Any] = {}
+    for name in (column.name for column in columns if column.name in rows):
+        data = rows[name]
+        if isinstance(data, SparseRows):
+            for suffix, entries in ((INDICES, data.indices), (VALUES, data.values)):
+                of_rows = np.split(entries, data.indptr[1:-1]) if len(data) else []
+                made[name + suffix] = pandas.Series(of_rows, index, dtype=object)
+        else:
+            made[name] = pandas.Series(data.tolist() if isinstance(data, Categories) else data, index)
+    return pandas.DataFrame(made, index=index)
+
+
 def _column(name: str, values: Any) -> Column:
-    listed = [values] if isinstance(values, (str, int, float)) else list(values)
-    texts = any(isinstance(value, str) for value in listed)
     return (
         Column(name=name, kind="categorical", dtype="string")
-        if texts
+        if has_text(values)
         else Column(name=name, kind="numeric", dtype="float64")
     )
 
 
 def _columns_of_table(table: Any) -> tuple[Column, ...]:
-    from ephemeron.data.tables.arrow import columns_of, pyarrow
-
     try:
         return columns_of(table.schema)
     except KeyError:  # not a partition of a dataset
-        types = pyarrow().types
-        return tuple(
-            Column(name=field.name, kind="numeric", dtype="float64")
-            if types.is_integer(field.type) or types.is_floating(field.type)
-            else Column(name=field.name, kind="categorical", dtype="string")
-            for field in table.schema
-        )
+        return tuple(_column(name, table.column(name)) for name in table.column_names)

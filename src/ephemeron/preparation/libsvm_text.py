@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from ephemeron.data.tables.arrow import INDICES, VALUES, pyarrow
 from ephemeron.preparation.layout import LabelKind, Parsed, Reject
+from ephemeron.preparation.values import NUMBER, beyond_float32
 
 FEATURES, LABEL = "features", "label"
 LARGEST_WIDTH = 1 << 31
 _COMMENT = re.compile(rb"#[^\n]*")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_ZERO = re.compile(rb"[^:]*:[+-]?[0.]+(?![1-9.0])")
+"""From the beginning of an entry on: its value is 0."""
 
 
 class LibsvmParser:
@@ -82,8 +84,13 @@ class LibsvmParser:
         rising = np.diff(indices) > 0
         rising[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(indices))] - 1] = True
         labels = self._labels(labels)
-        if not (whole and rising.all() and np.isfinite(pairs[:, 1]).all() and np.isfinite(labels).all()):
+        if not (whole and rising.all() and np.isfinite(labels).all()) or beyond_float32(pairs[:, 1]).any():
             return None
+        zeros = np.flatnonzero(pairs[:, 1] == 0)
+        if len(zeros):  # of which some may be written as numbers that float64 makes 0
+            of_entry = np.flatnonzero(begins)[np.delete(np.arange(len(expected)), rows)]
+            if any(not _ZERO.match(text, at) for at in of_entry[zeros].tolist()):
+                return None
         return labels, indptr, indices.astype(np.int64), pairs[:, 1]
 
     def _labels(self, labels: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -107,10 +114,12 @@ class LibsvmParser:
         for entry in entries:
             index, colon, value = entry.partition(":")
             at, number = _number(index), _number(value)
-            if not colon or at is None or at != math.floor(at):
+            if not colon or at is None or not math.isfinite(at) or at != math.floor(at):
                 return FEATURES, f"{entry!r} is no INDEX:VALUE"
-            if number is None or not math.isfinite(number):
+            if number is None:
                 return FEATURES, f"{value!r} is not a number"
+            if beyond_float32(np.array([number]))[0] or (number == 0 and not _ZERO.match(f":{value}".encode())):
+                return FEATURES, f"{value} is beyond float32"
             if at < self._first:
                 return FEATURES, f"index {index} is below {self._first}"
             if at - self._first >= self._width:
@@ -122,7 +131,7 @@ class LibsvmParser:
 
 
 def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
+    return float(text) if NUMBER.fullmatch(text) else None
 
 
 def _width(indices: NDArray[np.int64]) -> int:

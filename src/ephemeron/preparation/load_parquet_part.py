@@ -15,12 +15,14 @@ from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 from ephemeron.preparation.layout import Reject, invalid_rows
 from ephemeron.preparation.load_part import SHOWN, Receipt, reject_lines
 from ephemeron.preparation.load_plan import LoadPlan, Piece, prefix_of, variant_of
 from ephemeron.preparation.sources import Source
 from ephemeron.preparation.state import State
+from ephemeron.preparation.values import coded_texts, floats
 
 
 def parquet_file(source: Source) -> Any:
@@ -67,14 +69,42 @@ class _Groups:
                     (piece.file, piece.group),
                     file.read_row_group(piece.group, columns=names).select(names),
                 )
-        return _typed(self._table.slice(piece.begin, piece.end - piece.begin), self._plan)
+        return self._table.slice(piece.begin, piece.end - piece.begin)
 
 
-def _typed(table: Any, plan: LoadPlan) -> Any:
-    """Rows with numbers as float64 and categories as text."""
+def typed(table: Any, columns: Sequence[Column]) -> tuple[Any, dict[int, tuple[str, str]]]:
+    """Rows with numbers as float64, absent ones null, and categories as their canonical text (`preparation.values`).
+
+    Returns:
+        The table; and by row, the column and reason of a number that float64 does not hold.
+    """
     pa = pyarrow()
-    types = [(c.name, pa.string() if c.kind == "categorical" else pa.float64()) for c in plan.columns]
-    return table.cast(pa.schema(types))
+    made, wrong = {}, dict[int, tuple[str, str]]()
+    for column in columns:
+        values = table.column(column.name)
+        if column.kind == "categorical":
+            codes, texts = coded_texts(values)
+            taken = pa.array(codes, pa.int32(), mask=codes < 0)
+            made[column.name] = pa.DictionaryArray.from_arrays(taken, pa.array(texts, pa.string())).cast(pa.string())
+            continue
+        numbers, reasons = floats(values)
+        made[column.name] = pa.array(numbers, pa.float64(), from_pandas=True)
+        for row, reason in reasons.items():
+            wrong.setdefault(row, (column.name, reason))
+    return pa.table(made), wrong
+
+
+def valid_rows(table: Any, plan: LoadPlan) -> tuple[Any, list[Reject]]:
+    """Rows of a file as `typed` gives them, and those that are invalid."""
+    pa = pyarrow()
+    made, bad = typed(table, plan.columns)
+    bad = {**invalid_rows(made, plan.columns, plan.layout.label_kind), **bad}
+    if not bad:
+        return made, []
+    rejects = [
+        Reject(row, *bad[row], json.dumps(table.slice(row, 1).to_pylist()[0], default=str)) for row in sorted(bad)
+    ]
+    return made.filter(pa.array(np.isin(np.arange(table.num_rows), list(bad), invert=True))), rejects
 
 
 def _load(plan: LoadPlan, item: dict[str, Any], index: int, pieces: Sequence[Piece], groups: _Groups) -> dict[str, Any]:
@@ -82,14 +112,9 @@ def _load(plan: LoadPlan, item: dict[str, Any], index: int, pieces: Sequence[Pie
     out, prefix = item["out"], prefix_of(item["attempt"])
     tables, rejects = [], list[tuple[int, Reject]]()
     for n, piece in enumerate(pieces):
-        table = groups.rows(piece)
-        bad = invalid_rows(table, plan.columns, plan.layout.label_kind)
-        for row in sorted(bad):
-            text = json.dumps(table.slice(row, 1).to_pylist()[0])
-            rejects.append((n, Reject(row, *bad[row], text)))
-        if bad:
-            table = table.filter(pa.array(np.isin(np.arange(table.num_rows), list(bad), invert=True)))
+        table, bad = valid_rows(groups.rows(piece), plan)
         tables.append(table)
+        rejects += [(n, reject) for reject in bad]
     first = tuple((n, r.line, r.column, r.reason) for n, r in rejects[:SHOWN])
     if rejects and plan.on_error == "fail":
         return _plain(Receipt(rejected=len(rejects), first=first))

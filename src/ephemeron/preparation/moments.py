@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ class Moments:
             one, two = _sums(finite[at : at + _AT_ONCE])
             total, squares = total + one, squares + two
         return cls(
-            len(finite), missing, len(values) - missing - len(finite), total, squares, float(finite.min()), float(finite.max())
+            len(finite), missing, len(values) - missing - len(finite), total, squares,
+            float(finite.min()) + 0.0, float(finite.max()) + 0.0,  # -0.0 is 0.0, whichever comes first
         )  # fmt: skip
 
     def merge(self, other: Moments) -> Moments:
@@ -69,14 +71,34 @@ class Moments:
         return self.total / (self.count << _LEAST) if self.count else math.nan
 
     @property
+    def mean_rest(self) -> float:
+        """The exact mean less `mean`, rounded: it counts where values differ by about the rounding of their mean."""
+        if not self.count:
+            return math.nan
+        return float(Fraction(self.total, self.count << _LEAST) - Fraction(self.mean))
+
+    @property
     def variance(self) -> float:
-        """The mean squared difference from the mean, correctly rounded; NaN without values, infinite if it is no float64."""
+        """The mean squared difference from the mean, correctly rounded; NaN without values, infinite or 0 if it is no float64."""
         if not self.count:
             return math.nan
         try:
-            return (self.squares * self.count - self.total * self.total) / (self.count**2 << (2 * _LEAST))
+            return self._spread / (self.count**2 << (2 * _LEAST))
         except OverflowError:
             return math.inf
+
+    @property
+    def deviation(self) -> float:
+        """The root of the exact variance, to 2**-62 of it and then rounded; NaN without values. It is never infinite."""
+        if not self.count:
+            return math.nan
+        more = max(0, 128 - self._spread.bit_length() + 1) // 2
+        return math.isqrt(self._spread << (2 * more)) / (self.count << (_LEAST + more))
+
+    @property
+    def _spread(self) -> int:
+        """The variance, in units of 2**-2252 by the square of the count."""
+        return self.squares * self.count - self.total * self.total
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""

@@ -10,9 +10,10 @@ from ephemeron.data.tables.manifest import Column
 from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import JobError
 from ephemeron.preparation.layout import Layout
-from ephemeron.preparation.load_parquet_part import parquet_file
+from ephemeron.preparation.load_parquet_part import parquet_file, typed
 from ephemeron.preparation.load_plan import LoadPlan, OnError, Piece
 from ephemeron.preparation.sources import Source
+from ephemeron.preparation.values import arrow_kind
 
 _SAMPLE = 4096
 
@@ -61,20 +62,17 @@ def parquet_plan(sources: Sequence[Source], layout: Layout, partition_mb: float,
 
 
 def _columns(schema: Any, layout: Layout, source: Source) -> tuple[Column, ...]:
-    types = pyarrow().types
     numeric = {}
     for field in schema:
-        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind)
-        text = types.is_string(kind) or types.is_large_string(kind)
-        if not (number or text) and layout.columns.get(field.name) != "ignore":
+        kind = arrow_kind(field.type)
+        if kind is None and layout.columns.get(field.name) != "ignore":
             raise JobError(
                 f"{source.name}: column {field.name} is {field.type}, neither numbers nor text",
                 remedy='set it to "ignore", or convert it',
             )
-        if text and layout.columns.get(field.name) == "numeric":
+        if kind == "categorical" and layout.columns.get(field.name) == "numeric":
             raise JobError(f"{source.name}: column {field.name} is text, and should be numeric", remedy="convert it")
-        numeric[field.name] = number
+        numeric[field.name] = kind == "numeric"
     return layout.schema(schema.names, numeric, where=source.name)
 
 
@@ -85,8 +83,7 @@ def _row_bytes(file: Any, columns: Sequence[Column]) -> float:
     batch = next(file.iter_batches(batch_size=_SAMPLE, columns=names), None)
     if batch is None or not batch.num_rows:
         return 100.0
-    types = [(c.name, pa.string() if c.kind == "categorical" else pa.float64()) for c in columns]
-    table = pa.Table.from_batches([batch]).select(names).cast(pa.schema(types))
+    table, _ = typed(pa.Table.from_batches([batch]).select(names), columns)
     float_label = [Column(name=c.name, kind=c.kind, dtype="float64") if c.kind == "label" else c for c in columns]
     nbytes = len(encode_table(table.cast(schema_of(float_label)), float_label))
     return nbytes / int(batch.num_rows)

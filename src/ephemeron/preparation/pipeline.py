@@ -17,14 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
 from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import build, near, plain
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.manifest import Column
-from ephemeron.errors import JobError
-from ephemeron.preparation.columns import ColumnData, Rows
+from ephemeron.errors import JobError, NotRepresentable
+from ephemeron.preparation.columns import ColumnData, Rows, length_of, taken
 from ephemeron.preparation.hashing import FeatureHasher, HashSplit
 from ephemeron.preparation.inputs import Presented, presented
 from ephemeron.preparation.transforms import KINDS, MinMaxScaler, QuantileBinner, StandardScaler, Statistic, Transform
@@ -32,9 +33,11 @@ from ephemeron.preparation.transforms import KINDS, MinMaxScaler, QuantileBinner
 if TYPE_CHECKING:
     from typing import Self
 
+    from ephemeron.preparation.load_plan import OnError
     from ephemeron.preparation.running import Runner
 
-FORMAT = 1
+FORMAT = 2
+"""2: categories that are no text have the canonical text of `preparation.values`."""
 STEPS: dict[str, type[Transform]] = {
     kind.step: kind for kind in (StandardScaler, MinMaxScaler, QuantileBinner, FeatureHasher)
 }
@@ -104,18 +107,22 @@ class Pipeline:
         split: HashSplit | None = None,
         pool: Runner | None = None,
         state: AnyPath | None = None,
+        on_error: OnError = "fail",
     ) -> Self:
         """Fits all steps.
 
         Args:
-            data: a `TableDataset`, a `pyarrow.Table`, a mapping from names to columns, or an array [rows, columns].
+            data: a `TableDataset`, a `pyarrow.Table` or `RecordBatch`, a pandas data frame, a mapping from names to columns, or an array
+                [rows, columns].
             label: column that no step changes unless it names it; datasets know theirs.
             split: with a dataset: only its training rows are used.
             pool: a `FunctionExecutor`, for datasets. None: functions of this machine, if there is more than one partition.
             state: folder or URL for what is known so far, from which an interrupted fit goes on; for datasets.
+            on_error: with a dataset: what to do with rows that a step refuses before another one is fitted; see `apply_to_dataset`.
 
         Raises:
-            JobError: a column is unknown or of another kind, or has infinite values.
+            JobError: a column is unknown or of another kind, or has infinite values; or the split leaves no row for training.
+            NotRepresentable: a step would make a number infinite, or 0 though it is not.
             TaskFailed: a function could not read its partition.
         """
         if isinstance(data, TableDataset):
@@ -123,7 +130,8 @@ class Pipeline:
 
             self.bind(data.schema)
             for end in self.passes():
-                self.conclude(end, observe_dataset(self, end, data, split=split, pool=pool, state=state))
+                found = observe_dataset(self, end, data, split=split, pool=pool, state=state, on_error=on_error)
+                self.conclude(end, found)
             return self
         shown = presented(data, None)
         self.bind([replace(c, kind="label", dtype="float64") if c.name == label else c for c in shown.columns])
@@ -145,7 +153,7 @@ class Pipeline:
 
     def observe(self, rows: Rows, end: int) -> dict[str, Statistic]:
         """Statistics of rows for the steps from the first that is not fitted up to `end`."""
-        rows = self._applied(rows, self.fitted_)
+        rows = self.apply(rows, self.fitted_)
         found = {}
         for at in range(self.fitted_, end):
             found.update({f"{at}/{name}": one for name, one in self.steps[at].observe(rows).items()})
@@ -184,11 +192,13 @@ class Pipeline:
             options: with a dataset: those of `apply_to_dataset`.
 
         Returns:
-            A `TableDataset` with a dataset. Else what `data` is: a table, an array, or a mapping from names to arrays, whose sparse columns
-            are `SparseRows` and whose categorical ones are lists.
+            A `TableDataset` with a dataset. Else what `data` is: a table or record batch; a data frame with the same index; an array; or a
+            mapping from names to arrays, whose sparse columns are `SparseRows` and whose categorical ones are lists. A sparse column of
+            a table or data frame is two, `NAME.indices` and `NAME.values`, which have a list or array per row.
 
         Raises:
-            JobError: a column is missing, or the pipeline is not fitted.
+            JobError: a column is missing, a value is not of its kind, or the pipeline is not fitted.
+            NotRepresentable: see `fit`.
         """
         self._check_fitted()
         if isinstance(data, TableDataset):
@@ -204,14 +214,31 @@ class Pipeline:
         """`fit`, then `transform`."""
         return self.fit(data, pool=options.get("pool")).transform(data, **options)
 
-    def apply(self, rows: Rows) -> dict[str, ColumnData]:
-        """Changed rows."""
-        return dict(self._applied(rows, len(self.steps)))
+    def apply(self, rows: Rows, end: int | None = None) -> dict[str, ColumnData]:
+        """Rows changed by all steps, or by the first ones up to `end`.
 
-    def _applied(self, rows: Rows, end: int) -> Rows:
+        Raises:
+            NotRepresentable: see `fit`.
+        """
         for step in self.steps[:end]:
             rows = step.apply(rows)
-        return rows
+        return dict(rows)
+
+    def apply_valid(
+        self, rows: Rows, end: int | None = None
+    ) -> tuple[dict[str, ColumnData], dict[int, tuple[str, str]]]:
+        """What `apply` makes of the rows that no step refuses; and the numbers of the others, with column and reason."""
+        numbers, refused = np.arange(length_of(rows)), dict[int, tuple[str, str]]()
+        for step in self.steps[:end]:
+            while True:
+                try:
+                    rows = step.apply(rows)
+                    break
+                except NotRepresentable as e:
+                    refused.update({int(numbers[row]): (e.column, e.reason) for row in e.rows})
+                    kept = np.isin(np.arange(len(numbers)), e.rows, invert=True)
+                    rows, numbers = taken(rows, kept), numbers[kept]
+        return dict(rows), refused
 
     def _needed(self) -> set[str]:
         """Columns without which the steps cannot be applied."""
@@ -241,7 +268,8 @@ class Pipeline:
         try:
             if raw["format"] != FORMAT:
                 raise JobError(
-                    f"{where} has format {raw['format']}, and this version reads {FORMAT}", remedy="update ephemeron"
+                    f"{where} has format {raw['format']}, and this version reads {FORMAT}",
+                    remedy="fit it again" if raw["format"] < FORMAT else "update ephemeron",
                 )
             columns = [build(Column, column, where=where) for column in raw["columns"]]
             made = cls([make_step(one["step"], one["options"], where=where) for one in raw["steps"]])
@@ -256,9 +284,16 @@ class Pipeline:
         return made
 
     def to_bytes(self) -> bytes:
-        """As a file; equal pipelines have equal bytes."""
+        """As a file; equal pipelines have equal bytes.
+
+        Raises:
+            JobError: it is not fitted, or an attribute that somebody set is no JSON.
+        """
         self._check_fitted()
-        return json.dumps(self.document(), indent=1, allow_nan=False).encode() + b"\n"
+        try:
+            return json.dumps(self.document(), indent=1, allow_nan=False).encode() + b"\n"
+        except (TypeError, ValueError) as e:
+            raise JobError(f"the pipeline cannot be saved: {e}") from None
 
     @property
     def version_(self) -> str:

@@ -13,7 +13,7 @@ from ephemeron.events import Traffic
 from ephemeron.preparation.columns import from_table, to_table
 from ephemeron.preparation.csv_text import SAMPLE_BYTES, CsvParser, csv_sample
 from ephemeron.preparation.libsvm_text import LibsvmParser
-from ephemeron.preparation.load_parquet_part import parquet_file
+from ephemeron.preparation.load_parquet_part import parquet_file, valid_rows
 from ephemeron.preparation.load_plan import LoadPlan
 from ephemeron.preparation.pipeline import Pipeline
 from ephemeron.training.planner.prices import Prices
@@ -62,7 +62,7 @@ def predict(
                 for end in copy.passes():
                     copy.conclude(end, copy.observe(rows, end))
             else:
-                encode_table(to_table(copy.apply(rows), copy.schema_out_), copy.schema_out_)
+                encode_table(to_table(copy.apply_valid(rows)[0], copy.schema_out_), copy.schema_out_)
             per_pass.append(time.perf_counter() - began)
     tasks = len(plan.parts) * len(per_pass)
     compute_s = sum(per_pass) / share * max(1.0, MB_PER_VCPU / memory_mb)
@@ -89,7 +89,7 @@ def _sampled(plan: LoadPlan) -> tuple[Callable[[], Any], float]:
         def load() -> Any:
             from ephemeron.data.tables.arrow import pyarrow
 
-            return _encoded(pyarrow().Table.from_batches([batch]).select(names), plan)
+            return _encoded(valid_rows(pyarrow().Table.from_batches([batch]).select(names), plan)[0], plan)
 
         return load, share
     sample = first.read(0, SAMPLE_BYTES)

@@ -20,6 +20,7 @@ from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.preparation.applying import apply_to_dataset
 from ephemeron.preparation.hashing import FeatureHasher
+from ephemeron.preparation.load_plan import OnError
 from ephemeron.preparation.loading import load
 from ephemeron.preparation.pipeline import Pipeline
 from ephemeron.preparation.prediction import PreparationEstimate, predict
@@ -57,8 +58,8 @@ class Prepared:
 
     @property
     def rejected(self) -> int:
-        """Rows that were left out."""
-        return self.datasets["raw"].manifest.rejected
+        """Rows that were left out, by the load or by a step."""
+        return sum(dataset.manifest.rejected for dataset in self.datasets.values())
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -133,26 +134,28 @@ def prepare(
             made.datasets["raw"] = raw
         if pipeline is not None:
             with _stage(made, "fit", fits, "fit/"):
-                _fit(pipeline, raw, split, fits, pool)
+                _fit(pipeline, raw, split, fits, pool, recipe.on_error)
         made.pipeline = pipeline
         if pipeline is not None or split is not None:
             for side in ("train", "test") if split is not None else ("train",):
                 with _stage(made, side, f"{recipe.out}/{side}", "done/"):
                     made.datasets[side] = apply_to_dataset(
                         pipeline, raw, f"{recipe.out}/{side}", pool=pool, partition_mb=recipe.partition_mb, split=split,
-                        side="all" if split is None else side, name=f"{recipe.name}/{side}",
+                        side="all" if split is None else side, name=f"{recipe.name}/{side}", on_error=recipe.on_error,
                     )  # fmt: skip
     made.bill = pool.bill()
     made.seconds = time.monotonic() - began
     return made
 
 
-def _fit(pipeline: Pipeline, raw: TableDataset, split: Any, fits: str, pool: FunctionExecutor) -> None:
+def _fit(
+    pipeline: Pipeline, raw: TableDataset, split: Any, fits: str, pool: FunctionExecutor, on_error: OnError
+) -> None:
     """Fits, or takes the fitted pipeline of an earlier attempt."""
     state = State(fits)
     stored = state.read("pipeline")
     if stored is None:
-        pipeline.fit(raw, split=split, pool=pool, state=fits)
+        pipeline.fit(raw, split=split, pool=pool, state=fits, on_error=on_error)
         stored = state.create("pipeline", pipeline.document())
     found = Pipeline.from_document(stored)
     pipeline.steps, pipeline.schema_in_, pipeline.fitted_ = found.steps, found.schema_in_, found.fitted_

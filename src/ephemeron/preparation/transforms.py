@@ -6,8 +6,9 @@ all rows, and `apply` changes rows, from the fitted attributes alone. Fitted att
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from ephemeron.config.typed import near
 from ephemeron.data.tables.manifest import Column
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import Categories, ColumnData, Rows
 from ephemeron.preparation.histogram import Histogram
 from ephemeron.preparation.moments import Moments
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from ephemeron.preparation.running import Runner
 
+_LEAST = float(np.finfo(np.float64).tiny)
+"""The least number that has all bits of float64."""
 Statistic: TypeAlias = Moments | Histogram | Occupancy
 KINDS: dict[str, Any] = {"moments": Moments, "histogram": Histogram, "occupancy": Occupancy}
 
@@ -41,9 +44,7 @@ class Transform(ABC):
     """Name in recipes and pipeline files."""
 
     def __init__(self, columns: Sequence[str] | None) -> None:
-        if isinstance(columns, str):
-            raise JobError(f"columns = {columns!r} is text", remedy=f"write [{columns!r}]")
-        self.columns = None if columns is None else list(columns)
+        self.columns = None if columns is None else names_of(columns, "columns")
         self.feature_names_in_: list[str] = []
         """Columns that it changes, once it is bound to a schema."""
 
@@ -135,6 +136,33 @@ def chosen(schema: Sequence[Column], names: Sequence[str] | None, kinds: Sequenc
     return list(names)
 
 
+def names_of(given: Any, what: str) -> list[str]:
+    """A list of names of columns that a caller gave.
+
+    Raises:
+        JobError: it is no list, or holds something else.
+    """
+    if isinstance(given, str):
+        raise JobError(f"{what} = {given!r} is text", remedy=f"write [{given!r}]")
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [name for name in listed if not isinstance(name, str)]
+    if wrong or not isinstance(given, Iterable):
+        raise JobError(f"{what} = {given!r} is no list of names", remedy='write ["NAME", …]')
+    return [str(name) for name in listed]
+
+
+def whole(given: Any, what: str) -> int:
+    """A whole number that a caller gave, of Python's or NumPy's integers.
+
+    Raises:
+        JobError: it is none.
+    """
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise JobError(f"{what} = {given!r} is no whole number") from None
+
+
 class _NumericStep(Transform):
     """A step on numeric columns by their moments."""
 
@@ -150,6 +178,14 @@ class _NumericStep(Transform):
             Column(name=c.name, kind="numeric", dtype="float64") if c.name in changed else c for c in self.schema_in_
         )
 
+    def _held(self, name: str, values: NDArray[np.float64], made: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What was made of a column; refuses what became infinite."""
+        beyond = np.flatnonzero(np.isinf(made) & np.isfinite(values))
+        if len(beyond):
+            reason = f"{float(values[beyond[0]])!r} becomes infinite"
+            raise NotRepresentable(step=self.step, column=name, rows=beyond.tolist(), reason=reason)
+        return made
+
     def _moments(self, found: Mapping[str, Any]) -> list[Moments]:
         moments = [found[name] for name in self.feature_names_in_]
         for name, one in zip(self.feature_names_in_, moments, strict=True):
@@ -162,6 +198,9 @@ class _NumericStep(Transform):
 class StandardScaler(_NumericStep):
     """(x - mean) / standard deviation, of the population. Columns of one value are only centred. Absent values stay absent.
 
+    A column whose deviation is not 0 and below 2.2e-308 is refused, since float64 does not hold its mean well enough; so is a value that
+    would become infinite.
+
     Args:
         columns: names; None: all numeric columns.
         with_mean: subtract the mean.
@@ -171,12 +210,17 @@ class StandardScaler(_NumericStep):
     step = "standardise"
 
     mean_: NDArray[np.float64]
+    mean_rest_: NDArray[np.float64]
+    """What `mean_` lacks of the exact mean, for columns whose values differ by less than its rounding."""
     var_: NDArray[np.float64]
+    """NaN where it is beyond float64; `scale_`, its root, is not."""
     scale_: NDArray[np.float64]
+
+    _FITTED: ClassVar = ("mean_", "mean_rest_", "var_", "scale_")
 
     def __init__(self, columns: Sequence[str] | None = None, *, with_mean: bool = True, with_std: bool = True) -> None:
         super().__init__(columns)
-        self.with_mean, self.with_std = with_mean, with_std
+        self.with_mean, self.with_std = bool(with_mean), bool(with_std)
 
     def options(self) -> dict[str, Any]:
         return {"columns": self.columns, "with_mean": self.with_mean, "with_std": self.with_std}
@@ -184,24 +228,37 @@ class StandardScaler(_NumericStep):
     def conclude(self, found: Mapping[str, Any]) -> None:
         moments = self._moments(found)
         self.mean_ = np.array([one.mean for one in moments])
-        self.var_ = np.array([one.variance for one in moments])
-        self.scale_ = np.where(self.var_ == 0, 1.0, np.sqrt(self.var_))
+        self.mean_rest_ = np.array([one.mean_rest for one in moments])
+        deviations = [one.deviation for one in moments]
+        for name, deviation, one in zip(self.feature_names_in_, deviations, moments, strict=True):
+            if self.with_std and deviation < _LEAST and one.minimum < one.maximum:
+                raise JobError(
+                    f"standardise: column {name} has the standard deviation {deviation:g}, which float64 does not hold well enough",
+                    remedy="multiply the column by a constant first",
+                )
+        self.scale_ = np.array([1.0 if deviation == 0 else deviation for deviation in deviations])
+        held = [
+            _LEAST <= one.variance < np.inf or deviation == 0
+            for one, deviation in zip(moments, deviations, strict=True)
+        ]
+        self.var_ = np.array([one.variance if fits else np.nan for one, fits in zip(moments, held, strict=True)])
 
     def fitted(self) -> dict[str, Any]:
-        return {name: _listed(getattr(self, name)) for name in ("mean_", "var_", "scale_")} | {
+        return {name: _listed(getattr(self, name)) for name in self._FITTED} | {
             "n_samples_seen_": self.n_samples_seen_.tolist()
         }
 
     def restore(self, fitted: Mapping[str, Any]) -> None:
-        self.mean_, self.var_, self.scale_ = (_floats(fitted[name]) for name in ("mean_", "var_", "scale_"))
+        for name in self._FITTED:
+            setattr(self, name, _floats(fitted[name]))
         self.n_samples_seen_ = np.array(fitted["n_samples_seen_"], np.int64)
 
     def apply(self, rows: Rows) -> dict[str, ColumnData]:
         out = dict(rows)
         for n, name in enumerate(self.feature_names_in_):
             values = _numbers(rows, name)
-            values = values - self.mean_[n] if self.with_mean else values
-            out[name] = values / self.scale_[n] if self.with_std else values
+            mean, rest = (self.mean_[n], self.mean_rest_[n]) if self.with_mean else (0.0, 0.0)
+            out[name] = self._held(name, values, _scaled(values, mean, self.scale_[n] if self.with_std else 1.0, rest))
         return out
 
 
@@ -219,6 +276,7 @@ class MinMaxScaler(_NumericStep):
     data_min_: NDArray[np.float64]
     data_max_: NDArray[np.float64]
     data_range_: NDArray[np.float64]
+    """Infinite where it is beyond float64; `scale_` and `min_` are then no numbers, or 0, and results are right all the same."""
     scale_: NDArray[np.float64]
     min_: NDArray[np.float64]
 
@@ -235,7 +293,9 @@ class MinMaxScaler(_NumericStep):
             raise JobError(
                 f"min_max: feature_range = {list(feature_range)} is empty", remedy="write the lower end first"
             )
-        self.feature_range, self.clip = (float(low), float(high)), clip
+        if not np.isfinite(float(high) - float(low)):
+            raise JobError(f"min_max: feature_range = {list(feature_range)} is wider than float64")
+        self.feature_range, self.clip = (float(low), float(high)), bool(clip)
 
     def options(self) -> dict[str, Any]:
         return {"columns": self.columns, "feature_range": list(self.feature_range), "clip": self.clip}
@@ -250,9 +310,10 @@ class MinMaxScaler(_NumericStep):
     def _from(self, least: NDArray[np.float64], most: NDArray[np.float64]) -> None:
         low, high = self.feature_range
         self.data_min_, self.data_max_ = least, most
-        self.data_range_ = most - least
-        self.scale_ = (high - low) / np.where(self.data_range_ == 0, 1.0, self.data_range_)
-        self.min_ = low - least * self.scale_
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.data_range_ = most - least
+            self.scale_ = (high - low) / np.where(self.data_range_ == 0, 1.0, self.data_range_)
+            self.min_ = low - least * self.scale_
 
     def fitted(self) -> dict[str, Any]:
         return {
@@ -266,11 +327,19 @@ class MinMaxScaler(_NumericStep):
         self.n_samples_seen_ = np.array(fitted["n_samples_seen_"], np.int64)
 
     def apply(self, rows: Rows) -> dict[str, ColumnData]:
-        out = dict(rows)
+        out, (low, high) = dict(rows), self.feature_range
         for n, name in enumerate(self.feature_names_in_):
-            values = _numbers(rows, name) * self.scale_[n] + self.min_[n]
-            out[name] = np.clip(values, *self.feature_range) if self.clip else values
+            values = _numbers(rows, name)
+            made = low + (high - low) * self._shares(values, n)
+            out[name] = np.clip(made, low, high) if self.clip else self._held(name, values, made)
         return out
+
+    def _shares(self, values: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+        """How far between the least value and the greatest one."""
+        least, most = self.data_min_[n], self.data_max_[n]
+        if np.isinf(self.data_range_[n]):
+            return _scaled(values / 2, least / 2, most / 2 - least / 2)
+        return _scaled(values, least, 1.0 if most == least else most - least)
 
 
 class QuantileBinner(Transform):
@@ -293,9 +362,9 @@ class QuantileBinner(Transform):
 
     def __init__(self, columns: Sequence[str] | None = None, *, n_bins: int = 10) -> None:
         super().__init__(columns)
-        if n_bins < 2:
+        self.n_bins = whole(n_bins, "quantile_bins: n_bins")
+        if self.n_bins < 2:
             raise JobError(f"quantile_bins: n_bins = {n_bins} is below 2")
-        self.n_bins = n_bins
 
     @property
     def n_bins_(self) -> NDArray[np.int64]:
@@ -335,6 +404,16 @@ class QuantileBinner(Transform):
             codes[np.isnan(values)] = -1
             out[name] = Categories(codes, [str(n) for n in range(max(1, len(edges) - 1))])
         return out
+
+
+def _scaled(values: NDArray[np.float64], centre: float, scale: float, rest: float = 0.0) -> NDArray[np.float64]:
+    """(values - centre - rest) / scale, also where the difference alone is beyond float64."""
+    with np.errstate(over="ignore", under="ignore"):
+        differences = values - centre
+        made: NDArray[np.float64] = (differences - rest) / scale
+        beyond = np.isinf(differences) & np.isfinite(values)
+        made[beyond] = (values[beyond] / 2 - centre / 2) / (scale / 2)
+    return made
 
 
 def _numbers(rows: Rows, name: str) -> NDArray[np.float64]:
