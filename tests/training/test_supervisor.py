@@ -253,3 +253,18 @@ def test_a_missed_hand_off_is_forgotten_after_progress(supervisor):
         supervisor.feed(progress(1, attempt, attempt))
         supervisor.feed(invoked(1, attempt + 1, "relay"))
         assert supervisor.feed(ended(1, attempt, status="timed_out")) == []
+
+
+def test_an_evaluation_that_fits_no_life_is_named():
+    made = RunSupervisor(world=1, evaluates_at=lambda iteration: iteration == 5)
+    made.feed(invoked(0))
+    made.feed(progress(0, 4))
+    actions: list[object] = []
+    for attempt in range(4):
+        actions = made.feed(ended(0, attempt, status="timed_out", error="killed after 6.0 s"))
+        if isinstance(actions[0], Fail):
+            break
+        made.feed(invoked(0, attempt + 1))
+    assert isinstance(actions[0], Fail)
+    assert "the evaluation before iteration 5 does not fit the lifetime limit" in actions[0].cause
+    assert "smaller test_fraction" in actions[0].cause

@@ -90,6 +90,12 @@ def test_heuristics_say_how_far_they_are_off():
             "do not fit one .*split it: --stages 2",
         ),
         (PROFILE, {"lifetime_s": 0.5}, "lifetime", "lifetime"),
+        (
+            Profile(workload=workload(test_samples=10**10), platform=platform()),
+            {},
+            "lifetime",
+            "an evaluation takes .*test_fraction",
+        ),
         (PROFILE, {"pattern": "parameter-server"}, "channel", "no profile has the channel"),
     ],
 )

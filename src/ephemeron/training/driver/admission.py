@@ -13,8 +13,13 @@ from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.validation import check_call as platform_check
 from ephemeron.functions.world import ComputeModel
 from ephemeron.training.job import Configuration, Job
-from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages, iteration_lower_bound_s
-from ephemeron.units import MIB
+from ephemeron.training.planner.model.bounds import (
+    RUNTIME_MB,
+    SHORTER_EVALUATIONS,
+    fewest_stages,
+    iteration_lower_bound_s,
+)
+from ephemeron.units import MB, MIB
 
 
 def check_call(call: Call, *, workers: int, limits: Limits) -> None:
@@ -68,9 +73,12 @@ def check_memory(
 
 def check_time(
     job: Job, configuration: Configuration, *, iterations: int, model_bytes: int, latency_s: float,
-    bandwidth_mb_s: float | None, compute: ComputeModel | None,
+    bandwidth_mb_s: float | None, compute: ComputeModel | None, tested: int = 0,
 ) -> None:  # fmt: skip
     """Checks deadline and function timeout against lower bounds of the network and the compute model.
+
+    Args:
+        tested: samples that a function evaluates; 0: it does not.
 
     Raises:
         PlanInfeasible: binding is `deadline` or `lifetime`.
@@ -89,3 +97,12 @@ def check_time(
             f"one iteration needs at least {each:.3g} s, the function timeout is {configuration.function_timeout_s:g} s",
             binding="lifetime",
         )
+    if compute is not None and tested:
+        loading_s = latency_s + (model_bytes / (bandwidth_mb_s * MB) if bandwidth_mb_s else 0.0)
+        evaluation_s = loading_s + compute.seconds(tested / 3, configuration.memory_mb)
+        if evaluation_s > configuration.function_timeout_s:
+            raise PlanInfeasible(
+                f"loading and the evaluation of {tested} samples need at least {evaluation_s:.3g} s, the function timeout is "
+                f"{configuration.function_timeout_s:g} s; {SHORTER_EVALUATIONS}",
+                binding="lifetime",
+            )

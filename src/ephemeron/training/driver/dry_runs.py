@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.base import Limits
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job, sync_name
+from ephemeron.training.planner.model.bounds import SHORTER_EVALUATIONS
 from ephemeron.training.planner.model.builtin import builtin_platform, priced
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
@@ -188,6 +190,15 @@ def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
         workload, platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators, batch=c.batch_size,
         other_batch=c.nonaggregator_batch_size,
     )  # fmt: skip
+    if not math.isfinite(float(p.seconds)):
+        evaluated = (
+            f" or no evaluation of {prepared.test_samples / c.workers:.0f} samples" if prepared.test_samples else ""
+        )
+        raise PlanInfeasible(
+            f"no iteration{evaluated} fits the function timeout of {terms.lifetime_s or platform.lifetime_s:g} s with "
+            f"steps of {step_s:.3g} s; {SHORTER_EVALUATIONS}, or smaller batches",
+            binding="lifetime",
+        )
     return Estimate(
         seconds=float(p.seconds), cost_usd=float(p.cost_usd), functions_usd=float(p.functions_usd),
         requests_usd=float(p.requests_usd), iteration_s=float(p.iteration_s),

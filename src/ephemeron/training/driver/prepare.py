@@ -283,6 +283,7 @@ def prepare(
     check_time(
         job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
         bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
+        tested=max((part.stop - part.start for r in range(configuration.workers) for part in spec.test_parts(r)), default=0),
     )  # fmt: skip
     if divided is None:
         objects = _objects(job, spec, data, tried.initial)

@@ -105,7 +105,7 @@ class RunDriver:
         )
         self.address = channel_address
         self.keys = Keys(spec.run_id)
-        self.supervisor = RunSupervisor(spec.configuration.workers)
+        self.supervisor = RunSupervisor(spec.configuration.workers, evaluates_at=spec.evaluates_at)
         self.ledger = CostMeter(spec.prices)
         self._quotas_mb = {0: spec.configuration.memory_mb}
         """By generation, memory of its functions."""
@@ -334,7 +334,9 @@ class RunDriver:
         if isinstance(event, RunStarted):
             self._current = event.wall_time == self.session
             s = self.supervisor
-            self.supervisor = RunSupervisor(s.world, generation=s.generation, latest=s.latest)
+            self.supervisor = RunSupervisor(
+                s.world, evaluates_at=s.evaluates_at, generation=s.generation, latest=s.latest
+            )
         if isinstance(event, GenerationStarted):
             self._quotas_mb[event.generation] = event.memory_mb
         if self._adaptation is not None:

@@ -7,10 +7,11 @@ can declare a run failed, because only the platform knows how a function ended.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ephemeron.events import Continued, Ended, Event, GenerationStarted, Invoked, Loaded, Progress
+from ephemeron.events import Continued, Ended, Evaluated, Event, GenerationStarted, Invoked, Loaded, Progress
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.worker.fencing import attempt_text, generation_of
 
@@ -52,6 +53,8 @@ class RunSupervisor:
 
     world: int
     """Functions of the current generation."""
+    evaluates_at: Callable[[int], bool] = lambda iteration: False
+    """Whether the model is evaluated before an iteration."""
     generation: int = 0
     """The current generation. Functions of the next one may be running already, and wait for its beginning."""
     latest: dict[int, int] = field(default_factory=dict)
@@ -68,6 +71,8 @@ class RunSupervisor:
     _at: dict[int, int] = field(default_factory=dict)
     _next: dict[int, int] = field(default_factory=dict)
     """By rank: the iteration that its newest function computes."""
+    _evaluated: dict[int, int] = field(default_factory=dict)
+    """By rank: the iteration before which it has evaluated."""
 
     def feed(self, event: Event) -> list[Action]:
         """Processes one event; returns the actions that it requires."""
@@ -97,6 +102,8 @@ class RunSupervisor:
                 if event.iteration > self._at.get(event.rank, -1):
                     self._at[event.rank] = event.iteration
                     self._fruitless.pop(event.rank, None)
+            case Evaluated():
+                self._evaluated[event.rank] = event.iteration
             case Ended():
                 rank, attempt = self.running.pop(event.invocation, (event.rank, event.attempt))
                 return self._ended(dataclasses.replace(event, rank=rank, attempt=attempt))
@@ -145,8 +152,12 @@ class RunSupervisor:
         rank = event.rank
         self._fruitless[rank] = self._fruitless.get(rank, 0) + 1
         if event.status == "timed_out" and self._fruitless[rank] > 2:
-            return [Fail(f"rank {rank}: no iteration fits the lifetime limit ({event.error}); "
-                         "use a longer --function-timeout-s, more memory or smaller batches")]  # fmt: skip
+            at = self._next.get(rank, 0)
+            evaluating = self.evaluates_at(at) and self._evaluated.get(rank) != at
+            what = f"the evaluation before iteration {at} does not fit" if evaluating else "no iteration fits"
+            smaller = "a smaller test_fraction, more functions" if evaluating else "smaller batches"
+            return [Fail(f"rank {rank}: {what} the lifetime limit ({event.error}); "
+                         f"use a longer --function-timeout-s, more memory or {smaller}")]  # fmt: skip
         if self._fruitless[rank] > MOST_LOSSES:
             return [
                 Fail(f"rank {rank}: lost {self._fruitless[rank]} times without progress: {event.error or event.status}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.planner.answers import PlanAnswers
-from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages
+from ephemeron.training.planner.model.bounds import RUNTIME_MB, SHORTER_EVALUATIONS, fewest_stages
 from ephemeron.training.planner.model.exchange import exchange
 from ephemeron.training.planner.model.profile import PlatformProfile
 from ephemeron.training.planner.plan import Alternative, Choice, Predicted
@@ -174,8 +174,19 @@ def infeasible(answers: PlanAnswers, pattern: str | None, lifetime_s: float | No
         )
     cheapest, fastest = answers.free("cost"), answers.free("time")
     if cheapest is None or fastest is None:
+        platform = space.options[0].platform
+        life_s = lifetime_s or platform.lifetime_s
+        most = float(min(largest, workload.vcpus * platform.mb_per_vcpu) if workload.vcpus else largest)
+        widest = min(platform.concurrency or workload.samples, workload.samples)
+        evaluation_s = float(workload.evaluation_s(workload.test_samples / widest, most))
+        if workload.test_samples and evaluation_s > life_s:
+            return PlanInfeasible(
+                f"an evaluation takes {duration(evaluation_s)} on each of {widest:,} functions of {most:,.0f} MB, the lifetime is "
+                f"{life_s:g} s; {SHORTER_EVALUATIONS}",
+                binding="lifetime",
+            )
         return PlanInfeasible(
-            f"no iteration fits the lifetime of {lifetime_s or space.options[0].platform.lifetime_s:g} s in any "
+            f"no iteration{' and no evaluation' if workload.test_samples else ''} fits the lifetime of {life_s:g} s in any "
             "configuration; use smaller batches or a platform with a longer limit",
             binding="lifetime",
         )

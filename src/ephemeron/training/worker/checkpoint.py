@@ -44,6 +44,19 @@ BEGINNING = Saved(iteration=0, applied=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEpoch:
+    """An epoch as rank 0 has measured it, for a decision on the functions."""
+
+    seconds: float
+    loss: float
+    """Mean training loss of rank 0's batches."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Metrics of the last evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
     """Plain values of a checkpoint."""
 
@@ -62,6 +75,10 @@ class CheckpointMeta:
     """The next generation, if it is agreed on."""
     exchanged: bool = True
     """Whether the exchange with other groups before the next iteration is in the state already, or none is due."""
+    evaluated: bool = True
+    """Whether the evaluation before the next iteration is done, or none is due."""
+    ended: EndedEpoch | None = None
+    """The epoch that ends with that evaluation; None: it is done."""
     trainer: Mapping[str, object] = field(default_factory=dict)
     """The trainer's own: see `Trainer.state`."""
     saved: tuple[Saved, ...] = ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ephemeron.training.metrics import Metrics
 from ephemeron.training.task.schedule import Decide, EpochMeasurements
+from ephemeron.training.worker.checkpoint import EndedEpoch
 from ephemeron.training.worker.control import ResizeRequest
-from ephemeron.training.worker.generations import EndedEpoch
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 
 
@@ -57,6 +59,8 @@ class EpochDecision:
         if not self._timeline.starts_epoch(iteration):
             return
         epoch = self.ended(metrics) if before is None else before
+        if not epoch.metrics:  # it was evaluated after a hand-off
+            epoch = dataclasses.replace(epoch, metrics=dict(metrics))
         lifecycle, c, phases = self._lifecycle, self._lifecycle.spec.configuration, epoch.phases
         measured = EpochMeasurements(
             epoch=self._timeline.epoch_of(iteration), epochs=lifecycle.spec.epochs, iteration=iteration,

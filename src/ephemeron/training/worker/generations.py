@@ -27,6 +27,7 @@ from ephemeron.training.collectives import all_of
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.tensors import RESIZE, Arrays, decode_state, encode_state
 from ephemeron.training.worker import fencing
+from ephemeron.training.worker.checkpoint import EndedEpoch
 from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, STOPPING, InvocationLifecycle
@@ -45,19 +46,6 @@ class Begin(NamedTuple):
 
     trainer: Arrays
     meta: BeginMeta
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedEpoch:
-    """An epoch as rank 0 has measured it, for a decision on the functions."""
-
-    seconds: float
-    loss: float
-    """Mean training loss of rank 0's batches."""
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase."""
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """Metrics of the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

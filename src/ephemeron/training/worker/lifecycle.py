@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from ephemeron.events import Traffic
 from ephemeron.functions.base import Reason
@@ -23,7 +24,7 @@ from ephemeron.training.worker.budget import Budget
 from ephemeron.training.worker.control import ResizeRequest, decode_control
 from ephemeron.training.worker.failure_detector import FailureDetector
 from ephemeron.training.worker.fencing import Claim
-from ephemeron.training.worker.handoff import HandOff
+from ephemeron.training.worker.handoff import NO_EVALUATION, Evaluation, HandOff
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lease import Lease
 from ephemeron.training.worker.replacement import PeerReplacement
@@ -39,6 +40,8 @@ EARLY_SHARE = 0.2
 CONTROL_EVERY_S = 2.0
 CHECK_EVERY_S = 5.0
 """Interval at which a function that waits looks whether the run is over, or was stopped."""
+FULL = 0.9
+"""Share of an invocation's time limit that suffices for an evaluation of unknown length, if any does."""
 STOPPING = 3
 """Iterations, besides the staleness, between the decision to stop and the last checkpoint."""
 
@@ -106,7 +109,9 @@ class InvocationLifecycle:
         self._leave_lock = asyncio.Lock()
         self._iteration = -1
         self._iteration_began = invocation.began
-        self._outages_before_s = 0.0
+        self._outages_before_s = self._evaluated_s = 0.0
+        self.evaluation_follows_s = 0.0
+        """Expected seconds of the evaluation after this iteration; 0: none follows."""
         self._wait_for_graph = WaitForGraph(
             self.channel, self.keys, rank=call.rank, now=self.run_now, timeout_s=self.wait_timeout_s
         )
@@ -125,13 +130,23 @@ class InvocationLifecycle:
         """This rank computes `iteration` from now on."""
         self._iteration_began = self.now()
         self.timeouts.begin(self._iteration_began)
-        self._outages_before_s = self.channel.outages_s
+        self._outages_before_s, self._evaluated_s, self.evaluation_follows_s = self.channel.outages_s, 0.0, 0.0
         self.invocation.faults.iteration = self._iteration = iteration
 
     def end_iteration(self) -> None:
         """The iteration is over, with all that this rank had to wait for."""
         outages_s = self.channel.outages_s - self._outages_before_s
-        self.timeouts.end(self.now() - outages_s, busy_s=max(0.0, self.invocation.trace.busy_s - outages_s))
+        busy_s = max(0.0, self.invocation.trace.busy_s - outages_s)
+        self.timeouts.end(self.now() - outages_s, busy_s=busy_s, evaluated_s=self._evaluated_s)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Context of an evaluation, whose time is no part of its iteration's."""
+        began, outages_s = self.now(), self.channel.outages_s
+        yield
+        took = max(0.0, self.now() - began - (self.channel.outages_s - outages_s))
+        self.timeouts.record_evaluation(took)
+        self._evaluated_s += took
 
     def _billed_from(self) -> float:
         """Time from which this invocation is billed: its call, not the end of its cold start."""
@@ -189,20 +204,34 @@ class InvocationLifecycle:
         """Whether another iteration may not fit into this invocation."""
         return self.handoff.is_due(self._left_s(), self.timeouts.typical_s)
 
+    def must_hand_off_before_evaluation(self, evaluation_s: float, others: bool) -> bool:
+        """Whether an evaluation may not fit into this invocation, and its successor does it.
+
+        Args:
+            evaluation_s: expected.
+            others: whether other ranks hand off now.
+        """
+        left_s, known = self._left_s(), self.timeouts.evaluation_s > 0
+        if self.invocation.reason == "replacement" and not known and left_s < FULL * self.handoff.lifetime_s:
+            return True  # its predecessor may have been lost in the evaluation, whose length nobody has seen yet
+        return self.handoff.is_due_before(left_s, evaluation_s, others=others)
+
     def will_hand_off(self) -> bool:
         """Whether this iteration tells the others to hand off after it."""
         passed_s = self.now() - self._iteration_began
-        return self.handoff.is_announced(self._left_s(), self.timeouts.typical_s, passed_s)
+        return self.handoff.is_announced(
+            self._left_s(), self.timeouts.typical_s, passed_s, evaluation_s=self.evaluation_follows_s
+        )
 
     def is_past_middle(self) -> bool:
         """Whether a hand-off now wastes less than half of this invocation."""
         return self.handoff.is_past_middle(self._left_s())
 
-    def needs_successor(self, iterations_left: int) -> bool:
+    def needs_successor(self, iterations_left: int, evaluation: Evaluation = NO_EVALUATION) -> bool:
         """Whether the successor has to be started before the next iteration."""
         if self.lease.has_successor:
             return False
-        return self.handoff.needs_successor(self._left_s(), self.timeouts.typical_s, iterations_left)
+        return self.handoff.needs_successor(self._left_s(), self.timeouts.typical_s, iterations_left, evaluation)
 
     async def invoke_successor(self) -> None:
         """Starts the next attempt of this rank; it loads meanwhile, and waits for the hand-off.

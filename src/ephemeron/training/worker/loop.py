@@ -34,6 +34,7 @@ from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.generations import GenerationChange
 from ephemeron.training.worker.group_exchange import GroupExchange, Unneeded, group_exchange
+from ephemeron.training.worker.handoff import Evaluation
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.next_generation import begin_next_generation, delete_left_generation, join_generation
@@ -188,16 +189,20 @@ class TrainingLoop:
             own = await self.invocation.compute(self.trainer.parameters, samples=0)
             async with self.sharing.idle():
                 await self.groups.begin(self.t, own, exchanged=self.started.exchanged)
-        handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
+        applied = self.status.applied
+        handed_off_waiting = applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
             begins_here = self.t == self.first and self.started.exchanged
             if self.groups is not None and not begins_here and self.groups.is_due(self.t):
                 await self._exchange_with_groups(self.groups)
             self._emit_progress()
-            if self.spec.evaluates_at(self.t) and (
+            evaluates = self.spec.evaluates_at(self.t) and (
                 self.t > self.first or self.t == self.iterations or handed_off_waiting or self.started.evaluates
-            ):
+            )
+            if evaluates:
+                if self.t > self.first or self.status.applied > applied:  # a successor has more time
+                    await self._hand_off_before_evaluation()
                 await self._evaluate()
             if self.t == self.iterations:
                 break
@@ -205,11 +210,13 @@ class TrainingLoop:
                 await self._stop()
             if self.change.begins_at(self.t):
                 await self._end_generation()
-            if self.deciding is not None and (self.t > self.first or self.started.ended is not None):
+            advanced = self.t > self.first or evaluates
+            if self.deciding is not None and (advanced or self.started.ended is not None):
                 await self.deciding.after(self.t, self._metrics())
             await self.change.prepare(self.t)
             lifecycle.end_iteration()
-            await self._checkpoint_or_hand_off()
+            if advanced:
+                await self._checkpoint_or_hand_off()
             await self._iterate()
             self.t += 1
         await background.settle("reduce")
@@ -230,6 +237,8 @@ class TrainingLoop:
     async def _iterate(self) -> None:
         t, background = self.t, self.background
         self.lifecycle.begin_iteration(t)
+        if self.spec.evaluates_at(t + 1):
+            self.lifecycle.evaluation_follows_s = self.step.expected_evaluation_s(t)
         await background.settle("upload")
         upload = reduce = True
         await self.sharing.before(t)
@@ -342,7 +351,8 @@ class TrainingLoop:
         raise InvocationExit("released")
 
     async def _evaluate(self) -> None:
-        self.evaluation = e = await self.step.evaluate(self.t)
+        with self.lifecycle.evaluating():
+            self.evaluation = e = await self.step.evaluate(self.t)
         self.invocation.emit(
             Evaluated(
                 t=self.lifecycle.run_now(), rank=self.invocation.rank, attempt=self.invocation.attempt,
@@ -443,20 +453,28 @@ class TrainingLoop:
             agreed=self.change.agreed,
         )  # fmt: skip
 
+    async def _hand_off_before_evaluation(self) -> None:
+        expected_s = self.step.expected_evaluation_s(self.t)
+        if expected_s > 0 and self.lifecycle.must_hand_off_before_evaluation(expected_s, self.handing_off):
+            self._emit_progress()
+            await self._hand_off(evaluated=False)
+
     async def _checkpoint_or_hand_off(self) -> None:
-        if self.t == self.first:
-            return
         if self.lifecycle.must_hand_off() or (self.handing_off and self.lifecycle.is_past_middle()):
             await self._hand_off()
         # Where hand-offs take no longer than an iteration, all ranks wait for a successor that is started late.
         together = self.others_prepare and self.lifecycle.is_past_middle()
-        if together or self.lifecycle.needs_successor(self.iterations - self.t):
+        evaluation = Evaluation(
+            after=max(1, self.spec.next_evaluation(self.t) - self.t), every=self.spec.evaluation_interval,
+            seconds=self.step.expected_evaluation_s(self.t),
+        )  # fmt: skip
+        if together or self.lifecycle.needs_successor(self.iterations - self.t, evaluation):
             await self.lifecycle.invoke_successor()
         if self.t % self.configuration.checkpoint_every == 0 and self.background.is_free("checkpoint"):
             await self.lifecycle.check_fence()
             self.background.start("checkpoint", self._checkpoint(await self._state()))
 
-    async def _state(self) -> Checkpoint:
+    async def _state(self, *, evaluated: bool = True) -> Checkpoint:
         await self.background.settle("upload")
         await self.background.settle("reduce")  # or a replacement would start past a version that no rank has reduced
         await self._check_parameters()
@@ -465,7 +483,8 @@ class TrainingLoop:
         meta = CheckpointMeta(
             iteration=self.t, applied=self.status.applied, spent_usd=self.lifecycle.spent_usd(),
             times=self.lifecycle.timeouts.state(), collective=collective, activations=self.step.state(),
-            decisions=self.decisions, agreed=self.change.agreed, trainer=trainer,
+            decisions=self.decisions, agreed=self.change.agreed, trainer=trainer, evaluated=evaluated,
+            ended=None if evaluated or self.deciding is None else self.deciding.ended({}),
         )  # fmt: skip
         return Checkpoint(arrays, more, meta)
 
@@ -516,9 +535,9 @@ class TrainingLoop:
             await self.lifecycle.channel.put(self.lifecycle.keys.control, [encode_control(StopRequest())])
         raise InvocationExit("stopped")
 
-    async def _hand_off(self) -> None:
+    async def _hand_off(self, *, evaluated: bool = True) -> None:
         await self.lifecycle.invoke_successor()
-        state = await self._state()
+        state = await self._state(evaluated=evaluated)
         await self.background.settle("checkpoint")
         if not await self._write(state, before=self.sharing.hand_over):
             await self.lifecycle.hand_off(self.t)

@@ -46,12 +46,14 @@ class RestoredState:
     @property
     def evaluates(self) -> bool:
         """Whether the evaluation before the next iteration is still to be done by this rank."""
-        return self.peers is not None and self.peers.evaluates
+        if self.peers is not None:
+            return self.peers.evaluates
+        return self.checkpoint is not None and not self.checkpoint.meta.evaluated
 
     @property
     def evaluated(self) -> bool:
         """Whether what follows from the evaluation before the next iteration is in the state already."""
-        return self.peers is None or self.peers.evaluated
+        return self.peers.evaluated if self.peers is not None else not self.evaluates
 
     @property
     def exchanged(self) -> bool:

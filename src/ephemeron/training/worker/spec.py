@@ -343,6 +343,17 @@ class RunSpec:
             due = timeline.starts_epoch(iteration) and timeline.epoch_of(iteration) % int(number) == 0
         return iteration > 0 and (due or iteration == self.iterations)
 
+    def next_evaluation(self, iteration: int) -> int:
+        """The first iteration after this one before which the model is evaluated; the last one's end, at most."""
+        number, unit = self.options.evaluate_every.split(" ")
+        if not unit.startswith("epoch"):
+            due = (iteration // int(number) + 1) * int(number)
+        else:
+            timeline = self.timeline
+            epoch = (timeline.epoch_of(iteration) // int(number) + 1) * int(number)
+            due = timeline.start_of(min(epoch, self.epochs))
+        return min(due, self.iterations)
+
     @property
     def learning_rate_factor(self) -> float:
         """Factor of learning rates by the linear scaling rule; 1 unless the option is set."""

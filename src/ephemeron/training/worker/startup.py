@@ -22,7 +22,7 @@ from ephemeron.training.collectives import ReductionStatus, all_of
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.tensors import decode_state
 from ephemeron.training.worker import fencing
-from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, Saved
+from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, EndedEpoch, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.direct_exchange import (
@@ -34,7 +34,7 @@ from ephemeron.training.worker.direct_exchange import (
 )
 from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
-from ephemeron.training.worker.generations import Begin, EndedEpoch, decode_begin, decode_members, members_of
+from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
 from ephemeron.training.worker.group_exchange import GroupEntry, enter, entered_at
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, InvocationLifecycle
@@ -87,7 +87,7 @@ class StartedWorker:
     entry: GroupEntry | None = None
     """How this group has joined a run of several; None: it did not do so in this invocation."""
     ended: EndedEpoch | None = None
-    """See `BeginMeta`; None: nothing is decided where it begins."""
+    """See `BeginMeta` and `CheckpointMeta`; None: nothing is decided where it begins."""
 
 
 async def load(invocation: InvocationContext, stack: AsyncExitStack) -> StartedWorker:
@@ -189,7 +189,7 @@ async def load(invocation: InvocationContext, stack: AsyncExitStack) -> StartedW
             applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=restored.replaying, test_samples=test_samples,
         recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated, exchanged=restored.exchanged,
-        ended=None if begin is None else begin.meta.ended, entry=entry,
+        ended=begin.meta.ended if begin is not None else None if state is None else state.meta.ended, entry=entry,
         state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
     )  # fmt: skip
 
@@ -375,7 +375,8 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec, found: list[mem
             scratch = Path(invocation.at_end.enter_context(tempfile.TemporaryDirectory(prefix="ephemeron-script-")))
         return build_script_trainer(spec, invocation.rank, folders=unbundle(bytes(code), scratch / "code")), 0
     if spec.trainer != "torch":
-        return build_trainer(spec, invocation.rank, folders=[], feed=ArrayBatchSource(_NOTHING, _NOTHING)), 0
+        trainer = build_trainer(spec, invocation.rank, folders=[], feed=ArrayBatchSource(_NOTHING, _NOTHING))
+        return trainer, sum(part.stop - part.start for part in spec.test_parts(invocation.rank))
     if spec.stages is not None:
         from ephemeron.training.worker.pipeline.factory import stage_trainer  # needs torch
 

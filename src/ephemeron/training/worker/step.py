@@ -93,6 +93,11 @@ class IterationStep(ABC):
     async def evaluate(self, iteration: int) -> EvaluationSums:
         """Sums over this rank's slice of the test set, before `iteration` is computed."""
 
+    def expected_evaluation_s(self, iteration: int) -> float:
+        """Seconds that an evaluation may take: as long as the last one, or as its forward passes beside those of an iteration."""
+        times, samples = self.lifecycle.timeouts, self.started.test_samples / 3
+        return times.evaluation_s or times.slowest_s * samples / max(self.batch(iteration), 1)
+
     async def collect_garbage(self) -> None:
         """Deletes objects of the step that no rank needs any more."""
 

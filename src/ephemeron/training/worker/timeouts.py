@@ -27,6 +27,8 @@ class IterationTimes:
     """Slowest recent iteration of any rank, without waits."""
     typical_s: float = 0.0
     """Typical iteration of the rank itself, with waits; 0: not known."""
+    evaluation_s: float = 0.0
+    """Evaluation of the rank itself; 0: not known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +40,9 @@ class Timeouts:
     slowest_s: float = 0.0
     """Slowest recent iteration of any rank, without waits."""
     typical_s: float = 0.0
-    """Typical iteration of this rank, with waits; 0: not known."""
+    """Typical iteration of this rank, with waits and without evaluations; 0: not known."""
+    evaluation_s: float = 0.0
+    """Evaluation of this rank; 0: none has ended."""
     peers: dict[int, PeerPace] = field(default_factory=dict)
     waited_before_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """By rank and iteration: seconds that predecessors had waited for it when they ended."""
@@ -60,15 +64,16 @@ class Timeouts:
         """Leaves this iteration out of the average: a peer was late."""
         self._disturbed = True
 
-    def end(self, now_s: float, *, busy_s: float) -> None:
+    def end(self, now_s: float, *, busy_s: float, evaluated_s: float = 0.0) -> None:
         """Ends the iteration; without effect when none has begun.
 
         Args:
             now_s: loop time.
             busy_s: duration of the iteration without waits.
+            evaluated_s: seconds since its beginning that were an evaluation's.
         """
         if self._began_s is not None:
-            took = now_s - self._began_s
+            took = max(0.0, now_s - self._began_s - evaluated_s)
             self.slowest_s = max(FADING * self.slowest_s, busy_s)
             if not self._disturbed:
                 self.typical_s = SMOOTH * (self.typical_s or took) + (1 - SMOOTH) * took
@@ -77,6 +82,10 @@ class Timeouts:
     def record_compute(self, seconds: float) -> None:
         """Records the computing time of an iteration that has not ended: peers may need as long."""
         self.slowest_s = max(self.slowest_s, seconds)
+
+    def record_evaluation(self, seconds: float) -> None:
+        """Records the duration of an evaluation."""
+        self.evaluation_s = max(FADING * self.evaluation_s, seconds)
 
     def record_message(self, rank: int, now_s: float, busy_s: float) -> None:
         """Records a new message of a peer, with the slowest iteration that the peer knows."""
@@ -146,7 +155,11 @@ class Timeouts:
 
     def state(self) -> IterationTimes:
         """Iteration times for successors and replacements."""
-        return IterationTimes(slowest_s=round(self.slowest_s, 6), typical_s=round(self.typical_s, 6))
+        return IterationTimes(
+            slowest_s=round(self.slowest_s, 6),
+            typical_s=round(self.typical_s, 6),
+            evaluation_s=round(self.evaluation_s, 6),
+        )
 
     def load(self, times: IterationTimes | None = None, *, waited: Iterable[tuple[int, int, float]] = ()) -> None:
         """Takes over what another invocation knows; own, longer times stay.
@@ -158,4 +171,5 @@ class Timeouts:
         if times is not None:
             self.slowest_s = max(self.slowest_s, times.slowest_s)
             self.typical_s = self.typical_s or times.typical_s
+            self.evaluation_s = self.evaluation_s or times.evaluation_s
         self.waited_before_s |= {(rank, iteration): seconds for rank, iteration, seconds in waited}

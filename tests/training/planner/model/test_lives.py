@@ -34,19 +34,26 @@ class Case:
 
     def __init__(
         self, *, workers: int, aggregators: int, step_s: float, sync: str = "bsp", iterations: int = 40, mb: float = 1.0,
-        cold_start_s: float = 1.5,
+        cold_start_s: float = 1.5, epochs: int = 1, evaluation_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.workers, self.aggregators, self.sync = workers, aggregators, sync
         self.pattern = "standalone" if workers == 1 else "k-reduce"
         self.elements, self.samples = int(mb * 250_000), iterations * workers * BATCH
         compute = {"a": step_s * MEMORY_MB / (BATCH + 4), "b": 4.0, "m": 0.0}
+        self.epochs = epochs
+        self.test_samples = (
+            round(3 * workers * (evaluation_s * MEMORY_MB / compute["a"] - compute["b"])) if evaluation_s else 0
+        )
         self.world = Simulation(compute=compute, cold_start_s=cold_start_s)
         self.workload = Workload(
-            model_mb=mb, state_mb=2 * mb, **compute, memory_slope_mb=0, memory_base_mb=0, dataset_mb=0, samples=self.samples
+            model_mb=mb, state_mb=2 * mb, **compute, memory_slope_mb=0, memory_base_mb=0, dataset_mb=0, samples=self.samples,
+            test_samples=self.test_samples,
         )  # fmt: skip
 
     def predicted(self, lifetime_s: float | None = None) -> Prediction:
-        terms = ExecutionOptions(pattern=self.pattern, sync=self.sync, lifetime_s=lifetime_s, checkpoint_every=1000)
+        terms = ExecutionOptions(
+            pattern=self.pattern, sync=self.sync, lifetime_s=lifetime_s, checkpoint_every=1000, epochs=self.epochs
+        )
         return predict(
             self.workload, world_profile(self.world, Limits()), terms, workers=self.workers, memory_mb=MEMORY_MB,
             aggregators=self.aggregators, batch=BATCH, other_batch=BATCH,
@@ -55,7 +62,7 @@ class Case:
     def simulated(self, lifetime_s: float) -> Run:
         how: dict[str, Any] = {} if self.workers == 1 else {"aggregators": self.aggregators}
         return synthetic(
-            samples=self.samples, epochs=1, elements=self.elements, world=self.world, function_timeout_s=lifetime_s,
+            samples=self.samples, test_samples=self.test_samples, epochs=self.epochs, elements=self.elements, world=self.world, function_timeout_s=lifetime_s,
             workers=self.workers, pattern=self.pattern, sync=self.sync, batch_size=BATCH, checkpoint_every=1000, **how,
         )  # fmt: skip
 
@@ -148,6 +155,32 @@ def test_lives_that_were_declared_feasible_and_failed() -> None:
         assert run.ending.status == "finished", run.ending.causes
         assert replacements(run) == 0
         assert float(case.predicted(lifetime_s).seconds) == pytest.approx(run.trigger.ledger.ended_at, rel=0.02)
+
+
+EVALUATED = {"workers": 4, "aggregators": 2, "step_s": 2.75, "iterations": 23, "epochs": 2, "evaluation_s": 3.97}
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+@pytest.mark.parametrize(
+    "lifetime_s",
+    [6.0, 10.0, *(pytest.param(float(s), marks=pytest.mark.slow) for s in range(5, 17) if s not in (6, 10))],
+)
+def test_evaluations_that_outlast_the_rest_of_a_life(sync: str, lifetime_s: float) -> None:
+    """Iterations of 2.9 s, evaluations of 4 s: at 5 to 10 s runs were declared feasible and failed after 46 functions."""
+    case = Case(sync=sync, **EVALUATED)
+    predicted, run = case.predicted(lifetime_s), case.simulated(lifetime_s)
+    assert run.ending.status == "finished", run.ending.causes
+    assert replacements(run) == 0
+    assert float(predicted.seconds) == pytest.approx(run.trigger.ledger.ended_at, rel=0.02)
+    assert float(predicted.invocations) == pytest.approx(len(run.of(Invoked)), rel=0.1)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+def test_lives_that_no_evaluation_fits_are_predicted_to_fail(sync: str) -> None:
+    case = Case(sync=sync, **EVALUATED)
+    assert math.isinf(float(case.predicted(4.0).seconds))
+    (cause,) = case.simulated(4.0).ending.causes
+    assert "the evaluation before iteration 23 does not fit the lifetime limit" in cause
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:

@@ -11,6 +11,8 @@ from ephemeron.units import MB
 RUNTIME_MB = 230
 """Resident megabytes of a function that has imported PyTorch and done nothing (measured: torch 2.13, CPU)."""
 MOST_STAGES = 64
+SHORTER_EVALUATIONS = "use a longer timeout, more functions or more memory for each, or a smaller test_fraction"
+"""Remedies where an evaluation does not fit one function's life."""
 
 
 def round_bound_s(

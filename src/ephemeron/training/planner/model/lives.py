@@ -4,6 +4,9 @@ Workers decide by these rules, and the performance model counts by them: both ca
 checks the time left of its timeout after every iteration, and hands off after the first one at which another iteration and
 the hand-off might not fit. Its successor is started some whole iterations before, so that it has loaded by then.
 
+An evaluation is a unit of work like an iteration: a function that might not end it hands off before it begins it, and its
+successor, which has a whole life, evaluates.
+
 All arguments are floats or arrays that broadcast against each other.
 """
 
@@ -54,6 +57,26 @@ def leaving_s(life_s: Array | float, iteration_s: Array | float, closing: Array 
 def iterations_until(left_s: Array | float, iteration_s: Array | float, leaving: Array | float) -> Array:
     """Iterations after which less than `leaving` seconds of `left_s` are left; 0: it is time now."""
     return np.asarray(np.maximum(np.floor((np.asarray(left_s) - leaving) / iteration_s) + 1, 0.0))
+
+
+def until_hand_off(
+    left_s: Array | float, iteration_s: Array | float, leaving: Array | float, *, between: Array | float, evaluation_s: Array | float,
+    evaluation_leaving: Array | float, every: Array | float,
+) -> Array:  # fmt: skip
+    """Iterations until a hand-off, with evaluations between them.
+
+    Args:
+        left_s, iteration_s, leaving: as above.
+        between: iterations until the next evaluation, at least 1.
+        evaluation_s: of one; 0: there is none.
+        evaluation_leaving: see `leaving_s`, of an evaluation.
+        every: iterations between two evaluations. Those after the next one count as if they were spread evenly.
+    """
+    plain, evaluation = iterations_until(left_s, iteration_s, leaving), np.asarray(evaluation_s)
+    then_s = np.asarray(left_s) - np.asarray(between) * iteration_s
+    later = between + iterations_until(then_s - evaluation, iteration_s + evaluation / every, leaving)
+    later = np.where(then_s < evaluation_leaving, between, later)
+    return np.asarray(np.where((evaluation > 0) & (plain >= between), later, plain))
 
 
 def ahead(
@@ -138,26 +161,104 @@ class Lives:
     """Seconds for which two functions of the rank are billed at once, all hand-offs together."""
 
 
-def lives_of(h: Handing, iteration_s: Array, iterations: Array) -> Lives:
-    """The lives of a rank that computes so many iterations of one length."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluations:
+    """Evaluations of a run, equally many iterations apart, the last one at its end."""
+
+    number: int = 0
+    seconds: Array | float = 0.0
+    """Of one, on each function."""
+
+
+NO_EVALUATIONS = Evaluations()
+MOST_FOLLOWED = 64
+"""Evaluations whose places in lives are followed one by one; of those after them the mean is taken."""
+
+
+def lives_of(h: Handing, iteration_s: Array, iterations: Array, evaluations: Evaluations = NO_EVALUATIONS) -> Lives:
+    """The lives of a rank that computes so many iterations of one length, and evaluates in between."""
     leaving = leaving_s(h.life_s, iteration_s, h.closing())
 
-    def successor(start_s: Array | float, early: Array) -> tuple[Array, Array, Array]:
-        """Iterations that a successor computes, seconds for which it stops the run, and for which it is billed besides."""
+    def successor(start_s: Array | float, early: Array) -> tuple[Array, Array, Array, Array]:
+        """Of a successor: seconds that pass before it computes, iterations that it computes, seconds for which it stops the run, and for
+        which it is billed besides."""
         waited = early * iteration_s
         until = np.maximum(start_s + h.asked_s - waited, h.tell_s) + h.read_s
-        return _computed(h, iteration_s, leaving, waited + until - start_s), h.request_s + until, waited + h.tell_s
+        passed_s = waited + until - start_s
+        return passed_s, _computed(h, iteration_s, leaving, passed_s), h.request_s + until, waited + h.tell_s
 
     first, early = _first(h, iteration_s, leaving)
-    second, stop_once, twice_once = successor(h.cold_s, early)
-    later, stop_each, twice_each = successor(h.warm_s, _ahead(h, iteration_s, leaving, WARM_START_S, SHARE))
+    once_s, second, stop_once, twice_once = successor(h.cold_s, early)
+    each_s, later, stop_each, twice_each = successor(h.warm_s, _ahead(h, iteration_s, leaving, WARM_START_S, SHARE))
     once = np.where(iterations > first, 1.0, 0.0)
     more = np.ceil(np.maximum(iterations - first - second, 0.0) / later)
+    together_s = iterations * iteration_s + evaluations.number * np.asarray(evaluations.seconds)
+    if evaluations.number and np.any(which := np.asarray(h.life_s < h.first_load_s + together_s + h.closing())):
+        count = np.broadcast_to(once + more, np.broadcast_shapes(which.shape, np.shape(once + more))).copy()
+        which = np.broadcast_to(which, count.shape)
+
+        def some(x: Array | float) -> Array:
+            return np.asarray(np.broadcast_to(np.asarray(x, dtype=float), count.shape)[which])
+
+        lives = _Between(
+            life_s=some(h.life_s), iteration_s=some(iteration_s), evaluation_s=some(evaluations.seconds), leaving=some(leaving),
+            reserve=some(reserve_s(h.life_s, evaluations.seconds, h.closing())), first_s=some(h.first_load_s),
+            passed=((some(once_s), some(second)), (some(each_s), some(later))),
+        )  # fmt: skip
+        count[which] = np.maximum(count[which], lives.relays(some(iterations), evaluations.number))
+        once = np.minimum(count, 1.0)
+        more = count - once
     return Lives(once + more, once * stop_once + more * stop_each, once * twice_once + more * twice_each)
 
 
-def dies_too_early(h: Handing, iteration_s: Array, iterations: Array | float) -> Array:
-    """Whether a function ends before it has done an iteration. Once true, true for more and longer iterations and loading."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Between:
+    """Places of evaluations in the lives of a rank; arrays of one shape."""
+
+    life_s: Array
+    iteration_s: Array
+    evaluation_s: Array
+    leaving: Array
+    """Of an iteration."""
+    reserve: Array
+    """Of an evaluation."""
+    first_s: Array
+    """Seconds of the first life that pass before it computes."""
+    passed: tuple[tuple[Array, Array], tuple[Array, Array]]
+    """Of the second life, and of each later one: such seconds, and iterations that it computes where it does nothing else."""
+
+    def relays(self, iterations: Array, evaluations: int) -> Array:
+        """Number of hand-offs."""
+        left, count, past = self.life_s - self.first_s, np.zeros_like(iterations), np.zeros_like(iterations)
+        done, followed = np.zeros_like(iterations), min(evaluations, MOST_FOLLOWED)
+        for number in range(1, followed + 1):
+            if number == followed // 2 + 1:
+                past = count
+            until = np.floor(iterations * number / evaluations)
+            rest = until - done
+            least = np.where(done > 0, 0.0, 1.0)
+            now = np.minimum(np.maximum(iterations_until(left, self.iteration_s, self.leaving), least), rest)
+            (once_s, second), (each_s, later) = self.passed
+            after = rest - now
+            first_s, capacity = np.where(count > 0, each_s, once_s), np.where(count > 0, later, second)
+            more = np.ceil(np.maximum(after - capacity, 0.0) / later)
+            in_last = np.where(more > 0, after - capacity - (more - 1) * later, after)
+            passed = np.where(more > 0, each_s, first_s) + in_last * self.iteration_s
+            left = np.where(after > 0, self.life_s - passed, left - now * self.iteration_s)
+            count = count + np.where(after > 0, 1 + more, 0.0)
+            hands_off = left < self.reserve  # before it evaluates
+            left = np.where(hands_off, self.life_s - np.where(count > 0, each_s, once_s), left) - self.evaluation_s
+            count, done = count + hands_off, until
+        return count + (count - past) / max(followed - followed // 2, 1) * (evaluations - followed)
+
+
+def dies_too_early(
+    h: Handing, iteration_s: Array, iterations: Array | float, evaluation_s: Array | float = 0.0
+) -> Array:
+    """Whether a function ends before it has done an iteration, or an evaluation.
+
+    Once true, true for more and longer iterations, evaluations and loading.
+    """
     tells = h.request_s + h.tell_s + h.request_s  # the last one deletes what the new checkpoint replaces
     closing = h.closing()
     needed = iteration_s + np.where(h.waits, np.maximum(closing, tells), tells)
@@ -165,7 +266,10 @@ def dies_too_early(h: Handing, iteration_s: Array, iterations: Array | float) ->
     _, early = _first(h, iteration_s, leaving_s(h.life_s, iteration_s, closing))
     cold = np.where(np.asarray(h.mixed) & (early == 0), np.maximum(h.cold_s - h.warm_s, 0.0), 0.0)
     later = (h.life_s < passed + needed + cold) & (np.asarray(iterations) > 1)
-    return np.asarray((h.life_s < h.first_load_s + needed) | later)
+    alone = h.life_s < passed + needed - iteration_s + evaluation_s  # in a life of its own
+    together = h.life_s < h.first_load_s + needed - iteration_s + iterations * iteration_s + evaluation_s
+    evaluates = (np.asarray(evaluation_s) > 0) & alone & together
+    return np.asarray((h.life_s < h.first_load_s + needed) | later | evaluates)
 
 
 def _computed(h: Handing, iteration_s: Array, leaving: Array, passed_s: Array | float) -> Array:

@@ -31,7 +31,7 @@ from ephemeron.training.planner.model.exchange import (
     exchange,
     span_s,
 )
-from ephemeron.training.planner.model.lives import Handing, dies_too_early, lives_of
+from ephemeron.training.planner.model.lives import Evaluations, Handing, dies_too_early, lives_of
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Array
 
@@ -141,6 +141,7 @@ def predict(
         each, last = each + late, last + late
     loop_s = terms.epochs * ((per_epoch - 1) * (each + own) + last + own)
     compute_s = terms.epochs * ((per_epoch - 1) * ca + last_a) + iterations * own
+    evaluate: Array | float = 0.0
     if workload.test_samples:
         evaluate = workload.evaluation_s(workload.test_samples / w, quota)
         loop_s, compute_s = loop_s + terms.epochs * evaluate, compute_s + terms.epochs * evaluate
@@ -158,7 +159,7 @@ def predict(
     start = platform.start_s(w)
     behind = ca + e.seconds - cn
     hand = handing(workload, platform, terms, workers=w, aggregators=k, memory_mb=m, load=load, behind_s=behind)
-    lives = lives_of(hand, each + own, iterations)
+    lives = lives_of(hand, each + own, iterations, Evaluations(number=terms.epochs, seconds=evaluate))
     relays, relay_s = lives.relays, lives.stops_s
     seconds = start + load + loop_s + relay_s + finish
 
@@ -185,7 +186,7 @@ def predict(
     kept_gb = np.maximum(kept_mb(workload, platform, terms, w) / 1000, platform.least_kept_gb)
     hourly = platform.price_server_hour + kept_gb * platform.price_gb_hour
     storage = moved * platform.price_mb + hourly * seconds / 3600 + direct_usd
-    dies = dies_too_early(hand, each + own, iterations)
+    dies = dies_too_early(hand, each + own, iterations, evaluate)
     return Prediction(
         seconds=np.where(dies, np.inf, seconds), cost_usd=np.where(dies, np.inf, functions + requests + storage),
         iteration_s=each + own,

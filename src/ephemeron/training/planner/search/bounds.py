@@ -243,7 +243,8 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
         if len(mine):
             some = t, b.column[mine], c[LIVES].take(mine, axis=1), r.take(mine), epochs
             loops = epochs * (epoch + n * own)[mine], epochs * (all_epoch / w0 + n * own)[mine]
-            more_s, more_usd = _lives(*some, each[mine], load[mine], iterations[mine], *loops)
+            evaluation = (of("evaluate_s") / w1 + of("evaluate_each_s"))[mine]
+            more_s, more_usd = _lives(*some, each[mine], load[mine], iterations[mine], *loops, evaluation)
             seconds[mine] += more_s
             usd[mine] += more_usd
     empty = ~r.some | (of("low_mb") * w0 > (space.total_memory_mb or np.inf)) | (t.largest_batch[b.column] < 1)
@@ -256,6 +257,7 @@ LIVES = slice(PLACE["cold_s"], PLACE["init_s"] + 1)
 
 def _lives(
     t: Tables, column: Array, c: Array, r: Ranges, epochs: int, each: Array, load: Array, iterations: Array, loop: Array, work: Array,
+    evaluation: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Least seconds and US dollars that hand-offs add to blocks; infinite where the timeout is too short.
 
@@ -265,6 +267,7 @@ def _lives(
         each, load, iterations, loop: of the block, at least: seconds of an iteration that is whole, and of loading; how many
             iterations there are, and what all of them take.
         work: what is billed of a function for them, at least.
+        evaluation: seconds of one, at least.
     """
 
     def of(name: str) -> Array:
@@ -280,5 +283,5 @@ def _lives(
     both = least_lives(hand, each, iterations, whole=iterations - epochs, loop_s=loop, billed_s=work)
     seconds = np.minimum(*(x.seconds for x in both))
     usd = r.w0 * np.minimum(*(x.billed_s * of("gb_usd") + x.relays * of("invoke_usd") for x in both))
-    dies = dies_too_early(hand, each, iterations)
+    dies = dies_too_early(hand, each, iterations, evaluation)
     return tuple(np.where(dies, np.inf, np.where(known, x, 0.0)) for x in (seconds, usd))  # type: ignore[return-value]
