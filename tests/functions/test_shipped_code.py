@@ -29,8 +29,8 @@ from ephemeron.functions.shipped_code import (
     decode_function,
     dumps,
     encode_function,
-    loads,
 )
+from ephemeron.user_code import unpickled
 
 KEYS = CodeKeys("run.code")
 KEY = SigningKey.new()
@@ -199,6 +199,6 @@ def test_damaged_headers_are_no_functions():
     "value", [1, "a", b"b", None, (1, [2.0, {"a": True}]), {1: "x"}, np.arange(3.0), (np.float32(1.5), {"s"})]
 )
 def test_values_come_back(value):
-    again = loads(dumps(value, what="argument"))
+    again = unpickled(dumps(value, what="argument"))
     assert type(again) is type(value)
     assert np.all(again == value)

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
@@ -20,6 +19,7 @@ from typing import Any
 
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError
+from ephemeron.user_code import guarded, where_raised
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _lock = threading.RLock()
@@ -67,25 +67,12 @@ def put_in_front(folders: Sequence[Path]) -> None:
         _put_in_front(wanted)
 
 
-def where_raised(error: BaseException, folders: Sequence[Path] = ()) -> str:
-    """`ValueError: text (model.py, line 12)`: the innermost line in the user's folders, or the innermost at all."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"SyntaxError: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    roots = [folder.resolve() for folder in folders]
-    own = [f for f in frames if any(Path(f.filename).is_relative_to(root) for root in roots)]
-    if not frames:
-        return text
-    frame = (own or list(frames))[-1]
-    return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
-
-
 def _import(target: str, module_name: str, folders: list[str]) -> ModuleType:
     _forget_other_jobs(module_name.partition(".")[0], folders, target)
     _put_in_front(folders)
     try:
-        return importlib.import_module(module_name)
+        with guarded():
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as e:
         if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
             raise JobError(f"{target}: importing {module_name} raised {_raised(e, folders)}") from e
@@ -93,7 +80,7 @@ def _import(target: str, module_name: str, folders: list[str]) -> ModuleType:
         raise JobError(
             f"{target}: there is no module {e.name!r} in {searched}", remedy="add its folder to 'code'"
         ) from None
-    except (Exception, SystemExit) as e:
+    except Exception as e:
         raise JobError(f"{target}: importing {module_name} raised {_raised(e, folders)}") from e
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.config.typed import near
-from ephemeron.config.user_code import where_raised
 from ephemeron.errors import EphemeronError, JobError
+from ephemeron.user_code import guarded, where_raised
 
 
 def call(target: str, function: Any, options: Mapping[str, object], code: Sequence[Path]) -> Any:
@@ -22,7 +22,8 @@ def call(target: str, function: Any, options: Mapping[str, object], code: Sequen
         raise JobError(f"{target} is not callable but {type(function).__name__}", remedy="name a function")
     _check_options(target, function, options)
     try:
-        return function(**options)
+        with guarded():
+            return function(**options)
     except EphemeronError:
         raise
     except Exception as e:

@@ -18,6 +18,7 @@ from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, opened
 from ephemeron.executor.session import Session, Submission
 from ephemeron.functions import simulation
+from ephemeron.user_code import line_of
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Driver(ABC):
         except BaseException as e:  # noqa: BLE001 - every future tells it
             if not isinstance(e, EphemeronError):
                 _log.exception("the executor has failed")
-                e = PlatformError(f"the executor has failed: {type(e).__name__}: {e}")
+                e = PlatformError(f"the executor has failed: {line_of(e)}")
             self._error = e
             self._session.fail(e)
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import build, plain
-from ephemeron.config.user_code import where_raised
 from ephemeron.errors import JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_dir import CODE_FILE
 from ephemeron.training.driver.trained import best_weights, record_of
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.user_code import where_raised
 
 if TYPE_CHECKING:
     from ephemeron.executor.session import Bill

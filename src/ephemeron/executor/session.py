@@ -19,12 +19,12 @@ from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import Place, PlaceOptions
-from ephemeron.functions.shipped_code import loads
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.queue import TaskQueue
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.planner.prices import Prices
+from ephemeron.user_code import line_of, unpickled
 
 _log = logging.getLogger(__name__)
 
@@ -392,9 +392,9 @@ class Session:
                 self.failed += 1
             else:
                 try:
-                    value = loads(data)
+                    value = unpickled(data)
                 except Exception as e:  # noqa: BLE001 - a class that this process cannot import
-                    future.set_exception(TaskFailed(f"its result cannot be read here: {e!r}", task=result.id))
+                    future.set_exception(TaskFailed(f"its result cannot be read here: {line_of(e)}", task=result.id))
                 else:
                     future.set_result(value)
 

@@ -14,13 +14,14 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.direct.transport import Transport
 from ephemeron.events import Event
 from ephemeron.functions.base import Call
+from ephemeron.user_code import guarded
 
 T = TypeVar("T")
 
 
 class Compute(Protocol):
     """Runs a computation over some samples, divided into batches that are computed one after another; the clock advances by its
-    duration."""
+    duration. What it raises is an `Exception`, see `user_code`."""
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T: ...
 
@@ -42,10 +43,15 @@ class ThreadCompute:
             torch.set_num_threads(self.threads)
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    with guarded():
+        return work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

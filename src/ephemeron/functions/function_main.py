@@ -32,7 +32,6 @@ from ephemeron.events import Event, to_json
 from ephemeron.functions import entries
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context, ThreadCompute
-from ephemeron.functions.failure import failure
 from ephemeron.functions.forking import serve_forks, take_over
 from ephemeron.functions.function_output import printed_to, warnings_emitted
 from ephemeron.functions.process_messages import (
@@ -52,6 +51,7 @@ from ephemeron.functions.process_messages import (
     host_message,
 )
 from ephemeron.functions.process_reset import ProcessSnapshot, renew_randomness
+from ephemeron.user_code import failure, never_interrupted
 
 _Accepted: TypeAlias = "asyncio.Future[None]"
 
@@ -147,6 +147,7 @@ class HostLine:
 def main() -> None:
     """Serves the host until it closes the connection."""
     logs.configure()
+    never_interrupted()
     host = int(sys.argv[2])
     _die_with_parent(host)
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -166,7 +167,7 @@ def _fresh(sock: socket.socket) -> HostLine:
     line.calls.get()
     try:
         _prepare()
-    except Exception as e:  # noqa: BLE001 - any exception of an import is the function's failure
+    except BaseException as e:  # noqa: BLE001 - any exception of an import is the function's failure
         error, trace = failure(e)
         line.send(StartFailed(error=error, traceback=trace))
         line.flush()
@@ -204,7 +205,7 @@ def _serve(line: HostLine, message: InvokeMessage) -> None:
         _log.debug("invocation %s begins", message.invocation)
         try:
             value = asyncio.run(_handle(line, message, scratch))
-        except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - the user's
+        except BaseException as e:  # noqa: BLE001 - whatever ends the loop is the user's: the host ends processes, not exceptions
             raised = failure(e)
             sys.stderr.write(raised[1])
         _log.debug("invocation %s ends", message.invocation)

@@ -26,6 +26,7 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import put_in_front, resolve
 from ephemeron.errors import ChannelError, CorruptMessage, JobError, MissingExtra
+from ephemeron.user_code import guarded, line_of, unpickled
 
 Shipped: TypeAlias = Callable[..., Any]
 
@@ -112,10 +113,11 @@ def dumps(value: object, *, what: str) -> bytes:
     except ModuleNotFoundError:
         raise MissingExtra("cloudpickle", "notebook") from None
     try:
-        data: bytes = cloudpickle.dumps(value, protocol=PROTOCOL)
+        with guarded():
+            data: bytes = cloudpickle.dumps(value, protocol=PROTOCOL)
     except Exception as e:  # any error of a user's object when it is pickled
         raise JobError(
-            f"{what} cannot be sent to a function: {type(e).__name__}: {e}",
+            f"{what} cannot be sent to a function: {line_of(e)}",
             remedy="open files, connections and locks inside the function that runs there",
         ) from e
     return data
@@ -131,11 +133,6 @@ def _is_plain(value: object) -> bool:
     if kind is dict:
         return all(_is_plain(k) and _is_plain(v) for k, v in value.items())  # type: ignore[attr-defined]
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject  # type: ignore[attr-defined]
-
-
-def loads(data: memoryview | bytes) -> Any:
-    """The inverse of `dumps`. The bytes must be verified: a pickle executes what it says."""
-    return pickle.loads(data)
 
 
 def _callable(found: object, name: str) -> Shipped:
@@ -192,9 +189,11 @@ class CodeLoader:
         if folders:
             put_in_front(folders)
         try:
-            return _callable(loads(pickled), header.name)
-        except (ImportError, AttributeError) as e:
-            raise JobError(f"{header.name} cannot be loaded where it runs: {type(e).__name__}: {e}") from e
+            return _callable(unpickled(pickled), header.name)
+        except JobError:
+            raise
+        except Exception as e:
+            raise JobError(f"{header.name} cannot be loaded where it runs: {line_of(e)}") from e
 
     async def _unpack(self, digest: str) -> Sequence[Path]:
         if self._scratch is None:

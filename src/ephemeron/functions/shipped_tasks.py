@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ephemeron.errors import ChannelEmptied, JobError
-from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps, loads
+from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction
+from ephemeron.user_code import unpickled
 
 
 def code_keys(run: str) -> CodeKeys:
@@ -119,7 +120,7 @@ class ShippedResolver(Resolver):
 
 
 def _arguments(task: TaskSpec, inputs: Sequence[memoryview]) -> Any:
-    return loads(task.payload or inputs[0])
+    return unpickled(task.payload or inputs[0])
 
 
 def _call(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:
@@ -140,7 +141,7 @@ def _fold(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview])
 
 def _combine(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:
     [combine] = code
-    return _result(functools.reduce(combine, map(loads, inputs)))
+    return _result(functools.reduce(combine, map(unpickled, inputs)))
 
 
 def _result(value: object) -> bytes:

@@ -30,10 +30,10 @@ from ephemeron.events import Event, Invoked, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, Reason, ended_event
 from ephemeron.functions.context import Context
 from ephemeron.functions.entries import Entry, check_entry, known, serve
-from ephemeron.functions.failure import failure
 from ephemeron.functions.simulation.blackouts import Blackouts
 from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
+from ephemeron.user_code import failure, guarded
 
 T = TypeVar("T")
 
@@ -307,7 +307,7 @@ class SimulatedCompute:
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         began = time.thread_time()
-        with one_thread():
+        with one_thread(), guarded():
             result = work()
         await asyncio.sleep(self._seconds(samples, batches, time.thread_time() - began))
         return result

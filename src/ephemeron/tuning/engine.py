@@ -34,6 +34,7 @@ from ephemeron.tuning.trial import (
     TrialRun,
     recorded,
 )
+from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
     import optuna
@@ -276,7 +277,7 @@ class Engine:
         except UserError as e:
             return self._not_begun(trial, " ".join(str(e).split()))
         except EphemeronError as e:
-            return self._tell(trial, "failed", f"{type(e).__name__}: {' '.join(str(e).split())}")
+            return self._tell(trial, "failed", line_of(e))
         finally:
             del self._trials[trial.number]
         assert isinstance(result, Result)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ephemeron.data.flow import Flow
-from ephemeron.data.flow.collate import Collator
-from ephemeron.data.flow.prefetch import Inline, Prefetcher, collated
+from ephemeron.data.flow.collate import Collator, collated
+from ephemeron.data.flow.prefetch import Inline, Prefetcher
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
 from ephemeron.data.service.flow_definition import define
 from ephemeron.errors import SampleFailed
@@ -149,4 +149,4 @@ def test_a_job_s_batches_are_pairs(sample, match):
         Prefetcher(loading=loading, strategy=Inline(loading)).get(
             0, lambda i: [SampleRequest(index=0), SampleRequest(index=1)]
         )
-    assert collated([(1, 2), (3, 4)], Collator(list), loading, [SampleRequest(index=0)]) == ((1, 2), (3, 4))
+    assert collated([(1, 2), (3, 4)], Collator(list), loading.flow, [SampleRequest(index=0)]) == ((1, 2), (3, 4))

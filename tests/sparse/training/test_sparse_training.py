@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import os
 import re
 import signal
@@ -13,13 +15,15 @@ import pytest
 from counting_model import Counting
 
 from ephemeron.data.tables import csr_batch
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, RunFailed, TaskFailed
 from ephemeron.executor import FunctionExecutor
 from ephemeron.sparse.models import LogisticRegression
 from ephemeron.sparse.store import AdaGrad
 from ephemeron.sparse.training import fit
 from ephemeron.sparse.training.minibatches import Schedule
+from ephemeron.sparse.training.part import Part
 from ephemeron.sparse.training.ring import Ring
+from ephemeron.sparse.training.shares import MOST_LOSSES, Shares, ShareWatcher
 from running import command_of
 from sparse_data import FEATURES, prepared
 
@@ -193,3 +197,44 @@ def _dense(dataset):
             x[at, batch.indices[batch.indptr[row] : batch.indptr[row + 1]]] = 1
             at += 1
     return x, np.concatenate([b.labels for b in batches])
+
+
+class _Progress:
+    """The part of a store's client that `Shares` needs: no progress is stored."""
+
+    async def get(self, key):
+        return None
+
+
+def _shares_that_end_with(error):
+    begun = []
+
+    def start(part):
+        begun.append(part.attempt)
+        task = concurrent.futures.Future()
+        task.set_exception(error)
+        return task
+
+    part = Part(run="r", rank=0, attempt=0, model=None, dataset=None, schedule=None, addresses=())
+    with pytest.raises(RunFailed) as found:
+        asyncio.run(Shares(start, _Progress(), [part], ShareWatcher()).trained())
+    return begun, str(found.value)
+
+
+def test_code_that_raises_is_not_tried_on_another_function(monkeypatch):
+    monkeypatch.setattr("ephemeron.sparse.training.shares.LOOK_S", 0.0)
+    for text in ("ModuleNotFoundError: No module named 'mine'", "CancelledError", "Own: enough", "KeyError: 7"):
+        begun, said = _shares_that_end_with(TaskFailed(text, task="t", traceback="Traceback ..."))
+        assert (len(begun), said) == (1, f"run r failed: share 0: {text}")
+
+
+def test_a_function_that_is_lost_is_replaced(monkeypatch):
+    monkeypatch.setattr("ephemeron.sparse.training.shares.LOOK_S", 0.0)
+    for error in (
+        TaskFailed("killed, or out of memory", task="t"),
+        TaskFailed("ServiceUnreachable: no answer", task="t", traceback="Traceback ..."),
+        TaskFailed("ConnectionResetError: gone", task="t", traceback="Traceback ..."),
+    ):
+        begun, said = _shares_that_end_with(error)
+        assert len(begun) == MOST_LOSSES + 1
+        assert "21 functions were lost" in said

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ephemeron.communication.rpc.frame import Buffer, Frame, FrameLimits, FrameMessage, Kind, Receive, Tag, message
 from ephemeron.communication.rpc.objects import object_message
 from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError
+from ephemeron.user_code import text_of
 
 
 class CallRequest(NamedTuple):
@@ -173,7 +174,7 @@ def remote_error(frame: Frame) -> RemoteError:
 
 def fault(error: BaseException) -> Tag:
     """The tag of an ERROR frame."""
-    return {"type": type(error).__name__, "text": str(error)[:4_000]}
+    return {"type": type(error).__name__, "text": text_of(error)}
 
 
 def deadline_of(frame: Frame) -> float | None:

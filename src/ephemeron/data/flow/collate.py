@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.pickle_socket import SHARED, Arena, PickleSocket, aligned, can_share
-from ephemeron.data.flow.sample_loader import SampleRequest
+from ephemeron.data.flow.sample_loader import COLLATE, SampleRequest
 from ephemeron.data.randomness import (
     batch_seed,
     generator_argument,
@@ -26,6 +27,8 @@ from ephemeron.data.randomness import (
     kept,
     seed_everything,
 )
+from ephemeron.errors import SampleFailed
+from ephemeron.user_code import guarded, line_of
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -63,6 +66,72 @@ class Collator:
             return self.function(samples)
         own = random.getrandbits(64) if seed is None else seed
         return partial(self.function, **generator_argument(self._asks, own))(samples)
+
+
+def collated(
+    samples: list[Any], collator: Collator, flow: FlowDescription, items: Sequence[SampleRequest], *, pairs: bool = True
+) -> Any:
+    """A batch of these samples.
+
+    Args:
+        samples: in order.
+        collator: makes the batch.
+        flow: that they are from.
+        items: requests of the whole batch, also of samples that failed.
+        pairs: whether the batch is to be a pair of inputs and targets.
+
+    Raises:
+        SampleFailed: they cannot be collated, or the batch is no pair of inputs and targets.
+    """
+    try:
+        with guarded():
+            batch = collator(samples, items)
+        return as_pair(batch) if pairs else batch
+    except Exception as e:
+        to = " to (inputs, targets)" if pairs else ""
+        text = f"{len(samples)} samples from this one on cannot be put together{to}: {line_of(e)[:300]}{_odd(samples, items)}"
+        raise SampleFailed(
+            text, flow=f"{flow.name}@{flow.version}", dataset=str(flow.source),
+            index=items[0].index, step=COLLATE,
+        ) from e  # fmt: skip
+
+
+def _odd(samples: Sequence[Any], items: Sequence[SampleRequest]) -> str:
+    """The first sample that is made otherwise than the first one, as a part of a sentence; empty: none is known."""
+    if len(samples) != len(items):  # some were skipped
+        return ""
+    first = _form(samples[0])
+    for item, sample in zip(items, samples, strict=True):
+        if (form := _form(sample)) != first:
+            return f"; sample {item.index} is {form[:100]}, sample {items[0].index} is {first[:100]}"
+    return ""
+
+
+def _form(sample: Any) -> str:
+    """Shapes and types of a sample."""
+    if isinstance(sample, Mapping):
+        return f"{{{', '.join(f'{key}: {_form(value)}' for key, value in sample.items())}}}"
+    if type(sample) in (tuple, list):
+        return f"({', '.join(map(_form, sample))})"
+    shape = getattr(sample, "shape", None)
+    return type(sample).__name__ if shape is None else f"{type(sample).__name__}{list(shape)}"
+
+
+def as_pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as a pair: input of the model, and target of the loss.
+
+    Raises:
+        TypeError: it has other parts; the message names them.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, Mapping):
+        what = f"a {type(batch).__name__} with the keys {', '.join(map(repr, batch))}"
+    elif isinstance(batch, tuple | list):
+        what = f"a {type(batch).__name__} of {len(batch)} parts"
+    else:
+        what = f"a {type(batch).__name__}"
+    raise TypeError(f"the batch is {what}, not a pair of inputs and targets: make one in a step or a collate function")
 
 
 class Stacking:

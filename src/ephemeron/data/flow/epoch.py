@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.data.flow.backend import LoaderBackend
-from ephemeron.data.flow.collate import Collator
+from ephemeron.data.flow.collate import Collator, collated
 from ephemeron.data.flow.counters import FlowCounters
 from ephemeron.data.flow.fork_pool import ChunkDone, Collated
 from ephemeron.data.flow.sample_loader import COLLATE, SampleRequest
@@ -176,7 +176,8 @@ class Epoch:
             return batch.collated.value
         samples = self._settle(batch)
         began = time.perf_counter()
-        value = self.terms.collator(samples, self._items(batch.indices, batch.stream))
+        items = self._items(batch.indices, batch.stream)
+        value = collated(samples, self.terms.collator, self.terms.read.loading.flow, items, pairs=False)
         counters.loading.add(COLLATE, time.perf_counter() - began)
         counters.samples += len(samples)
         return value

@@ -35,6 +35,7 @@ from ephemeron.data.flow.pickle_socket import Arena, PickleSocket
 from ephemeron.data.flow.sample_loader import COLLATE, NETWORK, SampleLoader, SampleRequest, StageTimings
 from ephemeron.data.randomness import mark_loader_process
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
+from ephemeron.user_code import guarded, never_interrupted, text_of
 
 AT_ONCE = 2
 """Chunks of a loader: one under way, one queued, so that it never waits for the trainer."""
@@ -383,6 +384,7 @@ def _child(work: Callable[[], None], not_ours: list[socket.socket], *, dies_with
 
 def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
     mark_loader_process()
+    never_interrupted()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
@@ -402,7 +404,7 @@ def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None
         began = time.perf_counter()
         try:
             line.send((number, results, loading.seconds), arena)
-        except (pickle.PicklingError, TypeError, AttributeError) as e:
+        except pickle.PicklingError as e:
             line.send((number, [_unsendable(loading, item, e) for item in items], loading.seconds))
         sending = time.perf_counter() - began
         del results, arena, items
@@ -416,10 +418,11 @@ def collated(
         return results, None
     began = time.perf_counter()
     try:
-        if isinstance(collator.function, Stacking):
-            value, arena = collator.function.into_arena(results, line)
-        else:
-            value, arena = collator(results, items), None
+        with guarded():
+            if isinstance(collator.function, Stacking):
+                value, arena = collator.function.into_arena(results, line)
+            else:
+                value, arena = collator(results, items), None
         return Collated(value, len(results)), arena
     except Exception:  # noqa: BLE001 - it is raised again in the trainer
         return results, None
@@ -429,6 +432,6 @@ def collated(
 
 def _unsendable(loading: SampleLoader, item: SampleRequest, e: Exception) -> SampleFailed:
     return SampleFailed(
-        f"its result cannot be sent: {e}", flow=loading.flow.name, dataset=str(loading.flow.source), index=item.index,
+        f"its result cannot be sent: {text_of(e)}", flow=loading.flow.name, dataset=str(loading.flow.source), index=item.index,
         step=loading.flow.steps[-1].name if loading.flow.steps else "read",
     )  # fmt: skip

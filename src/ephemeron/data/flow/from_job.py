@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from ephemeron.config.user_code import resolve
-from ephemeron.data.flow.collate import Collate, Collator, Stacking
+from ephemeron.data.flow.collate import Collate, Collator, Stacking, collated
 from ephemeron.data.flow.description import FlowSource
 from ephemeron.data.flow.determinism import warn_if_unrepeatable
 from ephemeron.data.flow.flow import Flow
-from ephemeron.data.flow.prefetch import collated
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
 from ephemeron.data.flow_spec import DataProvider, FlowPart, FlowSpec
 from ephemeron.data.shuffle import Indices
@@ -102,7 +101,7 @@ def find_flow(
     samples = _try(train, chosen, data, seed, where)
     requests = [SampleRequest(index=int(i), seed=seed) for i in chosen[:TRIED]]
     try:
-        batch = collated(samples, Collator(collate), train, requests, pairs=spec.pairs)
+        batch = collated(samples, Collator(collate), train.flow, requests, pairs=spec.pairs)
     except SampleFailed as e:
         remedy = "bring samples to one shape in a step, or name a function with data.collate"
         raise JobError(f"{where}: {e}", remedy=remedy) from e

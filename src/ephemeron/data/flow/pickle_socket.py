@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from ephemeron.user_code import guarded, line_of
+
 SHARED = 1 << 20
 """Bytes from which on arrays go through shared memory."""
 KEPT_BYTES = 1 << 30
@@ -162,17 +164,18 @@ class PickleSocket:
             arena: holds some of its arrays; from `arena`.
 
         Raises:
-            PicklingError, TypeError, AttributeError: the value cannot be pickled; nothing was sent.
+            PicklingError: the value cannot be pickled; nothing was sent.
             OSError: the other side is gone.
         """
         buffers: list[pickle.PickleBuffer] = []
         head = io.BytesIO()
         try:
-            TensorPickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
-        except BaseException:
+            with guarded():
+                TensorPickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
+        except BaseException as e:
             if arena is not None:
                 arena.memory[0] = 0
-            raise
+            raise pickle.PicklingError(line_of(e)) from e
         parts = [b.raw() for b in buffers]
         places = [None if arena is None else arena.offset(part) for part in parts]
         loose = [part for part, place in zip(parts, places, strict=True) if place is None]

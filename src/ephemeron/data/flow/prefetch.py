@@ -15,7 +15,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from ephemeron.data.batch_source import TrainingBatch
-from ephemeron.data.flow.collate import Collate, Collator, Stacking
+from ephemeron.data.flow.collate import Collate, Collator, Stacking, as_pair, collated
 from ephemeron.data.flow.fork_pool import ChunkDone, Collated, LoaderPool
-from ephemeron.data.flow.sample_loader import COLLATE, SampleLoader, SampleRequest, StageTimings
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings
 from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import SampleFailed
 from ephemeron.units import MB
@@ -212,7 +212,7 @@ class Prefetcher:
     def _settle(self, items: Sequence[SampleRequest], done: ChunkDone) -> TrainingBatch:
         if isinstance(done.results, Collated):
             value = done.results.value
-            return TrainingBatch(_pair(value) if self.pairs else value, done.results.samples)
+            return TrainingBatch(as_pair(value) if self.pairs else value, done.results.samples)
         samples, skipped, failure = [], 0, ""
         retry = _RETRY.fullmatch(self.on_error)
         for item, result in zip(items, done.results, strict=True):
@@ -232,53 +232,8 @@ class Prefetcher:
             return TrainingBatch(None, 0, skipped, failure)
         if self._collator is None:
             self._collator = Collator(self.collate)
-        batch = collated(samples, self._collator, self.loading, items, pairs=self.pairs)
+        batch = collated(samples, self._collator, self.loading.flow, items, pairs=self.pairs)
         return TrainingBatch(batch, len(samples), skipped, failure)
-
-
-def collated(
-    samples: list[Any], collator: Collator, loading: SampleLoader, items: Sequence[SampleRequest], *, pairs: bool = True
-) -> Any:
-    """A batch of these samples.
-
-    Args:
-        samples: in order.
-        collator: makes the batch.
-        loading: the flow that they are from.
-        items: requests of the whole batch, also of samples that failed.
-        pairs: whether the batch is to be a pair of inputs and targets.
-
-    Raises:
-        SampleFailed: they cannot be collated, or the batch is no pair of inputs and targets.
-    """
-    try:
-        batch = collator(samples, items)
-        return _pair(batch) if pairs else batch
-    except Exception as e:
-        flow = loading.flow
-        to = " to (inputs, targets)" if pairs else ""
-        text = f"{len(samples)} samples from this one on cannot be put together{to}: {type(e).__name__}: "
-        raise SampleFailed(
-            text + " ".join(str(e).split())[:300], flow=f"{flow.name}@{flow.version}", dataset=str(flow.source),
-            index=items[0].index, step=COLLATE,
-        ) from e  # fmt: skip
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    """A batch as a pair: input of the model, and target of the loss.
-
-    Raises:
-        TypeError: it has other parts; the message names them.
-    """
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, Mapping):
-        what = f"a {type(batch).__name__} with the keys {', '.join(map(repr, batch))}"
-    elif isinstance(batch, tuple | list):
-        what = f"a {type(batch).__name__} of {len(batch)} parts"
-    else:
-        what = f"a {type(batch).__name__}"
-    raise TypeError(f"the batch is {what}, not a pair of inputs and targets: make one in a step or a collate function")
 
 
 def load_strategy(loading: SampleLoader, *, loaders: int, own_process: bool, collate: Collate) -> LoadStrategy:

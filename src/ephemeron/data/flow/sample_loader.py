@@ -31,6 +31,7 @@ from ephemeron.data.randomness import (
     stage_seed,
 )
 from ephemeron.errors import EphemeronError, JobError, SampleFailed
+from ephemeron.user_code import guarded, line_of, raised_by
 
 READ, NETWORK, COLLATE = "read", "network", "collate"
 """Names of the stages beside the steps: from the store, from loader to trainer, from samples to a batch."""
@@ -167,7 +168,8 @@ class SampleLoader:
             watch.begin()
         began = time.perf_counter()
         try:
-            found = list(many([item.index for item in items]))
+            with guarded():
+                found = list(many([item.index for item in items]))
         except Exception:  # noqa: BLE001 - the sample that failed is found when each is read alone
             return None
         finally:
@@ -182,7 +184,8 @@ class SampleLoader:
             self.seed(item, 0)
         began = time.perf_counter()
         try:
-            return self.dataset[item.index]
+            with guarded():
+                return self.dataset[item.index]
         except Exception as e:  # noqa: BLE001 - any error of a dataset belongs to a sample
             return self._failed(item, READ, e)
         finally:
@@ -195,7 +198,8 @@ class SampleLoader:
                 seed = self.seed(item, number + 1)
                 began = time.perf_counter()
                 try:
-                    sample = self._handed(number, step, seed).apply(sample)
+                    with guarded():
+                        sample = self._handed(number, step, seed).apply(sample)
                 except Exception as e:  # noqa: BLE001 - the user's code
                     return self._failed(item, step.name, e)
                 finally:
@@ -235,9 +239,9 @@ class SampleLoader:
         return replace(step, function=partial(step.function, **generator_argument(name, own)))
 
     def _failed(self, item: SampleRequest, stage: str, e: Exception) -> SampleFailed:
-        file = getattr(e, "file", "") or self._file_of(item.index)
+        file = getattr(raised_by(e), "file", "") or self._file_of(item.index)
         return SampleFailed(
-            f"{type(e).__name__}: {' '.join(str(e).split())[:500]}", flow=self._salt, dataset=str(self.flow.source),
+            line_of(e)[:500], flow=self._salt, dataset=str(self.flow.source),
             index=item.index, step=stage, file=str(file),
         )  # fmt: skip
 

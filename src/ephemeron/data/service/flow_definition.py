@@ -21,6 +21,7 @@ import xxhash
 
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.errors import JobError
+from ephemeron.user_code import guarded, line_of
 
 MOST_BYTES = 256 << 20
 
@@ -88,16 +89,17 @@ def _dumps(flow: FlowDescription) -> bytes:
     except ModuleNotFoundError:
         cloudpickle = None
     try:
-        if cloudpickle is not None:
-            whole: bytes = cloudpickle.dumps(flow, protocol=5)
-            return whole
-        file = io.BytesIO()
-        _ByName(file, protocol=5).dump(flow)
-        return file.getvalue()
+        with guarded():
+            if cloudpickle is not None:
+                whole: bytes = cloudpickle.dumps(flow, protocol=5)
+                return whole
+            file = io.BytesIO()
+            _ByName(file, protocol=5).dump(flow)
+            return file.getvalue()
     except Exception as e:  # any error of a user's object when it is pickled
         hint = "" if cloudpickle is not None else "; or: pip install 'ephemeron[data]'"
         raise JobError(
-            f"flow {flow.name} cannot be sent to loaders: {type(e).__name__}: {e}",
+            f"flow {flow.name} cannot be sent to loaders: {line_of(e)}",
             remedy=f"use functions of modules, without open files or locks{hint}",
         ) from e
 

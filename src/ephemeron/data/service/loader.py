@@ -30,6 +30,7 @@ from ephemeron.data.service.settings import ServiceLoaderOptions
 from ephemeron.data.service.shard_state import SampleKey, SerializedSample
 from ephemeron.errors import CallTimedOut, ConnectionLost, SampleFailed, ServiceUnreachable
 from ephemeron.functions.context import Context
+from ephemeron.user_code import guarded, line_of
 
 AHEAD = 16
 """Samples read ahead."""
@@ -135,7 +136,8 @@ class _Work:
                         half = half if half_cost_s * WORTH_BYTES_PER_S > half.nbytes else None
                     sample = self._loading.steps(item, sample, first=self._first)
             cost_s = half_cost_s + time.perf_counter() - began
-            done = pack(sample, cost_s=cost_s, failed=isinstance(sample, SampleFailed))
+            with guarded():
+                done = pack(sample, cost_s=cost_s, failed=isinstance(sample, SampleFailed))
         except Exception as e:  # noqa: BLE001 - anything that a user's object raises when it is pickled
             done, half = pack(self._unsendable(name, e), failed=True), None
         return done, half
@@ -143,7 +145,7 @@ class _Work:
     def _unsendable(self, name: SampleKey, e: Exception) -> SampleFailed:
         flow = self._loading.flow
         return SampleFailed(
-            f"its result cannot be sent: {type(e).__name__}: {e}", flow=f"{flow.name}@{flow.version}",
+            f"its result cannot be sent: {line_of(e)}", flow=f"{flow.name}@{flow.version}",
             dataset=str(flow.source), index=name.sample, step=flow.steps[-1].name if flow.steps else "read",
         )  # fmt: skip
 

@@ -33,6 +33,7 @@ from ephemeron.data.service.sample_codec import samples_in, unpack
 from ephemeron.data.service.shared import SharedStream
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import EphemeronError, SampleFailed
+from ephemeron.user_code import guarded
 
 HEARTBEAT_S = 1.0
 MOST_THREADS = 32
@@ -275,7 +276,8 @@ class RemotePool:
         chunk.parts.clear()
         if self._collate is not None and samples and not chunk.failed:
             try:
-                samples = Collated(self._collate.in_place(samples), len(samples))
+                with guarded():
+                    samples = Collated(self._collate.in_place(samples), len(samples))
             except Exception:  # noqa: BLE001 - it is raised again where the caller sees it
                 pass
         self._results.put(ChunkDone(chunk.number, samples, chunk.seconds, chunk.nbytes))

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.config.user_code import resolve, where_raised
+from ephemeron.config.user_code import resolve
 from ephemeron.data.formats.one_line import one_line
 from ephemeron.data.randomness import generators_in, kept, sample_seed, seed_everything
 from ephemeron.data.samples import Array, Samples
 from ephemeron.data.spec import DataSpec
 from ephemeron.data.user_function import call
 from ephemeron.errors import JobError
+from ephemeron.user_code import guarded, where_raised
 
 
 def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
@@ -103,14 +104,16 @@ def _check_map_style(dataset: Any, where: str) -> None:
 
 def _length(dataset: Any, where: str, code: Sequence[Path]) -> int:
     try:
-        return len(dataset)
+        with guarded():
+            return len(dataset)
     except Exception as e:
         raise JobError(f"{where}: len() raised {where_raised(e, code)}") from e
 
 
 def _pair(dataset: Any, index: int, where: str, code: Sequence[Path]) -> tuple[Array, Array]:
     try:
-        sample = dataset[index]
+        with guarded():
+            sample = dataset[index]
     except Exception as e:
         raise JobError(f"{where}: sample {index} raised {where_raised(e, code)}") from e
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:

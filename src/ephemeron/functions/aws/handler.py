@@ -85,8 +85,9 @@ def _serve(
 ) -> tuple[HandlerOutcome, bool]:
     """Runs the entry; returns its outcome, and whether the process is fit for another one."""
     from ephemeron.functions.aws.managed_instances import VCPUS
-    from ephemeron.functions.failure import failure
+    from ephemeron.user_code import failure, never_interrupted
 
+    never_interrupted()
     vcpus = float(os.environ.get(VCPUS, 0.0)) or Limits().vcpus(int(context.memory_limit_in_mb))
     for name in _THREADS:
         os.environ.setdefault(name, str(max(1, int(vcpus))))
@@ -99,7 +100,7 @@ def _serve(
         _prepare()
         clean = ProcessSnapshot(scratch)
         value = asyncio.run(_run(call, envelope, reporter, context, deadline, scratch, vcpus, cold))
-    except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - it is the user's
+    except BaseException as e:  # noqa: BLE001 - whatever ends the loop is the user's
         line, trace = failure(e)
         value, error = {}, f"{line}\n{trace}"
         sys.stderr.write(trace)

@@ -7,6 +7,7 @@ thread; code that blocks in C ends its task when it returns, or not at all: then
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -14,25 +15,25 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ephemeron.functions.failure import failure
-from ephemeron.functions.tasks import resolver
 from ephemeron.functions.tasks.model import TaskSpec
 from ephemeron.functions.tasks.resolver import TaskFunction
+from ephemeron.user_code import Interruption, failure, guarded, raised_by
 
 _STACK_CHARACTERS = 8_000
 
 
-class TaskInterrupted(BaseException):
-    """Raised in the thread of a task that is to end. Not an `Exception`, so that tasks do not catch it by mistake."""
+class TaskInterrupted(Interruption):
+    """Raised in the thread of a task that is to end."""
 
 
-_OURS = {__file__, resolver.__file__}
+_OURS = os.path.dirname(os.path.dirname(__file__))
 
 
 def _users(e: BaseException) -> BaseException:
     """The exception without frames of the executor at the beginning of its traceback."""
+    e = raised_by(e)
     trace = e.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     return e.with_traceback(trace)
 
@@ -81,11 +82,12 @@ class ComputeSlice:
             with self._lock:
                 self._thread = threading.get_ident()
             try:
-                value = job.function(job.task, job.inputs)
+                with guarded():
+                    value = job.function(job.task, job.inputs)
             finally:
                 with self._lock:
                     self._thread = None
-        except (Exception, SystemExit, TaskInterrupted) as e:  # noqa: BLE001 - the user's
+        except (Exception, TaskInterrupted) as e:  # noqa: BLE001 - the user's
             error, trace = failure(_users(e))
             return Ran(error=error, traceback=trace, compute_s=time.perf_counter() - began)
         return Ran(value=value, compute_s=time.perf_counter() - began)

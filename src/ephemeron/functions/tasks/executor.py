@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelEmptied, EphemeronError, JobError
 from ephemeron.functions.context import Compute
-from ephemeron.functions.failure import failure
 from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, TaskInterrupted
 from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
 from ephemeron.functions.tasks.followers import Follower, Followers
@@ -27,6 +26,7 @@ from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskResult, Tas
 from ephemeron.functions.tasks.queue import TaskQueue
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.result_store import StoredResult, TaskOutputs, stored_result
+from ephemeron.user_code import failure
 
 _log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from ephemeron.partition.schedule_simulator.replay import ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import Pass
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.partition.tracing.traced_module import TracedModule
+from ephemeron.user_code import guarded, line_of, raised_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,8 @@ class DeviceRun:
             return False
         begun_s = self._clock()
         try:
-            (self._forward if operation.direction == "forward" else self._backward)(operation)
+            with guarded():
+                (self._forward if operation.direction == "forward" else self._backward)(operation)
         except Exception as e:
             raise self.failure(e, operation) from e
         self.spans.append(
@@ -205,7 +207,8 @@ class DeviceRun:
         begun_s = self._clock()
         try:
             self.updates.sum_shared(received)
-            self.updates.step()
+            with guarded():
+                self.updates.step()
         except Exception as e:
             raise self.failure(e, None) from e
         self.spans.append(
@@ -221,13 +224,13 @@ class DeviceRun:
 
     def failure(self, error: Exception, operation: Operation | None) -> StageFailed:
         """`StageFailed` of an exception on this device."""
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = line_of(error)
         return StageFailed(
             text if operation is not None else f"in the optimiser's step: {text}",
             device=self.device,
             iteration=self.iteration,
             operation=operation,
-            operator=_operator_of(error.__traceback__),
+            operator=_operator_of(raised_by(error).__traceback__),
         )
 
     def _forward(self, o: Operation) -> None:

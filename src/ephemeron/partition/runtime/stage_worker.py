@@ -48,6 +48,7 @@ from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, Stage
 from ephemeron.partition.runtime.links import LinkMessage, SendingLink
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.tracing.split import ModelSplit
+from ephemeron.user_code import line_of
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def main(orders: StageProcessConfig, ready: Connection, alive: int, others_end: 
         _log.debug("stage process of device %s listens at %s", orders.device, address)
         ready.send(("ready", address))
     except BaseException as e:  # noqa: BLE001 - the leader raises it
-        ready.send(("failed", f"{type(e).__name__}: {e}"))
+        ready.send(("failed", line_of(e)))
         os._exit(1)
     process.work()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import logging
 import secrets
@@ -10,8 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
+from ephemeron import errors
 from ephemeron.config.typed import build
-from ephemeron.errors import JobError, RunFailed
+from ephemeron.errors import (
+    ChannelError,
+    JobError,
+    LinkFailed,
+    PlatformError,
+    RpcError,
+    RunFailed,
+    ServiceRefused,
+    ServiceUnreachable,
+    TaskFailed,
+)
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.training.part import Part, PartReport, progress_key, stop_key
 
@@ -94,7 +106,7 @@ class Shares:
 
         Raises:
             JobError: the fault is the user's.
-            RunFailed: functions of one share were lost again and again.
+            RunFailed: functions of one share were lost again and again, or code raised.
         """
         for part in list(self._parts):
             found = await self._stored(part)
@@ -141,6 +153,8 @@ class Shares:
         for cause in (error, error.__cause__):
             if isinstance(cause, JobError):
                 raise cause
+        if not _is_loss(error):
+            raise RunFailed(part.run, [f"share {part.rank}: {error}"]) from error
         self._lost[part.rank] += 1
         if self._lost[part.rank] > MOST_LOSSES:
             text = f"share {part.rank}: {self._lost[part.rank]} functions were lost, the last one by: {error}"
@@ -160,3 +174,15 @@ class Shares:
     async def _stored(self, part: Part) -> PartReport | None:
         data = await self._store.get(progress_key(part.run, part.rank))
         return None if data is None else build(PartReport, json.loads(data), where="progress")
+
+
+_WORLD = (ChannelError, PlatformError, RpcError, ServiceUnreachable, ServiceRefused, LinkFailed, OSError)
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether another function may do better: this one has died, or what it reached for did not answer. Code that raises raises again."""
+    if not isinstance(error, TaskFailed) or not error.traceback:
+        return True
+    name = str(error).partition(":")[0]
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, _WORLD)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ephemeron.config.user_code import where_raised
 from ephemeron.data import decode, plan_split
 from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
 from ephemeron.data.timeline import Timeline
@@ -18,6 +17,7 @@ from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.job import Job
 from ephemeron.training.metrics import Metrics
 from ephemeron.training.worker.factory import rank_seed
+from ephemeron.user_code import guarded, where_raised
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,8 @@ def evaluate(job: Job, tensors: Mapping[str, torch.Tensor]) -> Metrics:
             Program(task=task, model=model, optimizers=[], options=options), feed=feed, sampler=_Nothing(),
             exchange="gradients", seed=rank_seed(job.seed, 0), alone=True,
         )  # fmt: skip
-        return trainer.metrics([trainer.evaluate()])
+        with guarded():
+            return trainer.metrics([trainer.evaluate()])
     except EphemeronError:
         raise
     except Exception as e:

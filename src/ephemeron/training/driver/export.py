@@ -11,11 +11,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ephemeron.config.user_code import where_raised
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.trained import job_of_run, put_weights, trained_task
 from ephemeron.training.driver.training_data import training_data
+from ephemeron.user_code import guarded, line_of, where_raised
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,13 +55,13 @@ def export(result: Result, form: Format, out: Path, *, best: bool = False) -> Pa
     model.eval()
     arguments = _example(result, task, model)
     try:
-        (_onnx if form == "onnx" else _torchscript)(model, arguments, out)
+        with guarded():
+            (_onnx if form == "onnx" else _torchscript)(model, arguments, out)
     except UserError:
         raise
     except Exception as e:
-        reason = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
         raise JobError(
-            f"{type(model).__name__} cannot be written as {form}: {type(e).__name__}: {reason[:200]}",
+            f"{type(model).__name__} cannot be written as {form}: {line_of(e)[:200]}",
             remedy="export safetensors, or use result.model()",
         ) from e
     return out
@@ -90,7 +90,7 @@ def _example(result: Result, task: Task, model: nn.Module) -> inspect.BoundArgum
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     dtype = next((p.dtype for p in model.parameters()), None) if task.cast_inputs else None
     try:
-        with torch.no_grad():
+        with guarded(), torch.no_grad():
             task.evaluation_step(model, as_tensors(batch.data, dtype))
     except Exception as e:
         raise JobError(f"the evaluation raised {where_raised(e, job.code)}") from e

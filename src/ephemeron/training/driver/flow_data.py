@@ -11,9 +11,8 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.data.batch_source import BatchSource, TrainingBatch
 from ephemeron.data.flow.batch_source import encode_indices
-from ephemeron.data.flow.collate import Collator
+from ephemeron.data.flow.collate import Collator, collated
 from ephemeron.data.flow.from_job import NamedFlow
-from ephemeron.data.flow.prefetch import collated
 from ephemeron.data.flow.sample_loader import SampleRequest
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.shuffle import Indices
@@ -52,7 +51,7 @@ class FlowData:
         named = self._named
         tried = named.tried[:most]
         items = [SampleRequest(index=int(i), seed=0) for i in named.train_indices[: len(tried)]]
-        return collated(tried, Collator(named.collate), named.train, items, pairs=named.spec.pairs)
+        return collated(tried, Collator(named.collate), named.train.flow, items, pairs=named.spec.pairs)
 
     def described(self) -> str:
         part = self._named.spec.train.target

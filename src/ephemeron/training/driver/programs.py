@@ -23,6 +23,7 @@ from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.job import Configuration, Job, load_job
 from ephemeron.training.job.job_file import parse_job
 from ephemeron.training.task.task import Task, task_of
+from ephemeron.user_code import guarded, line_of
 
 _JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "script", "sparse", "run"}
 _RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
@@ -171,10 +172,11 @@ def _written(task: object) -> tuple[str, Path, *tuple[Path, ...]]:
     except ModuleNotFoundError:
         raise MissingExtra("cloudpickle", "notebook") from None
     try:
-        data = cloudpickle.dumps(task)
+        with guarded():
+            data = cloudpickle.dumps(task)
     except Exception as e:
         raise JobError(
-            f"task {type(task).__name__} cannot be sent to functions: {type(e).__name__}: {e}",
+            f"task {type(task).__name__} cannot be sent to functions: {line_of(e)}",
             remedy="open files and connections inside its hooks, or put the class into a module",
         ) from e
     digest = hashlib.sha256(data).hexdigest()[:16]

@@ -30,6 +30,7 @@ from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
 from ephemeron.training.job import LoggerSpec
 from ephemeron.training.loggers import LoggedRun, Logger, Param, Status, make_logger
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.user_code import guarded, line_of
 
 _log = logging.getLogger(__name__)
 
@@ -268,12 +269,12 @@ class _Writer(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._log()
+            with guarded():
+                self._log()
         except Exception as e:  # noqa: BLE001 - a logger is a program of others, and the run does not depend on it
             _log.warning(
-                "logger %s failed, and this run is not logged by it any more: %s: %s", self.record.name,
-                type(e).__name__, " ".join(str(e).split()),
-            )  # fmt: skip
+                "logger %s failed, and this run is not logged by it any more: %s", self.record.name, line_of(e)
+            )
             _log.debug("logger %s", self.record.name, exc_info=True)
 
     def _log(self) -> None:

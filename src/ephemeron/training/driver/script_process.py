@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from ephemeron.config.typed import build, plain
-from ephemeron.config.user_code import put_in_front, where_raised
+from ephemeron.config.user_code import put_in_front
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.driver.memory import Activations, measured
 from ephemeron.training.driver.script_changes import changed, described, variables
@@ -34,6 +34,7 @@ from ephemeron.training.worker.flat_parameters import FlatParameters
 from ephemeron.training.worker.script_thread import run_file
 from ephemeron.training.worker.script_trainer import ScriptState
 from ephemeron.training.worker.torch_state import RandomState
+from ephemeron.user_code import where_raised
 
 _REPLAYED = 2
 """Batches of each of the two passes."""

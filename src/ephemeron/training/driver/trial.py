@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ephemeron.config.user_code import where_raised
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.driver.initial_weights import load_initial
 from ephemeron.training.driver.memory import Activations, measured
@@ -22,6 +21,7 @@ from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.tensors import encode_state
 from ephemeron.training.worker.decisions import DecisionState, decide
 from ephemeron.training.worker.factory import rank_seed
+from ephemeron.user_code import guarded, where_raised
 
 if TYPE_CHECKING:
     import torch
@@ -96,13 +96,15 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     try:
         batch = trainer.feed.batch(trainer.sampler, 0)
         for turn in range(len(program.optimizers) if program.takes_turns else 1):
-            with measured(model, max(1, batch.samples), activations):
+            with guarded(), measured(model, max(1, batch.samples), activations):
                 step = trainer.compute(turn)
-            trainer.apply(step.vector.copy())
-        doing = "trains, but cannot be evaluated"
-        evaluation = trainer.evaluate()
-        doing = "trains, but its state cannot be saved"
-        trainer.state()
+            with guarded():
+                trainer.apply(step.vector.copy())
+        with guarded():
+            doing = "trains, but cannot be evaluated"
+            evaluation = trainer.evaluate()
+            doing = "trains, but its state cannot be saved"
+            trainer.state()
     except JobError as e:
         raise JobError(f"{_name(job)} {doing}: {e.problem}", remedy=e.remedy) from e
     except Exception as e:
@@ -160,7 +162,8 @@ def _try_one(trainer: TorchTrainer, data: TrainingData, job: Job, where: str) ->
     """Tries a batch of one sample, which models with batch statistics may not accept."""
     trainer.feed = data.trial(1)
     try:
-        trainer.compute(0)
+        with guarded():
+            trainer.compute(0)
     except Exception as e:
         raise JobError(
             f"{_name(job)} does not accept a batch of one sample, and {where}: {where_raised(e, job.code)}",

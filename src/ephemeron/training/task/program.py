@@ -21,6 +21,7 @@ from ephemeron.training.task.losses import make_loss
 from ephemeron.training.task.optimizers import Scheduled, optimizers_of
 from ephemeron.training.task.schedulers import scheduler_for
 from ephemeron.training.task.task import Task, task_of
+from ephemeron.user_code import guarded, line_of
 
 Resolve = Callable[[str], Any]
 
@@ -136,11 +137,12 @@ def with_optimizers(
     trainable(model)
     with eager_optimizers():
         try:
-            returned = task.optimizers(model)
+            with guarded():
+                returned = task.optimizers(model)
         except JobError:
             raise
         except Exception as e:
-            raise JobError(f"optimizers of {type(task).__name__} raised {type(e).__name__}: {e}") from e
+            raise JobError(f"optimizers of {type(task).__name__} raised {line_of(e)}") from e
         optimizers, schedulers = optimizers_of(returned, f"optimizers of {type(task).__name__}")
         _check_owners(model, optimizers)
         if learning_rate_factor != 1.0:
@@ -200,11 +202,12 @@ def built(make: Callable[[], object], name: str, *, seed: int, dtype: str) -> nn
     outside = torch.get_rng_state()
     torch.manual_seed(seed % 2**64)  # any integer is a seed, as it is for the data
     try:
-        model = make()
+        with guarded():
+            model = make()
     except JobError:
         raise
     except Exception as e:
-        raise JobError(f"model {name} raised {type(e).__name__}: {e}") from e
+        raise JobError(f"model {name} raised {line_of(e)}") from e
     finally:
         torch.set_rng_state(outside)
     if not isinstance(model, nn.Module):

@@ -14,6 +14,7 @@ from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.job.generation import Resize
+from ephemeron.user_code import guarded, line_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,10 @@ def decision_of(target: Target, folders: list[Path]) -> Decide:
             )
         return partial(_checked, target.target, partial(found, **target.options))
     try:
-        made = found(**target.options)
+        with guarded():
+            made = found(**target.options)
     except Exception as e:
-        raise JobError(f"resize_policy {target.target} raised {type(e).__name__}: {e}") from e
+        raise JobError(f"resize_policy {target.target} raised {line_of(e)}") from e
     decide: Decide | None = getattr(made, "decide", None)
     if not callable(decide):
         raise JobError(

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ephemeron.errors import JobError
+from ephemeron.user_code import guarded, line_of
 
 if TYPE_CHECKING:
     import torch
@@ -153,9 +154,10 @@ def task_of(found: Any, target: str) -> Task:
     made = copy.copy(found) if isinstance(found, Task) else found
     if not isinstance(found, Task) and callable(found):
         try:
-            made = found()
+            with guarded():
+                made = found()
         except Exception as e:
-            raise JobError(f"task {target} raised {type(e).__name__}: {e}") from e
+            raise JobError(f"task {target} raised {line_of(e)}") from e
     if not isinstance(made, Task):
         raise JobError(
             f"task {target} is a {type(made).__name__}", remedy="name a class that derives from ephemeron.Task"

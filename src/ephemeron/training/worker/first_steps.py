@@ -25,6 +25,7 @@ from ephemeron.training.worker.factory import build_script_trainer, build_torch_
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.torch_trainer import TorchTrainer
 from ephemeron.training.worker.trainer import Trainer
+from ephemeron.user_code import guarded, line_of, raised_by
 
 STEPS = 2
 
@@ -158,13 +159,14 @@ def main(folder: Path) -> None:
     """Writes a `FirstSteps` to standard output; what the user's code prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        result = run_first_steps(folder)
+        with guarded():
+            result = run_first_steps(folder)
     except JobError as e:
         result = FirstSteps(error=e.problem, remedy=e.remedy or "")
     except EphemeronError as e:
         result = FirstSteps(error=str(e))
     except Exception as e:  # noqa: BLE001 - the user's
-        result = FirstSteps(error=f"{type(e).__name__}: {e}", traceback=user_frames(e, (folder / "unpacked").resolve()))
+        result = FirstSteps(error=line_of(e), traceback=user_frames(raised_by(e), (folder / "unpacked").resolve()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
     json.dump({**plain(result), "peak_mb": peak}, out)
 

@@ -19,12 +19,13 @@ from typing import Any
 from ephemeron.config.user_code import put_in_front
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.script import Run, active
+from ephemeron.user_code import Interruption, guarded, raised_by
 
 _JOIN_S = 5.0
 """Longest wait for a script whose own clean-up takes time. Its thread does not keep the process alive."""
 
 
-class Abandoned(BaseException):
+class Abandoned(Interruption):
     """Ends the script's thread: its invocation is over."""
 
 
@@ -97,11 +98,13 @@ class ScriptThread:
     def _body(self) -> None:
         try:
             self._take_turn()
-            run_file(self._file, self._module)
+            with guarded():
+                run_file(self._file, self._module)
         except Abandoned:
             self._reports.put(ScriptEnded())
         except BaseException as e:  # noqa: BLE001 - the trainer raises it in its own thread
-            ok = isinstance(e, SystemExit) and e.code in (None, 0)
+            raised = raised_by(e)
+            ok = isinstance(raised, SystemExit) and raised.code in (None, 0)
             self._reports.put(ScriptEnded() if ok else Failed(e))
         else:
             self._reports.put(ScriptEnded())

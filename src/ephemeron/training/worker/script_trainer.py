@@ -33,6 +33,7 @@ from ephemeron.training.worker.flat_parameters import FlatParameters
 from ephemeron.training.worker.script_thread import Failed, ScriptEnded, ScriptThread
 from ephemeron.training.worker.torch_state import RandomGenerators, RandomState
 from ephemeron.training.worker.trainer import TrainingStep
+from ephemeron.user_code import raised_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +198,9 @@ class ScriptTrainer:
             self._at = self._thread.go(self._run)
         if isinstance(self._at, Failed):
             error = self._at.error
-            error.add_note(f"rank {self._run.rank}, iteration {self._next} of {self._name}")
-            if isinstance(error, SystemExit):
-                raise JobError(f"{self._name} ended with exit code {error.code}", remedy="see its output") from error
+            raised_by(error).add_note(f"rank {self._run.rank}, iteration {self._next} of {self._name}")
+            if isinstance(exit := raised_by(error), SystemExit):
+                raise JobError(f"{self._name} ended with exit code {exit.code}", remedy="see its output") from exit
             raise error
 
     def _until(self, iteration: int) -> None:

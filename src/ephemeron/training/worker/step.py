@@ -21,6 +21,7 @@ from ephemeron.training.worker.non_finite import FiniteCheck
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.startup import StartedWorker
 from ephemeron.training.worker.trainer import TrainingStep
+from ephemeron.user_code import guarded
 
 T = TypeVar("T")
 
@@ -166,7 +167,8 @@ class WholeModelStep(IterationStep):
         if isinstance(self.trainer, GivesEarly):
             self.trainer.give_early(early)
         try:
-            step = self.trainer.compute(iteration)
+            with guarded():
+                step = self.trainer.compute(iteration)
         except EphemeronError:
             raise
         except Exception as e:

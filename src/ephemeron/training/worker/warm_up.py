@@ -10,6 +10,7 @@ import logging
 
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.trainer import Trainer
+from ephemeron.user_code import line_of
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,6 @@ def rehearse(trainer: Trainer, iteration: int) -> None:
     try:
         trainer.compute(iteration)
     except Exception as e:  # noqa: BLE001 - the iteration that counts will raise it
-        _log.debug("the rehearsal of iteration %d has failed: %s", iteration, e)
+        _log.debug("the rehearsal of iteration %d has failed: %s", iteration, line_of(e))
     finally:
         trainer.load(*before)
