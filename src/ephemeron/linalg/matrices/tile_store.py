@@ -176,6 +176,9 @@ async def _limited(work: Iterable[Coroutine[object, object, None]]) -> None:
                     task.result()
         for task in list(running):
             await task
+    except Exception:
+        await asyncio.gather(*running, return_exceptions=True)  # a put that was sent arrives all the same
+        raise
     finally:
         for task in running:
             task.cancel()
