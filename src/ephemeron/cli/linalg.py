@@ -15,12 +15,12 @@ import click
 from ephemeron.cli.linalg_files import check_out, command_name, source_of, stored, write_results
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.errors import BudgetReached, MatrixError
-from ephemeron.units import human_count, human_seconds
+from ephemeron.units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg import BigMatrix
-    from ephemeron.linalg.execution.remains import ProgramRemains
+    from ephemeron.linalg.execution.remains import MatrixOnDisk, ProgramRemains
     from ephemeron.linalg.execution.report import LinalgReport
     from ephemeron.linalg.prediction.planner import Prediction
 
@@ -147,47 +147,59 @@ def lstsq_command(a: Path, b: Path, **options: Any) -> None:
 
 
 @linalg.command("clean")
-@click.argument("store")
+@click.argument("store", required=False)
 @click.argument("program", required=False)
 @click.option("--results", is_flag=True, help="Unfinished results, too: nothing is left from which to go on.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per program. Without --yes nothing is removed."
 )
-def clean_command(store: str, program: str | None, results: bool, yes: bool, as_json: bool) -> None:
-    """Remove what failed and abandoned programs have left in a STORE of matrices.
+def clean_command(store: str | None, program: str | None, results: bool, yes: bool, as_json: bool) -> None:
+    """Remove what failed and abandoned programs have left in a STORE of matrices: an address, by default the folder of this user.
 
     \b
+    ephemeron linalg clean
     ephemeron linalg clean s3://bucket/matrices
     ephemeron linalg clean s3://bucket/matrices cholesky-0f3a9c5e7b1d2846
 
-    Lists temporary tiles, tiles of unfinished results, and objects of queues by PROGRAM, then asks. Programs on which functions work, or for which
-    a client waits, are left alone. Looking for functions takes some seconds where the queue is in a store of objects.
+    Lists temporary tiles, tiles of unfinished results, and objects of queues by PROGRAM, and results and matrices without a name whose process has
+    ended, then asks. Programs on which functions work, or for which a client waits, are left alone. Looking for functions takes some seconds where the queue is in a store of objects.
     """
     import asyncio
 
     from ephemeron.config.typed import plain
     from ephemeron.linalg.execution import remains
+    from ephemeron.linalg.matrices import tile_store
 
-    found = asyncio.run(remains.find_remains(store, program))
+    address = store or remains.home_store()
+    matrices = [] if program else remains.abandoned_matrices(address)
+    is_new = store is None and tile_store.is_gone(address)
+    found = [] if is_new else asyncio.run(remains.find_remains(address, program))
     abandoned = [each for each in found if not each.running]
     if as_json:
-        for each in found:
+        for each in [*found, *matrices]:
             click.echo(json.dumps(plain(each)))
     else:
-        _show_remains(found, store)
+        _show_remains(found, matrices, address)
     if program is not None:
         remains.check_abandoned(found)
-    if not abandoned or (as_json and not yes):
+    if not (abandoned or matrices) or (as_json and not yes):
         return
     if not yes:
-        click.confirm(f"remove what is left of {human_count(len(abandoned), 'program')}?", abort=True)
-    asyncio.run(remains.remove_remains(store, abandoned, results=results))
+        what = [human_count(len(abandoned), "program")] * bool(abandoned) + [
+            human_count(len(matrices), "result") + " without an owner"
+        ] * bool(matrices)
+        click.confirm(f"remove what is left of {' and '.join(what)}?", abort=True)
+    asyncio.run(remains.remove_remains(address, abandoned, results=results))
+    remains.remove_matrices(matrices)
 
 
-def _show_remains(found: list[ProgramRemains], store: str) -> None:
-    if not found:
+def _show_remains(found: list[ProgramRemains], matrices: list[MatrixOnDisk], store: str) -> None:
+    if not found and not matrices:
         click.echo(f"no program has left anything in {store}")
+    for matrix in matrices:
+        owner = f", of process {matrix.owner}, which has ended" if matrix.owner else ""
+        click.echo(f"{matrix.name}: {matrix.kind}, {human_bytes(matrix.nbytes)}{owner}")
     for each in found:
         click.echo(
             f"{each.program}: {human_count(each.temporary, 'temporary tile')}, "
@@ -235,6 +247,7 @@ def _run(
 ) -> None:  # fmt: skip
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
+    from ephemeron.linalg.matrices.lifetimes import disown
     from ephemeron.linalg.matrices.tile_size import tile_size
     from ephemeron.linalg.prediction.predict import predict_work
 
@@ -274,7 +287,13 @@ def _run(
         store = channel or Path(folder).resolve().as_uri()
         with stored(sources, tiles, store=store, name=command_name(command, inputs, tiles), pool=pool) as matrices:
             made = work(functions, pool, matrices)
-            files = write_results(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
+            try:
+                files = write_results(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
+            except BaseException:  # the same command goes on from its results
+                for each in made.values():
+                    if isinstance(each, functions.BigMatrix):
+                        disown(each.stored.store, each.stored.name)
+                raise
             report = next(
                 m.report for m in made.values() if isinstance(m, functions.BigMatrix) and m.report is not None
             )

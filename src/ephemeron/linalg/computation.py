@@ -21,7 +21,7 @@ from ephemeron.linalg.execution.gathered import run_gathered
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.execution.run import run_program
 from ephemeron.linalg.language.program import Program
-from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices import lifetimes, tile_store
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Structure, TileFamily, Tiles
 from ephemeron.linalg.prediction.planner import Planner
@@ -33,9 +33,12 @@ _R = TypeVar("_R")
 class Computation:
     """Programs that run one after the other for one result."""
 
-    def __init__(self, executor: FunctionExecutor | Planner, algorithm: str, store: str) -> None:
+    def __init__(
+        self, executor: FunctionExecutor | Planner, algorithm: str, store: str, matrices: Sequence[BigMatrix] = ()
+    ) -> None:
         self._executor, self._store = executor, store
         self.report = LinalgReport(algorithm=algorithm)
+        self.owners = lifetimes.Owners(matrix.stored for matrix in matrices)
         self._scratch: list[Tiles] = []
 
     def run(
@@ -44,7 +47,9 @@ class Computation:
         if isinstance(self._executor, Planner):
             return self._executor.plan(program, sizes, inputs, outputs)
         with _matrix_errors():
-            made, report = run_program(program, sizes, inputs=inputs, outputs=outputs, executor=self._executor)
+            made, report = run_program(
+                program, sizes, inputs=inputs, outputs=outputs, executor=self._executor, owners=self.owners
+            )
         self.report += report
         return made
 
@@ -53,7 +58,7 @@ class Computation:
         if isinstance(self._executor, Planner):
             return self._executor.plan_gathered(solver, matrix, outputs)
         with _matrix_errors():
-            made, report = run_gathered(solver, matrix, outputs, executor=self._executor)
+            made, report = run_gathered(solver, matrix, outputs, executor=self._executor, owners=self.owners)
         self.report += report
         return made
 
@@ -83,6 +88,8 @@ class Computation:
 
         if self._scratch:
             blocking(lambda interrupts: remove())
+            for each in self._scratch:
+                lifetimes.disown(each.store, each.name)
 
     def result(self, made: Tiles) -> BigMatrix:
         assert isinstance(made, StoredMatrix)
@@ -96,9 +103,14 @@ def computing(
     store = matrices[0].stored.store
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(FunctionExecutor("local"))
-        computation = Computation(pool, algorithm, store)
-        yield computation
-        computation.clear()
+        computation = Computation(pool, algorithm, store, matrices)
+        lifetimes.settle()
+        try:
+            yield computation
+            computation.clear()
+        except BaseException:
+            computation.owners.fail()
+            raise
 
 
 @contextlib.contextmanager

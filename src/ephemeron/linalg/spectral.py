@@ -164,6 +164,7 @@ def randomized_svd(
 
     sample = _sample(stored, width, seed)
     with computing(executor, "randomized_svd", a) as computation:
+        computation.owners.begin([sample.stored])
         left = dataclasses.replace(like(stored, rows=stored.rows, columns=k), tile_columns=k)
         right = dataclasses.replace(
             like(stored, rows=stored.columns, columns=k), tile_rows=stored.tile_columns, tile_columns=k

@@ -32,6 +32,7 @@ from ephemeron.linalg.execution.program_graph import TaskTraffic
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.kernels import spectra
 from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices.lifetimes import Owners
 from ephemeron.linalg.matrices.stored import StoredMatrix
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
@@ -131,7 +132,12 @@ async def open_gathered(data: bytes, channel: Channel, load: Load) -> GatheredGr
 
 
 def run_gathered(
-    solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], *, executor: FunctionExecutor
+    solver: str,
+    matrix: StoredMatrix,
+    outputs: Sequence[StoredMatrix],
+    *,
+    executor: FunctionExecutor,
+    owners: Owners | None = None,
 ) -> tuple[list[StoredMatrix], LinalgReport]:
     """Runs a solver in one function. One that was interrupted is not computed again once its results are whole.
 
@@ -140,6 +146,7 @@ def run_gathered(
         matrix: with square tiles.
         outputs: what the results will look like; their names are made here.
         executor: runs the task.
+        owners: keep what is made; None: it stays until it is deleted.
 
     Raises:
         TaskFailed: the solver failed.
@@ -151,7 +158,10 @@ def run_gathered(
         async with tile_store.opened(made[0].store) as channel:
             return all([await tile_store.is_whole(channel, each) for each in made])
 
-    if blocking(lambda interrupts: is_whole()):
+    whole = blocking(lambda interrupts: is_whole())
+    if owners is not None:
+        owners.begin(blocking(lambda interrupts: tile_store.not_kept(made)) if whole else made)
+    if whole:
         return made, LinalgReport(algorithm=solver)
     data = GatheredData(solver=solver, matrix=matrix, outputs=tuple(made), tries=executor.tries)
     results: list[TaskResult] = []

@@ -1,4 +1,6 @@
-"""What programs leave in a store when they fail, or when their client is killed: found, and removed where no function works on it.
+"""What linear algebra has stored: matrices with their owners, and what programs leave when they fail, or when their client is killed.
+
+What has no owner is found, and removed where no function works on it.
 
 A program runs as long as functions announce themselves at its queue or hold leases of its tasks, or its client waits for it. Leases on
 objects carry no time, so a queue on objects is observed for as long as a lease lasts; a cache tells it at once.
@@ -8,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.config.paths import home
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.tasks.open_queue import open_queue
 from ephemeron.linalg.execution.claims import CLAIM, COMMAND, TEMPORARY, ProgramClaim, claims_of
-from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices import lifetimes, tile_store
 
 LEASE_S = 12.0
 """The longest lease that executors give functions: for so long a queue on objects is observed."""
@@ -110,7 +113,7 @@ def check_abandoned(remains: Collection[ProgramRemains]) -> None:
 
 async def find_remains(store: str, program: str | None = None, *, lease_s: float = LEASE_S) -> list[ProgramRemains]:
     """What there is of programs that have not ended well, running ones included; see `clean`."""
-    if _is_gone(store):
+    if tile_store.is_gone(store):
         raise JobError(f"there is no folder {store}", remedy="give the address of the matrices")
     async with tile_store.opened(store) as channel:
         counted: dict[str, _Counted] = {}
@@ -201,7 +204,7 @@ class _Observed:
 
 async def _observe(claim: ProgramClaim, lease_s: float) -> _Observed:
     """Who is at a queue, observed for as long as a lease lasts where that is needed."""
-    if claim.channel == "memory" or (claim.is_here and _is_gone(claim.channel)):
+    if claim.channel == "memory" or (claim.is_here and tile_store.is_gone(claim.channel)):
         return _Observed()
     if claim.channel.startswith("file:") and not claim.is_here:
         return _Observed(problem=f"its queue is on the machine {claim.host}, which only that machine can see")
@@ -221,12 +224,6 @@ async def _observe(claim: ProgramClaim, lease_s: float) -> _Observed:
         return _Observed(problem=f"its queue in {claim.channel} cannot be read: {e}")
 
 
-def _is_gone(channel: str) -> bool:
-    """Whether a folder of this machine was removed."""
-    parts = urlsplit(channel)
-    return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
-
-
 def _why_running(claim: ProgramClaim, observed: _Observed) -> str:
     """Why a program is taken to run; empty: it does not."""
     if observed.functions or observed.leased:
@@ -242,8 +239,151 @@ def _is_unused(claim: ProgramClaim) -> bool:
 
 
 async def _remove_queue(claim: ProgramClaim) -> None:
-    if claim.channel == "memory" or (claim.is_here and _is_gone(claim.channel)):
+    if claim.channel == "memory" or (claim.is_here and tile_store.is_gone(claim.channel)):
         return
     async with open_channel(claim.channel) as channel:
         await channel.delete(await channel.list(f"{claim.queue}."))
         channel.discard_staged(f"{claim.queue}.")
+
+
+# -- matrices
+
+_NAMES = (
+    ("input of a command", re.compile(rf"{COMMAND}-[0-9a-f]{{16}}-.+")),
+    ("temporary", re.compile(rf".+{TEMPORARY}")),
+    ("unnamed", re.compile(r"matrix-[0-9a-f]{16}")),
+    ("unnamed", re.compile(r"sample-[0-9a-f]{16}")),
+    ("result", re.compile(r"\w+-[0-9a-f]{16}-\w+")),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixOnDisk:
+    """What is below one name in a store of matrices."""
+
+    store: str
+    """Address."""
+    name: str
+    kind: str
+    """`named` or `kept`: stays until it is deleted; `unnamed`, `result`, `temporary`, `input of a command`: goes with its owner."""
+    nbytes: int
+    """0 where the store does not tell."""
+    objects: int
+    """Tiles and descriptions."""
+    is_whole: bool
+    """Whether all its tiles were stored."""
+    owner: int | None
+    """Number of the process on this machine that has it; None: none that is known."""
+    is_owned: bool
+    """Whether that process lives."""
+    age_s: float | None
+    """Since its first object was stored, in folders; None: not known."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it has no name, and nobody has it."""
+        return self.kind not in ("named", "kept") and not self.is_owned
+
+
+def stored_matrices(store: str | None = None) -> list[MatrixOnDisk]:
+    """Everything that linear algebra has in a store, with its owner.
+
+    Args:
+        store: address of the matrices; None: the folder of this user.
+
+    Raises:
+        ChannelError: the store does not answer.
+    """
+    address = store or home_store()
+    if tile_store.is_gone(address):
+        return []
+    owners: dict[str, tuple[int, bool]] = {}
+    for _, lives, entries in lifetimes.ledgers():
+        for each in entries:
+            if each.store == address and not owners.get(each.name, (0, False))[1]:
+                owners[each.name] = (each.process, lives)
+
+    async def find() -> list[MatrixOnDisk]:
+        found = []
+        async with open_channel(address) as channel:
+            sizes = (
+                await channel.sizes("")
+                if isinstance(channel, SupportsSizes)
+                else dict.fromkeys(await channel.list(""), 0)
+            )
+        below: dict[str, dict[str, int]] = {}
+        for key, size in sizes.items():
+            name, separator, rest = key.partition("/")
+            if separator:
+                below.setdefault(name, {})[rest] = size
+        async with tile_store.opened(address) as framed:
+            for name, objects in sorted(below.items()):
+                owner, lives = owners.get(name, (None, False))
+                claims = await claims_of(framed, name) if any(each.startswith(CLAIM) for each in objects) else []
+                for claim in claims:
+                    if claim.client_lives or owner is None:
+                        owner, lives = claim.process, claim.client_lives
+                kind = next((kind for kind, pattern in _NAMES if pattern.fullmatch(name)), "named")
+                found.append(
+                    MatrixOnDisk(
+                        store=address, name=name, kind="kept" if tile_store.KEPT in objects else kind,
+                        nbytes=sum(objects.values()), objects=len(objects), is_whole=_WHOLE in objects, owner=owner, is_owned=lives, age_s=_age_s(address, name),
+                    )
+                )  # fmt: skip
+        running = {each.name.removesuffix(TEMPORARY) for each in found if each.kind == "temporary" and each.is_owned}
+        return [
+            replace(each, is_owned=True) if any(each.name.startswith(f"{program}-") for program in running) else each
+            for each in found
+        ]
+
+    return blocking(lambda interrupts: find())
+
+
+def abandoned_matrices(store: str) -> list[MatrixOnDisk]:
+    """Whole results, and matrices without a name, that nobody has. Of a store that others may use, those of processes of this machine alone.
+
+    Args:
+        store: address of the matrices.
+
+    Raises:
+        ChannelError: the store does not answer.
+    """
+    return [
+        each
+        for each in stored_matrices(store)
+        if each.is_abandoned
+        and (each.kind == "unnamed" or (each.kind == "result" and each.is_whole))
+        and (each.owner is not None or store == home_store())
+    ]
+
+
+def remove_matrices(matrices: Iterable[MatrixOnDisk]) -> None:
+    """Removes what `stored_matrices` has found, whatever it is; what a living process has is left alone.
+
+    Raises:
+        ChannelError: a store does not answer.
+    """
+    by_store: dict[str, list[str]] = {}
+    for each in matrices:
+        if not each.is_owned:
+            by_store.setdefault(each.store, []).append(each.name)
+
+    async def remove() -> None:
+        for store, names in by_store.items():
+            async with tile_store.opened(store) as channel:
+                for name in names:
+                    await tile_store.delete(channel, name)
+
+    blocking(lambda interrupts: remove())
+
+
+def home_store() -> str:
+    """Address of the folder for matrices of this user, which may not be there yet."""
+    return (home() / "matrices").resolve().as_uri()
+
+
+def _age_s(address: str, name: str) -> float | None:
+    if not address.startswith("file:"):
+        return None
+    times = [path.stat().st_mtime for path in tile_store.folder_of(address).glob(f"{name}/*") if path.exists()]
+    return max(0.0, time.time() - min(times)) if times else None

@@ -22,7 +22,8 @@ from ephemeron.linalg.execution.program_graph import ProgramGraph, TaskTraffic
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Program, Role
-from ephemeron.linalg.matrices import tile_store
+from ephemeron.linalg.matrices import lifetimes, tile_store
+from ephemeron.linalg.matrices.lifetimes import Owners
 from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.prediction.program_work import ProgramWork
 
@@ -33,7 +34,7 @@ _OPENER = "ephemeron.linalg.execution.program_graph:open_program"
 
 def run_program(
     program: Program, sizes: Mapping[str, int], *, inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles],
-    executor: FunctionExecutor,
+    executor: FunctionExecutor, owners: Owners | None = None,
 ) -> tuple[dict[str, Tiles], LinalgReport]:  # fmt: skip
     """Runs a program. One that was interrupted goes on from its tiles when it is called again with the same inputs.
 
@@ -43,6 +44,7 @@ def run_program(
         inputs: stored matrices by the program's names.
         outputs: what they will look like, and in which store; their names are made here, from the program and its inputs.
         executor: runs the tasks.
+        owners: keep what is made; None: it stays until it is deleted.
 
     Returns:
         The outputs, and figures.
@@ -59,7 +61,12 @@ def run_program(
     )
     made: dict[str, Tiles] = {name: data.matrices.get(name) or data.families[name] for name in outputs}
     if whole:
+        if owners is not None:
+            owners.begin(blocking(lambda interrupts: tile_store.not_kept(made.values())))
         return made, LinalgReport(algorithm=program.name)
+    temporaries = TileFamily(store=data.store, name=data.temporaries)
+    if owners is not None:
+        owners.begin([*made.values(), temporaries])
     local = ProgramGraph(data, program)
     totals = _Totals(_flops(program, sizes, {**inputs, **outputs}) if executor.shows_progress else {})
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
@@ -86,6 +93,7 @@ def run_program(
         resumed=totals.stored,
     )  # fmt: skip
     blocking(lambda interrupts: _finish(data, made))
+    lifetimes.disown(temporaries.store, temporaries.name)
     return made, report
 
 

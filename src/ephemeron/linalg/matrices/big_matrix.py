@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ephemeron.blocking import run as blocking
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
-from ephemeron.linalg.matrices import files, tile_store
+from ephemeron.linalg.matrices import files, lifetimes, tile_store
 from ephemeron.linalg.matrices.operators import Operators, lazy_expressions
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, Structure
 from ephemeron.linalg.matrices.tile_format import DTYPES
@@ -40,6 +40,7 @@ class BigMatrix(Operators):
 
     def __init__(self, stored: StoredMatrix, report: LinalgReport | None = None) -> None:
         self._stored, self._report = stored, report
+        self._owner = lifetimes.owner_of(stored)
 
     @property
     def stored(self) -> StoredMatrix:
@@ -148,7 +149,10 @@ class BigMatrix(Operators):
             store=store or default_store(), name=_named(name or f"matrix-{uuid.uuid4().hex[:16]}"), rows=rows, columns=columns,
             dtype=kind, tile_rows=tile_rows, tile_columns=tile_columns, generation=uuid.uuid4().hex[:16],
         )  # fmt: skip
-        return cls.stored_as(stored, function)
+        owner = None if name else lifetimes.own(stored)
+        found = cls.stored_as(stored, function)
+        assert owner is found._owner
+        return found
 
     @classmethod
     def stored_as(cls, stored: StoredMatrix, function: TileFunction) -> BigMatrix:
@@ -321,12 +325,31 @@ class BigMatrix(Operators):
 
     def delete(self) -> None:
         """Removes its tiles; views of it are gone, too."""
+        stored = self.stored
 
         async def remove() -> None:
-            async with tile_store.opened(self.stored.store) as channel:
-                await tile_store.delete_matrix(channel, self.stored)
+            async with tile_store.opened(stored.store) as channel:
+                await tile_store.delete_matrix(channel, stored)
 
         blocking(lambda interrupts: remove())
+        lifetimes.disown(stored.store, stored.name)
+
+    def keep(self) -> BigMatrix:
+        """Makes a result, or a matrix that was stored without a name, stay when no object refers to it any more, and when the process ends.
+
+        Returns:
+            Itself. Another process opens it with `BigMatrix.open(a.stored.store, a.stored.name)`.
+        """
+        stored = self.stored
+
+        async def mark() -> None:
+            async with tile_store.opened(stored.store) as channel:
+                await tile_store.mark_kept(channel, stored.name)
+
+        if lifetimes.owner_of(stored) is not None:
+            blocking(lambda interrupts: mark())
+            lifetimes.disown(stored.store, stored.name)
+        return self
 
 
 def _named(name: str) -> str:

@@ -9,6 +9,8 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
 _AT_ONCE = 8
 _PART = "matrix.json"
+KEPT = "kept.json"
+"""Beside the tiles of a result that stays, until it is deleted."""
 
 
 PLANNED = "planned:"
@@ -32,6 +36,16 @@ PLANNED = "planned:"
 class _PlannedStore(MemoryChannel):
     async def fetch(self, key: str) -> memoryview | None:
         raise NotComputed("a matrix that is only planned has no values")
+
+
+def is_gone(address: str) -> bool:
+    """Whether it is a folder of this machine that is not there."""
+    return address.startswith("file:") and not folder_of(address).exists()
+
+
+def folder_of(address: str) -> Path:
+    """The folder at an address of a folder."""
+    return Path(unquote(urlsplit(address).path))
 
 
 @asynccontextmanager
@@ -146,6 +160,21 @@ async def read(store: Channel, matrix: StoredMatrix) -> npt.NDArray[np.generic]:
         found[matrix.slices(i, j)] = await read_tile(store, matrix, i, j)
 
     await _limited(one(i, j) for i, j in matrix.indices() if matrix.is_stored(i, j))
+    return found
+
+
+async def mark_kept(store: Channel, name: str) -> None:
+    """Says that a matrix whose name was not given stays until it is deleted."""
+    await store.put(f"{name}/{KEPT}", [b"{}"])
+
+
+async def not_kept(matrices: Iterable[Tiles]) -> list[Tiles]:
+    """Those that nobody has said to keep."""
+    found = []
+    for matrix in matrices:
+        async with opened(matrix.store) as store:
+            if await store.fetch(f"{matrix.name}/{KEPT}") is None:
+                found.append(matrix)
     return found
 
 
