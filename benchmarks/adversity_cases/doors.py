@@ -16,6 +16,8 @@ from ephemeron.communication.direct.rendezvous_service import RendezvousService
 from ephemeron.communication.direct.transport import TcpTransport
 from ephemeron.communication.rpc import BlockingClient, BlockingServer, Client, Server
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask, listen
+from ephemeron.errors import JobError, TokenRefused
+from ephemeron.sparse.store import Sum
 from ephemeron.sparse.store.client import SparseStore
 from ephemeron.sparse.store.server import ShardServer
 from ephemeron.sparse.store.state import ShardState
@@ -217,3 +219,61 @@ for _body, _status in (
             lambda port: _request(port, f"Authorization: Bearer {TOKEN}", line="POST /api/run/end", body=body)
         )
         assert f" {status} ".encode() in line, line
+
+
+TOKENS = "a token of another form"
+
+
+def _with_store(work: Callable[[str], Awaitable[None]]) -> None:
+    async def main() -> None:
+        server = ShardServer(ShardState(0, 1), token=TOKEN)
+        _, port = await server.listen()
+        try:
+            await asyncio.wait_for(work(f"127.0.0.1:{port}"), 20)
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+for _token in (TOKEN.encode(), bytearray(TOKEN.encode()), TOKEN):
+
+    @case(TOKENS, f"sparse store: the token as {type(_token).__name__}")
+    def _(token: Any = _token) -> None:
+        async def use(address: str) -> None:
+            async with await SparseStore.connect([address], token) as store:
+                await store.set("key", b"value")
+
+        _with_store(use)
+
+
+for _wrong in ("", b"", b"\xff", None, 7, b"wrong", TOKEN.encode() + b"\n"):
+
+    @case(TOKENS, f"sparse store: {_wrong!r} is refused")
+    def _(token: Any = _wrong) -> None:
+        async def use(address: str) -> None:
+            try:
+                await SparseStore.connect([address], token)
+            except (JobError, TokenRefused) as e:
+                assert "token" in str(e)
+            else:
+                raise AssertionError("connected")
+
+        _with_store(use)
+
+
+for _rows in (1 << 40, 1 << 50, 1 << 62):
+
+    @case("an absurd size", f"sparse store: a table of {_rows} rows, then one of 10")
+    def _(rows: int = _rows) -> None:
+        async def use(address: str) -> None:
+            async with await SparseStore.connect([address], TOKEN) as store:
+                try:
+                    await store.create("w", rows, optimizer=Sum())
+                except JobError as e:
+                    assert "rows" in str(e) or "refuses" in str(e), e
+                else:
+                    raise AssertionError("created")
+                await store.create("v", 10, optimizer=Sum())
+
+        _with_store(use)

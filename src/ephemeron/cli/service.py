@@ -108,7 +108,11 @@ def serve(
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="Address of the service.  [default: that of this machine]")
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="Address of the service.  [default: EPHEMERON_DATA_SERVICE, else that of this machine]",
+)
 @_folder
 @click.option("--delete", metavar="NAME", help="Remove a flow that has no readers.")
 @click.option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
@@ -121,12 +125,15 @@ def status(address: str | None, folder: Path | None, delete: str | None, watch: 
     ephemeron data status --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
     """
     from ephemeron.config.paths import home
+    from ephemeron.data.flow_spec import SERVICE_VARIABLE
     from ephemeron.data.service import Service
     from ephemeron.data.service.daemon import ManagedProcess
     from ephemeron.data.service.messages import FlowRequest
     from ephemeron.data.service.protocol import DELETE_FLOW
     from ephemeron.errors import ServiceUnreachable
 
+    if address is None and folder is None:  # as readers find it
+        address = os.environ.get(SERVICE_VARIABLE) or None
     if address is None:  # do not start one to ask it
         place = folder or home() / "data-service"
         if not ManagedProcess("coordinator", place, "").alive:

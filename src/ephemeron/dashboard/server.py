@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ephemeron.communication.rpc import is_loopback
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.communication.unproved import UnprovedConnections
 from ephemeron.errors import JobError, MissingExtra
 
@@ -21,7 +22,7 @@ MIN_TOKEN = 16
 
 
 def serve(
-    roots: list[Path], *, host: str, port: int, token: str, allow_remote: bool, on_ready: Callable[[str], None],
+    roots: list[Path], *, host: str, port: int, token: Token, allow_remote: bool, on_ready: Callable[[str], None],
     names: Iterable[str] = (),
 ) -> None:  # fmt: skip
     """Serves until SIGINT or SIGTERM.
@@ -40,6 +41,7 @@ def serve(
     """
     if not allow_remote and not is_loopback(host):
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
+    token = token_text(token)
     if len(token) < MIN_TOKEN or not (token.isascii() and token.isprintable()):
         raise JobError(
             f"the token has {len(token)} characters",

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ephemeron.communication.channels.parameter_server import ParameterServerChannel
+from ephemeron.communication.direct.rendezvous_service import RendezvousService
+from ephemeron.communication.rpc import BlockingClient, BlockingServer, Server
 from ephemeron.communication.rpc.auth import HELLO, NONCE_BYTES, Offer, handshake
-from ephemeron.errors import ProtocolError, TokenRefused
+from ephemeron.data.service import RemoteReader
+from ephemeron.errors import JobError, ProtocolError, TokenRefused
+from ephemeron.sparse.store.server import ShardServer
+from ephemeron.sparse.store.state import ShardState
 
 OFFER = Offer(max_calls=5, codecs=("zlib",), shared=True)
 Steps = Generator[bytes | int, bytes, Offer]
@@ -138,3 +144,44 @@ def test_a_damaged_offer_is_refused(offer: bytes) -> None:
     server.feed(proof + struct.pack("!H", len(offer)) + offer)
     assert isinstance(server.error, ProtocolError)
     assert json.loads(server.take()[34:])["max_calls"] == 5
+
+
+@pytest.mark.parametrize("token", [b"\xff", None, 7, "", b""])
+def test_a_token_that_is_none_is_refused_before_anything_is_sent(token: Any) -> None:
+    with pytest.raises(JobError, match=r"the token is (bytes|NoneType|int|empty)"):
+        handshake(token, client=True, offer=Offer(max_calls=1), nonce=bytes(NONCE_BYTES))
+
+
+def test_the_bytes_of_a_token_are_the_token() -> None:
+    with BlockingServer(lambda method, params, buffers: (params, []), token=b"a secret") as server:
+        port = server.listen_tcp()[1]
+        for token in ("a secret", b"a secret"):
+            client = BlockingClient.connect_tcp("127.0.0.1", port, token=token)
+            assert client.call("echo", {"x": 1})[0] == {"x": 1}
+            client.close()
+        for wrong in (b"a secret\n", "another"):
+            with pytest.raises(TokenRefused):
+                BlockingClient.connect_tcp("127.0.0.1", port, token=wrong)
+
+
+async def _served(*_: Any) -> Any:
+    return {}, []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda token: Server(_served, token=token),
+        lambda token: BlockingServer(lambda *_: ({}, []), token=token),
+        lambda token: RendezvousService(token),
+        lambda token: ShardServer(ShardState(), token=token),
+        lambda token: RemoteReader("127.0.0.1:1", token=token),
+        lambda token: ParameterServerChannel("ps://127.0.0.1:1", token=token),
+    ],
+    ids=["server", "blocking server", "rendezvous", "sparse store", "data service", "parameter server"],
+)
+def test_every_token_argument_takes_bytes_or_refuses(make: Callable[[Any], object]) -> None:
+    make(b"the bytes of a token")
+    for wrong in (b"\xff", 7):
+        with pytest.raises(JobError, match="the token is"):
+            make(wrong)

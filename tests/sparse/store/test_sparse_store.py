@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import numpy as np
 import pytest
 from sparse_stores import TOKEN, on_loop, served
 
-from ephemeron.errors import JobError, RemoteError, ServiceRefused, ServiceUnreachable, TokenRefused
+from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable, TokenRefused
 from ephemeron.sparse.store import SGD, AdaGrad, BlockingSparseStore, Compression, Initial, SparseStore, Sum
 from ephemeron.sparse.store.server import ShardServer
 from ephemeron.sparse.store.state import ShardState
@@ -294,12 +295,36 @@ async def test_pushes_that_are_lost_for_good_are_not_forgotten_in_silence() -> N
             await store.close()
 
 
+@pytest.mark.parametrize("rows", [1 << 40, 1 << 50])
+def test_a_table_that_fits_no_memory_is_refused_and_the_shard_goes_on(
+    rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_loop
+    async def main() -> None:
+        async with served() as (addresses, _), await SparseStore.connect(addresses, TOKEN) as store:
+            with pytest.raises(JobError, match=r"the shard refuses this: Unable to allocate .* use more shards"):
+                await store.create("w", rows, optimizer=Sum())
+            await store.create("v", 10, optimizer=Sum())
+
+    main()
+    assert [r.levelname for r in caplog.records if r.name.startswith("ephemeron.sparse")] == ["WARNING"]
+    assert not any(r.exc_info for r in caplog.records)  # no traceback where the store prints
+
+
+@pytest.mark.parametrize("token", [TOKEN.encode(), bytearray(TOKEN.encode())])
 @on_loop
-async def test_a_request_that_fails_at_a_shard_is_an_error_and_the_shard_goes_on() -> None:
-    async with served() as (addresses, _), await SparseStore.connect(addresses, TOKEN) as store:
-        with pytest.raises(RemoteError, match="MemoryError"):
-            await store.create("w", 1 << 50, optimizer=Sum())
-        await store.create("v", 10, optimizer=Sum())
+async def test_a_token_may_be_the_bytes_of_its_file(token: bytes) -> None:
+    async with served() as (addresses, _), await SparseStore.connect(addresses, token) as store:
+        await store.set("key", b"value")
+
+
+@pytest.mark.parametrize("token", ["", b"", b"\xff\xfe", None, 7, "wrong", b"wrong"])
+@on_loop
+async def test_a_token_that_is_none_or_another_is_refused_at_once(token: Any) -> None:
+    async with served() as (addresses, _):
+        with pytest.raises((JobError, TokenRefused)) as refused:
+            await SparseStore.connect(addresses, token, connect_s=1e6)
+    assert ("the token is" in str(refused.value)) == (token not in ("wrong", b"wrong"))
 
 
 @on_loop

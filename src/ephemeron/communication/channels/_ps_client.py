@@ -30,6 +30,7 @@ from ephemeron.communication.channels.base import Buffer, Channel, Received, Tra
 from ephemeron.communication.channels.credentials import public_address, variable
 from ephemeron.communication.channels.reduction import SupportsReduction, Vector
 from ephemeron.communication.rpc import Client
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.config.typed import build
 from ephemeron.errors import (
     ChannelError,
@@ -69,9 +70,9 @@ class ParameterServerChannel(Channel, SupportsReduction):
         JobError: no such URL, or no token.
     """
 
-    def __init__(self, url: str, *, token: str | None = None) -> None:
+    def __init__(self, url: str, *, token: Token | None = None) -> None:
         self.url, secrets = public_address(url)
-        self._token = token or secrets.get(TOKEN) or variable(TOKEN) or ""
+        self._token = (token_text(token) if token else "") or secrets.get(TOKEN) or variable(TOKEN) or ""
         self._servers = [_Remote(host, port) for host, port in _addresses(self.url)]
         if not self._token:
             raise JobError(f"no token for {self.url}", remedy=f"set {TOKEN} to what its servers were started with")

@@ -33,6 +33,7 @@ from ephemeron.communication.direct.rendezvous_protocol import (
     group_of,
 )
 from ephemeron.communication.direct.tls_socket import client_context, over_tls
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import JobError, ProtocolError, TokenRefused
 
@@ -88,13 +89,13 @@ class Rendezvous:
         token: of the service.
     """
 
-    def __init__(self, service: ServiceAddress, *, token: str) -> None:
+    def __init__(self, service: ServiceAddress, *, token: Token) -> None:
         self.service = service
         self.name = secrets.token_hex(8)
         """Of this member at the service; new for each object."""
         self.observed: tuple[str, int] | None = None
         """Address from which the control connection comes, as the service sees it."""
-        self._token = token
+        self._token = token_text(token)
         self._tls = client_context() if service.tls else None
         self._handlers: dict[Purpose, Handler] = {}
         self._control: MessageSocket | None = None

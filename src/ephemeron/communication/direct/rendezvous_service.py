@@ -33,6 +33,7 @@ from ephemeron.communication.direct.rendezvous_protocol import (
     Registered,
 )
 from ephemeron.communication.direct.tls_socket import over_tls
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.communication.rpc.sockets import listen_tcp
 from ephemeron.communication.unproved import IN_ALL, PER_ADDRESS, UnprovedConnections
 from ephemeron.errors import ProtocolError, TokenRefused
@@ -147,11 +148,11 @@ class RendezvousService:
         tls: a server's context; None: connections are not encrypted.
     """
 
-    def __init__(self, token: str, *, limits: ServiceLimits | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, token: Token, *, limits: ServiceLimits | None = None, tls: ssl.SSLContext | None = None) -> None:
         if not token:
             raise ValueError("a rendezvous service without a token would serve anybody")
         self.limits = limits or ServiceLimits()
-        self._token, self._tls = token, tls
+        self._token, self._tls = token_text(token), tls
         self._groups: dict[str, _Group] = {}
         self._tickets: dict[str, _Meeting] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
+from typing import TypeAlias
 
 from ephemeron.config.typed import Count, build
 from ephemeron.errors import JobError, ProtocolError, TokenRefused
@@ -21,6 +22,8 @@ from ephemeron.errors import JobError, ProtocolError, TokenRefused
 HELLO = b"ephemeron-rpc-3\n"
 NONCE_BYTES = 32
 _LENGTH = struct.Struct("!H")
+Token: TypeAlias = str | bytes
+"""A shared secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +38,44 @@ class Offer:
     """Whether it can use data sections in shared memory."""
 
 
-def handshake(token: str, *, client: bool, offer: Offer, nonce: bytes) -> Generator[bytes | int, bytes, Offer]:
+def token_text(token: Token) -> str:
+    """A token as text: one that was read as bytes from a file means the same.
+
+    Raises:
+        JobError: it is neither, or empty.
+    """
+    try:
+        text: object = token.decode() if isinstance(token, bytes | bytearray) else token
+    except UnicodeDecodeError:
+        text = None
+    if not isinstance(text, str) or not text:
+        kind = "empty" if text == "" else f"{type(token).__name__} and no text"
+        raise JobError(f"the token is {kind}", remedy="give the text that the service was started with")
+    return text
+
+
+def handshake(token: Token, *, client: bool, offer: Offer, nonce: bytes) -> Generator[bytes | int, bytes, Offer]:
     """The first words on a connection: yields bytes to send, or how many to receive, and is sent those.
 
     Returns:
         Offer of the other end.
 
     Raises:
+        JobError: the token is none; at once.
         TokenRefused: the other end has another token.
         ProtocolError: the other end has another protocol.
     """
+    return _handshake(token_text(token).encode(), client=client, offer=offer, nonce=nonce)
+
+
+def _handshake(token: bytes, *, client: bool, offer: Offer, nonce: bytes) -> Generator[bytes | int, bytes, Offer]:
     yield HELLO + nonce
     hello = yield len(HELLO) + NONCE_BYTES
     if not hello.startswith(HELLO):
         raise ProtocolError(f"the other end does not speak this protocol: it begins with {hello[:16]!r}")
     theirs = hello[len(HELLO) :]
     nonces = nonce + theirs if client else theirs + nonce
-    proofs = {role: hmac.digest(token.encode(), role + nonces, hashlib.sha256) for role in (b"client", b"server")}
+    proofs = {role: hmac.digest(token, role + nonces, hashlib.sha256) for role in (b"client", b"server")}
     if client:
         yield proofs[b"client"]
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from ephemeron.communication.rpc.auth import Token
 from ephemeron.communication.rpc.blocking_connection import BlockingConnection, deadline_in, drive
 from ephemeron.communication.rpc.frame import Buffer, Frame, Kind, Receive, message
 from ephemeron.communication.rpc.objects import object_of
@@ -30,7 +31,7 @@ class BlockingClient:
 
     @classmethod
     def connect_tcp(
-        cls, host: str, port: int, *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, host: str, port: int, *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Self:
         """Connects and proves the token; see `Client.connect_tcp`."""
         return cls._connect(
@@ -39,7 +40,7 @@ class BlockingClient:
 
     @classmethod
     def connect_unix(
-        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Self:
         """Like `connect_tcp`, over a Unix socket."""
         name = os.fspath(path)
@@ -47,7 +48,7 @@ class BlockingClient:
 
     @classmethod
     def connect_shared(
-        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Self:
         """Like `connect_unix`, with large data sections in shared memory where both ends have it; see `transport`."""
         name = os.fspath(path)
@@ -57,7 +58,7 @@ class BlockingClient:
     def _connect(
         cls,
         dial: Callable[[], socket.socket],
-        token: str,
+        token: Token,
         timeout_s: float,
         where: str,
         options: Options | None,

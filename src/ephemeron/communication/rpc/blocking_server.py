@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from ephemeron.communication.rpc.auth import Offer
+from ephemeron.communication.rpc.auth import Offer, Token, token_text
 from ephemeron.communication.rpc.blocking_connection import BlockingConnection, deadline_in, drive
 from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, FrameMessage, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
@@ -60,7 +60,7 @@ class BlockingServer:
         self,
         handler: BlockingHandler,
         *,
-        token: str,
+        token: Token,
         objects: BlockingObjectHandler | None = None,
         options: Options | None = None,
         max_threads: int = 64,
@@ -70,7 +70,7 @@ class BlockingServer:
         self.handler, self.objects = handler, objects
         self.options = options or Options()
         self.max_threads = max_threads
-        self._token = token
+        self._token = token_text(token)
         self.unproved = UnprovedConnections()
         """Connections whose client has not proved the token yet; each has a thread."""
         self._listening: list[tuple[socket.socket, Callable[[], None]]] = []

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ephemeron.communication.rpc.async_connection import AsyncConnection, drive, timed
+from ephemeron.communication.rpc.auth import Token
 from ephemeron.communication.rpc.frame import Buffer, Frame, Kind, Receive, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_of
@@ -32,7 +33,7 @@ class Client:
 
     @classmethod
     async def connect_tcp(
-        cls, host: str, port: int, *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, host: str, port: int, *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Client:
         """Connects and proves the token.
 
@@ -51,7 +52,7 @@ class Client:
 
     @classmethod
     async def connect_unix(
-        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Client:
         """Like `connect_tcp`, over a Unix socket."""
 
@@ -59,14 +60,14 @@ class Client:
 
     @classmethod
     async def connect_shared(
-        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Client:
         """Like `connect_unix`, with large data sections in shared memory where both ends have it; see `transport`."""
         return await cls._connect_path(os.fspath(path), token, timeout_s, options, shared=True)
 
     @classmethod
     async def connect_socket(
-        cls, sock: socket.socket, *, token: str, timeout_s: float = 5.0, options: Options | None = None
+        cls, sock: socket.socket, *, token: Token, timeout_s: float = 5.0, options: Options | None = None
     ) -> Client:
         """Like `connect_tcp`, over a connected, non-blocking socket, which is owned from now on."""
 
@@ -77,7 +78,7 @@ class Client:
 
     @classmethod
     async def _connect_path(
-        cls, path: str, token: str, timeout_s: float, options: Options | None, *, shared: bool
+        cls, path: str, token: Token, timeout_s: float, options: Options | None, *, shared: bool
     ) -> Client:
         async def dial() -> socket.socket:
             return await _dial(socket.AF_UNIX, path)
@@ -88,7 +89,7 @@ class Client:
     async def _connect(
         cls,
         dial: Callable[[], Awaitable[socket.socket]],
-        token: str,
+        token: Token,
         timeout_s: float,
         where: str,
         options: Options,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ephemeron.communication.fresh_memory import fresh_memory
 from ephemeron.communication.rpc import compression, shared_memory
-from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
+from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, Token, handshake
 from ephemeron.communication.rpc.frame import (
     ALIGN,
     ENTRY_BYTES,
@@ -118,7 +118,7 @@ class FrameSocket:
             return "shared"
         return "unix" if self._sock.family == socket.AF_UNIX else "tcp"
 
-    def greeting(self, token: str, *, client: bool, offer: Offer) -> Steps[Offer]:
+    def greeting(self, token: Token, *, client: bool, offer: Offer) -> Steps[Offer]:
         """Proves the token, checks the other end's proof, and agrees on what both can do. First on a connection.
 
         Raises:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ephemeron.communication.rpc.async_connection import AsyncConnection, drive, timed
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_message, object_of
@@ -48,14 +49,14 @@ class Server:
         self,
         handler: Handler,
         *,
-        token: str,
+        token: Token,
         objects: ObjectHandler | None = None,
         options: Options | None = None,
     ) -> None:
         if not token:
             raise ValueError("a server without a token would answer anybody")
         self._handler, self._objects = handler, objects
-        self._token = token
+        self._token = token_text(token)
         self.unproved = UnprovedConnections()
         """Connections whose client has not proved the token yet."""
         self._options = options or Options()

@@ -1,8 +1,8 @@
 """Clients of the service: calls to the coordinator, and to the router and shards of a flow.
 
 Processes that die are found again: a shard through the router, the router through the coordinator, and the coordinator of this
-machine's own service by starting it. All of that has one deadline: after `timeout_s` without an answer, `ServiceUnreachable` is
-raised.
+machine's own service by starting it. After `timeout_s` without an answer of any of them,
+`ServiceUnreachable` is raised: each that comes back starts the time anew (`Deadline`), because the next one may have to come back, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ephemeron.communication.rpc import BlockingClient
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.config.paths import home
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.daemon import ManagedProcess
@@ -55,6 +56,8 @@ Reply = TypeVar("Reply")
 _RAISED: dict[str, type[EphemeronError]] = {"JobError": JobError, "LoadersLost": LoadersLost}
 
 
+MOST_RENEWALS = 3
+"""Of a deadline: a coordinator, a router and a shard that come back."""
 STALE_ROUTE = "_StaleRoute"
 """Name of the error of a shard whose reader has the routes of another generation."""
 _log = logging.getLogger(__name__)
@@ -82,6 +85,36 @@ class _Cancelled(Exception):
     """The caller does not need the answer any more."""
 
 
+class Deadline:
+    """Time for an answer, for which several processes may have to come back one after the other.
+
+    Args:
+        timeout_s: without any answer.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._renewals = 0
+        self._end = time.monotonic() + timeout_s
+        self._answered_by: object = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._end - time.monotonic()
+
+    def renew(self, answered_by: object) -> None:
+        """Starts the time anew, if that process was not the last to do so; bounded, so that no call goes on for ever."""
+        if answered_by is not self._answered_by and self._renewals < MOST_RENEWALS:
+            self._answered_by = answered_by
+            self._renewals += 1
+            self.restart()
+
+    def restart(self) -> None:
+        """Starts the time anew."""
+        self._end = time.monotonic() + self.timeout_s
+
+
 class Service:
     """A data service, found or started.
 
@@ -97,13 +130,13 @@ class Service:
     """
 
     def __init__(
-        self, address: str | None = None, *, token: str | None = None, folder: Path | None = None,
+        self, address: str | None = None, *, token: Token | None = None, folder: Path | None = None,
         settings: ServiceSettings | None = None, timeout_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.timeout_s = timeout_s
         self._address = None if address is None else ServiceAddress.parse(address)
         self._settings = settings or ServiceSettings(ends_when_idle=True)
-        token = token or os.environ.get(TOKEN_VARIABLE)
+        token = token_text(token) if token else os.environ.get(TOKEN_VARIABLE)
         if self._address is not None and not token:
             raise JobError(
                 f"the data service at {self._address} wants a token", remedy=f"give token=… or set {TOKEN_VARIABLE}"
@@ -124,19 +157,19 @@ class Service:
             ServiceUnreachable, ServiceRefused: no answer in time, or the service has another token.
             JobError: the coordinator refuses the request; the message says why.
         """
-        end = time.monotonic() + self.timeout_s
+        deadline = Deadline(self.timeout_s)
 
         def attempt() -> Reply:
             with self._lock:
                 where = self._address or self._part.ensure(self._settings)
-            left_s = max(LEAST_S, end - time.monotonic())
-            client = where.connect(self.token, timeout_s=min(CONNECT_S, left_s))
+            client = where.connect(self.token, timeout_s=max(LEAST_S, min(CONNECT_S, deadline.left_s)))
+            deadline.renew(client)  # it may have been started first, and has to start a router now
             try:
-                return method.call(client, request, buffers, timeout_s=left_s)[0]
+                return method.call(client, request, buffers, timeout_s=max(LEAST_S, deadline.left_s))[0]
             finally:
                 client.close()
 
-        return retrying(attempt, self.timeout_s)
+        return retrying(attempt, deadline)
 
 
 def own_token(folder: Path) -> str:
@@ -154,34 +187,34 @@ def own_token(folder: Path) -> str:
 
 
 def retrying(
-    work: Callable[[], T], timeout_s: float, *, before_retry: Callable[[], None] = lambda: None, over: Over = _never
+    work: Callable[[], T], deadline: Deadline, *, before_retry: Callable[[], None] = lambda: None, over: Over = _never
 ) -> T:
     """Repeats a call until it works, as long as it fails because a process is gone or silent.
 
     Args:
         work: the call.
-        timeout_s: how long to try.
+        deadline: how long to try; `work` may renew it.
         before_retry: called before each repetition.
         over: whether the answer is not needed any more; called before each attempt.
 
     Raises:
         _Cancelled: the answer is not needed any more.
-        ServiceUnreachable: the call has failed for `timeout_s`.
+        ServiceUnreachable: the call has failed until the deadline.
     """
-    end = time.monotonic() + timeout_s
+    timeout_s = deadline.timeout_s
     while True:
         if over():
             raise _Cancelled
         try:
             return work()
         except (ServiceUnreachable, ConnectionLost, CallTimedOut) as e:
-            if time.monotonic() > end:
+            if deadline.left_s < 0:
                 if isinstance(e, ServiceUnreachable):
                     raise
                 raise ServiceUnreachable(f"the data service does not answer within {timeout_s:g} s: {e}") from e
         except RemoteError as e:
             if e.type == "ServiceUnreachable":  # the process that we called has called another one in vain
-                if time.monotonic() > end:
+                if deadline.left_s < 0:
                     raise ServiceUnreachable(f"{e.text} (for {timeout_s:g} s)") from None
             elif e.type in _RAISED:
                 raise _RAISED[e.type](e.text) from None
@@ -225,11 +258,14 @@ class FlowClient:
     ) -> Reply:  # fmt: skip
         """Calls the router; one that has died is found again, unless the call is `over`."""
 
-        def attempt() -> Reply:
-            return method.call(self._router_client(), request, buffers, timeout_s=CALL_S)[0]
+        deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s)
 
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return retrying(attempt, limit_s, before_retry=self._drop_router, over=over)
+        def attempt() -> Reply:
+            client = self._router_client()
+            deadline.renew(client)
+            return method.call(client, request, buffers, timeout_s=CALL_S)[0]
+
+        return retrying(attempt, deadline, before_retry=self._drop_router, over=over)
 
     def edges(self) -> tuple[int, ...]:
         """Bounds of the shards: shard k has the samples from edges[k] to below edges[k + 1]."""
@@ -248,7 +284,7 @@ class FlowClient:
             buffers: beside it.
             over: called now and then; if true, `_Cancelled` is raised.
         """
-        end, used = time.monotonic() + self.timeout_s, 0
+        deadline, used = Deadline(self.timeout_s), 0
         while True:
             if over():
                 raise _Cancelled
@@ -256,9 +292,10 @@ class FlowClient:
                 with self._lock:
                     routes, client = self._known_routes(), self._shard_client(number)
                     used = routes.generation
+                deadline.renew(client)
                 return method.call(client, request(used), buffers, timeout_s=CALL_S)
             except CallTimedOut:
-                end = time.monotonic() + self.timeout_s  # it is working, or the router will notice that it is not
+                deadline.restart()  # it is working, or the router will notice that it is not
                 continue
             except RemoteError as e:
                 if e.type in _RAISED:
@@ -268,7 +305,7 @@ class FlowClient:
                 problem: Exception = e
             except (ConnectionLost, ServiceUnreachable) as e:
                 problem = e
-            if time.monotonic() > end:
+            if deadline.left_s < 0:
                 raise ServiceUnreachable(
                     f"shard {number} of flow {self.name} does not come back within {self.timeout_s:g} s: {problem}"
                 ) from problem

@@ -8,6 +8,7 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
+from ephemeron.communication.rpc.auth import Token
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.determinism import cacheable_stages
 from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
@@ -45,7 +46,7 @@ class RemoteReader(FlowReader):
     """
 
     def __init__(
-        self, address: str | None = None, *, token: str | None = None, job: str | None = None, timeout_s: float = 60.0,
+        self, address: str | None = None, *, token: Token | None = None, job: str | None = None, timeout_s: float = 60.0,
         loaders: int | None = None, cache_mb: float | None = None, folder: Path | None = None,
         settings: ServiceSettings | None = None,
     ) -> None:  # fmt: skip

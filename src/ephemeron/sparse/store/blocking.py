@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
+from ephemeron.communication.rpc.auth import Token
 from ephemeron.sparse.store.client import SparseStore
 from ephemeron.sparse.store.compression import Compression
 from ephemeron.sparse.store.connecting import Locate
@@ -39,7 +40,7 @@ class BlockingSparseStore:
 
     @classmethod
     def connect(
-        cls, addresses: Sequence[str] | Locate, token: str, *, shards: int | None = None, client: str = "", attempt: int = 0,
+        cls, addresses: Sequence[str] | Locate, token: Token, *, shards: int | None = None, client: str = "", attempt: int = 0,
         values: str = "float32", compression: Compression | None = None, connect_s: float = 60.0, answer_s: float = 10.0,
     ) -> Self:  # fmt: skip
         """Connects; see `SparseStore.connect`."""

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ephemeron.communication.rpc.auth import Token
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.sparse.store import codec
@@ -51,7 +52,7 @@ class SparseStore:
 
     @classmethod
     async def connect(
-        cls, addresses: Sequence[str] | Locate, token: str, *, shards: int | None = None, client: str = "", attempt: int = 0,
+        cls, addresses: Sequence[str] | Locate, token: Token, *, shards: int | None = None, client: str = "", attempt: int = 0,
         values: str = "float32", compression: Compression | None = None, connect_s: float = 60.0, answer_s: float = 10.0,
     ) -> Self:  # fmt: skip
         """Connects to all shards.
@@ -70,7 +71,7 @@ class SparseStore:
             answer_s: seconds without an answer after which a shard counts as frozen and is connected to anew.
 
         Raises:
-            JobError: an address has another form, or belongs to another shard.
+            JobError: an address or the token has another form, or the address belongs to another shard.
             TokenRefused: the store has another token.
             ServiceUnreachable: no answer in time.
             ServiceRefused: a later attempt has taken over the client's name.

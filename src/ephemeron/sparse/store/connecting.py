@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.errors import JobError
 from ephemeron.sparse.store.link import ShardLink
 from ephemeron.sparse.store.messages import OpenRequest
@@ -16,10 +17,11 @@ Locate = Callable[[int], Awaitable[tuple[str, int]]]
 
 
 async def open_links(
-    addresses: Sequence[str] | Locate, token: str, *, shards: int | None, client: str, attempt: int, connect_s: float,
+    addresses: Sequence[str] | Locate, token: Token, *, shards: int | None, client: str, attempt: int, connect_s: float,
     answer_s: float,
 ) -> list[ShardLink]:  # fmt: skip
     """Connections to all shards; see `SparseStore.connect`."""
+    token = token_text(token)
     if callable(addresses):
         locate, count = addresses, shards or 1
     else:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ephemeron.communication.channels.address import open_channel
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.config.typed import Positive, build, plain
 from ephemeron.errors import EphemeronError, JobError, ServiceUnreachable, UserError
 from ephemeron.sparse.store.places import framed
@@ -71,10 +72,11 @@ class ShardProcesses:
     """
 
     def __init__(
-        self, options: Sequence[ShardOptions], *, token: str, channel: str = "", frozen_s: float = 30.0
+        self, options: Sequence[ShardOptions], *, token: Token, channel: str = "", frozen_s: float = 30.0
     ) -> None:
         if not token:
             raise JobError("a sparse store has no token", remedy=f"set {TOKEN_VARIABLE} to a long random text")
+        token = token_text(token)
         self._settings = [
             ProcessSettings(options=o, channel=channel, token=token, report_s=frozen_s / 6) for o in options
         ]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.communication.rpc.sockets import listen_tcp
 from ephemeron.communication.unproved import UnprovedConnections, origin
 from ephemeron.config.typed import build, plain
@@ -25,6 +26,7 @@ from ephemeron.sparse.store.messages import ErrorReply, NameRequest, OpenReply, 
 from ephemeron.sparse.store.state import ClientReplaced, ClientState, ShardState
 
 _log = logging.getLogger(__name__)
+_SMALLER = "use more shards, on more machines, or a smaller table"
 
 
 class Recorder(Protocol):
@@ -85,10 +87,10 @@ class ShardServer:
         journal: None: changes are lost with the process.
     """
 
-    def __init__(self, state: ShardState, *, token: str, attempt: int = 0, journal: Recorder | None = None) -> None:
+    def __init__(self, state: ShardState, *, token: Token, attempt: int = 0, journal: Recorder | None = None) -> None:
         if not token:
             raise ValueError("a store without a token would answer anybody")
-        self.state, self.token, self.attempt, self.journal = state, token, attempt, journal
+        self.state, self.token, self.attempt, self.journal = state, token_text(token), attempt, journal
         self.connections: set[_Connection] = set()
         """Of clients that have proved the token."""
         self.sockets: set[_Connection] = set()
@@ -255,7 +257,11 @@ class _Connection(FrameProtocol):
             self._refuse(head, ErrorReply(kind="replaced", text=str(e)))
         except ProtocolError:
             raise
-        except Exception as e:  # noqa: BLE001 - such as no memory for a table: sent to the client, and others go on
+        except MemoryError as e:
+            said = str(e) or "it does not fit into memory"
+            _log.warning("a request is refused: %s", said)
+            self._refuse(head, ErrorReply(kind="user", text=f"the shard refuses this: {said}", remedy=_SMALLER))
+        except Exception as e:  # noqa: BLE001 - whatever it is, it is sent to the client, and others go on
             _log.exception("a request failed")
             self._refuse(head, ErrorReply(kind=type(e).__name__, text=str(e)))
 
