@@ -252,12 +252,12 @@ for _wrong in ("", b"", b"\xff", None, 7, b"wrong", TOKEN.encode() + b"\n"):
     @case(TOKENS, f"sparse store: {_wrong!r} is refused")
     def _(token: Any = _wrong) -> None:
         async def use(address: str) -> None:
+            said = ""
             try:
                 await SparseStore.connect([address], token)
             except (JobError, TokenRefused) as e:
-                assert "token" in str(e)
-            else:
-                raise AssertionError("connected")
+                said = str(e)
+            assert "token" in said, said or "connected"
 
         _with_store(use)
 
@@ -268,12 +268,12 @@ for _rows in (1 << 40, 1 << 50, 1 << 62):
     def _(rows: int = _rows) -> None:
         async def use(address: str) -> None:
             async with await SparseStore.connect([address], TOKEN) as store:
+                said = ""
                 try:
                     await store.create("w", rows, optimizer=Sum())
                 except JobError as e:
-                    assert "rows" in str(e) or "refuses" in str(e), e
-                else:
-                    raise AssertionError("created")
+                    said = str(e)
+                assert "rows" in said or "refuses" in said, said or "created"
                 await store.create("v", 10, optimizer=Sum())
 
         _with_store(use)
