@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -18,6 +19,7 @@ from ephemeron.sparse.models import (
     MatrixFactorisation,
     Softmax,
 )
+from ephemeron.sparse.models.linear import sigmoid
 
 MODELS = {
     "logistic": (LogisticRegression(features=20), 2),
@@ -113,3 +115,24 @@ def test_wrong_batches_are_refused(model, labels, said):
 
     with pytest.raises(JobError, match=re.escape(said)):
         step()
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(features=3), FactorisationMachine(features=3, factors=2)])
+def test_a_sample_of_score_zero_counts_as_the_class_that_is_predicted_for_it(model):
+    """Weights that are exactly 0 are what l1 is for: accuracy is then the share of the class 0, not 0."""
+    batch = Batch(
+        np.arange(11), np.zeros(10, np.int64), np.ones(10, np.float32), np.array([0, 1, 0, 0, 1, 0, 0, 0, 1, 0])
+    )
+    rows = model.rows(batch)
+    values = {name: np.zeros((len(rows[name]), table.width), np.float32) for name, table in model.tables.items()}
+    predicted = model.predict(batch, rows, values) > 0.5
+    assert model.evaluate(batch, rows, values)["accuracy"] == ((predicted == batch.labels).sum(), 10) == (7, 10)
+    signs = batch._replace(labels=np.where(batch.labels == 1, 1, -1))
+    assert model.evaluate(signs, rows, values)["accuracy"] == (7, 10)
+
+
+def test_small_probabilities_are_not_zero():
+    scores = np.array([-800.0, -744, -100, -37.5, -1, 0, 1, 40, 800])
+    right = [0.0, *(1 / (1 + math.exp(-x)) if x > -700 else math.exp(x) for x in scores[1:-1]), 1.0]
+    np.testing.assert_allclose(sigmoid(scores), right, rtol=1e-15)
+    assert sigmoid(np.array([-744.0]))[0] > 0
