@@ -398,6 +398,17 @@ class Woken(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRequests(Event):
+    """Requests to the channel by what is no function: shards of a sparse store, the client that drives a run."""
+
+    kind: ClassVar[str] = "store_requests"
+    source: str
+    """Who counts; unlike the sources of other clients of the run."""
+    traffic: Traffic
+    """Since it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Event):
     """Something a person should read."""
 
@@ -420,7 +431,7 @@ _KINDS: dict[str, type[Event]] = {
     for cls in (
         RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
         RegionAdded, RegionExchanged, RegionLeft, RegionReplanned, RegionResized, UpdateQuarantined,
-        FaultFired, Ended, Suspended, Woken, Note, RunEnded,
+        FaultFired, Ended, Suspended, Woken, StoreRequests, Note, RunEnded,
     )
 }  # fmt: skip
 

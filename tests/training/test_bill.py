@@ -20,15 +20,18 @@ from ephemeron.events import (
     Progress,
     RunStarted,
     Started,
+    StoreRequests,
     Suspended,
     Traffic,
     Woken,
+    from_json,
+    to_json,
 )
 from ephemeron.training.driver.cost import CostMeter, latest_metrics, summarize
 from ephemeron.training.driver.records import Bill, ResultSummary, RunTraffic
 from ephemeron.training.job import Configuration, Target
 from ephemeron.training.planner.prices import Prices
-from ephemeron.training.report.cost_series import Spending, with_further
+from ephemeron.training.report.cost_series import Spending, spending, with_further
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
 
@@ -180,6 +183,18 @@ def test_a_cache_bills_its_least_size():
 def test_every_session_of_the_trigger_counts():
     got = ledger(run_started(traffic=Traffic(puts=5)), run_started(t=9, traffic=Traffic(gets=2)))
     assert got.traffic == Traffic(puts=5, gets=2)
+
+
+def test_requests_of_shards_and_clients_count_once_per_client():
+    def told(t, source, **traffic):
+        return StoreRequests(t=t, source=source, traffic=Traffic(**traffic))
+
+    events = [told(1, "a", puts=3, polls=2), told(2, "a", puts=7, polls=4), told(9, "b", puts=1, gets=5)]
+    got = ledger(run_started(traffic=Traffic(puts=5)), *events)
+    assert got.traffic == Traffic(puts=13, polls=4, gets=5)
+    spent, _ = spending([], events, PRICES, now=9.0)
+    assert spent.requests_usd == pytest.approx(PRICES.storage_usd(Traffic(puts=8, polls=4, gets=5)))
+    assert [from_json(to_json(event)) for event in events] == events
 
 
 counts = st.builds(Traffic, **{f.name: st.integers(0, 100) for f in dataclasses.fields(Traffic)})

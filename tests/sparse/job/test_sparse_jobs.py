@@ -21,6 +21,7 @@ from ephemeron.events import Ended, Evaluated, Invoked, Measured, Progress, RunE
 from ephemeron.training.driver import api, run_dir
 from ephemeron.training.driver.result import events_of
 from ephemeron.training.job import load_job
+from ephemeron.training.planner.prices import load_prices
 from running import command_of
 from servers import wait_until
 from sparse_data import prepared
@@ -59,6 +60,10 @@ def test_a_run_leaves_weights_events_a_bill_and_a_report(home, tmp_path):
     assert set(value["step_us"]) == {"load", "download", "compute", "upload", "wait"}
     assert value["cost_usd"] > 0
     assert value["billed"]["gb_seconds"] > 0
+    traffic = value["traffic"]
+    assert min(traffic["puts"], traffic["gets"], traffic["polls"], traffic["bytes_up"]) > 0
+    objects = load_prices("objects")
+    assert value["billed"]["storage_usd"] > objects.put_usd * traffic["puts"] + objects.get_usd * traffic["gets"] > 0
     assert "epoch 3/3" in result.stderr
     assert "logistic in a sparse store of 2 shards" in result.stderr
 

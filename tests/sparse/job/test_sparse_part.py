@@ -10,6 +10,8 @@ import pytest
 
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import build, plain
+from ephemeron.data.catalog.folder import FolderFiles
+from ephemeron.data.tables import TableDataset
 from ephemeron.events import Loaded, Progress
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context
@@ -78,6 +80,29 @@ def test_a_function_hands_over_where_its_time_is_up_and_the_next_one_goes_on(tmp
         assert set(spent) == {"load", "download", "compute", "upload", "wait"}
         assert all(seconds >= 0 for seconds in spent.values())
     assert rest.traffic["direct_bytes_sent"] > 0
+    assert rest.traffic["gets"] == 0  # a folder is read without requests
+
+
+class _Elsewhere(FolderFiles):
+    """Files of a folder that are read by requests."""
+
+    local = False
+
+
+def test_requests_for_partitions_of_an_object_store_are_metered(tmp_path, monkeypatch):
+    dataset, events = prepared(tmp_path / "data", rows=600), []
+    there = TableDataset.open(dataset.url)
+    elsewhere = TableDataset(_Elsewhere(there._files.root), there.manifest)
+    monkeypatch.setattr(TableDataset, "open", classmethod(lambda cls, url: elsewhere))
+
+    async def work(key, addresses):
+        return await run_sparse_part(context(key, emitted=events), request(dataset, addresses))
+
+    done = asyncio.run(with_store(work))
+    assert done.outcome == "finished"
+    assert done.traffic["gets"] == elsewhere.requests >= len(there.partitions) > 0
+    assert done.traffic["bytes_down"] >= sum(part.nbytes for part in there.partitions)
+    assert [event for event in events if isinstance(event, Progress)][-1].traffic.gets > 0
 
 
 def test_a_function_that_is_killed_between_its_last_push_and_its_report_is_replaced(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from sparse_jobs import sparse_job
 
 from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.events import Traffic
 from ephemeron.sparse.job.plan import make_sparse_plan
 from ephemeron.sparse.job.prediction import (
     SparseConfiguration,
@@ -29,7 +30,7 @@ from sparse_profiles import COSTS, RUN, profile_of
 
 pytest.importorskip("scipy", reason="costs are fitted with SciPy: pip install 'ephemeron[sparse]'")
 
-PRICES = load_prices("server")
+PRICES = load_prices("objects", servers=True)
 WORK = SparseWork(rows=(1000, 1000), test_rows=0, epochs=4)
 ONE = SparseConfiguration(workers=1, shards=1, batch_size=100, memory_mb=1769, lifetime_s=900.0, servers=1)
 SCALING = Path(__file__).parents[3] / "benchmarks" / "results" / "scaling.json"
@@ -82,7 +83,10 @@ def test_a_run_takes_its_starts_its_steps_and_its_end():
     assert p.seconds == pytest.approx(RUN.launch_s + started_s + 4 * p.epoch_s + RUN.exit_s)
     function_s = started_s + 4 * p.epoch_s + RUN.exit_s
     assert p.functions_usd == pytest.approx(PRICES.functions_usd(function_s * 1769 / 1024, 1))
-    assert p.servers_usd == pytest.approx(PRICES.server_hour_usd * p.seconds / 3600)
+    logged = round(4 * p.epoch_s * 20)
+    log = Traffic(puts=logged, gets=logged, polls=logged)
+    assert PRICES.storage_usd(log) > 0
+    assert p.servers_usd == pytest.approx(PRICES.server_hour_usd * p.seconds / 3600 + PRICES.storage_usd(log))
     assert p.cost_usd == pytest.approx(p.functions_usd + p.servers_usd)
 
     assert p.cpu_s == pytest.approx(RUN.start_cpu_s + 2000 * RUN.partition_row_s + 80 * (load_s + own_s))

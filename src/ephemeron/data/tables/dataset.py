@@ -47,6 +47,8 @@ class TableDataset:
 
     def __init__(self, files: Files, manifest: Manifest) -> None:
         self._files, self.manifest = files, manifest
+        self.requests = self.nbytes_read = 0
+        """Requests to an object store for partitions, and bytes that they brought; of a folder: none."""
 
     @classmethod
     def open(cls, url: AnyPath) -> TableDataset:
@@ -122,6 +124,8 @@ class TableDataset:
             (data,) = run(self._files.fetch([FileRange(part.file)]))
         except FileNotFoundError:
             raise DatasetDamaged("it is absent", dataset=self.manifest.name, file=f"{self.url}/{part.file}") from None
+        if not self._files.local:
+            self.requests, self.nbytes_read = self.requests + 1, self.nbytes_read + len(data)
         if xxhash.xxh3_64_hexdigest(data) != part.xxh3:
             raise DatasetDamaged(
                 f"its content is not what was written: {len(data)} bytes, {part.nbytes} were written",

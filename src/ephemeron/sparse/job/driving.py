@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,18 @@ from ephemeron.errors import (
     RunFailed,
     UserError,
 )
-from ephemeron.events import Ended, Event, Invoked, Measured, Note, Progress, RunEnded, RunStarted
+from ephemeron.events import (
+    Ended,
+    Event,
+    Invoked,
+    Measured,
+    Note,
+    Progress,
+    RunEnded,
+    RunStarted,
+    StoreRequests,
+    Traffic,
+)
 from ephemeron.functions.base import Call, Platform, Reason
 from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.sparse.job.evaluation import Evaluations, read
@@ -62,6 +73,8 @@ _log = logging.getLogger(__name__)
 PRELOAD = "ephemeron.sparse.job.function,ephemeron.communication.channels.object_store,scipy.sparse,pyarrow.ipc"
 _LOOK_S = 0.5
 """Interval at which limits and requests to stop are looked for."""
+_METER_S = 5.0
+"""Interval at which the requests of shards and client are told."""
 _STOP_S = 15.0
 """Seconds that functions have to end at a report before they are killed."""
 _LAST_S = 10.0
@@ -163,6 +176,7 @@ class SparseDriver(ShareWatcher):
         self._stopped_at = 0.0
         self._shares: Shares | None = None
         self._evaluations: Evaluations | None = None
+        self._shards_traffic: Callable[[], Traffic] = Traffic
 
     def interrupt(self, reason: str = "") -> None:
         """Stops the functions at their next report; the second time, kills them."""
@@ -188,6 +202,7 @@ class SparseDriver(ShareWatcher):
             await self._platform.cancel_all(self._spec.run_id)
             ending = RunOutcome("failed", self._causes(e))
         finally:
+            await self._tell_requests()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_S):
                     await self._all_ended()
@@ -214,6 +229,7 @@ class SparseDriver(ShareWatcher):
         async with served(
             settings.shards, settings.store, channel=self._address, name=self.store_name, token=token
         ) as at, await SparseStore.connect(at.addresses, at.token) as store:  # fmt: skip
+            self._shards_traffic = at.traffic
             await self._check_store(store)
             await create_tables(store, self._model, optimizer_of(settings), self._spec.seed)
             done = max((e.epoch for e in events_of(self._folder) if isinstance(e, Measured)), default=0)
@@ -343,8 +359,12 @@ class SparseDriver(ShareWatcher):
 
     async def _look(self) -> None:
         """Looks for requests to stop, and for limits that are reached."""
+        told_at = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
+            if time.monotonic() >= told_at + _METER_S:
+                told_at = time.monotonic()
+                await self._tell_requests()
             reason = self._limit_reached()
             with contextlib.suppress(ChannelError):
                 if not reason and await self._control.fetch(Keys(self._spec.run_id).control) is not None:
@@ -363,6 +383,10 @@ class SparseDriver(ShareWatcher):
         return ""
 
     # -- events ---------------------------------------------------------------------------------------------
+
+    async def _tell_requests(self) -> None:
+        traffic = self._shards_traffic() + self._control.traffic
+        await self._emit(StoreRequests(t=self.now(), source=f"client-{self._began_at}", traffic=traffic))
 
     async def _emit(self, event: Event) -> None:
         """Adds an event to the run's log, from which `_read_events` takes it."""

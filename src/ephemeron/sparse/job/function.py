@@ -56,7 +56,7 @@ class SparsePartResult:
     problem: str = ""
     remedy: str = ""
     traffic: dict[str, int] = field(default_factory=dict)
-    """Bytes to and from the shards."""
+    """Bytes to and from the shards, and requests for partitions."""
 
 
 async def run_sparse_part(ctx: Context, request: SparsePartRequest) -> SparsePartResult:
@@ -66,7 +66,7 @@ async def run_sparse_part(ctx: Context, request: SparsePartRequest) -> SparsePar
         raise JobError(f"entry {ENTRY} needs a program")
     left_s = max(0.0, ctx.deadline - loop.time())
     dataset = await asyncio.to_thread(TableDataset.open, program.dataset)
-    reporter = _Reporter(ctx)
+    reporter = _Reporter(ctx, dataset)
     part = Part(
         run=ctx.call.run, rank=ctx.call.rank, attempt=ctx.call.attempt, model=model_of(program.spec), dataset=dataset,
         schedule=Schedule(
@@ -92,11 +92,17 @@ class _Reporter:
 
     Args:
         ctx: of the invocation.
+        dataset: that it reads.
     """
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx, self._first = ctx, True
-        self.traffic = Traffic()
+    def __init__(self, ctx: Context, dataset: TableDataset) -> None:
+        self._ctx, self._dataset, self._first = ctx, dataset, True
+        self._exchanged = Traffic()
+
+    @property
+    def traffic(self) -> Traffic:
+        """So far: with the shards, and for partitions in an object store."""
+        return self._exchanged + Traffic(gets=self._dataset.requests, bytes_down=self._dataset.nbytes_read)
 
     def told(self, before: PartReport, report: PartReport, waited_s: float) -> None:
         """Emits the steps since the report before as one `Progress`. Its phases are sums over these steps, laid end to end."""
@@ -113,7 +119,7 @@ class _Reporter:
         for phase, seconds in lengths.items():
             spans.append((phase, start, start + seconds))
             start += seconds
-        self.traffic += Traffic(
+        self._exchanged += Traffic(
             direct_bytes_sent=report.bytes_up - before.bytes_up,
             direct_bytes_received=report.bytes_down - before.bytes_down,
         )

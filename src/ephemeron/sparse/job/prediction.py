@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ephemeron.config.typed import AtLeast, NonNegative, Positive
+from ephemeron.events import Traffic
 from ephemeron.sparse.job.function import LAST_S
+from ephemeron.sparse.store.journal import JournalOptions
 from ephemeron.training.planner.prices import Prices
 
 Bottleneck = Literal["functions", "shards", "cores"]
@@ -136,6 +138,7 @@ class SparsePrediction:
     cost_usd: float
     functions_usd: float
     servers_usd: float
+    """Of the shards that the client starts: a server each, and requests for their log."""
     start_s: float
     """Until the first step."""
     epoch_s: float
@@ -215,7 +218,9 @@ def predict(
     begun_s = run.launch_s + calls * start_s + (calls - 1) * run.exit_s
     seconds = begun_s + max(train_s + last_s, epoch_s + work.epochs * evaluation_s)
     functions_usd = prices.functions_usd(c.workers * function_s * c.memory_mb / 1024, c.workers * calls)
-    servers_usd = c.servers * prices.server_hour_usd * seconds / 3600
+    logged = round(c.servers * train_s * min(rate, 1 / JournalOptions().log_interval_s))
+    log = Traffic(puts=logged, gets=logged, polls=logged)  # read back, then a look whether it is still the shard's
+    servers_usd = c.servers * prices.server_hour_usd * seconds / 3600 + prices.storage_usd(log)
     return SparsePrediction(
         seconds=seconds, cost_usd=functions_usd + servers_usd, functions_usd=functions_usd, servers_usd=servers_usd,
         start_s=run.launch_s + start_s, epoch_s=epoch_s, evaluation_s=evaluation_s, steps_per_s=rate,

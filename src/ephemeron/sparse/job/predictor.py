@@ -54,7 +54,7 @@ class SparsePredictor:
     _datasets: dict[str, TableDataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._steps, self._prices = self.profile.costs(), load_prices("server", self.prices_file)
+        self._steps, self._prices = self.profile.costs(), load_prices("objects", self.prices_file, servers=True)
 
     def predicted(self, job: Job, c: Configuration) -> SparsePrediction:
         """Time and cost of a run to its end.

@@ -87,7 +87,7 @@ def measure(job: Job, *, limits: Limits | None = None, on_progress: OnProgress =
     memory_mb = min(int(limits.mb_per_vcpu), limits.memory_max_mb)
     c = Configuration(workers=1, batch_size=batch, memory_mb=memory_mb, function_timeout_s=limits.lifetime_s).resolved()
     program = prepare(
-        job, c, run_id="profile", limits=limits, prices=load_prices("server"), peer_timeout_s=20.0
+        job, c, run_id="profile", limits=limits, prices=load_prices("objects", servers=True), peer_timeout_s=20.0
     ).spec.sparse  # fmt: skip
     assert program is not None
     dataset = TableDataset.open(program.dataset)

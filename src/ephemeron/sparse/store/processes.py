@@ -15,12 +15,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.config.typed import Positive, build, plain
 from ephemeron.errors import EphemeronError, JobError, ServiceUnreachable, UserError
+from ephemeron.events import Traffic
 from ephemeron.sparse.store.places import framed
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE, Shard, ShardOptions
 
@@ -59,6 +60,8 @@ class ProcessReport:
     """Whether the error is a mistake of the user."""
     gets: int = 0
     pushes: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of this process with its channel."""
 
 
 class ShardProcesses:
@@ -88,6 +91,13 @@ class ShardProcesses:
         """Processes that died and were started again."""
         self.reports: list[ProcessReport] = [ProcessReport()] * len(options)
         """The last report of each shard."""
+        self._ended_traffic = Traffic()
+        """Of processes that have died, up to their last reports."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Requests to the channel by all shards so far, those of processes that died included."""
+        return sum((report.traffic for report in self.reports), self._ended_traffic)
 
     @property
     def addresses(self) -> list[str]:
@@ -165,6 +175,7 @@ class ShardProcesses:
                 raise JobError(report.error)
             reason = report.error if report is not None and report.error else f"exit code {process.returncode}"
             raise ServiceUnreachable(f"shard {shard} of the sparse store did not start: {reason}")
+        self._ended_traffic += self.reports[shard].traffic
         self.reports[shard] = report
         options = replace(self._settings[shard].options, port=report.port)
         self._settings[shard] = replace(self._settings[shard], options=options)
@@ -222,24 +233,25 @@ class ShardProcesses:
 async def _serve(settings: ProcessSettings, tell: Callable[[ProcessReport], None], ended: asyncio.Event) -> None:
     options = settings.options
     channel = open_channel(settings.channel) if settings.channel else None
-    owner = f"shard-{options.shard}-{os.getpid()}"
+    place = None if channel is None else framed(channel, owner=f"shard-{options.shard}-{os.getpid()}")
     shard = Shard(
-        options, token=settings.token, channel=None if channel is None else framed(channel, owner=owner),
+        options, token=settings.token, channel=place,
         ready=lambda host, port: tell(ProcessReport(host=host, port=port, attempt=shard.attempt)),
     )  # fmt: skip
+
+    def now(end: str = "") -> ProcessReport:
+        status, traffic = shard.status, Traffic() if place is None else place.traffic
+        return ProcessReport(end=end, attempt=shard.attempt, gets=status.gets, pushes=status.pushes, traffic=traffic)
 
     async def report() -> None:
         while True:
             await asyncio.sleep(settings.report_s)
-            status = shard.status
-            tell(ProcessReport(attempt=shard.attempt, gets=status.gets, pushes=status.pushes))
+            tell(now())
 
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(_end_with(ended, shard)), loop.create_task(report())]
     try:
-        end = await shard.run()
-        status = shard.status
-        tell(ProcessReport(end=end, attempt=shard.attempt, gets=status.gets, pushes=status.pushes))
+        tell(now(await shard.run()))
     finally:
         for task in tasks:
             task.cancel()

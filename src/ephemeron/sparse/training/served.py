@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ephemeron.events import Traffic
 from ephemeron.sparse.store.journal import JournalOptions
 from ephemeron.sparse.store.processes import ShardProcesses
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE, ShardOptions
@@ -28,6 +29,8 @@ class Served:
     token: str
     pids: Callable[[], Sequence[int]] = lambda: ()
     """Processes of the shards that were started here."""
+    traffic: Callable[[], Traffic] = Traffic
+    """Requests to the channel by the shards that were started here, so far."""
     check: Callable[[], None] = lambda: None
     """Raises the error for which a shard cannot be kept alive."""
 
@@ -64,7 +67,13 @@ async def served(
             if kept.done() and not kept.cancelled():
                 kept.result()
 
-        yield Served(addresses=tuple(addresses), token=token, pids=lambda: processes.pids, check=check)
+        yield Served(
+            addresses=tuple(addresses),
+            token=token,
+            pids=lambda: processes.pids,
+            check=check,
+            traffic=lambda: processes.traffic,
+        )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ephemeron.events import (
     RegionResized,
     RunStarted,
     Started,
+    StoreRequests,
     Suspended,
     Traffic,
     Woken,
@@ -120,6 +121,8 @@ class CostMeter:
                     self._invoked[id] = replace(invoked, t=invoked.t + event.seconds)
             case Checkpointed():
                 self.checkpoints.setdefault(event.rank, []).append(event.nbytes)
+            case StoreRequests():
+                self._saw(event.source, event.traffic)
             case Measured():
                 self.measured[event.iteration] = event.metrics
             case Ended():

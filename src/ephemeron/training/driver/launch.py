@@ -151,8 +151,7 @@ def prepared_run(
         refusal = e
         c, cloud, secrets, limits, cold_start_s = _provisional(request.configuration, request.cloud)
     name = run_id or request.run_id or run_dir.new_run_id(job.name)
-    service = service_of(c.store) if job.sparse is None else "server"
-    prices = load_prices(service, request.prices_file, platform=c.platform)
+    prices = load_prices(service_of(c.store), request.prices_file, platform=c.platform, servers=job.sparse is not None)
     if job.sparse is not None:
         refuse_for_sparse_jobs(job, c, faults=request.faults)
         prepared = sparse_jobs().prepare(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ephemeron.events import Ended, Event, Progress, Suspended, Traffic, Woken
+from ephemeron.events import Ended, Event, Progress, StoreRequests, Suspended, Traffic, Woken
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.report.invocations import InvocationRow, owner
 from ephemeron.training.report.metrics import DRAWN_POINTS, Points
@@ -83,10 +83,10 @@ class Spending:
 
 
 def spending(
-    rows: Sequence[InvocationRow], progress: Iterable[Progress], prices: CostRates, *, now: float
+    rows: Sequence[InvocationRow], told: Iterable[Progress | StoreRequests], prices: CostRates, *, now: float
 ) -> tuple[Spending, tuple[InvocationRow, ...]]:
     """The spending, and the rows with the traffic that their functions reported."""
-    changes, counted = _traffic_changes(rows, progress)
+    changes, counted = _traffic_changes(rows, told)
     rows = tuple(
         dataclasses.replace(r, traffic=counted.get((r.rank, r.attempt, r.invocation), r.traffic)) for r in rows
     )
@@ -152,14 +152,17 @@ _Changes = list[tuple[float, Traffic]]
 
 
 def _traffic_changes(
-    rows: Sequence[InvocationRow], progress: Iterable[Progress]
+    rows: Sequence[InvocationRow], told: Iterable[Progress | StoreRequests]
 ) -> tuple[_Changes, dict[_Key, Traffic]]:
     """(time, increment) in the order of time, and where each invocation's counters ended."""
     by_attempt: dict[tuple[int, int], list[InvocationRow]] = {}
     for r in rows:
         by_attempt.setdefault((r.rank, r.attempt), []).append(r)
     readings: list[tuple[float, _Key, Traffic]] = []
-    for p in progress:
+    for p in told:
+        if isinstance(p, StoreRequests):
+            readings.append((p.t, (-1, 0, p.source), p.traffic))
+            continue
         row = owner(by_attempt.get((p.rank, p.attempt), ()), p.t)
         readings.append((p.t, (p.rank, p.attempt, row.invocation if row else ""), p.traffic))
     readings += [(r.end, (r.rank, r.attempt, r.invocation), r.traffic) for r in rows if r.ended]

@@ -23,6 +23,7 @@ from ephemeron.events import (
     RunEnded,
     RunStarted,
     Started,
+    StoreRequests,
 )
 from ephemeron.training.region_activity import RegionActivity, region_activities
 from ephemeron.training.report.cost_series import CostRates, Spending, spending, with_further
@@ -84,7 +85,7 @@ class RunSummary:
         progress = [e for e in work if isinstance(e, Progress)]
         now = max([0.0, *(e.t for e in told), *(end for e in work for _, _, end in e.spans)])
         rows = invocation_rows(told, now=now, over=final is not None, memory_mb=run.memory_mb if run else 0)
-        spent, rows = spending(rows, progress, prices, now=now)
+        spent, rows = spending(rows, [*progress, *(e for e in told if isinstance(e, StoreRequests))], prices, now=now)
         spent = with_further(spent, told, prices)
         ranks = {e.rank for e in told if isinstance(e, Invoked | Started | Progress | Loaded | Ended)}
         return cls(

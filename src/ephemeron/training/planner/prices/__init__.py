@@ -137,13 +137,14 @@ class Beyond:
     """Out of the cloud, beyond what is free."""
 
 
-def load_prices(service: str, file: str | Path | None = None, *, platform: str = "") -> Prices:
+def load_prices(service: str, file: str | Path | None = None, *, platform: str = "", servers: bool = False) -> Prices:
     """Prices of a platform's functions with a channel of the given service (`objects`, `cache`, `server`, `memory`).
 
     Args:
         service: of the channel.
         file: price file; None: the built-in one.
         platform: `aws-microvm`, whose functions have prices of their own; others have those of `[functions]`.
+        servers: there are servers beside the channel, such as the shards of a sparse store.
 
     Raises:
         JobError: the file is absent, lacks a value, or holds one out of bounds; named.
@@ -151,7 +152,7 @@ def load_prices(service: str, file: str | Path | None = None, *, platform: str =
     raw = read(file)
     where = f"price file {file or DEFAULT}"
     own = ("microvms",) if platform == MICROVM else ("functions",)
-    for table in (*own, *({service} & {"objects", "cache", "server"})):
+    for table in (*own, *({service, *(["server"] if servers else [])} & {"objects", "cache", "server"})):
         must(getattr(raw, table) is not None, f"{where}: the table [{table}] is missing")
     must(bool(raw.name), f"{where}: name is missing")
     storage: dict[str, float] = {}
@@ -162,8 +163,8 @@ def load_prices(service: str, file: str | Path | None = None, *, platform: str =
         ecpu = raw.cache.ecpu_usd
         storage = {"put_usd": ecpu, "get_usd": ecpu, "list_usd": ecpu, "delete_usd": ecpu, "byte_usd": ecpu / 1000,
                    "gb_hour_usd": raw.cache.gb_hour_usd, "least_gb": raw.cache.least_gb}  # fmt: skip
-    elif service == "server" and raw.server is not None:
-        storage = {"server_hour_usd": raw.server.hour_usd}
+    if (service == "server" or servers) and raw.server is not None:
+        storage["server_hour_usd"] = raw.server.hour_usd
     between = load_link_prices(file)
     direct = {"direct_byte_usd": (between.public_gb_usd if platform == MICROVM else between.private_gb_usd) / GB}
     if platform == MICROVM:
