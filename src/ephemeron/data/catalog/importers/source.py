@@ -13,11 +13,11 @@ import tarfile
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from ephemeron.data.catalog.files import FileRange, FileReader, Files
+from ephemeron.data.catalog.listing import visible
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef
 from ephemeron.data.catalog.open_files import open_files
@@ -34,7 +34,7 @@ _PACKED = {zipfile.ZIP_STORED: None, zipfile.ZIP_DEFLATED: "deflate"}
 class ImportSource:
     """Files by path, each with the location of its bytes.
 
-    `entries` is sorted by path and leaves out hidden files (a part of the path begins with a dot).
+    `entries` is sorted by path and leaves out hidden files (`listing`).
     """
 
     url: str
@@ -191,11 +191,7 @@ def _zip_members(source: ImportSource, path: str) -> dict[str, DataRef]:
 
 def _visible(source: ImportSource) -> ImportSource:
     """The source without hidden files, sorted."""
-    kept = {path: source.entries[path] for path in sorted(source.entries) if not _hidden(path)}
+    kept = {path: source.entries[path] for path in visible(source.entries)}
     if not kept:
         raise JobError(f"{source.url} has no files in it", remedy="give a folder, an archive, a file or a URL")
     return replace(source, entries=kept)
-
-
-def _hidden(path: str) -> bool:
-    return path.startswith("__MACOSX/") or any(part.startswith(".") for part in PurePosixPath(path).parts)
