@@ -67,6 +67,25 @@ def test_line_n_is_the_result_of_item_n(chunksize):
     assert summary["cost_usd"] > 0
 
 
+@pytest.mark.parametrize("stdin", [False, True])
+def test_lines_end_in_line_feeds_alone(here, stdin):
+    texts = ["a\u2028b\x85c", "d\u2029"]
+    data = b"\xef\xbb\xbf" + "\r\n".join(json.dumps(text, ensure_ascii=False) for text in texts).encode()
+    (here / "items.jsonl").write_bytes(data)
+    arguments = [
+        "map",
+        "mapped_items:twice",
+        "--items",
+        "-" if stdin else "items.jsonl",
+        "--out",
+        "out.jsonl",
+        *SIMULATED,
+    ]
+    ran = CliRunner().invoke(main, arguments, input=data if stdin else None)
+    assert ran.exit_code == 0, ran.output
+    assert results() == [2 * text for text in texts]
+
+
 def test_a_failed_item_is_null_and_its_traceback_is_told():
     ran = invoke("mapped_items:no_two", "--items", "items.jsonl", "--json", "--retries", "1")
     assert ran.exit_code == 1
@@ -88,6 +107,8 @@ def test_a_result_that_is_no_json_is_told():
     [
         (("mapped_items:twice", "--items", "absent.jsonl"), "absent.jsonl cannot be read: No such file"),
         (("mapped_items:twice", "--items", "bad.jsonl"), "bad.jsonl, line 2 is no JSON"),
+        (("mapped_items:twice", "--items", "wide.jsonl"), "wide.jsonl is UTF-16, and only UTF-8 is read"),
+        (("mapped_items:twice", "--items", "latin.jsonl"), "latin.jsonl, line 2 is not UTF-8"),
         (("mapped_items:twice", "--items", "empty.jsonl"), "empty.jsonl has no items"),
         (("mapped_items:nothing", "--items", "items.jsonl"), "has no name 'nothing'"),
         (("mapped_items", "--items", "items.jsonl"), "is not of the form module:name"),
@@ -98,6 +119,8 @@ def test_a_result_that_is_no_json_is_told():
 def test_a_wrong_request_is_refused_before_anything_begins(here, arguments, said):
     (here / "bad.jsonl").write_text("1\n{\n")
     (here / "empty.jsonl").write_text("\n")
+    (here / "wide.jsonl").write_bytes("1\n".encode("utf-16"))
+    (here / "latin.jsonl").write_bytes(b'1\n"caf\xe9"\n')
     ran = invoke(*arguments)
     assert ran.exit_code == 2, ran.output
     assert said in ran.stderr
@@ -213,6 +236,8 @@ def test_inputs_and_outputs_as_files(tmp_path):
     assert check_inputs(named) == 2
     (tmp_path / "b.jsonl").write_text("[0.5, 1]\n[2, 3]\n")
     assert read_inputs(tmp_path / "b.jsonl")["x"].dtype == np.float32
+    (tmp_path / "c.jsonl").write_bytes('\ufeff{"text": "a\u2028b\x85c"}\r\n{"text": "d"}'.encode())
+    assert read_inputs(tmp_path / "c.jsonl")["text"].tolist() == ["a\u2028b\x85c", "d"]
     with pytest.raises(JobError, match="differ in length: a has 2, b has 3"):
         check_inputs({"a": np.zeros(2), "b": np.zeros(3)})
     with pytest.raises(JobError, match="there are no inputs"):

@@ -15,6 +15,7 @@ import click
 from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.config.typed import Count, Positive
+from ephemeron.data.formats.lines import text_lines
 from ephemeron.errors import BudgetReached, JobError, TaskFailed
 
 if TYPE_CHECKING:
@@ -163,19 +164,17 @@ class _Collected:
 
 def _items(path: Path) -> list[object]:
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
-        raise JobError(f"items {path} cannot be read: {reason}") from None
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as e:
+        raise JobError(f"items {path} cannot be read: {e.strerror}") from None
     items = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                items.append(json.loads(line))
-            except ValueError as e:
-                raise JobError(
-                    f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line"
-                ) from None
+    for number, line in text_lines(data, f"items {path}"):
+        try:
+            items.append(json.loads(line))
+        except ValueError as e:
+            raise JobError(
+                f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line"
+            ) from None
     if not items:
         raise JobError(f"items {path} has no items", remedy="write one JSON value per line")
     return items

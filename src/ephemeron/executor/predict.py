@@ -17,6 +17,7 @@ import numpy as np
 
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import build, plain
+from ephemeron.data.formats.lines import text_lines
 from ephemeron.errors import JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.training.driver.result import Result
@@ -194,7 +195,7 @@ def read_inputs(path: Path) -> Inputs:
         raise JobError(f"{path} is of no known kind", remedy=f"give a file *{', *'.join(IN_SUFFIXES)}")
     try:
         if path.suffix == ".jsonl":
-            lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            lines = [json.loads(line) for _, line in text_lines(path.read_bytes(), str(path))]
             if lines and all(isinstance(line, dict) for line in lines):
                 return {name: np.asarray([line[name] for line in lines]) for name in lines[0]}
             array = np.asarray(lines)

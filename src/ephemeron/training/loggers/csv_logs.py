@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ class CSVLogger(Logger):
         rows: list[dict[str, str]] = []
         if self._path.exists():
             whole, _, _ = self._path.read_text().rpartition("\n")
-            reader = csv.DictReader(whole.splitlines())
+            reader = csv.DictReader(io.StringIO(whole, newline=""))
             rows = list(reader)
             columns = list(dict.fromkeys([*(reader.fieldnames or ()), *columns]))
         self._columns = columns

@@ -10,6 +10,7 @@ from typing import Any
 from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest
 from ephemeron.data.catalog.importers.source import open_source
 from ephemeron.data.catalog.meta import SampleMeta
+from ephemeron.data.formats.lines import text_lines
 from ephemeron.errors import JobError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -157,10 +158,9 @@ def _lines(request: ImportRequest, path: str) -> list[tuple[int, str]]:
     """Non-empty lines, numbered from 1; none for a file that is not UTF-8 text."""
     source = request.source
     try:
-        return [(n, line) for n, line in enumerate(source.read(path).decode().splitlines(), 1) if line.strip()]
-    except UnicodeDecodeError as e:
-        wrong = source.wrong(path, f"is not UTF-8 text: {e}")
-        request.defects.caught(wrong, source, path, ref=source.entries[path])
+        return text_lines(source.read(path), f"{source.url}: {path}")
+    except JobError as e:
+        request.defects.caught(e, source, path, ref=source.entries[path])
         return []
 
 
