@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +20,7 @@ from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import DatasetDamaged, JobError
 from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv, load_libsvm, load_parquet, loading
 from ephemeron.preparation.load_plan import equal_parts
+from ephemeron.preparation.sources import listed
 
 pa = pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
 
@@ -189,6 +192,157 @@ def test_wrong_inputs_are_one_line_each(tmp_path):
     refused(good, "delimiter = '--' should be one character", delimiter="--")
     refused(good, "partition_mb = 0 is not above 0", partition_mb=0)
     refused(good, "need the names of their columns", header=False)
+
+
+def loaded(folder, text, **options):
+    """Rows of a text as a dictionary of columns, in one process."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    (folder / "in.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    table = pa.concat_tables(load_csv(folder / "in.csv", out=folder / "out", pool=HERE, **options).tables())
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["00501", "02134"], ["007", "7"], ["1e3", "1000"], ["1_000", "1000"], ["٣", "٤"], ["9007199254740993", "9007199254740992"],
+        ["0.5", "007"], ["1" * 30, "1" * 30 + ".5"],
+    ],
+)  # fmt: skip
+def test_what_would_become_another_text_stays_text(tmp_path, texts):
+    pandas = pytest.importorskip("pandas")
+    text = "id,y\n" + "".join(f"{one},{n}\n" for n, one in enumerate(texts))
+    found = loaded(tmp_path, text, label="y")
+    assert found["id"] == texts == pandas.read_csv(io.StringIO(text), dtype=str)["id"].tolist()
+    if all(one.isascii() and "_" not in one for one in texts):  # what is said is done
+        numbers = loaded(tmp_path, text, columns={"id": "numeric"}, on_error="skip")["id"]
+        assert numbers == [float(one) for one in texts]
+
+
+def test_numbers_are_numbers(tmp_path):
+    texts = ["1.50", "1e-3", "+5", " 7", "-0", ".5", "5.", "1.5e3", "9007199254740992"]
+    assert loaded(tmp_path, "x,y\n" + "".join(f"{t},0\n" for t in texts), label="y")["x"] == [float(t) for t in texts]
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("late", "reason"),
+    [
+        ("00501", '\'00501\' would be read as 501.0; set the kind of the column: "categorical" or "numeric"'),
+        ("1e3", "'1e3' would be read as 1000.0"),
+        ("9007199254740993", "'9007199254740993' would be read as 9007199254740992.0"),
+        ("NAN", "is not a number"),
+        ("1_0", "'1_0' is not a number"),
+    ],
+)
+def test_what_comes_after_the_sample_is_told(tmp_path, monkeypatch, late, reason, count):
+    monkeypatch.setattr("ephemeron.preparation.csv_text.SAMPLE_BYTES", 100)
+    monkeypatch.setattr(loading, "_parts", lambda *_: count)
+    text = "x,y\n" + "".join(f"{n},0\n" for n in range(100)) + f"{late},1\n5,1\n"
+    with pytest.raises(JobError, match=f"in.csv, line 102, column x: {re.escape(reason)}"):
+        loaded(tmp_path, text, label="y")
+    assert loaded(tmp_path, text, label="y", on_error="skip")["x"] == [*range(100), 5]
+
+
+@pytest.mark.parametrize("names", ["NA,K,y", "null,007,y", "nan,7,y", "1e3,1000,y", "true,True,y", " a ,a,y"])
+def test_names_of_columns_are_text(tmp_path, names):
+    assert list(loaded(tmp_path, f"{names}\n1,2,0\n3,4,1\n", label="y")) == names.split(",")
+    assert names.split(",")[0] in loaded(tmp_path, f"{names}\n1,2,0\n", label=names.split(",")[0])
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip", "quarantine"])
+@pytest.mark.parametrize("count", [1, 2, 5, 50, 400])
+def test_an_open_quote_swallows_no_rows(tmp_path, monkeypatch, count, on_error):
+    monkeypatch.setattr(loading, "_parts", lambda *_: count)
+    rows = [f'{n},"s{n}\n",0' for n in range(100)] + [f"{n},t,0" for n in range(200)]
+    for at in (100, 101, 250, 300):
+        line = "\n".join(["x,s,y", *rows[:at]]).count("\n") + 2
+        text = "\n".join(["x,s,y", *rows[:at], '5,"open,0', *rows[at:], ""])
+        with pytest.raises(JobError, match=f"in.csv, line {line}: a quote is not closed; close it, or double it"):
+            loaded(tmp_path, text, label="y", on_error=on_error)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_row_without_end_is_not_read_into_memory(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(loading, "_parts", lambda *_: count)
+    monkeypatch.setattr("ephemeron.preparation.load_part.LARGEST_RECORD", 1 << 17)
+    text = 'x,s\n1,a\n2,"' + "b\n" * 400_000
+    with pytest.raises(JobError, match=r"in\.csv, line 3: (a row goes on for more than 0 MB|a quote is not closed)"):
+        loaded(tmp_path, text)
+
+
+TEXTS_OF_CELLS = [
+    '5" pipe',
+    "6'",
+    'a"b"c',
+    'x ""y""',
+    '"quoted, text"',
+    '"two""quotes"',
+    "a\u2028b",
+    "a\x85b",
+    "a\x0cb",
+    "a\x00b",
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("count", [1, 3, 30])
+def test_cells_are_those_of_pandas(tmp_path, monkeypatch, end, count):
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setattr(loading, "_parts", lambda *_: count)
+    text = "\ufeffs,n" + end + "".join(f"{cell},{n}{end}" for n, cell in enumerate(TEXTS_OF_CELLS)) + end + '"x\ry",99'
+    found = loaded(tmp_path, text)
+    expected = pandas.read_csv(io.BytesIO(text.encode()), dtype={"s": str})
+    assert found == {"s": expected["s"].tolist(), "n": expected["n"].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"x,y\r1,0\n2,1\n", "its header has a carriage return that is not quoted"),
+        (b"x,y\r1,0\r2,1\r", "its header has a carriage return that is not quoted"),
+        (b"x,y\n1,0\r2,1\n3,0\n", "line 2: has a carriage return that is not quoted"),
+        (b"x\n1\r2\n3\n", "line 2: has a carriage return that is not quoted"),
+        (b"\nx,y\n1,0\n", "begins with a blank line, where its header should be"),
+        (b"x,y\n1,0\n\x1a", "line 3: has 1 fields instead of 2"),
+        ("x,y\n1,0\n".encode("utf-16"), "is UTF-16, and only UTF-8 is read; iconv"),
+        ("x,pr\xe9nom\n1,0\n".encode("latin-1"), "its header is not UTF-8"),
+        ("x,y\n1,caf\xe9\n".encode("latin-1"), "line 2, column y: is not UTF-8"),
+        (b"\xef\xbb\xbf", "has no header line"),
+    ],
+)
+def test_texts_of_other_forms_are_refused(tmp_path, text, message):
+    with pytest.raises(JobError, match=rf"in\.csv:?,? {message}"):
+        loaded(tmp_path, text)
+
+
+def test_an_existing_path_is_that_file_and_hidden_files_are_none(tmp_path):
+    for name in (
+        "data[1].csv",
+        "data1.csv",
+        "[DE]/data [1].csv",
+        ".ipynb_checkpoints/x.csv",
+        "._a.csv",
+        "sub/x.csv",
+        ".h/x.csv",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_csv(tmp_path / name, [(0, 1.0, name)])
+    load_csv(tmp_path / "data1.csv", out=tmp_path / "sub/prepared", pool=HERE)
+    (tmp_path / "sub/prepared/x.csv").write_text("no data\n")
+
+    def names(place):
+        return [source.path for source in listed(place, endings=(".csv",))]
+
+    for place in (tmp_path / "data[1].csv", tmp_path / "[DE]/data [1].csv", (tmp_path / "data[1].csv").as_uri()):
+        assert names(place) == [Path(place).name.replace("%5B", "[").replace("%5D", "]")]
+    assert names(tmp_path) == ["[DE]/data [1].csv", "data1.csv", "data[1].csv", "sub/x.csv"]
+    assert names(f"{tmp_path}/*.csv") == ["data1.csv", "data[1].csv"]
+    assert names(f"{tmp_path}/**/*.csv") == names(tmp_path)
+    assert names(f"{tmp_path}/data[12].csv") == ["data1.csv"]
+    assert names(f"{tmp_path}/.h/*.csv") == ["x.csv"]
+    with pytest.raises(JobError, match=r"data\[3\]\.csv names no file"):
+        names(tmp_path / "data[3].csv")
 
 
 def test_files_with_other_columns_are_named(tmp_path):

@@ -6,7 +6,7 @@
     pipeline = prep.Pipeline([prep.StandardScaler(), prep.FeatureHasher()]).fit(raw)
     train = pipeline.transform(raw, out="prepared/train")
 
-    loading, load_plan, load_part      files to partitions: `sources`, `records`, `csv_text`, `libsvm_text`, `parquet_plan`
+    loading, load_plan, load_part      files to partitions: `sources`, `csv_text`, `libsvm_text`, `parquet_plan`
     moments, histogram, occupancy      statistics that merge exactly
     transforms, hashing, pipeline      what changes rows, fitted once; `columns`, `inputs`: rows in memory
     fitting, applying                  a pipeline over the partitions of a dataset

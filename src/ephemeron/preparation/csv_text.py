@@ -1,21 +1,36 @@
-"""Rows of CSV as columns of Arrow: parsed at once by pyarrow, and row by row only to find which rows are invalid."""
+"""Rows of CSV as columns of Arrow: parsed at once by pyarrow, and row by row only to find which rows are invalid.
+
+pyarrow reads `007` and `1e3` as numbers, and a carriage return as the end of a row. Both are looked for in the bytes, which is quick, and
+only where they occur, rows are compared with their texts.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ephemeron.data.formats.cells import (
+    LARGEST,
+    NUMBER,
+    cells_of,
+    has_lone_return,
+    header_of,
+    is_name_of_digits,
+    is_number,
+)
+from ephemeron.data.formats.lines import mark_of
+from ephemeron.data.formats.records import CsvRecords
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 from ephemeron.preparation.layout import MOSTLY, Layout, Parsed, Reject, invalid_rows
-from ephemeron.preparation.records import CsvRecords
 
 SAMPLE_BYTES = 1_000_000
-_BOM = b"\xef\xbb\xbf"
+_NAMES_OF_DIGITS = re.compile(rb"(?<![0-9.])0[0-9]|[0-9][eE][0-9]")
+"""Where one may be."""
 _VALUE = re.compile(r"In CSV column #(\d+):.*invalid value '(.*)'", re.DOTALL)
 _BYTES = re.compile(r"In CSV column #(\d+):.*invalid UTF8")
 _FIELDS = re.compile(r"Expected (\d+) columns, got (\d+)")
@@ -33,18 +48,43 @@ class CsvParser:
     def __init__(self, layout: Layout, names: Sequence[str], columns: Sequence[Column]) -> None:
         self._layout, self._names, self._columns = layout, list(names), list(columns)
         self._records = CsvRecords(layout.delimiter)
+        self._inferred = [c for c in columns if c.kind == "numeric" and c.name not in layout.columns]
 
     def parse(self, text: bytes) -> Parsed:
         """Valid rows and invalid ones. Blank lines are no rows."""
         pa = pyarrow()
+        if has_lone_return(text):
+            return self._one_by_one(text)
         try:
             table = self._read(text)
         except pa.ArrowInvalid:
             return self._one_by_one(text)
-        return Parsed(table, []) if not self._invalid(table) else self._one_by_one(text)
+        return Parsed(table, []) if not self._invalid(table, text) else self._one_by_one(text)
 
-    def _invalid(self, table: Any) -> dict[int, tuple[str, str]]:
-        return invalid_rows(table, self._columns, self._layout.label_kind)
+    def _invalid(self, table: Any, text: bytes) -> dict[int, tuple[str, str]]:
+        """Column and reason of invalid rows of a text."""
+        pa = pyarrow()
+        found: dict[int, tuple[str, str]] = {}
+        for column in self._columns:  # words for NaN that do not stand for absent values
+            if column.kind in ("numeric", "label"):
+                nans = pa.compute.is_nan(table.column(column.name)).fill_null(False)
+                found |= dict.fromkeys(np.flatnonzero(nans.to_numpy()).tolist(), (column.name, "is not a number"))
+        large = any(
+            (pa.compute.max(pa.compute.abs(table.column(column.name))).as_py() or 0) >= LARGEST
+            for column in self._inferred
+        )
+        if self._inferred and (large or _NAMES_OF_DIGITS.search(text)):
+            texts = self._read(text, {column.name: pa.string() for column in self._inferred})
+            for column in self._inferred:
+                values = texts.column(column.name)
+                others = pa.compute.invert(pa.compute.match_substring_regex(values, NUMBER)).fill_null(False)
+                for row in np.flatnonzero(others.to_numpy()).tolist():
+                    if not is_number(value := values[row].as_py()):
+                        why = f"{value!r} would be read as {table.column(column.name)[row].as_py()}"
+                        found.setdefault(
+                            row, (column.name, f'{why}; set the kind of the column: "categorical" or "numeric"')
+                        )
+        return invalid_rows(table, self._columns, self._layout.label_kind) | found
 
     def _one_by_one(self, text: bytes) -> Parsed:
         """Halves the rows until those that pyarrow refuses are alone."""
@@ -58,25 +98,30 @@ class CsvParser:
             if low == high:
                 continue
             try:
-                table = self._read(text[spans[low][0] : spans[high - 1][1]])
+                some = text[spans[low][0] : spans[high - 1][1]]
+                table = self._read(some)
+                if table.num_rows != high - low:
+                    raise pa.ArrowInvalid("a carriage return within a row")
             except pa.ArrowInvalid as e:
                 if high - low > 1:
                     middle = (low + high) // 2
                     waiting += [(middle, high), (low, middle)]  # the first half is next
                     continue
-                column, reason = self._reason(str(e))
+                column, reason = self._reason(str(e), some)
                 rejects.append(Reject(int(lines[low]), column, reason, _shown(text, spans[low])))
                 continue
-            bad = self._invalid(table)
+            bad = self._invalid(table, some)
             if bad:
                 rejects += [Reject(int(lines[low + n]), *bad[n], _shown(text, spans[low + n])) for n in sorted(bad)]
                 table = table.filter(pa.array(np.isin(np.arange(table.num_rows), list(bad), invert=True)))
             tables.append(table)
         return Parsed(pa.concat_tables(tables), rejects)
 
-    def _read(self, text: bytes) -> Any:
+    def _read(self, text: bytes, types: Mapping[str, Any] | None = None) -> Any:
+        """All columns, or those of other types than their kinds'."""
         pa, csv = _modules()
-        types = {c.name: pa.string() if c.kind == "categorical" else pa.float64() for c in self._columns}
+        if types is None:
+            types = {c.name: pa.string() if c.kind == "categorical" else pa.float64() for c in self._columns}
         if not text.strip(b"\r\n"):
             return pa.schema(types.items()).empty_table()
         return csv.read_csv(
@@ -88,7 +133,13 @@ class CsvParser:
             ),
         )  # fmt: skip
 
-    def _reason(self, message: str) -> tuple[str, str]:
+    def _reason(self, message: str, record: bytes) -> tuple[str, str]:
+        """Column and reason for which pyarrow refuses a record."""
+        if has_lone_return(record):
+            try:
+                cells_of(record, self._layout.delimiter)
+            except ValueError as e:
+                return "", str(e)
         if found := _VALUE.search(message):
             return self._names[int(found[1])], f"{found[2]!r} is not a number"
         if found := _BYTES.search(message):
@@ -99,56 +150,43 @@ class CsvParser:
 
 
 def csv_names(data: bytes, layout: Layout, *, where: str) -> list[str]:
-    """Names of the columns of a file, from its beginning.
+    """Names of the columns of a file, from its beginning, as they are written there.
 
     Raises:
-        JobError: it has no header, though it should have.
+        JobError: it has no header, though it should have, or one that cannot be read.
     """
-    if not layout.header:
-        if not layout.names:
-            raise JobError(
-                f"{where}: files without a header need the names of their columns", remedy="give names = […]"
-            )
-        return list(layout.names)
-    first = first_record(data, layout)
-    pa, csv = _modules()
-    try:
-        options = csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
-        every = csv.ConvertOptions(check_utf8=True)
-        row = csv.read_csv(
-            pa.BufferReader(first), read_options=options, parse_options=_parse_options(layout), convert_options=every
-        )
-    except pa.ArrowInvalid:
-        raise JobError(f"{where} has no header line", remedy="set header = false and give names") from None
-    return [str(column[0].as_py() or "").strip() for column in row.columns]
+    if layout.header:
+        return header_of(data, layout.delimiter, where)[0]
+    if not layout.names:
+        raise JobError(f"{where}: files without a header need the names of their columns", remedy="give names = […]")
+    return list(layout.names)
 
 
-def first_record(data: bytes, layout: Layout) -> bytes:
-    """The first record of a file, without a byte-order mark."""
-    data = data.removeprefix(_BOM)
-    return data[: CsvRecords(layout.delimiter).next_record(data, "field") or len(data)]
+def begin_of_rows(data: bytes, layout: Layout, *, where: str) -> int:
+    """Bytes before the first row of a file: its byte-order mark and its header; raises as `csv_names` does."""
+    return header_of(data, layout.delimiter, where)[1] if layout.header else mark_of(data, where)
 
 
-def csv_sample(data: bytes, layout: Layout) -> bytes:
+def csv_sample(data: bytes, layout: Layout, *, where: str) -> bytes:
     """The records after the header in the beginning of a file, of which the last one may be cut and is left out."""
-    records = CsvRecords(layout.delimiter)
-    begin = len(first_record(data, layout)) + (len(_BOM) if data.startswith(_BOM) else 0) if layout.header else 0
+    rows = data[begin_of_rows(data, layout, where=where) :]
     if len(data) < SAMPLE_BYTES:
-        return data[begin:]
-    return data[begin : max((a for a, _ in records.spans(data[begin:])), default=0) + begin]
+        return rows
+    return rows[: max((a for a, _ in CsvRecords(layout.delimiter).spans(rows)), default=0)]
 
 
 def numeric_columns(sample: bytes, names: Sequence[str], layout: Layout) -> dict[str, bool]:
-    """Whether most values of each column of a sample are numbers."""
+    """Whether the values of each column of a sample are numbers: most of them, and none that would become another text (`MOSTLY`)."""
     pa = pyarrow()
     text = [Column(name=name, kind="categorical", dtype="string") for name in names]
     table = CsvParser(layout, names, text).parse(sample).table
-    number = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
     found = {}
     for name in names:
         values = table.column(name).drop_null()
-        numbers = pa.compute.sum(pa.compute.match_substring_regex(values, number)).as_py() or 0
-        found[name] = len(values) > 0 and numbers >= MOSTLY * len(values)
+        numbers = pa.compute.match_substring_regex(values, NUMBER)
+        others = values.filter(pa.compute.invert(numbers)).to_pylist()
+        count = len(values) - sum(not is_number(text) for text in others)
+        found[name] = count > 0 and count >= MOSTLY * len(values) and not any(map(is_name_of_digits, others))
     return found
 
 

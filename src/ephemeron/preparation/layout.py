@@ -9,13 +9,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ephemeron.config.typed import Typed, near
+from ephemeron.data.formats.cells import check_names
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 
 LabelKind = Literal["binary", "class", "real"]
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 MOSTLY = 0.9
-"""A column is numeric if at least this share of the values of the sample are numbers; the other ones are then invalid."""
+"""A column is numeric if at least this share of the values of the sample are numbers, and none is a name of digits, such as 007 (see
+`data.formats.cells`); values that are no numbers are then invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,7 @@ class Layout(Typed):
         Raises:
             JobError: a column is unknown or named twice, or none is left.
         """
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise JobError(f"{where} has two columns {twice[0]!r}")
+        check_names(names, where)
         for name in [*self.columns, *([] if self.label is None else [self.label])]:
             if name not in names:
                 raise JobError(f"{where} has no column {name!r}", remedy=near(name, names, what="columns"))

@@ -103,7 +103,7 @@ class LibsvmParser:
 
     def _reason(self, line: bytes) -> tuple[str, str] | None:
         """Column and reason of an invalid line."""
-        label, *entries = line.decode(errors="replace").split()
+        label, *entries = (word.decode(errors="replace") for word in line.split())  # only ASCII's spaces part words
         number = _number(label)
         if number is None:
             return LABEL, f"{label!r} is not a number"

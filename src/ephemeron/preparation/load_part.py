@@ -10,19 +10,22 @@ from typing import Any
 from ephemeron.config.typed import Typed, build, plain
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.formats.lines import mark_of
+from ephemeron.data.formats.records import Ends, State
 from ephemeron.data.tables import TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
 from ephemeron.data.tables.manifest import Partition
 from ephemeron.errors import JobError
-from ephemeron.preparation.csv_text import CsvParser, csv_names, first_record
+from ephemeron.preparation.csv_text import CsvParser, begin_of_rows, csv_names
 from ephemeron.preparation.layout import Reject
 from ephemeron.preparation.libsvm_text import LibsvmParser
 from ephemeron.preparation.load_plan import LoadPlan, Piece, prefix_of, variant_of
-from ephemeron.preparation.records import Ends, State
 from ephemeron.preparation.state import State as StateFolder
 
 SHOWN = 10
 """Rejects of a part that its receipt holds."""
+LARGEST_RECORD = 1 << 26
+"""Bytes of a record that goes on behind its part."""
 _MORE = 1 << 16
 
 
@@ -48,6 +51,8 @@ class Receipt(Typed):
     rejected: int = 0
     first: tuple[tuple[int, int, str, str], ...] = ()
     """Of the first invalid rows: number of the piece, line in it from 0, column, reason."""
+    unclosed: bool = False
+    """Whether the first invalid row is no row: a quote in it is not closed, so that the rows behind it are not known."""
     width: int = 1
     refused: str = ""
     """Why nothing was read; empty: it was."""
@@ -82,6 +87,9 @@ def _load_text(item: dict[str, Any]) -> dict[str, Any]:
     parser = _parser(plan)
     tables, rejects, width = [], list[tuple[int, Reject]](), 1
     for n, one in enumerate(read):
+        if one.unclosed:
+            line = one.line + one.text.count(b"\n")
+            return _plain(Receipt(pieces=found, rejected=1, first=((n, line, "", one.unclosed),), unclosed=True))
         parsed = parser.parse(one.text)
         tables.append(parsed.table)
         rejects += [(n, reject._replace(line=reject.line + one.line)) for reject in parsed.rejects]
@@ -112,6 +120,8 @@ class _Text:
     text: bytes
     line: int
     """Line ends of the piece before them."""
+    unclosed: str = ""
+    """Why there is a record behind them that is not to be read; empty: there is none."""
 
 
 def _text_of(plan: LoadPlan, piece: Piece, state: State | None) -> _Text:
@@ -135,32 +145,35 @@ def _text_of(plan: LoadPlan, piece: Piece, state: State | None) -> _Text:
     first = records.next_record(body, state)
     if first is None or first == len(body):
         return _Text(found, b"", 0)
-    text = body[first:]
+    text, unclosed = body[first:], ""
     if (end := records.end(text, "record")) != "record":
-        text += _rest(plan, piece, tail, end)
-    if not piece.begin and plan.format == "csv":
-        header = _header(plan, source.name, text)
-        return _Text(found, text[header:], text[:header].count(b"\n"))
-    return _Text(found, text, body[:first].count(b"\n"))
+        rest, unclosed = _rest(plan, piece, tail, end)
+        text += rest
+    begin = 0 if piece.begin else _begin(plan, source.name, text)
+    if unclosed:
+        whole = text[begin:]
+        text = text[: begin + (records.spans(whole)[-1][0] if whole else 0)]
+    return _Text(found, text[begin:], body[:first].count(b"\n") + text[:begin].count(b"\n"), unclosed)
 
 
-def _rest(plan: LoadPlan, piece: Piece, tail: bytes, state: State) -> bytes:
-    """The rest of a record that goes on behind a piece."""
+def _rest(plan: LoadPlan, piece: Piece, tail: bytes, state: State) -> tuple[bytes, str]:
+    """The rest of a record that goes on behind a piece, and why it is no record, or ""."""
     records, source = plan.records(), plan.sources[piece.file]
     while True:
         if (end := records.next_record(tail, state)) is not None:
-            return tail[:end]
+            return tail[:end], ""
         at = piece.end + len(tail)
         if at >= source.nbytes:
-            return tail
+            return tail, "a quote is not closed" if records.end(tail, state) == "quoted" else ""
+        if len(tail) > LARGEST_RECORD:
+            return b"", f"a row goes on for more than {LARGEST_RECORD >> 20} MB: is a quote not closed?"
         tail += source.read(at, max(_MORE, len(tail)))
 
 
-def _header(plan: LoadPlan, name: str, text: bytes) -> int:
+def _begin(plan: LoadPlan, name: str, text: bytes) -> int:
     """Bytes before the first row of a file; refuses a file with other columns."""
-    mark = len(text) - len(text.removeprefix(b"\xef\xbb\xbf"))
-    if not plan.layout.header:
-        return mark
+    if plan.format == "libsvm" or not plan.layout.header:
+        return mark_of(text, name)
     names = csv_names(text, plan.layout, where=name)
     if tuple(names) != plan.names:
         other = next(
@@ -168,7 +181,7 @@ def _header(plan: LoadPlan, name: str, text: bytes) -> int:
             f"{len(names)} columns",
         )
         raise JobError(f"{name} has other columns than the first file: {other}")
-    return mark + len(first_record(text, plan.layout))
+    return begin_of_rows(text, plan.layout, where=name)
 
 
 def _parser(plan: LoadPlan) -> CsvParser | LibsvmParser:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ephemeron.config.typed import Count, Typed
+from ephemeron.data.formats.records import CsvRecords, LineRecords, Records
 from ephemeron.data.tables.manifest import Column
 from ephemeron.preparation.layout import LabelKind, Layout
-from ephemeron.preparation.records import CsvRecords, LineRecords, Records
 from ephemeron.preparation.sources import Source
 
 OnError = Literal["fail", "skip", "quarantine"]

@@ -19,6 +19,8 @@ from ephemeron.config.typed import build, plain
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.formats.lines import mark_of
+from ephemeron.data.formats.records import resolve
 from ephemeron.data.tables import TableDataset, TableWriter
 from ephemeron.data.tables.dataset import check_stored
 from ephemeron.data.tables.manifest import Column, SourceFile
@@ -32,7 +34,6 @@ from ephemeron.preparation.load_parquet_part import load_parquet_parts
 from ephemeron.preparation.load_part import Receipt, load_text
 from ephemeron.preparation.load_plan import LoadPlan, OnError, equal_parts, prefix_of
 from ephemeron.preparation.parquet_plan import parquet_plan
-from ephemeron.preparation.records import resolve
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.sources import listed
 from ephemeron.preparation.state import State
@@ -72,7 +73,7 @@ def csv_plan(path: AnyPath, layout: Layout, partition_mb: float, on_error: OnErr
     sources = listed(path, endings=(".csv", ".tsv", ".txt"))
     sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
     names = csv_text.csv_names(sample, layout, where=sources[0].name)
-    rows = csv_text.csv_sample(sample, layout)
+    rows = csv_text.csv_sample(sample, layout, where=sources[0].name)
     columns_ = layout.schema(names, csv_text.numeric_columns(rows, names, layout), where=sources[0].name)
     parsed = csv_text.CsvParser(layout, names, columns_).parse(rows)
     total = sum(source.nbytes for source in sources)
@@ -111,7 +112,8 @@ def libsvm_plan(
     """The plan of `load_libsvm`."""
     sources = listed(path, endings=(".svm", ".libsvm", ".txt"))
     sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
-    rows = sample if len(sample) == sources[0].nbytes else sample[: sample.rfind(b"\n") + 1]
+    whole = len(sample) == sources[0].nbytes
+    rows = sample[mark_of(sample, sources[0].name) : len(sample) if whole else sample.rfind(b"\n") + 1]
     if n_features is not None and not 1 <= n_features <= LARGEST_WIDTH:
         raise JobError(f"n_features = {n_features} should be from 1 to {LARGEST_WIDTH}")
     parsed = LibsvmParser(label_kind, zero_based=zero_based, n_features=n_features).parse(rows)
@@ -248,6 +250,9 @@ def _refuse_invalid(plan: LoadPlan, receipts: Mapping[int, Receipt], n: int) -> 
     """Raises for the first invalid row of a part, if that is an error."""
     if receipts[n].refused:
         raise JobError(receipts[n].refused)
+    if receipts[n].unclosed:
+        piece, line, _, reason = receipts[n].first[0]
+        raise JobError(f"{place_of(plan, receipts, n, piece, line)}: {reason}", remedy="close it, or double it")
     if not receipts[n].rejected or plan.on_error != "fail":
         return
     piece, line, column, reason = receipts[n].first[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ephemeron.data.formats.lines import mark_of
 from ephemeron.data.tables.arrow import schema_of
 from ephemeron.data.tables.writer import encode_table
 from ephemeron.events import Traffic
@@ -93,7 +94,10 @@ def _sampled(plan: LoadPlan) -> tuple[Callable[[], Any], float]:
 
         return load, share
     sample = first.read(0, SAMPLE_BYTES)
-    text = csv_sample(sample, plan.layout) if plan.format == "csv" else sample[: sample.rfind(b"\n") + 1]
+    if plan.format == "csv":
+        text = csv_sample(sample, plan.layout, where=first.name)
+    else:
+        text = sample[mark_of(sample, first.name) : sample.rfind(b"\n") + 1]
     parser = (
         CsvParser(plan.layout, plan.names, plan.columns)
         if plan.format == "csv"

@@ -86,7 +86,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, str], int, list[tuple[s
         ("1/2/1-2-3.flac", "", "is empty"), ("1/2/1-2-4.flac", "", "has no transcript"),
     ]),
     "csv": (rows, {"target": "label"}, 3, [
-        ("a.csv", "line 3", "3 cells"), ("a.csv", "line 5", "cannot be read"), ("b.csv.gz", "", "cannot be unpacked"),
+        ("a.csv", "line 3", "3 cells"), ("a.csv", "line 5", "is not UTF-8"), ("b.csv.gz", "", "cannot be unpacked"),
     ]),
     "parquet": (parquet, {"target": "label"}, 3, [
         ("b.parquet", "", "not a Parquet file"), ("a.parquet", "row 1 of row group 0", "NoneType"),
@@ -177,7 +177,7 @@ def test_the_command_line_prints_ten(home: Path, tmp_path: Path) -> None:
     done = run_it("--on-defect", "skip")
     assert done.exit_code == 0, done.output
     told = done.stderr.splitlines()
-    assert "skipped: a.csv, line 3: has 3 cells in record 2, but 2 columns" in told
+    assert "skipped: a.csv, line 3: has 3 cells in line 3, but 2 columns" in told
     assert len([line for line in told if line.startswith("skipped: ")]) == 10
     assert "20 defects in me/x version 1, train; all of them: " in told[-1]
     listed = json.loads(Path(told[-1].rpartition("all of them: ")[2].removeprefix("file://")).read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -29,7 +28,6 @@ from ephemeron.data.catalog import Audio, Dataset, DatasetReader, DatasetStore
 from ephemeron.data.catalog.check import check_variant
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.importers import KINDS, import_dataset
-from ephemeron.data.catalog.importers.tables import _records
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.objects import ObjectFiles
 from ephemeron.data.catalog.open_files import open_files
@@ -46,10 +44,19 @@ def describe(
     variant: str | None = None,
     *,
     digests: bool = True,
+    on_defect: str = "fail",
     **options: str,
 ) -> Dataset:
     return import_dataset(
-        kind, str(source), "me/x", store, variant=variant, options=options, shard_size=4, digests=digests
+        kind,
+        source,
+        "me/x",
+        store,
+        variant=variant,
+        options=options,
+        shard_size=4,
+        digests=digests,
+        on_defect=on_defect,
     )
 
 
@@ -343,7 +350,7 @@ class TestLibriSpeech:
         with pytest.raises(JobError, match="has no text for utterance '84-121123-0000'"):
             describe(store, "librispeech", source)
         source = write(tmp_path / "d", {**files, f"{at}.trans.txt": b"84-121123-0000 \xff\n"})
-        with pytest.raises(JobError, match="is not UTF-8 text"):
+        with pytest.raises(JobError, match=r"84-121123\.trans\.txt, line 1 is not UTF-8"):
             describe(store, "librispeech", source)
         with pytest.raises(JobError, match="has no transcripts"):
             describe(store, "librispeech", write(tmp_path / "e", {"x.flac": b"x"}))
@@ -497,21 +504,8 @@ def test_npz_is_one_file(store: DatasetStore, tmp_path: Path) -> None:
         describe(store, "npz", tmp_path / "n")
 
 
-cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6)
-
-
-@given(st.lists(st.tuples(cells, cells), min_size=1, max_size=8), st.booleans())
-def test_records_of_a_table_are_found_whatever_is_quoted(rows: list[tuple[str, str]], bom: bool) -> None:
-    out = io.StringIO(newline="")
-    csv.writer(out, quoting=csv.QUOTE_ALL).writerows(rows)
-    data = b"\xef\xbb\xbf" * bom + out.getvalue().encode()
-    parts = [data[start : start + size].decode() for start, size in _records(data)]
-    assert [tuple(row) for part in parts for row in csv.reader(io.StringIO(part, newline=""))] == rows
-    assert len(parts) == len(rows)
-
-
 class TestCsv:
-    TABLE = 'width,name,label\n1.5,"a, ""b""\nc",3\n\n2,plain,4\r\n-1e3,é,5'
+    TABLE = 'width,name,label\n1.5,"a, ""b""\nc",3\n\n2,plain,4\r\n-1.0e3,é,5'
 
     @pytest.mark.parametrize("gz", [False, True])
     def test_rows(self, store: DatasetStore, tmp_path: Path, gz: bool) -> None:
@@ -526,6 +520,30 @@ class TestCsv:
         ]  # fmt: skip
         assert [s.target for s in samples] == [3, 4, 5]
 
+    @pytest.mark.parametrize(
+        ("texts", "found"),
+        [
+            (["100_1", "1030_11"], ["100_1", "1030_11"]),
+            (["00501", "02134"], ["00501", "02134"]),
+            (["nan", "Infinity"], ["nan", "Infinity"]),
+            (["٣", "٤"], ["٣", "٤"]),
+            (["1e3", "2"], ["1e3", "2"]),
+            (["9007199254740993", "0.5"], ["9007199254740993", "0.5"]),
+            (["9007199254740993", "9007199254740992"], [9007199254740993, 9007199254740992]),
+            (["1.50", "+5", " 7", "-0", "1e-3"], [1.5, 5.0, 7.0, 0.0, 0.001]),
+            (["1", "2"], [1, 2]),
+            (["1.5", ""], ["1.5", ""]),
+            (['5" pipe', '6" pipe', "plain"], ['5" pipe', '6" pipe', "plain"]),
+            (["a\u2028b\x85c", "d"], ["a\u2028b\x85c", "d"]),
+        ],
+    )
+    def test_text_stays_text_and_numbers_are_those_that_are_written(self, store, tmp_path: Path, texts, found) -> None:
+        table = "id,y\n" + "".join(f"{text},{n}\n" for n, text in enumerate(texts))
+        describe(store, "csv", write(tmp_path / "t", {"a.csv": table.encode()}), target="id")
+        assert [s.target for s in reader(store)] == found
+        describe(store, "csv", tmp_path / "t", target="y")
+        assert [s.value["id"] for s in reader(store)] == found
+
     def test_several_files_and_no_target(self, store: DatasetStore, tmp_path: Path) -> None:
         write(tmp_path / "t", {"a.csv": b"x;y\n1;2\n", "b.csv": b"x;y\n3;z\n"})
         describe(store, "csv", tmp_path / "t", delimiter=";")
@@ -536,11 +554,20 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("files", "options", "message"),
         [
-            ({"a.csv": b"x,y\n1,2\n3\n"}, {}, r"a\.csv has 1 cells in record 2, but 2 columns"),
+            ({"a.csv": b"x,y\n1,2\n3\n"}, {}, r"a\.csv has 1 cells in line 3, but 2 columns"),
             ({"a.csv": b"x,y\n1,2\n", "b.csv": b"x,z\n1,2\n"}, {}, r"b\.csv has columns \['x', 'z'\]"),
             ({"a.csv": b"x,y\n1,2\n"}, {"target": "z"}, "has no column 'z'; it has: x, y"),
-            ({"a.csv": b"x,y\n1,\xff\n"}, {}, "has a record 1 that cannot be read"),
-            ({"a.csv": b'x,y\n1,"2\n'}, {}, "has a record 1 that cannot be read"),
+            ({"a.csv": b"x,y\n1,\xff\n"}, {}, "has a record in line 2 that is not UTF-8"),
+            ({"a.csv": b'x,y\n1,2\n3,"2\n4,5\n'}, {}, r"a\.csv, line 3: a quote is not closed; close it, or double it"),
+            ({"a.csv": b'x,y\n1,2\n3,"2\n4,5\n'}, {"on_defect": "skip"}, r"a\.csv, line 3: a quote is not closed"),
+            ({"a.csv": b"x,x,y\n1,2,3\n"}, {"on_defect": "skip"}, r"a\.csv has two columns 'x'"),
+            ({"a.csv": b"x,y\r1,2\r"}, {}, "its header has a carriage return that is not quoted"),
+            ({"a.csv": b"x,y\n1,2\r3,4\n"}, {}, "has a record in line 2 that has a carriage return that is not quoted"),
+            ({"a.csv": "x,y\n1,2\n".encode("utf-16")}, {}, "is UTF-16, and only UTF-8 is read; iconv -f UTF-16"),
+            ({"a.csv": b"\n\nx,y\n1,2\n"}, {}, "begins with a blank line, where its header should be"),
+            ({"a.csv": b"x\0,y\n1,2\n"}, {}, "its header has bytes of 0"),
+            ({"a.csv": b"", "b.csv": b"x\n1\n"}, {}, r"a\.csv has no header line"),
+            ({"a.csv": b"x,y\n1,2\n", "b.tsv": b"x\ty\n1\t2\n"}, {}, r"has \.csv and \.tsv files"),
             ({"a.csv": b"x,y\n"}, {}, "there are no samples"),
             ({"a.csv.gz": b"x,y\n1,2\n"}, {}, r"a\.csv\.gz cannot be unpacked"),
             ({"a.txt": b"x,y\n"}, {}, "has no tables"),

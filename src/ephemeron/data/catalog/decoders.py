@@ -6,7 +6,6 @@ returns owns its memory, so that keeping one sample does not keep the response t
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ephemeron.data.formats.cells import cells_of
 from ephemeron.data.samples import Array
 from ephemeron.errors import MissingExtra
 
@@ -76,9 +76,9 @@ def _npy(part: Any, options: Mapping[str, Any]) -> Array:
 
 def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, object]:
     """One record of a table: `columns`, their `types` ("int", "float", "text"), and the `delimiter`."""
-    (cells,) = csv.reader([bytes(part).decode("utf-8-sig").rstrip("\r\n")], delimiter=options.get("delimiter", ","))
+    cells = cells_of(bytes(part), options.get("delimiter", ","))
     return {
-        name: _TYPES[kind](cell)
+        name: CELL_TYPES[kind](cell)
         for name, kind, cell in zip(options["columns"], options["types"], cells, strict=True)
         if kind
     }
@@ -90,7 +90,7 @@ def _row(part: Any, options: Mapping[str, Any]) -> Any:
     return part if columns is None else {name: part[name] for name in columns}
 
 
-_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
+CELL_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
 
 DECODERS: Mapping[str, Decoder] = {
     "bytes": _bytes, "text": _text, "json": _json, "image": _image, "audio": _audio, "array": _array, "npy": _npy,

@@ -2,105 +2,80 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from typing import Any
 
 from ephemeron.config.typed import near
+from ephemeron.data.catalog.decoders import CELL_TYPES
 from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest
 from ephemeron.data.catalog.importers.source import ImportSource
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
 from ephemeron.data.catalog.unpack import parquet_file
+from ephemeron.data.formats.cells import cells_of, check_names, header_of, kind_of
+from ephemeron.data.formats.records import CsvRecords
 from ephemeron.errors import JobError
-
-_KINDS: tuple[tuple[str, Any], ...] = (("int", int), ("float", float), ("text", str))
 
 
 def _csv(request: ImportRequest) -> dict[str, FoundFiles]:
-    """Files with a header line. A sample is a record's bytes; the type of a column is that of all its cells."""
+    """Files with a header line. A sample is a record's bytes; a column has numbers where all its cells are such (`formats.cells`)."""
     source, delimiter = request.source, request.options["delimiter"]
     paths = source.only([".csv", ".tsv", ".csv.gz", ".tsv.gz"], what="tables")
     rows: list[tuple[str, DataRef, list[str]]] = []
     columns: list[str] = []
+    splits = {delimiter or ("\t" if ".tsv" in path else ",") for path in paths}
+    if len(splits) > 1:
+        raise JobError(f"{source.url} has .csv and .tsv files", remedy="import each kind by itself")
+    (split,) = splits
     for path in paths:
-        split = delimiter or ("\t" if ".tsv" in path else ",")
+        where = f"{source.url}: {path}"
         try:
             data, ref = source.contents(path)
-            found = _header(source, path, data, split)
+            found, begin = header_of(data, split, where)
             if columns and found != columns:
                 raise source.wrong(path, f"has columns {found}, but {paths[0]} has {columns}", "one header for all")
         except JobError as e:
             request.defects.caught(e, source, path, ref=source.entries[path])
             continue
+        check_names(found, where)
         columns = found
-        line, counted = 1, 0
-        for i, (start, size) in enumerate(_records(data)):
+        line, counted, number, records = 1, 0, -1, CsvRecords(split)
+        for start, stop in records.spans(data[begin:]):
+            start, size = begin + start, stop - start
             line, counted = line + data.count(b"\n", counted, start), start
-            if i == 0:
+            record = data[start : start + size]
+            if start + size == len(data) and records.end(record, "record") == "quoted":
+                raise JobError(f"{where}, line {line}: a quote is not closed", remedy="close it, or double it")
+            if not record.strip(b"\r\n"):
                 continue
+            number += 1
             try:
-                cells = _cells(source, path, i, data[start : start + size], split)
+                cells = _cells(source, path, line, record, split)
                 if len(cells) != len(columns):
-                    raise source.wrong(path, f"has {len(cells)} cells in record {i}, but {len(columns)} columns")
+                    raise source.wrong(path, f"has {len(cells)} cells in line {line}, but {len(columns)} columns")
             except JobError as e:
                 request.defects.caught(e, source, path, at=f"line {line}", ref=ref.within(start, size))
                 continue
-            rows.append((f"{path}[{i - 1}]", ref.within(start, size), cells))
+            rows.append((f"{path}[{number}]", ref.within(start, size), cells))
     target = _column(source, request.options["target"], columns)
     at = columns.index(target) if target else -1
-    types: list[str | None] = [_type(cells[c] for _, _, cells in rows) for c in range(len(columns))]
-    convert: Any = dict(_KINDS)[types[at] or "text"] if target else None
+    types: list[str | None] = [kind_of([cells[c] for _, _, cells in rows]) for c in range(len(columns))]
+    convert: Any = CELL_TYPES[types[at] or "text"] if target else None
 
     def samples() -> Iterator[SampleMeta]:
         for key, ref, cells in rows:
             yield SampleMeta(key=key, data={"row": ref}, target=convert(cells[at]) if convert else None)
 
     kept = [None if i == at else kind for i, kind in enumerate(types)]
-    split = delimiter or ("\t" if ".tsv" in paths[0] else ",")
     decoder = {"decoder": "csv", "columns": columns, "types": kept, "delimiter": split}
     info = {"columns": [c for c in columns if c != target], "target": target}
     return request.single(FoundFiles(samples=samples(), decoders={"row": decoder}, total=len(rows), info=info))
 
 
-def _header(source: ImportSource, path: str, data: bytes, delimiter: str) -> list[str]:
-    for start, size in _records(data):
-        return _cells(source, path, 0, data[start : start + size], delimiter)
-    return []
-
-
-def _records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and size of each record: a line, or several where a quoted cell has line breaks in it (RFC 4180)."""
-    start = 3 if data.startswith(b"\xef\xbb\xbf") else 0
-    at = start
-    while at < len(data):
-        end = data.find(b"\n", at) + 1 or len(data)
-        at = end
-        if data.count(b'"', start, end) % 2 and end < len(data):
-            continue
-        if data[start:end].strip():
-            yield start, end - start
-        start = end
-
-
-def _cells(source: ImportSource, path: str, i: int, record: bytes, delimiter: str) -> list[str]:
+def _cells(source: ImportSource, path: str, line: int, record: bytes, delimiter: str) -> list[str]:
     try:
-        (cells,) = csv.reader(io.StringIO(record.decode().rstrip("\r\n"), newline=""), delimiter=delimiter, strict=True)
-    except (csv.Error, UnicodeDecodeError, ValueError, TypeError) as e:
-        raise source.wrong(path, f"has a record {i} that cannot be read: {e}") from None
-    return cells
-
-
-def _type(cells: Iterator[str]) -> str:
-    possible = list(_KINDS)
-    for cell in cells:
-        while True:
-            try:
-                possible[0][1](cell)
-                break
-            except ValueError:
-                possible.pop(0)
-    return possible[0][0]
+        return cells_of(record, delimiter)
+    except ValueError as e:
+        raise source.wrong(path, f"has a record in line {line} that {e}") from None
 
 
 def _column(source: ImportSource, name: str, columns: list[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.preparation.records import STATES, CsvRecords, LineRecords, resolve
+from ephemeron.data.formats.records import STATES, CsvRecords, LineRecords, resolve
 
 TEXT = st.text(alphabet='ab",\n\r', max_size=40).map(str.encode)
 CUTS = st.lists(st.integers(0, 40), max_size=5)
