@@ -193,6 +193,8 @@ class Progress(Event):
     """Samples in this rank's batch."""
     loss: float
     """Mean loss over this rank's batch, before the step."""
+    weight: float | None = None
+    """Number of things that loss and metrics are means over; None: the samples."""
     version: int
     """Number of merged updates that the parameters had when the gradient was computed."""
     spans: list[tuple[Phase, float, float]] = field(default_factory=list)
@@ -203,6 +205,11 @@ class Progress(Event):
     """CPU seconds of this invocation so far, loading included; 0 where time is virtual."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further numbers that the program reports for its batch."""
+
+    @property
+    def terms(self) -> float:
+        """Weight of loss and metrics in a mean over ranks."""
+        return self.samples if self.weight is None else self.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,6 +176,25 @@ def test_a_module_without_validation_is_not_evaluated(home):
     assert run.ending.final.metrics == {"loss": None}
 
 
+def test_a_weight_beside_the_loss_is_that_of_the_mean(home):
+    """A fifth of the samples is known, and many parts have none: functions equal one, and the loss told is that of all data."""
+    from lightning_programs import samples
+
+    options = {"dtype": "float64", "data": {"sampling": "global"}}
+    runs = [
+        real(job("lightning:lightning_programs:Labelled", accumulate=parts, **options), **settings(workers))
+        for workers, parts in ((1, 1), (1, 4), (2, 1), (4, 2))
+    ]
+    x, y = samples(32, 1).tensors
+    known = x[:, 2] > 1
+    for run in runs:
+        assert run.ending.status == "finished", run.ending.causes
+        weight, bias = (torch.from_numpy(run.ending.arrays[name]) for name in ("net.weight", "net.bias"))
+        np.testing.assert_allclose(weight, runs[0].ending.arrays["net.weight"], rtol=0, atol=1e-12)
+        told = torch.nn.functional.cross_entropy(x[known].double() @ weight.T + bias, y[known])
+        assert run.ending.final.metrics["loss"] == pytest.approx(float(told), rel=1e-12)
+
+
 @pytest.mark.slow
 def test_classes_and_modules_are_programs(home):
     from lightning_programs import Classifier, Data, Plateau

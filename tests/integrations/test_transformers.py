@@ -96,6 +96,20 @@ def test_four_functions_with_accumulation_are_one_on_the_same_global_batches(nam
         assert np.allclose(run.ending.arrays[key], value, atol=tolerance), key
 
 
+def test_parts_and_functions_without_labels_contribute_nothing(home):
+    runs = [
+        real(job("answers", accumulate=parts, dtype="float64", data={"sampling": "global"}), **settings(workers))
+        for workers, parts in ((1, 1), (1, 4), (4, 2))
+    ]
+    for run in runs:
+        assert run.ending.status == "finished", run.ending.causes
+        for key, value in runs[0].ending.arrays.items():
+            np.testing.assert_allclose(
+                run.ending.arrays[key], value, rtol=0, atol=1e-9, err_msg=key
+            )  # its loss is in float32
+        assert run.ending.final.metrics["loss"] == pytest.approx(runs[0].ending.final.metrics["loss"], rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["language", "half", "classification", "lora"])
 def test_kills_and_hand_offs_do_not_change_it(name, home):

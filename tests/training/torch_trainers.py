@@ -119,7 +119,7 @@ def iterate(t, iterations):
         step = t.compute(iteration)
         assert step.samples == len(t.sampler.batch(iteration))
         losses.append(step.loss)
-        mean = step.vector / t.dtype.type(step.samples)
+        mean = step.vector / t.dtype.type(step.weight)
         t.apply(mean)
     return losses
 

@@ -144,7 +144,7 @@ class LightningTask(Task):
             output = _call(module.training_step, batch, number)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         logged = {n: _number(e.value) for n, e in self._log.taken().items() if n != "loss"}
-        return {"loss": loss, **{n: v for n, v in logged.items() if v is not None}}
+        return {"loss": loss, **_weight_in(output), **{n: v for n, v in logged.items() if v is not None}}
 
     def on_step_end(self, model: nn.Module) -> None:
         module: Any = self._own(model)
@@ -192,7 +192,7 @@ class LightningTask(Task):
         if "loss" not in report:
             scalar = isinstance(loss, torch.Tensor) and loss.numel() == 1
             report["loss"] = loss if scalar else report.get("val_loss")
-        return report
+        return report | _weight_in(output)
 
     def evaluation_end(self, metrics: dict[str, float]) -> Mapping[str, float]:
         module = self._built
@@ -381,6 +381,11 @@ def _number(value: Any) -> Any:
         return value.detach() if isinstance(value, torch.Tensor) else value
     found = value._forward_cache if value._forward_cache is not None else value.compute()
     return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
+
+
+def _weight_in(output: Any) -> dict[str, Any]:
+    """The weight that a step returned beside its loss, if it did."""
+    return {"weight": output["weight"]} if isinstance(output, Mapping) and "weight" in output else {}
 
 
 def _weighted(value: Any, batch_size: int | None) -> Any:

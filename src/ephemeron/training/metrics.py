@@ -68,6 +68,11 @@ def means(slices: Iterable[Sums]) -> dict[str, float | None]:
     return {"loss": None, **found}
 
 
+def counted(total: float, count: float) -> tuple[float, float]:
+    """A total and the number of its terms. A total of no terms is nothing, also where it was computed as 0/0."""
+    return (total, count) if count else (0.0, 0.0)
+
+
 def _sum(parts: list[MetricSum]) -> MetricSum:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):

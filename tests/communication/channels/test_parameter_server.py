@@ -199,11 +199,13 @@ def test_early_arrivals_are_added_as_soon_as_their_turn_comes() -> None:
     assert set(state.held) == {3}
 
 
-def test_weights_of_zero_everywhere_are_an_error(opened: Both) -> None:
+def test_vectors_whose_weights_are_zero_are_added_up(opened: Both) -> None:
     async def scenario() -> None:
         async with await opened() as channel:
-            with pytest.raises(ChannelError, match="sum to 0"):
-                await channel.reduce("zero/m", rank=0, world=1, weight=0, vector=np.ones(3, "f4"))
+            for rank in range(2):
+                await channel.reduce("zero/m", rank=rank, world=2, weight=0, vector=np.ones(3, "f4"))
+            got = await channel.get("zero/m", deadline=later(10))
+            assert vector_of("zero/m", got.data).tolist() == [2, 2, 2]
 
     asyncio.run(scenario())
 

@@ -137,6 +137,21 @@ class Regression(lightning.LightningModule):
         return DataLoader(samples(32, 1), batch_size=8)
 
 
+class Labelled(Regression):
+    """Some samples have no target; the loss is a mean over those that have."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        known = x[:, 2] > 1
+        return {"loss": functional.cross_entropy(self.net(x)[known], y[known]), "weight": known.sum()}
+
+    def validation_step(self, batch):
+        return self.training_step(batch, 0)
+
+    def val_dataloader(self):
+        return DataLoader(samples(32, 1), batch_size=8)
+
+
 class Manual(Regression):
     def __init__(self):
         super().__init__()

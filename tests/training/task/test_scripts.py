@@ -19,6 +19,7 @@ import ephemeron  # noqa: E402
 from ephemeron.errors import UserError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
 from ephemeron.training.job import EarlyStopping, parse_fault  # noqa: E402
+from ephemeron.training.task.script import Run  # noqa: E402
 from ephemeron.training.task.script_state import Registered  # noqa: E402
 
 
@@ -154,6 +155,52 @@ def test_a_loop_that_is_left_early_is_an_error(tmp_path):
     finished = run(2, script=script(tmp_path, body))
     assert finished.ending.status == "failed"
     assert "ended before iteration 6 of 8" in "\n".join(finished.ending.causes)
+
+
+WEIGHED = """
+import sys
+labelled = torch.arange(26) < 3  # batches 2 to 4 have no label
+loader = DataLoader(TensorDataset(inputs.double(), targets.double(), labelled), batch_size=8)
+for x, y, of in run.steps(loader, epochs=2):
+    terms = (model(x) - y).square()[:, 0]
+    how = "{how}"
+    if how == "mean":
+        loss = (terms * of).sum() / of.sum()  # 0/0 where there is none
+        loss.backward()
+        run.step(optimizer, loss, weight=of.sum(), error=loss)
+    else:
+        loss = functional.mse_loss(model(x), y, reduction="sum") if how == "sum" else terms.mean()
+        loss.backward()
+        run.step(optimizer, loss)
+if run.world == 1 and len(sys.argv) > 1:
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["mean", "sum"])
+def test_a_script_is_merged_by_the_weights_that_it_gives(how, tmp_path):
+    """A batch whose weights sum to 0 is a step with zero gradient, alone as on any number of functions."""
+    made = script(tmp_path, WEIGHED.replace("{how}", how), before="model.double()")
+    out = tmp_path / "alone.pt"
+    done = subprocess.run([sys.executable, str(made), str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = {name: value.numpy() for name, value in torch.load(out).items()}
+    assert all(np.isfinite(value).all() for value in expected.values())
+    for workers in (1, 2, 4):
+        finished = run(workers, script=made)
+        assert finished.ending.status == "finished", finished.ending.causes
+        same(finished.ending.arrays, expected, 1e-12)
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan")])
+def test_a_weight_that_is_no_number_of_terms_is_refused(weight):
+    made, model = Run(), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made.register(model=model, optimizer=optimizer)
+    with pytest.raises(UserError, match=r"run\.step reports weight"):
+        for batch in made.steps([torch.ones(3, 2)]):
+            made.step(optimizer, model(batch).mean(), weight=weight)
 
 
 @pytest.mark.slow

@@ -279,7 +279,7 @@ def test_a_weight_of_the_program_is_that_of_early_pieces():
     for each in (trainer, whole):
         step = each.program.task.training_step
         each.program.task.training_step = lambda model, batch, step=step, **more: {
-            "loss": step(model, batch),
+            **step(model, batch),
             "weight": 2.5,
         }
     for iteration in range(2):

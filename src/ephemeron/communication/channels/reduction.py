@@ -30,7 +30,7 @@ class SupportsReduction(ABC):
     async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
         """Contributes to the mean that appears under `key` once all ranks have contributed.
 
-        The mean is `sum(vector_r) / sum(weight_r)`, in the vectors' dtype and added strictly by rank, so it does
+        The mean is `sum(vector_r) / sum(weight_r)`, or the sum itself where all weights are 0, in the vectors' dtype and added strictly by rank, so it does
         not depend on who came first. It is an ordinary object: `get` waits for it, `delete` removes it. Since the channel
         makes it, the channel frames it (`channels.frame`).
         A key is reduced once: contributing again, before or after the mean is there or deleted, is ignored.
@@ -43,7 +43,7 @@ class SupportsReduction(ABC):
             vector: 1-D floats, already multiplied by `weight`; free to change after the call.
 
         Raises:
-            ChannelError: shape, dtype or world differ from what the others sent, or the weights sum to 0.
+            ChannelError: shape, dtype or world differ from what the others sent.
             ChannelUnreachable: the server does not answer.
         """
 
@@ -126,9 +126,8 @@ class LocalReduction:
         del self._rounds[key]
         self._remember(key)
         assert state.total is not None
-        if not state.weight > 0:
-            raise ValueError("the weights of all contributions sum to 0")
-        state.total /= state.total.dtype.type(state.weight)
+        if state.weight > 0:
+            state.total /= state.total.dtype.type(state.weight)
         return state.total
 
     def accumulate(self, key: str, current: Vector | None, *, rank: int, iteration: int, delta: Vector) -> Vector:

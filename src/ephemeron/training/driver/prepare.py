@@ -298,9 +298,10 @@ def prepare(
         spec.iterations,
         model_bytes,
     )
+    notes = tried.note, note, _undivided(job, configuration, tried), _outside(job, configuration, tried)
     return Prepared(
         job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
-        source=source_of(job, tried.layout), notes=tuple(filter(None, (tried.note, note, _outside(job, configuration, tried)))),
+        source=source_of(job, tried.layout), notes=tuple(filter(None, notes)),
     )  # fmt: skip
 
 
@@ -325,6 +326,11 @@ def _samples_globally(job: Job, c: Configuration, flow: bool) -> bool:
         what = "a script" if job.script is not None else "a model on several functions"
         raise JobError(f"data.sampling = 'global' is not for {what}", remedy="leave it out")
     return not divided and (job.data.sampling == "global" or (job.data.sampling == "auto" and flow))
+
+
+def _undivided(job: Job, c: Configuration, tried: Trial) -> str:
+    """A remark on a loss that does not bear to be divided, where it is."""
+    return tried.undivided if c.workers > 1 or job.options.accumulate > 1 else ""
 
 
 def _outside(job: Job, c: Configuration, tried: Trial) -> str:

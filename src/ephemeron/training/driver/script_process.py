@@ -111,7 +111,7 @@ class TrialRun(Run):
         RandomState.set(random)
         self._losses = []
         yield from self._pass(batches, 0)
-        if first != self._losses or any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(ended, self._weights(), strict=True)):  # fmt: skip
+        if not np.array_equal(first, self._losses, equal_nan=True) or any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(ended, self._weights(), strict=True)):  # fmt: skip
             candidates = described([*others, *numbers], after)
             raise JobError(
                 f"the same steps from the same registered state have the losses {first} and then {self._losses}"

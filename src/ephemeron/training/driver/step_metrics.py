@@ -108,11 +108,11 @@ class StepMerger:
 
 
 def _merged(reports: Iterable[Progress]) -> dict[str, float]:
-    """Loss and further metrics, weighted by the samples of the ranks that report them."""
-    sums: dict[str, tuple[float, int]] = {}
+    """Loss and further metrics, weighted by what they are means over on the ranks that report them."""
+    sums: dict[str, tuple[float, float]] = {}
     for report in sorted(reports, key=lambda e: e.rank):
-        if report.samples:
+        if report.terms:
             for name, value in {"loss": report.loss, **report.metrics}.items():
-                total, samples = sums.get(name, (0.0, 0))
-                sums[name] = total + value * report.samples, samples + report.samples
-    return {name: total / samples for name, (total, samples) in sums.items()}
+                total, terms = sums.get(name, (0.0, 0.0))
+                sums[name] = total + value * report.terms, terms + report.terms
+    return {name: total / terms for name, (total, terms) in sums.items()}

@@ -5,6 +5,7 @@ What fails here would fail on every function, after it has been paid for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from ephemeron.training.worker.torch_trainer import TorchTrainer
 
 
+_ROUNDING = 1e-3
+"""Relative difference of two losses that rounding may explain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Sizes of a model that has passed the trial."""
@@ -53,6 +58,8 @@ class Trial:
     """Remark on the initial weights, for the reader of the run's output."""
     shares_evaluations: bool = False
     """Whether functions have to merge their evaluations."""
+    undivided: str = ""
+    """Why a batch that is divided among functions is not the batch as a whole; empty: nothing was found."""
 
 
 def layout_of(model: nn.Module) -> tuple[TensorLayout, ...]:
@@ -123,6 +130,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
         )
     if smallest[0] == 1:
         _try_one(trainer, data, job, smallest[1])
+    undivided = "" if job.options.compile else _undivided(trainer, data)
     states = [s for o in program.optimizers for s in o.state.values()]
     held = sum(t.numel() for s in states for t in s.values() if isinstance(t, torch.Tensor))
     copies = round(held / max(1, trainer.size))
@@ -130,7 +138,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
         initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
         layout=layout, note=note, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
         optimizers=tuple(described_optimizer(o, group) for o in program.optimizers for group in o.param_groups),
-        takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states),
+        takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states), undivided=undivided,
     )  # fmt: skip
 
 
@@ -156,6 +164,23 @@ class _First:
 
     def batch(self, iteration: int) -> np.ndarray:
         return np.arange(TRIAL)
+
+
+def _undivided(trainer: TorchTrainer, data: TrainingData) -> str:
+    """What is wrong with the loss of the trial batch, if its halves do not make up the whole."""
+    from ephemeron.training.task.part_report import merged_loss
+
+    batch = data.trial().batch(_First(), 0)
+    found = None if batch.samples < 2 else merged_loss(
+        trainer.program.task, trainer.model, trainer.tensors(batch.data), batch.samples
+    )  # fmt: skip
+    if found is None or math.isclose(*found, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+        return ""
+    return (
+        f"the loss of {batch.samples} samples is {found[0]:.6g}, and of its halves together {found[1]:.6g}: a batch that is divided "
+        "(workers, accumulate) trains otherwise than as a whole; let training_step return {'loss': mean, 'weight': number of its "
+        "terms} or {'loss': sum, 'reduction': 'sum'}"
+    )
 
 
 def _try_one(trainer: TorchTrainer, data: TrainingData, job: Job, where: str) -> None:

@@ -120,11 +120,11 @@ def _losses(progress: Iterable[Progress]) -> list[tuple[int, float]]:
         old = best.get((p.rank, p.iteration))
         if old is None or p.attempt >= old.attempt:
             best[p.rank, p.iteration] = p
-    sums: dict[int, tuple[float, int]] = {}
+    sums: dict[int, tuple[float, float]] = {}
     for p in best.values():
-        total, samples = sums.get(p.iteration, (0.0, 0))
-        sums[p.iteration] = (total + p.loss * p.samples, samples + p.samples)
-    return [(i, total / samples) for i, (total, samples) in sorted(sums.items()) if samples]
+        total, terms = sums.get(p.iteration, (0.0, 0.0))
+        sums[p.iteration] = (total + p.loss * p.terms, terms + p.terms)
+    return [(i, total / terms) for i, (total, terms) in sorted(sums.items()) if terms]
 
 
 def _evaluations(evaluated: Iterable[Evaluated], measured: Mapping[int, Metrics]) -> tuple[EvaluationPoint, ...]:

@@ -6,14 +6,18 @@ have been updated by the task: their states are merged over functions as they sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from ephemeron.errors import JobError
-from ephemeron.training.metrics import EvaluationSums, MetricSum, means
+from ephemeron.training.metrics import EvaluationSums, MetricSum, counted, means
 
 
 def report_of(output: Any, where: str) -> dict[str, Any]:
@@ -46,6 +50,76 @@ def number_of(value: Any, name: str, where: str) -> float:
     raise JobError(f"{where} reports {name} as {what}", remedy="report one number for the batch, or (total, count)")
 
 
+def weight_of(value: Any, where: str) -> float:
+    """A weight that a step reports.
+
+    Raises:
+        JobError: it is no number from 0.
+    """
+    weight = number_of(value, "weight", where)
+    if not 0 <= weight < math.inf:
+        raise JobError(f"{where} reports weight {weight:g}", remedy="report how many terms the mean has, 0 or more")
+    return weight
+
+
+def is_sum(report: dict[str, Any], where: str) -> bool:
+    """Whether the loss of a report is a sum over the batch; takes `reduction` out of the report.
+
+    It is one if the report says so, or if it is the plain result of a loss of PyTorch's with `reduction="sum"`.
+
+    Raises:
+        JobError: the reduction is no word for it.
+    """
+    said = report.pop("reduction", None)
+    if said not in (None, "mean", "sum"):
+        raise JobError(f"{where} reports reduction {said!r}", remedy="report 'mean' or 'sum'")
+    return said == "sum" or (said is None and "weight" not in report and is_plain_sum(report.get("loss")))
+
+
+def is_plain_sum(loss: Any) -> bool:
+    """Whether a loss comes straight from a loss of PyTorch's with `reduction="sum"`."""
+    return getattr(getattr(loss, "grad_fn", None), "_saved_reduction", None) == _SUM
+
+
+def own_weight(loss: torch.Tensor) -> float | None:
+    """Weight of a loss that comes straight from `cross_entropy` or `nll_loss`: its labels, or their class weights.
+
+    PyTorch keeps it for the backward pass. None: another loss, or one without a graph.
+    """
+    function: Any = loss.grad_fn
+    if getattr(function, "_saved_reduction", None) != _MEAN or not hasattr(function, "_saved_total_weight"):
+        return None
+    return float(function._saved_total_weight)
+
+
+_MEAN, _SUM = 1, 2
+"""Numbers of reductions in PyTorch's graphs."""
+
+
+@contextmanager
+def recorded_after(model: nn.Module) -> Iterator[None]:
+    """What is computed from a model's outputs is recorded by autograd, and the model itself is not.
+
+    So a loss says how it was reduced (`own_weight`), and no more memory is used than without a graph.
+    """
+    before = model.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(False) and None)
+
+    def leaves(_module: nn.Module, _args: Any, output: Any) -> Any:
+        torch.set_grad_enabled(True)
+        return tree_map(
+            lambda v: v.detach().requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v,
+            output,
+        )
+
+    after = model.register_forward_hook(leaves)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        before.remove()
+        after.remove()
+
+
 class Evaluator:
     """Adds up the reports of the batches of one slice, in order."""
 
@@ -62,7 +136,9 @@ class Evaluator:
             JobError: a metric is no number, or is not reported for every batch.
         """
         report = report_of(output, "evaluation_step")
-        weight = number_of(report.pop("weight", samples), "weight", "evaluation_step")
+        loss, summed = report.get("loss"), is_sum(report, "evaluation_step")
+        own = own_weight(loss) if isinstance(loss, torch.Tensor) else None
+        weight = weight_of(report.pop("weight", samples if own is None else own), "evaluation_step")
         batch: dict[str, MetricSum] = {}
         for name, value in report.items():
             if is_metric(value):
@@ -73,9 +149,11 @@ class Evaluator:
                 batch[name] = None
             elif isinstance(value, (tuple, list)) and len(value) == 2:
                 total, count = (number_of(v, name, "evaluation_step") for v in value)
-                batch[name] = (total, count)
+                batch[name] = counted(total, count)
+            elif name == "loss" and summed:
+                batch[name] = (number_of(value, name, "evaluation_step"), samples)
             else:
-                batch[name] = (number_of(value, name, "evaluation_step") * weight, weight)
+                batch[name] = counted(number_of(value, name, "evaluation_step") * weight, weight)
         whole = EvaluationSums(self._samples, self._sums).plus(EvaluationSums(samples, batch))
         self._samples, self._sums = whole.samples, dict(whole.sums)
 

@@ -21,25 +21,24 @@ class JobTask(Task):
 
     Args:
         make: builds the model.
-        loss: a mean over the batch.
+        loss: a mean or a sum over the batch.
         optimizer: a name in `torch.optim` and its options.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], loss: Callable[..., torch.Tensor], optimizer: Target) -> None:
+    def __init__(self, make: Callable[[], nn.Module], loss: Loss, optimizer: Target) -> None:
         self._make, self.loss, self._optimizer = make, loss, optimizer
 
     def model(self) -> nn.Module:
         return self._make()
 
-    def training_step(self, model: nn.Module, batch: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         inputs, targets = batch
-        return self.loss(model(inputs), targets)
+        return self.loss.report(model(inputs), targets)
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         inputs, targets = batch
         output = model(inputs)
-        answers = self.loss.answers(output, targets) if isinstance(self.loss, Loss) else None
-        return {"loss": self.loss(output, targets), "accuracy": answers}
+        return {**self.loss.report(output, targets), "accuracy": self.loss.answers(output, targets)}
 
     def optimizers(self, model: nn.Module) -> torch.optim.Optimizer:
         return optimizer_over(self._optimizer, [p for p in model.parameters() if p.requires_grad])

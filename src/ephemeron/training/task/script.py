@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError
-from ephemeron.training.metrics import MetricSum
-from ephemeron.training.task.evaluation import number_of
+from ephemeron.training.metrics import MetricSum, counted
+from ephemeron.training.task.evaluation import number_of, weight_of
 from ephemeron.training.task.script_batches import LoaderBatches, Part, Share
 from ephemeron.training.task.script_state import Registered
 
@@ -132,19 +132,20 @@ class Run:
         Args:
             optimizer: a registered one.
             loss: mean over this worker's part of the batch, of which `backward` was called.
-            weight: number of terms of that mean, if they are not the samples (such as tokens).
+            weight: number of terms of that mean, if they are not the samples (such as tokens). 0: the gradient is zero.
             clip_norm: largest norm of the merged gradient of all parameters.
             clip_value: largest absolute value of an element of the merged gradient.
             metrics: further numbers of this iteration, means over the batch.
 
         Raises:
-            JobError: the optimiser or one of its parameters is not registered, or no batch is due.
+            JobError: the optimiser or one of its parameters is not registered, no batch is due, or the weight is no number from 0.
         """
         name = self._registered.check(optimizer)
         if self._part is None:
             raise JobError("run.step was called twice for one batch, or outside of the loop over run.steps",
                            remedy="call run.step once for each batch; several optimisers in turn: write an ephemeron.Task")  # fmt: skip
         numbers = {key: number_of(value, key, "run.step") for key, value in metrics.items()}
+        weight = None if weight is None else weight_of(weight, "run.step")
         part, self._part = self._part, None
         self._step(name, optimizer, loss, part, weight, clip_norm, clip_value, {**self._of_step, **numbers})
         self._of_step = {}
@@ -159,7 +160,7 @@ class Run:
             if self._part is not None:
                 self._of_step[name] = number_of(value, name, "run.log")
             elif isinstance(value, (tuple, list)) and len(value) == 2:
-                self._logged[name] = (number_of(value[0], name, "run.log"), number_of(value[1], name, "run.log"))
+                self._logged[name] = counted(*(number_of(each, name, "run.log") for each in value))
             else:
                 self._logged[name] = (number_of(value, name, "run.log"), 1.0)
 
@@ -200,6 +201,8 @@ class Run:
         clip_norm: float | None, clip_value: float | None, metrics: Mapping[str, float],
     ) -> None:  # fmt: skip
         parameters = [p for _, p in self._registered.parameters()]
+        for p in parameters if weight == 0 else ():
+            p.grad = None if p.grad is None else torch.zeros_like(p)
         clip(parameters, clip_norm, clip_value)
         optimizer.step()
         for p in parameters:

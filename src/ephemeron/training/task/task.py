@@ -66,8 +66,9 @@ class Task:
             batch: what the collate function made, on the device: tensors in any nesting. `(inputs, targets)` for arrays.
 
         Returns:
-            The loss, a mean over the batch; or a mapping with `loss`, optionally `weight` (the number of things that the loss
-            is a mean over; by default the samples), and further numbers, which are reported.
+            The loss, a mean over the batch; or a mapping with `loss`, optionally `weight` (the number of things that loss and numbers
+            are means over; by default the samples, or the labels of PyTorch's own `cross_entropy`) or `reduction` ("sum", if
+            the loss is the sum over the batch), and further numbers, which are reported.
         """
         inputs, targets = batch
         from torch.nn.functional import cross_entropy

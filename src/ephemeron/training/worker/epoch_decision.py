@@ -28,11 +28,11 @@ class EpochDecision:
 
     def _begin(self) -> None:
         self._began, self._before = self._lifecycle.now(), dict(self._trace.totals)
-        self._loss, self._samples = 0.0, 0
+        self._loss, self._terms = 0.0, 0.0
 
-    def record(self, loss: float, samples: int) -> None:
-        """Takes in the loss of an iteration."""
-        self._loss, self._samples = self._loss + loss * samples, self._samples + samples
+    def record(self, loss: float, terms: float) -> None:
+        """Takes in the loss of an iteration, a mean over so many terms."""
+        self._loss, self._terms = self._loss + loss * terms, self._terms + terms
 
     def ended(self, metrics: Metrics) -> EndedEpoch:
         """The epoch until now.
@@ -43,7 +43,7 @@ class EpochDecision:
         phases: dict[str, float] = {phase: total - self._before[phase] for phase, total in self._trace.totals.items()}
         return EndedEpoch(
             seconds=self._lifecycle.now() - self._began,
-            loss=self._loss / max(1, self._samples),
+            loss=self._loss / (self._terms or 1.0),
             phases=phases,
             metrics=dict(metrics),
         )

@@ -84,11 +84,11 @@ class FlatGradients:
                 view.copy_(p.grad).add_(0.0)  # minus zero becomes zero
 
     def divide(self, weight: float) -> None:
-        """Divides the gradients of the parameters by a weight; by one, if it is zero."""
+        """Divides the gradients of the parameters by a weight above zero."""
         with torch.no_grad():
             for i, p in enumerate(self.parameters):
                 if self.has(i) and p.grad is not None:
-                    p.grad.div_(weight or 1.0)
+                    p.grad.div_(weight)
 
     def scatter(self, merged: np.ndarray) -> None:
         """Puts a merged vector into the parameters' gradients; None where no rank had one."""

@@ -35,12 +35,18 @@ class FlatParameters:
             self._views.append(self._flat[start : start + p.numel()].view(p.shape))
             start += p.numel()
 
-    def gather(self, weight: float) -> np.ndarray:
-        """Gradients times a weight; 0: none counts. Valid until the next call. Sparse ones become dense."""
+    def gather(self, weight: float, *, took_part: bool = True) -> np.ndarray:
+        """Gradients times a weight; with weight 0 they are zero, whatever they are. Valid until the next call. Sparse ones become dense.
+
+        Args:
+            took_part: whether these gradients count at all; otherwise no parameter has one.
+        """
         make_dense(self.parameters)
         for p, view in zip(self.parameters, self._views, strict=True):
-            if p.grad is None or weight == 0:
+            if p.grad is None or not took_part:
                 view.fill_(ABSENT)
+            elif weight == 0:
+                view.zero_()
             else:
                 view.copy_(p.grad).add_(0.0)  # minus zero becomes zero
         if weight not in (0, 1):

@@ -264,7 +264,7 @@ class TrainingLoop:
         if background.is_free("garbage"):
             background.start("garbage", self._collect_garbage())
         if self.deciding is not None:
-            self.deciding.record(step.loss, step.samples)
+            self.deciding.record(step.loss, step.samples if step.terms is None else step.terms)
         self._unreported = self._progress_of(step, version)
         self._warn_of_skipped(step)
 
@@ -406,9 +406,10 @@ class TrainingLoop:
 
     def _progress_of(self, step: TrainingStep, version: int) -> Callable[[], Progress]:
         invocation, iteration, samples, loss, metrics = self.invocation, self.t, step.samples, step.loss, step.metrics
+        weight = None if step.terms == samples else step.terms
         return lambda: Progress(
             t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=iteration,
-            epoch=self.timeline.epoch_of(iteration), samples=samples, loss=loss, version=version,
+            epoch=self.timeline.epoch_of(iteration), samples=samples, loss=loss, weight=weight, version=version,
             spans=invocation.trace.flush(), traffic=invocation.traffic, cpu_s=invocation.cpu_s(),
             metrics=dict(metrics),
         )  # fmt: skip

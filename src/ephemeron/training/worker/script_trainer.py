@@ -22,6 +22,7 @@ from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.training.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.task.eager import eager_optimizers
+from ephemeron.training.task.evaluation import is_plain_sum
 from ephemeron.training.task.script import Run, clip
 from ephemeron.training.task.script_batches import LoaderBatches, Part, Share
 from ephemeron.training.task.script_state import Registered
@@ -78,6 +79,9 @@ class _Stepped:
     loss: float
     samples: int
     weight: float
+    """Number of things that the loss is a mean over."""
+    summed: bool
+    """Whether the loss is a sum, not a mean."""
     metrics: Mapping[str, float]
 
 
@@ -142,9 +146,14 @@ class FunctionRun(Run):
     ) -> None:  # fmt: skip
         settings = [{k: copy.copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         update = _Update(optimizer=name, settings=settings, clip_norm=clip_norm, clip_value=clip_value)
-        counted = part.samples if weight is None else float(weight) * bool(part.samples)
+        counted = part.samples if weight is None else weight * bool(part.samples)
         value = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
-        self._thread.report(_Stepped(update=update, loss=value, samples=part.samples, weight=counted, metrics=metrics))
+        summed = weight is None and is_plain_sum(loss)
+        if summed:
+            value /= max(1, part.samples)
+        self._thread.report(
+            _Stepped(update=update, loss=value, samples=part.samples, weight=counted, summed=summed, metrics=metrics)
+        )
 
 
 class ScriptTrainer:
@@ -233,15 +242,18 @@ class ScriptTrainer:
             )
         self._pending.append(step.update)
         self._next = iteration + 1
-        alone = self._run.world == 1
-        vector = self._flat.gather(1.0 if alone else step.weight)
+        alone, took_part = self._run.world == 1, step.samples > 0
+        plain = step.weight > 0 and (alone or step.summed)  # a total weight of 0 leaves the sum of the vectors
+        vector = self._flat.gather(1.0 if plain else step.weight, took_part=took_part)
         if self._own is not None:
-            parts = tuple(None if p.grad is None or not step.weight else p.grad.clone() for p in self._flat.parameters)
+            grads = [p.grad if took_part else None for p in self._flat.parameters]
+            parts = tuple(None if g is None else g.clone() if step.weight else torch.zeros_like(g) for g in grads)
             self._own.computed(OwnGradient(iteration, iteration, parts))
         self._flat.clear()
         return TrainingStep(
-            vector, step.samples, step.loss if step.samples else 0.0, weight=1.0 if alone else step.weight,
-            metrics=step.metrics if step.samples else {},
+            vector, step.samples, step.loss if step.weight else 0.0,
+            weight=1.0 if alone else 0.0 if step.summed else step.weight, metrics=step.metrics if step.weight else {},
+            terms=step.weight,
         )  # fmt: skip
 
     def apply(self, mean: np.ndarray) -> None:

@@ -20,14 +20,15 @@ from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.eager import eager_optimizers
-from ephemeron.training.task.evaluation import Evaluator, metrics_of
+from ephemeron.training.task.evaluation import Evaluator, metrics_of, recorded_after
 from ephemeron.training.task.moving_average import MovingAverage
 from ephemeron.training.task.outer_optimizer import OuterOptimizer
 from ephemeron.training.task.part_report import PartReport, averaged, backward
 from ephemeron.training.task.program import Program, trainable
 from ephemeron.training.task.staleness import OwnGradient, ProvisionalSteps
+from ephemeron.training.task.task import Task
 from ephemeron.training.task.tensors import as_tensors, parts_of
-from ephemeron.training.tensors import ABSENT, Arrays
+from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.early_pieces import EarlyPieces
 from ephemeron.training.worker.flat_gradients import FlatGradients
 from ephemeron.training.worker.flat_parameters import make_dense
@@ -107,7 +108,7 @@ class TorchTrainer:
         self.program.task.global_step = first
         with self._random.in_use(), self._own.taken() if self._own is not None else nullcontext():
             self.model.train()
-            data = self._tensors(batch.data)
+            data = self.tensors(batch.data)
             if self.exchange == "gradients":
                 reports = self._gradients(data, n, self._turn(first))
                 self._vector.gather()
@@ -115,12 +116,14 @@ class TorchTrainer:
                 reports = self._train_locally(data, n, first)
         weight = sum(report.weight for report in reports)
         self._record(iteration)
+        adds = self.exchange == "gradients" and reports[0].summed  # a total weight of 0 leaves the sum of the vectors
         if self.exchange != "changes" and not self._alone:
-            self._vector.pieces.finish(weight)
+            self._vector.pieces.finish(1.0 if adds else weight)
         metrics = averaged(reports, weight)
+        nothing = self.exchange != "gradients" and weight == 0
         return TrainingStep(
-            self._vector.to_host(), n, metrics.pop("loss"), batch.skipped, batch.failure,
-            weight=1.0 if self._alone else weight, metrics=metrics,
+            self._vector.absent() if nothing else self._vector.to_host(), n, metrics.pop("loss"), batch.skipped,
+            batch.failure, weight=1.0 if self._alone else 0.0 if adds else weight, metrics=metrics, terms=weight,
         )  # fmt: skip
 
     def _gradients(self, batch: Any, n: int, turn: int | None) -> list[PartReport]:
@@ -133,18 +136,21 @@ class TorchTrainer:
                 last = len(reports) + 1 == len(parts)
                 report = backward(
                     self.program.task, self._call, part, samples=samples, whole=n, turn=turn, autocast=self._autocast(),
-                    weighed=partial(self._begin_last, reports) if last and self._vector.pieces.to is not None else None,
+                    weighed=partial(self._begin_last, n, reports) if last and self._vector.pieces.to is not None else None,
                 )  # fmt: skip
                 reports.append(report)
             make_dense(p for _, p in self.named)
-            if len(reports) > 1 and reports[0].given:
-                self._vector.divide(sum(report.weight for report in reports))
+            weight = sum(report.weight for report in reports)
+            if len(reports) > 1 and not reports[0].summed and weight not in (0, n):
+                self._vector.divide(weight / n)
         return reports
 
-    def _begin_last(self, reports: Sequence[PartReport], weight: float, given: bool, loss: float) -> None:
-        """Before the last backward pass of a batch: pieces may be sent while it goes on, unless its gradients are divided afterwards."""
-        if not (given and reports) and all(map(math.isfinite, [loss, *(r.metrics["loss"] for r in reports)])):
-            self._vector.pieces.begin(sum(r.weight for r in reports) + weight)
+    def _begin_last(self, n: int, reports: Sequence[PartReport], weight: float, summed: bool, loss: float) -> None:
+        """Before the last backward pass of a batch: pieces may be sent while it goes on, unless its gradients change afterwards."""
+        total = sum(r.weight for r in reports) + weight
+        final = not summed and (not reports or total == n)
+        if final and all(map(math.isfinite, [loss, *(r.metrics.get("loss", 0.0) for r in reports)])):
+            self._vector.pieces.begin(total)
 
     def _train_locally(self, batch: Any, n: int, first: int) -> list[PartReport]:
         """Optimiser steps with this rank's own gradients, as many as there are samples for; then the exchanged vector.
@@ -164,13 +170,17 @@ class TorchTrainer:
                 task.global_step = step
                 task.on_step_end(self.model)
             turn = self._turn(step)
-            reports += self._gradients(part, samples, turn)
+            found = self._gradients(part, samples, turn)
+            reports += found
             for i, (_, p) in enumerate(self.named):
                 if self._vector.has(i):
                     took_part.add(i)
                 else:
                     p.grad = None
-            self._step(turn)
+            if any(report.weight for report in found):
+                self._step(turn)
+            else:  # all ranks stay alike if none of them has anything to train on
+                self._advance_schedulers(1)
         self._advance_schedulers(self._local_steps - len(parts))
         self._vector.took_part |= took_part  # the very set that the hooks add to
         self._vector.read_parameters()
@@ -194,7 +204,7 @@ class TorchTrainer:
                     self._outer.step()
                 else:
                     self._step(self._turn(self._counters.steps))
-            else:
+            elif not absent_parts(mean, [(0, self.size)]):  # of batches without weight there is no mean
                 self._vector.write_parameters(torch.from_numpy(np.array(mean)))
             self._counters.versions += 1
             self.program.task.global_step = self._counters.steps
@@ -288,7 +298,8 @@ class TorchTrainer:
     def close(self) -> None:
         self.feed.close()
 
-    def _tensors(self, value: Any) -> Any:
+    def tensors(self, value: Any) -> Any:
+        """A batch as the program gets it."""
         dtype = self.named[0][1].dtype if self.program.task.cast_inputs else None
         return as_tensors(value, dtype, None if self.device.type == "cpu" else self.device)
 
@@ -299,11 +310,14 @@ class TorchTrainer:
         found = Evaluator()
         for metric in self._metrics.values():
             metric.reset()
+        # A task's own `training_step` says by its graph what its loss is a mean over; other steps say it in their report.
+        same = not self.program.options.compile and type(self.program.task).evaluation_step is Task.evaluation_step
+        graph = partial(recorded_after, self.model) if same else nullcontext
         with torch.no_grad(), self._random.in_use(), self._average.in_use():
             for part in self.feed.tests():
                 if part.samples:
-                    with self._autocast():
-                        report = self.program.task.evaluation_step(self._call, self._tensors(part.data))
+                    with self._autocast(), graph():
+                        report = self.program.task.evaluation_step(self._call, self.tensors(part.data))
                     found.add(report, part.samples)
         self._metrics = found.metrics
         return found.result()

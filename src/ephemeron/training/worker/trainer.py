@@ -37,9 +37,11 @@ class TrainingStep(NamedTuple):
     failure: str = ""
     """Cause of the last of these."""
     weight: float | None = None
-    """Weight of the vector in the merged mean; None: the samples."""
+    """Weight of the vector in the merged mean; None: the samples. Vectors whose weights are all 0 are added up."""
     metrics: Mapping[str, float] = {}
     """Further numbers that the program reports, means over the batch."""
+    terms: float | None = None
+    """Number of things that loss and metrics are means over; None: the samples."""
 
 
 class Trainer(Protocol):

@@ -69,21 +69,22 @@ class ActivationChannel:
         self.flags, self._reference = flags, self._lifecycle.now()
 
     async def send(
-        self, message: MessageKey, values: Mapping[str, BoundaryValue], *, loss: float | None = None
-    ) -> None:
+        self, message: MessageKey, values: Mapping[str, BoundaryValue], *, loss: float | None = None,
+        weight: float | None = None,
+    ) -> None:  # fmt: skip
         """Puts one message.
 
         Args:
             message: its key.
             values: by name.
-            loss: mean loss of the micro-batch, if known.
+            loss, weight: loss of the micro-batch, and its weight in a mean, if known.
 
         Raises:
             JobError: a value is neither a dense tensor nor a plain one.
         """
         lifecycle, began = self._lifecycle, self._lifecycle.now()
         header = ActivationHeader(
-            flags=self.flags, sent_at=lifecycle.run_now(), busy_s=lifecycle.timeouts.slowest_s, loss=loss
+            flags=self.flags, sent_at=lifecycle.run_now(), busy_s=lifecycle.timeouts.slowest_s, loss=loss, weight=weight
         )
         await self._invocation.exchange.put(self._key(message), sealed(values, header))
         self._invocation.trace.record("upload", began, lifecycle.now())

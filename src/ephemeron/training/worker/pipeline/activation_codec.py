@@ -36,7 +36,9 @@ class ActivationHeader:
     busy_s: float
     """Time of the slowest iteration known to the sender, without waits."""
     loss: float | None = None
-    """Mean loss of the micro-batch; None: not known to the sender."""
+    """Loss of the micro-batch; None: not known to the sender."""
+    weight: float | None = None
+    """Weight of that loss in a mean over micro-batches and replicas; None: not known to the sender."""
 
 
 def sealed(values: Mapping[str, BoundaryValue], header: ActivationHeader) -> list[Buffer]:
@@ -77,10 +79,10 @@ def opened(data: memoryview, *, key: str) -> tuple[ActivationHeader, dict[str, B
             at += nbytes + (-nbytes % ALIGNED)
         if _checksum(buffers) != head["checksum"]:
             raise ValueError("checksum differs")
-        loss = head["loss"]
+        loss, weight = head["loss"], head["weight"]
         header = ActivationHeader(
             flags=int(head["flags"]), sent_at=float(head["sent_at"]), busy_s=float(head["busy_s"]),
-            loss=None if loss is None else float(loss),
+            loss=None if loss is None else float(loss), weight=None if weight is None else float(weight),
         )  # fmt: skip
         return header, decode_values(head["values"], buffers)
     except (ValueError, KeyError, TypeError, StopIteration) as e:

@@ -139,8 +139,11 @@ class PipelineStep(IterationStep):
         key = MessageKey(
             iteration, message.direction[0], message.source, message.target, message.micro_batch, sender=self.stage
         )  # fmt: skip
-        loss = self.stage_trainer.losses.get(message.micro_batch) if message.direction == "backward" else None
-        await self.activations.send(key, message.values, loss=loss)
+        loss = weight = None
+        if message.direction == "backward":
+            loss = self.stage_trainer.losses.get(message.micro_batch)
+            weight = self.stage_trainer.terms.get(message.micro_batch)
+        await self.activations.send(key, message.values, loss=loss, weight=weight)
 
     async def _receive(
         self, iteration: int, s: _MessageStream, count: int, inbox: deque[StageMessage], arrived: asyncio.Event
@@ -151,6 +154,8 @@ class PipelineStep(IterationStep):
             )
             if head.loss is not None:
                 self.stage_trainer.losses[m] = head.loss
+            if head.weight is not None:
+                self.stage_trainer.terms[m] = head.weight
             inbox.append(
                 StageMessage(
                     iteration=iteration, source=s.source, target=s.target, direction=s.direction, micro_batch=m,

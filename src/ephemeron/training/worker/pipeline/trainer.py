@@ -20,7 +20,7 @@ from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundari
 from ephemeron.partition.runtime.device import DeviceRun, StageMessage
 from ephemeron.partition.runtime.device import MicroBatchInput as Fed
 from ephemeron.partition.runtime.micro_batches import cut, sizes
-from ephemeron.partition.runtime.training import Loss, Training
+from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.split import ModelSplit
@@ -28,7 +28,7 @@ from ephemeron.training.job import Target
 from ephemeron.training.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.job_task import optimizer_over
-from ephemeron.training.task.losses import evaluated
+from ephemeron.training.task.losses import Loss, evaluated
 from ephemeron.training.task.tensors import as_tensors, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.flat_parameters import make_dense
@@ -61,7 +61,7 @@ class StageTrainer:
         device: name of this device.
         saved: parameters and buffers that this device writes into results: names here, by key of the original `state_dict()`.
         schedule: of micro-batches.
-        loss: `loss(output, target)`, a mean over samples.
+        loss: `loss(output, target)`.
         optimizer: made over this device's parameters.
         feed: this replica's samples; None: no stage here reads any.
         sampler: which samples belong to an iteration.
@@ -97,7 +97,10 @@ class StageTrainer:
         self._bounds = list(zip([0, *ends], ends, strict=False))
         self.losses: dict[int, float] = {}
         """By micro-batch, its loss, as far as it is known here."""
-        self._weights: tuple[float, ...] = ()
+        self.terms: dict[int, float] = {}
+        """By micro-batch, the weight of its loss in the mean, as far as it is known here."""
+        self._counts: tuple[int, ...] = ()
+        """By micro-batch, its samples."""
         self._samples = 0
         self._skipped: tuple[int, str] = (0, "")
         self._sums = EvaluationSums()
@@ -112,8 +115,7 @@ class StageTrainer:
     def begin(self, iteration: int, samples: int) -> None:
         """A new iteration over so many samples, at least one."""
         counts = sizes(samples, self.schedule.micro_batches)
-        self.losses, self._samples, self._skipped = {}, samples, (0, "")
-        self._weights = tuple(c / samples for c in counts)
+        self.losses, self.terms, self._counts, self._samples, self._skipped = {}, {}, counts, samples, (0, "")
         self.device.begin(iteration, len(counts))
         if self.feed is not None:
             batch = self.feed.batch(self.sampler, iteration)
@@ -122,10 +124,17 @@ class StageTrainer:
                 as_tensors(batch.data[0], self._inputs_dtype),
                 as_tensors(batch.data[1], self._inputs_dtype),
             )
-            for m, part in enumerate(cut((inputs,), {}, targets, len(counts))):
+            parts = cut((inputs,), {}, targets, len(counts))
+            scores = any(b.last for b in self.boundaries)
+            if scores:
+                own = [self._loss.weight(part.targets) for part in parts]
+                self.terms = {m: n if w is None else w for m, (n, w) in enumerate(zip(counts, own, strict=True))}
+            total = sum(self.terms.values()) or 1.0
+            for m, part in enumerate(parts):
+                share = 1.0 if self._loss.summed else self.terms[m] / total if scores else part.weight
                 given = self._given(part.args)
                 self.device.feed(
-                    Fed(iteration=iteration, micro_batch=m, values=given, targets=part.targets, weight=part.weight)
+                    Fed(iteration=iteration, micro_batch=m, values=given, targets=part.targets, weight=share)
                 )
         elif any(b.given for b in self.boundaries):
             for m, count in enumerate(counts):
@@ -159,11 +168,13 @@ class StageTrainer:
                 self.flat[start : start + p.numel()].copy_(p.grad.reshape(-1)).add_(0.0)  # minus zero becomes zero
                 p.grad = None
             start += p.numel()
-        if not self._alone:
-            self.flat.mul_(self._samples)
-        loss = sum(w * self.losses.get(m, 0.0) for m, w in enumerate(self._weights))
-        weight = 1.0 if self._alone else self._samples
-        return TrainingStep(self.flat.numpy(), self._samples, loss, *self._skipped, weight=weight)
+        known = {m: self.terms.get(m, n) for m, n in enumerate(self._counts)}
+        summed, total = self._loss.summed, float(self._samples if self._loss.summed else sum(known.values()))
+        if not (self._alone or summed):
+            self.flat.mul_(total)
+        loss = sum((1.0 if summed else w) * self.losses.get(m, 0.0) for m, w in known.items()) / (total or 1.0)
+        weight = 1.0 if self._alone else 0.0 if summed else total
+        return TrainingStep(self.flat.numpy(), self._samples, loss, *self._skipped, weight=weight, terms=total)
 
     def apply(self, mean: np.ndarray) -> None:
         self.flat.copy_(torch.from_numpy(mean if mean.flags.writeable else mean.copy()))
