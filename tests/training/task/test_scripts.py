@@ -198,9 +198,9 @@ def test_a_weight_that_is_no_number_of_terms_is_refused(weight):
     made, model = Run(), torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made.register(model=model, optimizer=optimizer)
+    batch = next(iter(made.steps([torch.ones(3, 2)])))
     with pytest.raises(UserError, match=r"run\.step reports weight"):
-        for batch in made.steps([torch.ones(3, 2)]):
-            made.step(optimizer, model(batch).mean(), weight=weight)
+        made.step(optimizer, model(batch).mean(), weight=weight)
 
 
 @pytest.mark.slow
