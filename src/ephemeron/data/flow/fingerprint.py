@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from ephemeron.config.typed import plain
+from ephemeron.data.flow.code_content import attributes_of, configured
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import JobError
@@ -28,8 +29,9 @@ class Fingerprint:
     flow: str
     version: int
     dataset: str
+    """Name, version and variant; of an object: its class, and a digest of each simple attribute."""
     steps: tuple[str, ...]
-    """Names of the steps."""
+    """Names of the steps, and digests of their code and options."""
     view: str
     """Digest of the dataset's numbers of the samples; `all`: the whole dataset."""
 
@@ -44,8 +46,15 @@ class Fingerprint:
         view = WHOLE
         if chosen is not None:
             view = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
-        steps = tuple(step.name for step in flow.steps)
-        return cls(flow=flow.name, version=flow.version, dataset=str(flow.source), steps=steps, view=view)
+        steps = tuple(f"{step.name}#{_digest(configured((step.function, step.transform)))}" for step in flow.steps)
+        own = None if flow.source is None else flow.source.dataset
+        return cls(
+            flow=flow.name,
+            version=flow.version,
+            dataset=str(flow.source) if own is None else _described(own),
+            steps=steps,
+            view=view,
+        )
 
     def to_json(self) -> dict[str, object]:
         """The fingerprint as part of a state."""
@@ -69,3 +78,13 @@ class Fingerprint:
                     f"the state has another {words}: {key} = {state[key]!r}, this loader has {mine!r}",
                     remedy="resume with the flow, data, split, seed and order that the state was saved with",
                 )
+
+
+def _described(dataset: object) -> str:
+    """The class of a dataset and its attributes, as digests: they may be secret, or long."""
+    found = ", ".join(f"{name}#{_digest(value)}" for name, value in attributes_of(dataset))
+    return f"{type(dataset).__name__}({found})"
+
+
+def _digest(thing: object) -> str:
+    return xxhash.xxh3_64_hexdigest(repr(thing).encode(errors="surrogatepass"))[:8]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, SupportsIndex
 
 from ephemeron.data.flow.backend import AnyLoading, Loaders, LocalLoaders
@@ -34,17 +33,14 @@ class SampleView:
         self.loaders = loaders or LocalLoaders(0)
         self._chosen = chosen
         self._here = tuple(here)
+        self.fingerprint = Fingerprint.of(loading.flow, chosen)
+        """Identity of the samples of this view, as they are before any is read."""
 
     def __len__(self) -> int:
         return len(self.loading) if self._chosen is None else len(self._chosen)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loading.flow!r}, {len(self)} samples)"
-
-    @cached_property
-    def fingerprint(self) -> Fingerprint:
-        """Identity of the samples of this view."""
-        return Fingerprint.of(self.loading.flow, self._chosen)
 
     def indices(self, positions: Indices) -> Indices:
         """Indices in the dataset of samples of this view."""

@@ -12,13 +12,9 @@ import os
 import pickle
 import sys
 from dataclasses import dataclass
-from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-import numpy as np
-import xxhash
-
+from ephemeron.data.flow.code_content import words_of
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.errors import JobError
 from ephemeron.user_code import guarded, line_of
@@ -64,8 +60,8 @@ def define(flow: FlowDescription, samples: int) -> Definition:
         )
     assert flow.source is not None
     own = flow.source.dataset
-    source = str(flow.source) if own is None else _words(own)
-    steps = [f"{s.name}={_words(s.function)}/{s.cache}/{_words(s.transform)}" for s in flow.steps]
+    source = str(flow.source) if own is None else words_of(own)
+    steps = [f"{s.name}={words_of(s.function)}/{s.cache}/{words_of(s.transform)}" for s in flow.steps]
     return Definition(
         name=flow.name, version=flow.version, signature=" → ".join([source, *steps]),
         dataset=str(flow.source), samples=samples, fixed=flow.cached_steps, random=flow.cached_steps < len(flow.steps),
@@ -109,50 +105,3 @@ class _ByName(pickle.Pickler):
         if getattr(obj, "__module__", None) == "__main__" and callable(obj):
             raise pickle.PicklingError(f"{obj!r} is defined in the main script, which loaders do not have")
         return NotImplemented
-
-
-def _words(thing: Any) -> str:
-    """Signature of a step's function: its name, and a digest of its code and state."""
-    if thing is None:
-        return "-"
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    module = getattr(named, "__module__", "?")
-    return f"{module}.{named.__qualname__}#{xxhash.xxh3_64_hexdigest(repr(_seen(thing)).encode())[:8]}"
-
-
-def _seen(thing: Any, depth: int = 4) -> Any:
-    """Code and state of a function, without addresses: code, defaults, closure.
-
-    Functions that it calls are not included; objects are, by their attributes, down to a depth.
-    """
-    if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
-        return thing
-    if isinstance(thing, np.ndarray) and thing.dtype != object:
-        return (thing.dtype.str, thing.shape, xxhash.xxh3_64_hexdigest(np.ascontiguousarray(thing).tobytes()))
-    if depth == 0:
-        return type(thing).__qualname__
-    if isinstance(thing, CodeType):
-        return (thing.co_code, thing.co_names, [_seen(constant, depth) for constant in thing.co_consts])
-    if isinstance(thing, list | tuple):
-        return [_seen(each, depth - 1) for each in thing]
-    if isinstance(thing, set | frozenset):
-        return sorted(repr(_seen(each, depth - 1)) for each in thing)
-    if isinstance(thing, dict):
-        return [(repr(key), _seen(value, depth - 1)) for key, value in thing.items()]
-    if isinstance(thing, partial):
-        return [_seen(each, depth - 1) for each in (thing.func, thing.args, thing.keywords)]
-    if isinstance(thing, MethodType):
-        return [_seen(each, depth - 1) for each in (thing.__func__, thing.__self__)]
-    if isinstance(thing, FunctionType):
-        closed = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]
-        return [_seen(each, depth - 1) for each in (thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed)]
-    if isinstance(thing, type):
-        return [(name, _seen(f, depth - 1)) for name, f in vars(thing).items() if isinstance(f, FunctionType)]
-    slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
-    attributes = {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})
-    return [type(thing).__qualname__, _seen(type(thing), depth - 1), _seen(attributes or None, depth - 1)]
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    """Names of attributes, from a class's `__slots__`."""
-    return (slots,) if isinstance(slots, str) else tuple(slots)
