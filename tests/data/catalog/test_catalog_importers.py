@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from ephemeron.cli import data as cli
 from ephemeron.data import load
 from ephemeron.data.catalog import Audio, Dataset, DatasetReader, DatasetStore
 from ephemeron.data.catalog.check import check_variant
+from ephemeron.data.catalog.decoders import DECODERS
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.importers import KINDS, import_dataset
 from ephemeron.data.catalog.loop import run
@@ -285,6 +287,14 @@ class TestCoco:
             ({"annotations": [{"image_id": 3}]}, "3 is missing or unknown"),
             ({"annotations": [{"image_id": 9, "bbox": [1, 2], "category_id": 1}]}, "has a box of 2 numbers"),
             ({"images": [{"id": 1, "file_name": "1.png"}], "annotations": []}, "has no 1.png, which .* lists; give"),
+            (
+                {"images": [{"id": 9, "file_name": "9.png"}, {"id": 9, "file_name": "2.png"}]},
+                "has two images of id 9: 2.png and 9.png; give each an id of its own",
+            ),
+            (
+                {"categories": [{"id": i, "name": name} for i, name in ((90, "brush"), (1, "person"), (1, "cat"))]},
+                "has two categories of id 1: cat and person",
+            ),
         ],
     )
     def test_annotations_that_are_none(self, store, tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -302,6 +312,24 @@ class TestCoco:
         (tmp_path / "x.json").write_text("{")
         with pytest.raises(JobError, match=r"x\.json is not JSON"):
             describe(store, "coco", folder, annotations=str(tmp_path / "x.json"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fmt"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.uint16, "PPM"), (np.float32, "TIFF")]
+)
+def test_images_of_more_than_8_bits_keep_their_values(store: DatasetStore, tmp_path: Path, kind: Any, fmt: str) -> None:
+    from PIL import Image
+
+    grey, data = np.array([[0, 255, 256], [1000, 40000, 65535]], kind), io.BytesIO()
+    Image.fromarray(grey).save(data, fmt)
+    folder = write(tmp_path / "images", {f"a/1.{fmt.lower()}": data.getvalue()})
+    describe(store, "images", folder)
+    (found,) = reader(store)
+    assert found.value.dtype == kind
+    assert np.array_equal(found.value, np.repeat(grey[..., None], 3, axis=2))
+    assert np.array_equal(DECODERS["image"](data.getvalue(), {"mode": "L"}), grey)
+    with pytest.raises(ValueError, match="which CMYK cuts off"):
+        DECODERS["image"](data.getvalue(), {"mode": "CMYK"})
 
 
 class TestLibriSpeech:

@@ -44,13 +44,26 @@ def _json(part: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _image(part: Any, options: Mapping[str, Any]) -> Array:
-    """uint8 (H, W, C), or (H, W) in mode "L". `mode` (default "RGB") is one of Pillow's."""
+    """uint8 (H, W, C), or (H, W) in mode "L". `mode` (default "RGB") is one of Pillow's.
+
+    Grey images of more than 8 bits keep their values, in "L" and "RGB": uint16, int32 or float32; 8 bits would cut them off at 255. Of
+    colours Pillow reads the 8 leading bits.
+    """
     try:
         from PIL import Image
     except ImportError:
         raise MissingExtra("Pillow", "data") from None
     with Image.open(io.BytesIO(part)) as image:
-        return np.array(image.convert(options.get("mode", "RGB")))
+        mode = options.get("mode", "RGB")
+        if image.mode.startswith("I") or image.mode == "F":
+            if mode not in ("L", "RGB"):
+                raise ValueError(f"the image has values of mode {image.mode}, which {mode} cuts off; use L or RGB")
+            grey = np.array(image)
+            if image.mode == "I" and image.format in ("PNG", "PPM"):  # formats of at most 16 bits
+                grey = grey.astype(np.uint16)
+            grey = grey.astype(grey.dtype.newbyteorder("="))
+            return grey if mode == "L" else np.repeat(grey[..., None], 3, axis=2)
+        return np.array(image.convert(mode))
 
 
 def _audio(part: Any, options: Mapping[str, Any]) -> Audio:

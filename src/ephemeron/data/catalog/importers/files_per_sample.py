@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
@@ -71,6 +72,8 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
         categories = [{"id": i, "name": name} for i, name in ids]
         label = {own: i for i, (own, _) in enumerate(ids)}
         images = sorted((int(image["id"]), str(image["file_name"])) for image in table["images"])
+        _once(where, "categories", ids)
+        _once(where, "images", images)
         targets = {i: _Objects(image_id=i) for i, _ in images}
         annotations = list(table["annotations"])
     except (KeyError, TypeError, ValueError) as e:
@@ -107,6 +110,15 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
     return request.single(
         FoundFiles(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories})
     )
+
+
+def _once(where: str, what: str, found: list[tuple[int, str]]) -> None:
+    """Refuses two entries of one id, ascending: an annotation could be of either."""
+    for (one, first), (other, second) in itertools.pairwise(found):
+        if one == other:
+            raise JobError(
+                f"{where} has two {what} of id {one}: {first} and {second}", remedy="give each an id of its own"
+            )
 
 
 def _annotate(targets: dict[int, _Objects], label: dict[int, int], note: Any) -> None:
