@@ -6,6 +6,7 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.adversity_cases import case
 
@@ -31,5 +32,34 @@ def _evaluated(sync: str, lifetime_s: float) -> None:
 
 
 for _sync in ("bsp", "hap"):
-    for _life in (4, 5, 6, 7, 8, 10, 12, 16):
+    for _life in (4, 5, 6, 8, 10, 14):
         case(LIVES, f"evaluation of 4 s, life of {_life} s, {_sync}")(partial(_evaluated, _sync, float(_life)))
+
+
+BUDGETS = "the budget stops at half"
+
+
+def _budget(how: dict[str, Any]) -> None:
+    """A run of eight functions ends at its budget, and says so."""
+    from test_bounds import QUICK
+    from training_runs import synthetic
+
+    settings: dict[str, Any] = {"samples": 8 * 16 * 80, "epochs": 1, "workers": 8, "world": QUICK, **how}
+    whole = synthetic(**settings).trigger.ledger
+    limit = 0.6 * whole.cost_usd(whole.ended_at)
+    run = synthetic(budget_usd=limit, **settings)
+    used = run.trigger.ledger.cost_usd(run.trigger.ledger.ended_at) / limit
+    assert run.ending.status == "stopped"
+    assert 0.9 < used < 1.1, f"{used:.2f} of the budget"
+    assert "the budget of" in run.ending.causes[0]
+
+
+for _how in ({"aggregators": 1}, {"aggregators": 1, "sync": "hap"}, {"channel": "direct"}):
+    case(BUDGETS, " ".join(f"{name} {value}" for name, value in _how.items()))(partial(_budget, _how))
+
+
+@case(BUDGETS, "a time limit is the reason of a stop")
+def _time_limit() -> None:
+    from training_runs import synthetic
+
+    assert synthetic(samples=6400, time_limit_s=20.0).ending.causes == ["the time limit of 20.0 s is reached"]

@@ -425,6 +425,15 @@ class Note(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitReached(Event):
+    """A budget or a time limit ends the run at its next common checkpoint."""
+
+    kind: ClassVar[str] = "limit_reached"
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Event):
     """Last line of a run, unless its client went away."""
 
@@ -438,7 +447,7 @@ _KINDS: dict[str, type[Event]] = {
     for cls in (
         RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
         RegionAdded, RegionExchanged, RegionLeft, RegionReplanned, RegionResized, UpdateQuarantined,
-        FaultFired, Ended, Suspended, Woken, StoreRequests, Note, RunEnded,
+        FaultFired, Ended, Suspended, Woken, StoreRequests, Note, LimitReached, RunEnded,
     )
 }  # fmt: skip
 

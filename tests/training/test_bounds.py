@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 from training_runs import WORLD, configuration, make_job, synthetic
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.events import Progress
+from ephemeron.events import Ended, LimitReached, Progress, RunEnded
 from ephemeron.functions.base import Limits
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.job import JobLimits, Simulation, Target, parse_fault
@@ -156,6 +157,67 @@ def test_a_budget_stops_a_run_at_a_checkpoint():
     assert 0.003 < ledger.cost_usd(ledger.ended_at) < 0.006
     stopped_at = {max(int(k.split("/")[-1]) for k in run.left if k.startswith(f"run/state/{r}/")) for r in range(4)}
     assert len(stopped_at) == 1  # everybody stopped at the same iteration
+
+
+BUDGETS = {
+    "one aggregator": {"aggregators": 1},
+    "hap": {"aggregators": 1, "sync": "hap"},
+    "three": {"aggregators": 3},
+    "scatter-reduce": {"pattern": "scatter-reduce"},
+    "pipelined": {"pattern": "pipelined"},
+    "parameter-server": {"pattern": "parameter-server", "aggregators": 2},
+    "direct": {"channel": "direct"},
+    "two levels": {"channel": "direct", "ranks_per_machine": 4},
+    "ssp": {"sync": "ssp:2"},
+    "hand-offs": {"function_timeout_s": 30.0},
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, id=name, marks=[] if name == "one aggregator" else pytest.mark.slow)
+        for name, how in BUDGETS.items()
+    ],
+)
+def test_a_budget_is_used_and_not_exceeded(how):
+    """An aggregator reads what all others send: as if all cost as much, a run of eight ended at half of its budget."""
+    run = {
+        "samples": 8 * 16 * (60 if how == BUDGETS["one aggregator"] else 200),
+        "epochs": 1,
+        "workers": 8,
+        "world": QUICK,
+        **how,
+    }
+    whole = synthetic(**run).trigger.ledger
+    limit = 0.6 * whole.cost_usd(whole.ended_at)
+    run = synthetic(budget_usd=limit, **run)
+    ledger = run.trigger.ledger
+    assert run.ending.status == "stopped"
+    assert ledger.cost_usd(ledger.ended_at) == pytest.approx(limit, rel=0.09)
+    (cause,) = run.ending.causes
+    assert "the budget of" in cause
+    assert [e.text for e in run.of(LimitReached)] == [cause]
+    assert run.of(RunEnded)[-1].causes == [cause]
+
+
+def test_a_time_limit_is_the_reason_of_a_stop():
+    run = synthetic(samples=6400, time_limit_s=20.0)
+    assert run.ending.status == "stopped"
+    assert run.ending.causes == ["the time limit of 20.0 s is reached"]
+
+
+@pytest.mark.parametrize("sync", ["hap", "ssp:2", pytest.param("ssp:5", marks=pytest.mark.slow)])
+def test_a_stop_waits_for_no_rank_that_has_stopped_before(sync):
+    """Where ranks run ahead, those that learned of it first left the others waiting until their timeouts."""
+
+    def until(driver):
+        asyncio.get_running_loop().call_later(12.0, driver.stop_requested.set)
+
+    run = synthetic(samples=8 * 16 * 200, epochs=1, workers=8, world=QUICK, sync=sync, until=until)
+    assert run.ending.status == "stopped"
+    assert run.trigger.ledger.ended_at < 16.0
+    assert {e.outcome for e in run.of(Ended)} == {"stopped"}
 
 
 def test_a_stop_is_the_same_iteration_for_all():

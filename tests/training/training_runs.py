@@ -117,7 +117,7 @@ def simulate(
 
 def synthetic(
     *, samples: int = 640, epochs: int = 2, elements: int = 64, faults: Sequence[str] = (), world: Simulation = WORLD,
-    budget_usd: float | None = None, until: Callable[[RunDriver], Any] | None = None, counting: bool = False,
+    budget_usd: float | None = None, time_limit_s: float | None = None, until: Callable[[RunDriver], Any] | None = None, counting: bool = False,
     decide: Callable[[float, str, str], Any] | None = None, test_samples: int = 0, **overrides: Any,
 ) -> Run:  # fmt: skip
     """A run without a model: milliseconds. `counting`: its weights say how often each contribution was used."""
@@ -126,7 +126,7 @@ def synthetic(
         configuration=configuration(**overrides), epochs=epochs, seed=1, dtype="float32", samples=samples,
         prices=load_prices("objects"), faults=tuple(faults), trainer="counting" if counting else "synthetic",
         trainer_options={} if counting else {"elements": elements},
-        cold_start_s=world.cold_start_s, budget_usd=budget_usd, test_samples=test_samples,
+        cold_start_s=world.cold_start_s, budget_usd=budget_usd, time_limit_s=time_limit_s, test_samples=test_samples,
     )  # fmt: skip
     objects = {Keys("run").spec: [spec.to_bytes()]}
     return simulate(

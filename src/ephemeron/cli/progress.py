@@ -210,8 +210,8 @@ class Display:
         self._compared(result)
         for cause in result.causes:
             if cause not in self._said:
-                self._say("  ", ("cause", "red"), f" {cause}")
-        if result.causes and s.platform != "simulated":
+                self._say("  ", ("cause", "yellow" if s.status == "stopped" else "red"), f" {cause}")
+        if result.causes and s.status == "failed" and s.platform != "simulated":
             self._say(f"  output of the functions with tracebacks: ephemeron logs {run}")
         self._say(f"  report: {result.folder.path / 'report.html'}")
         if s.status != "finished" and s.platform != "simulated":

@@ -36,6 +36,24 @@ def test_a_rank_may_spend_its_share_of_the_budget():
     assert not budget(limit_usd=None).is_exceeded(1e9, Traffic())
 
 
+def test_others_count_with_what_they_have_said():
+    """An aggregator that reads for all costs more than the others: four times its cost is not the run's."""
+    meter = budget()
+    for rank in (1, 2, 3):
+        meter.record(rank, 0.3, 110.0)
+    own, since = meter.spent_usd(112.5, Traffic()), 2 * 2.5 * 0.01
+    assert meter.run_usd(112.5, Traffic()) == pytest.approx(own + 3 * (0.3 + since))
+    assert not meter.is_exceeded(112.5, Traffic())
+    meter.record(2, 0.1, 111.0)  # late
+    assert meter.run_usd(112.5, Traffic()) == pytest.approx(own + 3 * (0.3 + since))
+
+
+def test_those_that_have_said_nothing_count_like_those_that_have():
+    meter = budget()
+    meter.record(1, 0.2, 110.0)
+    assert meter.run_usd(110.0, Traffic()) == pytest.approx(meter.spent_usd(110.0, Traffic()) + 3 * 0.2)
+
+
 def test_functions_of_the_next_generation_are_paid_from_the_budget():
     meter = budget()
     before = meter.run_usd(105.0, Traffic())

@@ -174,7 +174,7 @@ class ArrivedReduce(KReduce):
         if not self.stalled.counts(chunk, marks):
             return False
         self._next[chunk.label] = marks.after
-        self.g.on_message(chunk.owner, header.busy_s)
+        self.g.on_message(chunk.owner, header.busy_s, header.spent_usd)
         self._pace(f"m.{chunk.owner}").record(asyncio.get_running_loop().time())
         return True
 

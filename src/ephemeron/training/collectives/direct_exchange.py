@@ -115,7 +115,9 @@ class PieceExchange(Collective):
         version.payloads, status = payloads, self.g.status
         if version.header is None:
             flags = self._flags.pop(version.number, flags)
-            version.header = ContributionHeader(flags, weight, status.applied, status.durable, status.busy_s)
+            version.header = ContributionHeader(
+                flags, weight, status.applied, status.durable, status.busy_s, status.spent_usd
+            )
 
     def _contribute(self, version: Version, pieces: Sequence[Piece]) -> None:
         """Sends pieces of this rank's contribution to their owners, and adds those that it owns itself."""
@@ -188,7 +190,7 @@ class PieceExchange(Collective):
             if not shared:
                 self._release(body)
             return
-        self.g.on_message(rank, header.busy_s)
+        self.g.on_message(rank, header.busy_s, header.spent_usd)
         part = self._decoded(self.upward, [body], piece)
         self._add(version, piece, rank, part, header, None if shared else body)
         if shared and not self.upward.codec.lossy:
@@ -240,7 +242,7 @@ class PieceExchange(Collective):
         assert flags is not None
         if payload is None:  # rounding what is rounded already gives the same bytes
             payload = self.downward.codec.encode(version.vector[piece.start : piece.stop])
-        extra = MergedHeader(flags, *self._least(), self.g.status.busy_s).pack()
+        extra = MergedHeader(flags, *self._least(), self.g.status.busy_s, self.g.status.spent_usd).pack()
         body = CommonBody(payload)
         for rank in ranks:
             self._send(rank, Kind.MERGED, version.number, piece.number, extra, body)
@@ -272,7 +274,7 @@ class PieceExchange(Collective):
         if body.obj is not version.view.obj:  # not received into its place
             version.vector[piece.start : piece.stop] = self._decoded(self.downward, [body], piece)
         version.finish(piece, header.flags)
-        self.g.on_message(rank, header.busy_s)
+        self.g.on_message(rank, header.busy_s, header.spent_usd)
         # A predecessor may have merged it, and not have told all.
         self._send_merged(version, piece, [r for r in self._readers(piece) if r != rank])
 

@@ -25,8 +25,8 @@ time, and 1 MB in two in 0.6 to 0.9; from 4 MB on there is no difference (`bench
 NOT_HELD = 255
 """In place of flags: there is no such contribution."""
 
-_CONTRIBUTION = struct.Struct("<BdQQf")
-_MERGED = struct.Struct("<BQQf")
+_CONTRIBUTION = struct.Struct("<BdQQfd")
+_MERGED = struct.Struct("<BQQfd")
 _ANSWER = struct.Struct("<BQH?")
 _WAIT = struct.Struct("<QH")
 
@@ -51,6 +51,7 @@ class ContributionHeader(NamedTuple):
     applied: int
     durable: int
     busy_s: float
+    spent_usd: float
 
     def pack(self) -> bytes:
         return _CONTRIBUTION.pack(*self)
@@ -70,6 +71,7 @@ class MergedHeader(NamedTuple):
     durable: int
     """Number of versions that no replacement of any rank would need again."""
     busy_s: float
+    spent_usd: float
 
     def pack(self) -> bytes:
         return _MERGED.pack(*self)

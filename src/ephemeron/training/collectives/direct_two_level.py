@@ -194,7 +194,9 @@ class TwoLevelReduce(DirectReduce):
         part = sums.total()
         status, known = self.g.status, [self.applied[r] for r in self.mates]
         durable = min([status.durable, *(self.durable_at[r] for r in self.mates)])
-        header = ContributionHeader(sums.flags, sums.weight, min([status.applied, *known]), durable, status.busy_s)
+        header = ContributionHeader(
+            sums.flags, sums.weight, min([status.applied, *known]), durable, status.busy_s, status.spent_usd
+        )
         if piece.owner == self.g.rank:
             self._add_block(version, piece, self.block, part, header, None)
         elif version.done[piece.number] is None:
@@ -231,7 +233,7 @@ class TwoLevelReduce(DirectReduce):
             if not shared:
                 self._release(body)
             return
-        self.g.on_message(rank, header.busy_s)
+        self.g.on_message(rank, header.busy_s, header.spent_usd)
         part = self._decoded(self.downward, [body], piece)
         self._add_block(version, piece, block, part, header, None if shared else body)
         if shared and not self.downward.codec.lossy:

@@ -53,6 +53,8 @@ class ReductionStatus:
     """No version from this one on can have been deleted before this invocation."""
     busy_s: float = 0.0
     """Time of the slowest iteration that it knows, without waits."""
+    spent_usd: float = 0.0
+    """Cost of the rank so far."""
 
 
 async def _give_up(stalled: StalledPeers) -> None:
@@ -105,7 +107,7 @@ class Group:
     from prices, and poll more where steps scatter."""
     wait_timeout_s: Callable[[float], float] = lambda times: 60.0 * times
     """Seconds to wait for a peer before `on_timeout` is called; the argument is a multiple of the usual timeout."""
-    on_message: Callable[[int, float], None] = lambda rank, busy_s: None
+    on_message: Callable[[int, float, float], None] = lambda rank, busy_s, spent_usd: None
     """Called when a new object of a rank has arrived, with the time of the slowest iteration that the rank knows."""
     silence_timeout_s: Callable[[], float] = lambda: 60.0
     """Seconds for which a peer that no rank waits for may be silent."""

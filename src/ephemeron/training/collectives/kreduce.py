@@ -190,7 +190,7 @@ class KReduce(Collective):
 
     def _add(self, total: ChunkSum, part: np.ndarray, header: MessageHeader) -> None:
         if header.rank != self.g.rank:
-            self.g.on_message(header.rank, header.busy_s)
+            self.g.on_message(header.rank, header.busy_s, header.spent_usd)
         self.garbage.update(header.rank, applied=header.applied, durable=header.durable)
         total.add(part, header)
 
@@ -291,7 +291,7 @@ class KReduce(Collective):
         )  # fmt: skip
         self._appeared = max(self._appeared, appeared or 0.0)
         vector[chunk.start : chunk.stop] = part
-        self.g.on_message(chunk.owner, header.busy_s)
+        self.g.on_message(chunk.owner, header.busy_s, header.spent_usd)
         return header.flags
 
     def _counts(self, chunk: Chunk, header: MessageHeader) -> bool:
@@ -329,7 +329,7 @@ class KReduce(Collective):
         if not self._counts(chunk, header):
             return None
         vector[chunk.start : chunk.stop] = part
-        self.g.on_message(chunk.owner, header.busy_s)
+        self.g.on_message(chunk.owner, header.busy_s, header.spent_usd)
         return header.flags
 
     # -- replacement --------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class KReduce(Collective):
         return MessageHeader(
             kind=kind, rank=self.g.rank, attempt=self.g.attempt, iteration=iteration, shard=0, weight=weight,
             applied=self.g.status.applied, durable=self.g.status.durable, flags=flags,
-            sent_at=self.g.trace.run_time(), busy_s=self.g.status.busy_s, marks=marks,
+            sent_at=self.g.trace.run_time(), busy_s=self.g.status.busy_s, spent_usd=self.g.status.spent_usd, marks=marks,
         )  # fmt: skip
 
     def _pack(self, by: Compressor, header: MessageHeader, chunk: Chunk, payload: list[Buffer]) -> list[Buffer]:

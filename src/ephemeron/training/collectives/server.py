@@ -25,23 +25,24 @@ from ephemeron.training.tensors import STOP, bounds
 class ServerReduce(Collective):
     """Synchronous push and pull.
 
-    The vector gets a tail of 2 + 2W elements that is summed with it: whether a rank wants to stop; a one from rank 0, to undo
-    the division; and, at the places of each rank, its durable version and its iteration time.
+    The vector gets a tail of 2 + 3W elements that is summed with it: whether a rank wants to stop; a one from rank 0, to undo
+    the division; and, at the places of each rank, its durable version, its iteration time and its cost.
     """
 
     def __init__(self, group: Group, server: SupportsReduction) -> None:
         self.g = group
         self.server = server
-        self.bounds = bounds(group.size + 2 + 2 * group.world, group.aggregators)
+        self.bounds = bounds(group.size + 2 + 3 * group.world, group.aggregators)
         self._submitted: dict[int, tuple[np.ndarray, float]] = {}
         self._deleted = self._durable = 0
 
     def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
-        tail = np.zeros(2 + 2 * self.g.world, dtype=self.g.dtype)
+        tail = np.zeros(2 + 3 * self.g.world, dtype=self.g.dtype)
         tail[0] = 1 if flags & STOP else 0
         tail[1] = 1 if self.g.rank == 0 else 0
         tail[2 + self.g.rank] = self.g.status.durable
         tail[2 + self.g.world + self.g.rank] = self.g.status.busy_s
+        tail[2 + 2 * self.g.world + self.g.rank] = self.g.status.spent_usd
         self._submitted[iteration] = (np.concatenate([vector, tail]), weight)
 
     async def upload(self, iteration: int) -> None:
@@ -61,12 +62,12 @@ class ServerReduce(Collective):
         parts = await all_of(self._pull(version, shard) for shard in range(len(self.bounds)))
         whole = np.concatenate(parts)
         vector, tail = whole[: self.g.size], whole[self.g.size :].astype(np.float64)
-        said = tail[2:] / tail[1] if tail[1] > 0 else np.zeros(2 * self.g.world)
-        durable, busy_s = np.rint(said[: self.g.world]), said[self.g.world :]
+        said = tail[2:] / tail[1] if tail[1] > 0 else np.zeros(3 * self.g.world)
+        durable, busy_s, spent_usd = said.reshape(3, self.g.world)
         for rank in range(self.g.world):
             if rank != self.g.rank:
-                self.g.on_message(rank, float(busy_s[rank]))
-        self._durable = max(self._durable, int(durable.min()))
+                self.g.on_message(rank, float(busy_s[rank]), float(spent_usd[rank]))
+        self._durable = max(self._durable, int(np.rint(durable.min())))
         return Reduced(vector, STOP if tail[0] > 0 else 0)
 
     async def _pull(self, version: int, shard: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ephemeron.events import (
@@ -271,7 +272,9 @@ def servers_of(spec: RunSpec) -> int:
     return 1 if spec.configuration.store.startswith(("ps://", "parameter_server")) else 0
 
 
-def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None) -> ResultSummary:
+def summarize(
+    meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None, causes: Sequence[str] = ()
+) -> ResultSummary:
     """Result of a run.
 
     Args:
@@ -279,13 +282,14 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         spec: of the run.
         status: `finished`, `stopped` or `failed`.
         final: what rank 0 has written at the end; None: the run has not finished.
+        causes: why it has failed, or was stopped.
     """
     c, t = spec.configuration, meter.ended_at
     servers = servers_of(spec)
     done = meter.finished(c.workers)
     metrics = latest_metrics(meter)
     return ResultSummary(
-        run_id=spec.run_id, status=status, seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),
+        run_id=spec.run_id, status=status, causes=tuple(causes), seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),
         workers=c.workers, aggregators=c.aggregators, memory_mb=c.memory_mb, batch_size_aggregator=c.batch_size,
         batch_size_nonaggregator=c.nonaggregator_batch_size, stages=c.stages, replicas=c.group,
         micro_batches=c.micro_batches, schedule=c.micro_batch_schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,

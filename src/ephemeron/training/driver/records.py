@@ -187,6 +187,8 @@ class ResultSummary:
     """Name and date of the price list."""
     local_steps: int = 1
     """Batches of a function between two exchanges."""
+    causes: tuple[str, ...] = ()
+    """Why it has failed, or which limit has stopped it."""
     best_iteration: int | None = None
     """Iterations before the best evaluation, where its weights are kept."""
     generations: tuple[GenerationSummary, ...] = ()

@@ -179,7 +179,7 @@ def conclude(
     known = records.read_result(folder)
     if known is not None and known.status == "finished" and ending.status != "finished":
         return Result(known, folder)
-    value = summarize(ledger, spec, status=ending.status, final=ending.final)
+    value = summarize(ledger, spec, status=ending.status, final=ending.final, causes=ending.causes)
     records.write(folder, value)
     _log.info("wrote result of run %s: %s", folder.run_id, ending.status)
     if ending.arrays is not None:

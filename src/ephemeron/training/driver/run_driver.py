@@ -379,8 +379,8 @@ class RunDriver:
             match action:
                 case Finish():
                     return RunOutcome("finished", [])
-                case Stopped():
-                    return RunOutcome("stopped", [])
+                case Stopped(cause):
+                    return self._stopped(cause)
                 case Fail(cause):
                     _log.info("the run fails: %s", cause)
                     await self.platform.cancel_all(self.spec.run_id)
@@ -435,7 +435,11 @@ class RunDriver:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
         await self.platform.cancel_all(self.spec.run_id)
-        return RunOutcome("stopped", [])
+        return self._stopped()
+
+    def _stopped(self, limit: str = "") -> RunOutcome:
+        cause = self._stop_reason or limit or self.supervisor.limit
+        return RunOutcome("stopped", [cause] if cause else [])
 
     async def _has_result(self) -> bool:
         with contextlib.suppress(ChannelError, TimeoutError):
@@ -455,7 +459,8 @@ class RunDriver:
 
     async def _end(self, ending: RunOutcome) -> None:
         for cause in ending.causes:
-            note = Note(t=self.now(), level="error", text=cause)
+            level: Literal["warning", "error"] = "warning" if ending.status == "stopped" else "error"
+            note = Note(t=self.now(), level=level, text=cause)
             self.on_event(note)
             await self.platform.emit(self.spec.run_id, note)
         _log.info("run ended: %s", ending.status)

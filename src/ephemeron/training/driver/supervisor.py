@@ -11,7 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ephemeron.events import Continued, Ended, Evaluated, Event, GenerationStarted, Invoked, Loaded, Progress
+from ephemeron.events import (
+    Continued,
+    Ended,
+    Evaluated,
+    Event,
+    GenerationStarted,
+    Invoked,
+    LimitReached,
+    Loaded,
+    Progress,
+)
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.worker.fencing import attempt_text, generation_of
 
@@ -35,6 +45,9 @@ class Finish:
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """All ranks have stopped at a checkpoint, or all functions were cancelled."""
+
+    cause: str = ""
+    """The limit that is reached; empty: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,8 @@ class RunSupervisor:
     """By rank: the latest iteration that its newest attempt has finished."""
     stopped: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
+    limit: str = ""
+    """The limit that ends the run, in words."""
     _waiting: dict[int, int] = field(default_factory=dict)
     """By rank: an attempt that its predecessor has invoked and not handed off to."""
     _fruitless: dict[int, int] = field(default_factory=dict)
@@ -102,6 +117,8 @@ class RunSupervisor:
                 if event.iteration > self._at.get(event.rank, -1):
                     self._at[event.rank] = event.iteration
                     self._fruitless.pop(event.rank, None)
+            case LimitReached():
+                self.limit = self.limit or event.text
             case Evaluated():
                 self._evaluated[event.rank] = event.iteration
             case Ended():
@@ -118,10 +135,10 @@ class RunSupervisor:
             if event.outcome == "stopped":
                 self.stopped.add(rank)
                 over = {r for r in self.stopped | self.finished if r < self.world}
-                return [Stopped()] if len(over) == self.world else []
+                return [Stopped(self.limit)] if len(over) == self.world else []
             return []  # relayed, duplicate, fenced or left: other invocations carry on
         if event.status == "cancelled":  # this client, another one, or the platform has ended the run
-            return [] if self.running else [Stopped()]
+            return [] if self.running else [Stopped(self.limit)]
         generation = generation_of(event.attempt)
         if generation < self.generation or (generation == self.generation and rank >= self.world):
             return []  # the run needs it no more

@@ -1,7 +1,7 @@
 """Messages between workers: a fixed header and raw buffers. No pickle.
 
 The header has the encoding of the vector (kind, codec, dtype, elements), its sender (rank, attempt, iteration, shard) and the
-sender's progress (`applied`, `durable`), from which aggregators decide when an object may be deleted. It has 64 bytes,
+sender's progress (`applied`, `durable`), from which aggregators decide when an object may be deleted. It has 72 bytes,
 little-endian, behind the frame of 64 bytes that every object of a run has (`communication.object_frame`): the frame binds the
 message to its key and has the checksum. The payload after both is aligned for NumPy.
 """
@@ -20,7 +20,7 @@ from ephemeron.communication.object_frame import FRAME_BYTES
 from ephemeron.errors import CorruptMessage
 from ephemeron.training.tensors.compression import GradientCodec, codec_by_id
 
-_HEADER = struct.Struct("<BBBBIIIQdIIQdIf")
+_HEADER = struct.Struct("<BBBBIIIQdIIQdIfd")
 HEADER_BYTES = FRAME_BYTES + _HEADER.size
 """Size of a message without marks and vector, its frame included."""
 STOP = 1
@@ -62,6 +62,8 @@ class MessageHeader:
     """Seconds of the run at which the sender began its put: a hint for the next poll, on which no result depends."""
     busy_s: float = 0.0
     """Time of the slowest iteration known to the sender, without waits."""
+    spent_usd: float = 0.0
+    """Cost of the sender's rank so far."""
     marks: tuple[int, ...] = ()
     """In merged messages of asynchronous runs: see `collectives.chain.Marks`."""
 
@@ -81,6 +83,7 @@ def pack(
         _KINDS.index(message.kind), codec.id, _DTYPE_IDS[dtype], message.flags, message.rank, message.attempt,
         message.shard, message.iteration, message.weight, message.applied, message.durable, elements,
         message.sent_at, len(message.marks), message.busy_s,
+        message.spent_usd,
     )  # fmt: skip
     return [header, *body]
 
@@ -93,13 +96,14 @@ def unpack(data: memoryview, *, key: str) -> tuple[MessageHeader, np.ndarray]:
     """
     try:
         (kind, codec_id, dtype_id, flags, rank, attempt, shard, iteration, weight, applied, durable, elements, sent_at,
-         n_marks, busy_s) = _HEADER.unpack_from(data)  # fmt: skip
+         n_marks, busy_s, spent_usd) = _HEADER.unpack_from(data)  # fmt: skip
         body = data[_HEADER.size :]
         marks = tuple(np.frombuffer(body[: 8 * n_marks], dtype="<i8", count=n_marks).tolist()) if n_marks else ()
         vector = codec_by_id(codec_id).decode(body[8 * n_marks :], _DTYPES[dtype_id], elements)
         message = MessageHeader(
             kind=_KINDS[kind], rank=rank, attempt=attempt, iteration=iteration, shard=shard, weight=weight,
-            applied=applied, durable=durable, flags=flags, sent_at=sent_at, busy_s=busy_s, marks=marks,
+            applied=applied, durable=durable, flags=flags, sent_at=sent_at, busy_s=busy_s,
+            spent_usd=spent_usd, marks=marks,
         )  # fmt: skip
     except (struct.error, ValueError, IndexError, KeyError) as e:
         raise CorruptMessage(f"not a message between workers: {e}", key=key) from None

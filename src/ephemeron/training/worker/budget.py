@@ -21,7 +21,7 @@ class Budget:
     """Time at which the platform ends the invocation."""
     memory_mb: int
     workers: int
-    """Ranks that share the run's budget equally."""
+    """Ranks that share the run's budget."""
     prices: Prices
     limit_usd: float | None
     """Budget of the whole run; None: unlimited."""
@@ -33,6 +33,14 @@ class Budget:
     """Memory of all functions that were started for the next generation."""
     ahead_since_s: float = 0.0
     """Time at which they were started."""
+
+    others_usd: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By rank, its cost as its latest message says, and the time of that message."""
+
+    def record(self, rank: int, spent_usd: float, now_s: float) -> None:
+        """Takes in what another rank has said that it has cost. Never less than before: an older message may be late."""
+        if spent_usd > self.others_usd.get(rank, (0.0, 0.0))[0]:
+            self.others_usd[rank] = spent_usd, now_s
 
     def start_ahead(self, now_s: float, *, workers: int, memory_mb: int) -> None:
         """Counts functions that are started for the next generation, by all ranks together, from now on."""
@@ -56,9 +64,16 @@ class Budget:
         return float(self.prices.storage_usd(traffic) - self.prices.storage_usd(self.traffic_before))
 
     def run_usd(self, now_s: float, traffic: Traffic) -> float:
-        """Cost of the run so far, as if all ranks were like this one, with functions that were started ahead."""
+        """Cost of the run so far, with functions that were started ahead.
+
+        Ranks do not cost the same: those that aggregate read far more. Others count with what they have said, and the time since
+        then; those that have said nothing to this one like the mean of those that have, or like this one.
+        """
         ahead_usd = self.prices.functions_usd(self.ahead_gb * (now_s - self.ahead_since_s), 0) if self.ahead_gb else 0.0
-        return self.spent_usd(now_s, traffic) * self.workers + ahead_usd
+        own_usd, gb = self.spent_usd(now_s, traffic), self.memory_mb / 1024
+        said = [usd + self.prices.functions_usd(gb * (now_s - at), 0) for usd, at in self.others_usd.values()]
+        silent_usd = sum(said) / len(said) if said else own_usd
+        return own_usd + sum(said) + silent_usd * (self.workers - 1 - len(said)) + ahead_usd
 
     def is_spent_by(self, now_s: float, traffic: Traffic, *, gb_seconds: float) -> bool:
         """Whether the run's budget is used up after further GB-seconds of all its functions."""

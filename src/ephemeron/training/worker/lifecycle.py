@@ -13,10 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from ephemeron.events import Traffic
+from ephemeron.events import LimitReached, Traffic
 from ephemeron.functions.base import Reason
 from ephemeron.training.collectives import StalledPeers, all_of
-from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.collectives.sync_policy import UNBOUNDED, policy_for
 from ephemeron.training.job import parse_fault
 from ephemeron.training.tensors import HAND_OFF, RESIZE, STOP, SUCCESSOR
 from ephemeron.training.worker import fencing
@@ -32,6 +32,7 @@ from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.timeouts import IterationTimes, Timeouts
 from ephemeron.training.worker.wait_for_graph import WaitForGraph
+from ephemeron.units import human_seconds, human_usd
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ class InvocationLifecycle:
         """Iteration to whose checkpoints all ranks go back; None: they do not."""
         self.is_left_behind: Callable[[], Awaitable[bool]] | None = None
         """Whether peers have what this rank waits for behind them, and cannot give it; None: they always can."""
+        self._limit = ""
+        """Limit that ends the run, in words."""
+        self._asked_to_stop = False
         self.stop_requested = False
         """Whether the user has asked to stop the run."""
         self.resize_request: ResizeRequest | None = None
@@ -106,6 +110,10 @@ class InvocationLifecycle:
         self.has_barriers = policy.name == "hsp"
         self.staleness = 0 if spec.configuration.group == 1 or self.has_barriers else policy.other_staleness
         """Versions that a rank's parameters may lack."""
+        self.stop_lag = self.staleness if self.staleness < UNBOUNDED else 0
+        """Iterations by which ranks learn of a stop at most later than the first."""
+        self._stops_once = not policy.exact
+        """Whether one contribution alone asks for a stop: a resumed run goes on with versions of later ones."""
         self._leave_lock = asyncio.Lock()
         self._iteration = -1
         self._iteration_began = invocation.began
@@ -165,19 +173,35 @@ class InvocationLifecycle:
         return self.budget.run_usd(self.now(), self.channel.traffic)
 
     def over_limits(self) -> bool:
-        """Whether the run has to stop now to keep its budget, or has used up its time."""
-        limit_s, now = self.spec.time_limit_s, self.now()
-        late = limit_s is not None and self.run_now() >= limit_s
-        stopping_s = (STOPPING + self.staleness) * self.timeouts.typical_s + self.handoff.write_s
+        """Whether the run has to stop now to keep its budget, or has used up its time. The first time, an event says which.
+
+        Rank 0 watches them: it hears from all others what they cost.
+        """
+        if not self._limit and self.rank == 0:
+            limit_s, limit_usd = self.spec.time_limit_s, self.spec.budget_usd
+            if limit_s is not None and self.run_now() >= limit_s:
+                self._limit = f"the time limit of {human_seconds(limit_s)} is reached"
+            elif limit_usd is not None and self._exceeds_budget():
+                spent = human_usd(self.run_usd())
+                self._limit = (
+                    f"the budget of {human_usd(limit_usd)} is reached: {spent} are spent, and a stop costs the rest"
+                )
+            if self._limit:
+                self.invocation.emit(LimitReached(t=self.run_now(), rank=self.rank, text=self._limit))
+        return bool(self._limit)
+
+    def _exceeds_budget(self) -> bool:
+        now = self.now()
+        stopping_s = (STOPPING + self.stop_lag) * self.timeouts.typical_s + self.handoff.write_s
         started_s = self.budget.ahead_since_s + self.spec.cold_start_s + self.handoff.load_s
         ahead_s = max(stopping_s, started_s - now) + CHECK_EVERY_S
-        return late or self.budget.is_exceeded(
-            now, self.channel.traffic, stopping_s=stopping_s, ahead_stopping_s=ahead_s
-        )
+        return self.budget.is_exceeded(now, self.channel.traffic, stopping_s=stopping_s, ahead_stopping_s=ahead_s)
 
     def flags(self) -> int:
         """Flags of this rank's next contribution."""
-        flags = STOP if self.stop_requested or self.over_limits() else 0
+        stops = self.stop_requested or self.over_limits()
+        flags = STOP if stops and not (self._stops_once and self._asked_to_stop) else 0
+        self._asked_to_stop |= stops
         flags |= RESIZE if self.resizes else 0
         flags |= SUCCESSOR if self.lease.has_successor else 0
         return flags | (HAND_OFF if self.will_hand_off() else 0)
@@ -331,9 +355,11 @@ class InvocationLifecycle:
 
     # -- peers --------------------------------------------------------------------------------------------
 
-    def on_message(self, rank: int, busy_s: float) -> None:
-        """A new object of a peer has arrived, which knows iterations to take `busy_s`."""
+    def on_message(self, rank: int, busy_s: float, spent_usd: float = 0.0) -> None:
+        """A new object of a peer has arrived, which knows iterations to take `busy_s`, and has cost `spent_usd`; 0: not told."""
         self.timeouts.record_message(rank, self.now(), busy_s)
+        if spent_usd:
+            self.budget.record(rank, spent_usd, self.now())
 
     def wait_timeout_s(self, times: float = 1) -> float:
         """Seconds until a wait for a peer times out: it is suspected, or this invocation has to end.

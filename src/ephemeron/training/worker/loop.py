@@ -132,7 +132,9 @@ class TrainingLoop:
         self.collective = self._make_collective()
         if self.collective.self_paced:
             self.policy = policy_for("bsp", first=started.beginning)
-        self.stopping = self.handing_off = self.others_prepare = False
+        self.handing_off = self.others_prepare = False
+        self.stops_at: int | None = None
+        """Iteration before which every rank stops."""
         self.evaluation = EvaluationSums()
         self.decisions = started.decisions
         self.change = GenerationChange(self.lifecycle, started.agreed)
@@ -206,7 +208,7 @@ class TrainingLoop:
                 await self._evaluate()
             if self.t == self.iterations:
                 break
-            if self.stopping or (self.collective.self_paced and lifecycle.stop_requested):
+            if self._stops_now() or (self.collective.self_paced and lifecycle.stop_requested):
                 await self._stop()
             if self.change.begins_at(self.t):
                 await self._end_generation()
@@ -287,7 +289,7 @@ class TrainingLoop:
             await self._apply()
             if barrier and self.status.applied < must:
                 # A rank that may run ahead waits for several versions at a barrier, each as long as an iteration.
-                if self.stopping:
+                if self._stops_now():
                     await self._stop()
                 if self.lifecycle.must_hand_off():
                     self._emit_progress()
@@ -295,6 +297,9 @@ class TrainingLoop:
         if not self.policy.exact:
             while self._may_apply() and await self.collective.poll(self.status.applied):
                 await self._apply()
+
+    def _stops_now(self) -> bool:
+        return self.stops_at is not None and self.t >= self.stops_at
 
     def _must_end(self) -> bool:
         """Whether the run, or this generation, ends before iteration `t`."""
@@ -322,7 +327,9 @@ class TrainingLoop:
         if self.policy.waits_for_all and not self.collective.self_paced:
             self.lifecycle.timeouts.mark_delivered(version)
         self.status.applied += 1
-        self.stopping |= bool(merged.flags & STOP)
+        if merged.flags & STOP and self.stops_at is None:
+            # Ranks that may run ahead learn of it at different iterations, and wait for each other until the last of these.
+            self.stops_at = version + 1 if self.policy.exact else version + 1 + self.lifecycle.stop_lag
         self.handing_off = bool(merged.flags & HAND_OFF)
         self.others_prepare = bool(merged.flags & SUCCESSOR) and self.sharing.hands_over
         await self.change.learn(merged.flags)

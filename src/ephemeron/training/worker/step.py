@@ -53,7 +53,7 @@ class TimedCompute:
         result = await invocation.compute(work, samples=samples, batches=batches)
         invocation.trace.record("compute", began, invocation.now())
         lifecycle.timeouts.record_compute(invocation.now() - began)
-        self._status.busy_s = lifecycle.timeouts.slowest_s
+        self._status.busy_s, self._status.spent_usd = lifecycle.timeouts.slowest_s, lifecycle.spent_usd()
         return result
 
 
@@ -119,9 +119,9 @@ class IterationStep(ABC):
             on_message=self.on_message, suspect=lifecycle.suspect, on_timeout=lifecycle.on_timeout,
         )  # fmt: skip
 
-    def on_message(self, rank: int, busy_s: float) -> None:
+    def on_message(self, rank: int, busy_s: float, spent_usd: float) -> None:
         """A peer's iteration time is passed on with this rank's next message."""
-        self.lifecycle.on_message(rank, busy_s)
+        self.lifecycle.on_message(rank, busy_s, spent_usd)
         self.status.busy_s = self.lifecycle.timeouts.slowest_s
 
 

@@ -87,7 +87,9 @@ class PipelineStep(IterationStep):
         group.world, group.on_timeout = self.stages.replicas, self._on_timeout_in_group
         group.members = [self.stages.rank(self.stage, replica) for replica in range(self.stages.replicas)]
         # One timeout for all waits: this rank has to have published its wait when another stage looks for the suspect.
-        group.on_message = lambda replica, busy_s: self.on_message(self.stages.rank(self.stage, replica), busy_s)
+        group.on_message = lambda replica, busy_s, spent_usd: self.on_message(
+            self.stages.rank(self.stage, replica), busy_s, spent_usd
+        )
         group.wait_timeout_s = lambda times: self.lifecycle.wait_timeout_s()
         return group
 
