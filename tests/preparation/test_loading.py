@@ -498,6 +498,8 @@ def test_libsvm_equals_scikit_learn(tmp_path, count, monkeypatch):
         ("1 2:inf", "column features: 'inf' is not a number"),
         ("1 2:1:3 4", "column features: '1:3' is not a number"),
         ("1 2.5:1", "column features: '2.5:1' is no INDEX:VALUE"),
+        ("1 2:٣", "column features: '٣' is not a number"),
+        ("1 2:3\u2028", "column features: '3\\u2028' is not a number"),
         ("1 qid", "column features: 'qid' is no INDEX:VALUE"),
         ("1:2", "column label: '1:2' is not a number"),
     ],
@@ -510,6 +512,16 @@ def test_invalid_lines_of_libsvm(tmp_path, line, reason):
     assert f"a.svm, line 5, {reason}" in str(e.value)
     good = load_libsvm(str(tmp_path / "a.svm"), out=str(tmp_path / "o2"), on_error="skip", **options)
     assert [(row[0], row[1]) for row in rows_of(good)] == [(1, [0, 2]), (0, []), (0, [7])]
+
+
+def test_a_mark_of_the_byte_order_is_no_label(tmp_path):
+    for name, text in (("a", "\ufeff1 1:0.5\r\n0 2:1\r\n"), ("b", "\ufeff-1 1:2")):
+        (tmp_path / f"{name}.svm").write_bytes(text.encode())
+    found = load_libsvm(tmp_path, out=tmp_path / "out", pool=HERE)
+    assert [row[0] for row in rows_of(found)] == [1, 0, 0]
+    (tmp_path / "c.svm").write_bytes("1 1:1\n".encode("utf-16"))
+    with pytest.raises(JobError, match=r"c\.svm is UTF-16, and only UTF-8 is read"):
+        load_libsvm(tmp_path, out=tmp_path / "o2", pool=HERE)
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------
