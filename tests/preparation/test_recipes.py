@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +189,20 @@ def test_the_recipe_of_the_page_is_accepted(tmp_path):
     recipe = load_recipe(path)
     assert [step.step for step in recipe.pipeline().steps] == ["standardise", "hash"]
     assert recipe.hash_split().key == ["user"]
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_run_one_after_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (EXAMPLE.parents[1] / "docs/preparation.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 4
+    scope = {}
+    for block in blocks:
+        exec(compile(block, "docs/preparation.md", "exec"), scope)
+    assert len(scope["raw"].partitions) > 1
+    assert 0.7 < len(scope["train"]) / len(scope["raw"]) < 0.9
+    (tmp_path / "recipe.toml").write_text(page.partition("```\nsource")[2].partition("```")[0].join(["source", ""]))
+    ran = CliRunner().invoke(main, ["prepare", "recipe.toml", "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["datasets"]["train"]["rows"] == len(scope["train"])

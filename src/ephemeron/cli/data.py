@@ -202,7 +202,7 @@ def verify(
 
 
 @data.command()
-@click.argument("flow", metavar="MODULE:FUNCTION|JOB.toml")
+@click.argument("flow", metavar="MODULE:NAME|JOB.toml")
 @click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", show_default=True,
               help="Folder that contains MODULE.")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(1), help="Samples per batch.  [default: 64, or the job's]")
