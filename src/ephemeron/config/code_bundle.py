@@ -9,6 +9,7 @@ name the bundle by its hash.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -65,13 +66,16 @@ class Selection:
     """Folders of which nothing is bundled."""
 
 
-def bundle(folders: Sequence[Path], selection: Selection = Selection(), *, limit: int = BUNDLE_LIMIT) -> bytes:
+def bundle(
+    folders: Sequence[Path], selection: Selection = Selection(), *, limit: int = BUNDLE_LIMIT, instead: Mapping[Path, bytes] = {}
+) -> bytes:  # fmt: skip
     """Code in these folders as a zip, each folder under its index (`0/…`, `1/…`).
 
     The same files give the same bytes: sorted, without timestamps or permissions.
 
     Args:
         limit: bytes that the files may have together, before compression; those included by name come on top.
+        instead: other contents of files, by their resolved paths.
 
     Raises:
         JobError: a folder does not exist, a file cannot be read, there is too much, or a pattern to include fits nothing.
@@ -85,8 +89,24 @@ def bundle(folders: Sequence[Path], selection: Selection = Selection(), *, limit
             archive.writestr(_entry(f"{index}/"), b"")
         for name in sorted(files):
             text = files[name].suffix in SUFFIXES
-            archive.writestr(_entry(name), _read(files[name]), zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED, 6)
+            data = instead.get(files[name].resolve()) if instead else None
+            archive.writestr(
+                _entry(name),
+                _read(files[name]) if data is None else data,
+                zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED,
+                6,
+            )
     return buffer.getvalue()
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of the files of a folder that may be bundled: something else once one of them has changed."""
+    found = []
+    for name, path, _ in _walk([folder], Selection()):
+        with contextlib.suppress(OSError):  # it is gone again
+            status = path.stat()
+            found.append((name, status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 def left_out(folders: Sequence[Path], selection: Selection = Selection()) -> list[Path]:

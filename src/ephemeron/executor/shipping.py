@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ephemeron.config.code_bundle import bundle
+from ephemeron.config.code_bundle import bundle, state_of
+from ephemeron.config.imported_sources import edited_since
 from ephemeron.config.module_folders import folder_of, folders_in, is_installed
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
@@ -29,7 +31,8 @@ class Shipment:
 
 
 class Shipper:
-    """Makes the objects of functions. Bundles of folders are made once, by-value functions each time: what they refer to may change.
+    """Makes the objects of functions, named by their content: as this process has them now, so that an edited module that was reloaded
+    is sent anew.
 
     Args:
         keys: of the objects.
@@ -39,8 +42,7 @@ class Shipper:
     def __init__(self, keys: CodeKeys, code: Sequence[Path] = ()) -> None:
         self._keys = keys
         self._code = [folder.resolve() for folder in code]
-        self._bundles: dict[Path, bytes] = {}
-        self._named: dict[str, Shipment] = {}
+        self._bundles: dict[Path, _Bundled] = {}
 
     def ship(self, function: Callable[..., Any] | str) -> Shipment:
         """The objects of a function.
@@ -61,34 +63,57 @@ class Shipper:
             pickled = dumps(function, what=f"function {name}")
             header = ShippedHeader(name=name, python=python_version())
             return self._shipment(header, pickled, folders_in(pickled))
-        if target not in self._named:
-            module = sys.modules[target.partition(":")[0]]
-            header = ShippedHeader(name=name, target=target)
-            if is_installed(module) and not self._code:
-                self._named[target] = Shipment(reference=target, name=name)
-            else:
-                folders = [] if is_installed(module) else [folder_of(module, Path.cwd())]
-                self._named[target] = self._shipment(header, b"", folders)
-        return self._named[target]
+        module = sys.modules[target.partition(":")[0]]
+        header = ShippedHeader(name=name, target=target)
+        if is_installed(module) and not self._code:
+            return Shipment(reference=target, name=name)
+        return self._shipment(header, b"", [] if is_installed(module) else [folder_of(module, Path.cwd())])
 
     def _shipment(self, header: ShippedHeader, pickled: bytes, folders: Sequence[Path]) -> Shipment:
         objects, digests = {}, []
         for folder in dict.fromkeys([*folders, *self._code]):
-            if folder not in self._bundles:
-                self._bundles[folder] = _bundled(folder, header.name)
-            data = self._bundles[folder]
-            digests.append(digest_of(data))
-            objects[self._keys.bundle(digests[-1])] = data
+            bundled = self._bundled(folder, header.name)
+            digests.append(bundled.digest)
+            objects[self._keys.bundle(bundled.digest)] = bundled.data
         shipped = encode_function(replace(header, bundles=tuple(digests)), pickled)
         reference = digest_of(shipped)
         return Shipment(
             reference=reference, name=header.name, objects={**objects, self._keys.function(reference): shipped}
         )
 
+    def _bundled(self, folder: Path, name: str) -> _Bundled:
+        known, began = self._bundles.get(folder), time.monotonic()
+        if known is not None and began < known.looked_at + known.quiet_s:
+            return known
+        state = state_of(folder)
+        if known is None or known.state != state:
+            data = _bundle(folder, name, edited := edited_since(folder))
+            # Of edited files a reload decides, which leaves no trace in the folder.
+            known = self._bundles[folder] = _Bundled(data, digest_of(data), () if edited else state)
+        known.looked_at = time.monotonic()
+        known.quiet_s = min(_LOOK_SHARE * (known.looked_at - began), _LOOK_S)
+        return known
 
-def _bundled(folder: Path, name: str) -> bytes:
+
+_LOOK_SHARE, _LOOK_S = 20, 0.1
+"""Between two looks at the files of a folder: so many times as long as a look takes, and no longer than that."""
+
+
+@dataclass(slots=True)
+class _Bundled:
+    """A folder, as it is sent."""
+
+    data: bytes
+    digest: str
+    state: tuple[tuple[str, int, int], ...]
+    """See `state_of`."""
+    looked_at: float = 0.0
+    quiet_s: float = 0.0
+
+
+def _bundle(folder: Path, name: str, instead: Mapping[Path, bytes]) -> bytes:
     try:
-        return bundle([folder])
+        return bundle([folder], instead=instead)
     except JobError as e:
         raise JobError(
             f"{name} needs modules of {folder}, which cannot be sent: {e.problem}",

@@ -1,0 +1,87 @@
+"""Sources as this process has imported them: a function elsewhere is to compute what this process would.
+
+A file that was edited after its import is another program until the module is reloaded. What a module was imported from is known from
+the first look at it on; whether the file was edited before that is found by comparing its functions with those of the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_seen: dict[str, tuple[ModuleSpec, bytes]] = {}
+"""By file: what it was imported by, which a reload replaces, and its content then."""
+_told: dict[str, bytes] = {}
+"""By file: the content that was told to differ."""
+
+
+def edited_since(folder: Path) -> dict[Path, bytes]:
+    """Files of a folder, with their content when they were imported, that were edited since then and not reloaded."""
+    inside, edited = f"{folder.resolve()}{os.sep}", {}
+    for name, module in list(sys.modules.items()):
+        spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+        if name == "__main__" or spec is None or type(spec.loader) is not SourceFileLoader or not file:
+            continue
+        path = os.path.realpath(file)
+        if not path.startswith(inside):
+            continue
+        try:
+            now = Path(path).read_bytes()
+        except OSError:
+            continue  # it cannot be sent either
+        known = _seen.get(path)
+        if known is None or known[0] is not spec:
+            _seen[path] = spec, now
+            if not _is_made_from(module, now):
+                _log.warning(
+                    "%s seems to have changed since %s was imported, and functions run what is in the file: importlib.reload it, "
+                    "so that this process does, too", path, name,
+                )  # fmt: skip
+        elif known[1] != now:
+            edited[Path(path)] = known[1]
+            if _told.get(path) != now:
+                _told[path] = now
+                _log.warning(
+                    "%s was edited, and functions run it as this process has imported it: importlib.reload %s",
+                    path,
+                    name,
+                )
+    return edited
+
+
+def _is_made_from(module: ModuleType, source: bytes) -> bool:
+    """Whether the functions of a module are among those of a source."""
+    try:
+        compiled = compile(source, str(module.__file__), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    there: dict[str, set[Any]] = {}
+    for code in _codes(compiled):
+        there.setdefault(code.co_qualname, set()).add(_form(code))
+    own = (f for f in list(vars(module).values()) if isinstance(f, FunctionType) and f.__module__ == module.__name__)
+    return all(
+        _form(f.__code__) in there[f.__code__.co_qualname]
+        for f in own
+        if f.__code__.co_filename == module.__file__ and f.__code__.co_qualname in there
+    )
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def _form(code: CodeType) -> tuple[Any, ...]:
+    """What code does, wherever it stands in its file."""
+    consts = tuple(_form(c) if isinstance(c, CodeType) else (type(c).__name__, repr(c)) for c in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, consts
