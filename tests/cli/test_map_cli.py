@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
-from ephemeron.executor.predict import check_inputs, check_out, predict, read_inputs, write_outputs
+from ephemeron.executor.predict import predict
+from ephemeron.executor.prediction_files import check_inputs, check_out, read_inputs, write_outputs
 
 MODULE = """
 import time
@@ -225,7 +226,7 @@ def test_wrong_predictions_are_refused_before_anything_begins(trained, monkeypat
         assert said in ran.stderr
     np.save("wide.npy", np.zeros((3, 65), dtype=np.float32))
     ran = CliRunner().invoke(main, ["predict", "last", "--data", "wide.npy", "--out", "y.npy", *SIMULATED])
-    assert ran.exit_code == 1
+    assert ran.exit_code == 2
     assert "the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied" in ran.stderr
 
 

@@ -212,7 +212,8 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     RUN is a name, its beginning, or `last`. The model is called in evaluation mode with a batch of inputs; a task that has
     `predict_step(model, batch)` is asked instead.
     """
-    from ephemeron.executor.predict import check_out, predict, read_inputs, write_outputs
+    from ephemeron.executor.predict import predict
+    from ephemeron.executor.prediction_files import check_out, read_inputs, write_outputs
     from ephemeron.training.driver import run_dir
     from ephemeron.training.driver.result import result_of
 
@@ -220,8 +221,10 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     inputs = read_inputs(data)
     result = result_of(run_dir.find(run))
     began = time.monotonic()
-    outputs, bill = predict(result, inputs, batch_size=batch_size, best=best, **_executor_options(flags))
-    check_out(out, outputs)
+    outputs, bill = predict(
+        result, inputs, batch_size=batch_size, best=best, casts=data.suffix == ".jsonl",
+        on_trial=lambda outputs: check_out(out, outputs), **_executor_options(flags),
+    )  # fmt: skip
     write_outputs(out, outputs)
     samples = len(next(iter(outputs.values())))
     if as_json:

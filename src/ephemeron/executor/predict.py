@@ -1,42 +1,42 @@
 """Batch inference: the model of a finished run, applied to many inputs by functions.
 
-Weights and code are shipped once, as one signed object; a function builds the model with its first batch and keeps it.
+Weights and code are shipped once, as one signed object; a function builds the model with its first batch and keeps it. Before that the
+client tries the model on three, two and one sample: an output that has no value for each sample is refused before anything is paid for.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import logging
+import shutil
 import tempfile
-import zipfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import build, plain
-from ephemeron.data.formats.lines import text_lines
-from ephemeron.errors import JobError, UserError
+from ephemeron.config.user_code import isolated
+from ephemeron.errors import JobError, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
+from ephemeron.executor.prediction_files import ONLY, Inputs, Outputs, check_inputs
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_dir import CODE_FILE
 from ephemeron.training.driver.trained import best_weights, record_of
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.user_code import where_raised
+from ephemeron.user_code import guarded, line_of, where_raised
 
 if TYPE_CHECKING:
     from ephemeron.executor.session import Bill
 
-Inputs: TypeAlias = Mapping[str, np.ndarray]
-"""Arrays with one row per sample; the array `x` is the model's only argument, others are arguments by their names."""
-Outputs: TypeAlias = dict[str, np.ndarray]
+_log = logging.getLogger(__name__)
 
-ONLY = "x"
 RESULT = "y"
 """Name of the output of a model that returns one tensor."""
-IN_SUFFIXES, OUT_SUFFIXES = (".npz", ".npy", ".jsonl"), (".npz", ".npy", ".jsonl")
 
 
 @dataclass
@@ -49,31 +49,56 @@ class Predictor:
     """Bundle."""
     weights: bytes
     """A safetensors file."""
-    _model: Callable[[Inputs], Outputs] | None = field(default=None, repr=False)
+    pads: bool = False
+    """Whether a batch of one sample is run as two of them, since the model treats it otherwise (`squeeze()`)."""
+    as_floats: bool = False
+    """Whether integers are given to the model as floating-point numbers."""
+    _model: Callable[[Inputs], Any] | None = field(default=None, repr=False)
 
     def __call__(self, inputs: Inputs) -> Outputs:
-        """Outputs of the model in evaluation mode.
+        """Outputs of the model in evaluation mode, with a row for each sample.
 
         Raises:
-            JobError: the model cannot be built, or raises.
+            JobError: the model cannot be built, raises, or has an output without a row for each sample.
         """
         if self._model is None:
-            self._model = self._build()
-        return self._model(inputs)
+            folder = Path(tempfile.mkdtemp(prefix="ephemeron-predict-"))
+            self._model = self.build(folder)
+            weakref.finalize(self._model, shutil.rmtree, folder, ignore_errors=True)
+        return self.outputs(self._model, inputs)
+
+    def outputs(self, model: Callable[[Inputs], Any], inputs: Inputs) -> Outputs:
+        """What a model that was built gives for a batch. See `__call__`."""
+        samples = len(next(iter(inputs.values())))
+        doubled = self.pads and samples == 1
+        given = {name: _native(np.repeat(a, 2, axis=0) if doubled else a) for name, a in inputs.items()}
+        if self.as_floats:
+            given = {name: a.astype(np.float32) if a.dtype.kind in "iu" else a for name, a in given.items()}
+        found = _arrays(model(given))
+        for name, array in found.items():
+            if array.shape[:1] != (samples + doubled,):
+                raise JobError(
+                    f"output {name} of the model has the shape {list(array.shape)} for {samples + doubled} samples: its first axis is not the sample",
+                    remedy="give the task a predict_step(model, batch) that returns a row for each sample",
+                )
+        return {name: array[:samples] for name, array in found.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"spec": self.spec, "code": self.code, "weights": self.weights, "_model": None}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"_model": None}
 
-    def _build(self) -> Callable[[Inputs], Outputs]:
-        import torch
+    def build(self, folder: Path) -> Callable[[Inputs], Any]:
+        """The model, with its code in a folder.
+
+        Raises:
+            JobError: it cannot be built.
+        """
         from safetensors.torch import load
 
         from ephemeron.training.driver.trained import put_weights
         from ephemeron.training.task.program import model_of, task_from
-        from ephemeron.training.task.tensors import as_tensors
 
         spec = build(RunSpec, self.spec, where="specification of the run")
-        folders = unbundle(self.code, Path(tempfile.mkdtemp(prefix="ephemeron-predict-")))
+        folders = unbundle(self.code, folder)
         task = task_from(spec, folders)
         model = model_of(task, spec)
         put_weights(model, load(self.weights))
@@ -81,40 +106,72 @@ class Predictor:
         dtype = next((p.dtype for p in model.parameters()), None) if task.cast_inputs else None
         step = getattr(task, "predict_step", None)
 
-        def run(inputs: Inputs) -> Outputs:
-            arguments = as_tensors(dict(inputs), dtype)
-            only = list(arguments) == [ONLY]
+        def run(inputs: Inputs) -> Any:
+            import torch
+
+            from ephemeron.training.task.tensors import as_tensors
+
+            only = list(inputs) == [ONLY]
             try:
-                with torch.inference_mode():
+                arguments = as_tensors(dict(inputs), dtype)
+                with guarded(), torch.inference_mode():
                     if step is not None:
-                        value = step(model, arguments[ONLY] if only else arguments)
-                    else:
-                        value = model(arguments[ONLY]) if only else model(**arguments)
+                        return step(model, arguments[ONLY] if only else arguments)
+                    return model(arguments[ONLY]) if only else model(**arguments)
             except Exception as e:
-                raise JobError(f"the model raised {where_raised(e, folders)}") from e
-            return _arrays(value)
+                kinds = ", ".join(f"{name} of {a.dtype} and shape {list(a.shape)}" for name, a in inputs.items())
+                raise JobError(f"the model raised {where_raised(e, folders)}, given {kinds}") from e
 
         return run
 
 
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array in this machine's byte order, which tensors have."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def _arrays(value: Any) -> Outputs:
-    """Tensors of a model's output by name."""
-    if hasattr(value, "detach"):
-        return {RESULT: _array(value)}
-    named = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
-    )
-    found = {
-        name if isinstance(name, str) else f"{RESULT}{name}": _array(v) for name, v in named if hasattr(v, "detach")
-    }
+    """The leaves of a model's output by name: `y` of a single one, `y0`, `y1` of a tuple, its own names, `a.0.b` within others.
+
+    Raises:
+        JobError: a leaf is no array of numbers, or there are none.
+    """
+    found = {name: _array(name, leaf) for name, leaf in _leaves(RESULT, value, top=True) if leaf is not None}
     if not found:
         raise JobError(f"the model returned {type(value).__name__}, not tensors", remedy="give its task a predict_step")
     return found
 
 
-def _array(tensor: Any) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    return (tensor if str(tensor.dtype) != "torch.bfloat16" else tensor.float()).numpy()  # type: ignore[no-any-return]
+def _leaves(name: str, value: Any, *, top: bool = False) -> Iterator[tuple[str, Any]]:
+    inner: Mapping[Any, Any] | None = None
+    if isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        inner = dict(zip(value._fields, value, strict=True))
+    elif isinstance(value, (tuple, list)) and not (value and all(isinstance(v, (int, float, complex)) for v in value)):
+        inner = dict(enumerate(value))
+    elif dataclasses.is_dataclass(value) and not hasattr(value, "detach"):
+        inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if inner is None:
+        yield name, value
+        return
+    for key, each in inner.items():
+        yield from _leaves((key if isinstance(key, str) else f"{RESULT}{key}") if top else f"{name}.{key}", each)
+
+
+def _array(name: str, leaf: Any) -> np.ndarray:
+    try:
+        if hasattr(leaf, "detach"):
+            leaf = leaf.detach().cpu()
+            leaf = (leaf if str(leaf.dtype) != "torch.bfloat16" else leaf.float()).numpy()
+        array = np.asarray(leaf)
+    except Exception as e:
+        raise JobError(f"output {name} of the model cannot be an array: {line_of(e)}") from e
+    if array.dtype.kind not in "biufc":
+        raise JobError(
+            f"output {name} of the model is a {type(leaf).__name__}, not numbers", remedy="give its task a predict_step"
+        )
+    return array
 
 
 def predictor_of(result: Result, *, best: bool = False) -> Predictor:
@@ -142,8 +199,8 @@ def predictor_of(result: Result, *, best: bool = False) -> Predictor:
 
 
 def predict(
-    result: Result, inputs: Inputs, *, batch_size: int = 256, best: bool = False, on_pool: Callable[[FunctionExecutor], object] | None = None,
-    **options: Any,
+    result: Result, inputs: Inputs, *, batch_size: int = 256, best: bool = False, casts: bool = False,
+    on_trial: Callable[[Outputs], object] | None = None, on_pool: Callable[[FunctionExecutor], object] | None = None, **options: Any,
 ) -> tuple[Outputs, Bill]:  # fmt: skip
     """Outputs of a run's model for many inputs, computed by functions, and the bill.
 
@@ -152,97 +209,100 @@ def predict(
         inputs: arrays by name, with as many rows each.
         batch_size: rows of one task.
         best: weights of the best evaluation.
+        casts: integers become floating-point numbers where the model takes no integers: JSON does not tell them apart.
+        on_trial: is given the outputs for two samples before anything is started.
         on_pool: is given the executor before it starts.
         options: of `FunctionExecutor`.
 
+    Returns:
+        Arrays by name, with a row for each sample: `y`, or the names of a tuple (`y0`, `y1`), mapping or dataclass; those within others are
+        `y1.0`. What is None is left out.
+
     Raises:
-        UserError: inputs, options or the run are refused; nothing was started.
+        UserError: inputs, options, the run or an output of its model are refused; nothing was started.
         TaskFailed: the model raised.
     """
     rows = check_inputs(inputs)
     if batch_size < 1:
         raise JobError(f"batch_size = {batch_size} is below 1")
-    predictor = predictor_of(result, best=best)
+    predictor = tried(predictor_of(result, best=best), inputs, casts=casts, on_trial=on_trial)
     parts = ({name: a[at : at + batch_size] for name, a in inputs.items()} for at in range(0, rows, batch_size))
     with FunctionExecutor(preload=("torch", "ephemeron.training.task.program"), **options) as pool:
         if on_pool is not None:
             on_pool(pool)
         found = list(pool.map(predictor, parts))
-    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}, pool.bill()
+    return _joined(found), pool.bill()
 
 
-def check_inputs(inputs: Inputs) -> int:
-    """Number of rows.
-
-    Raises:
-        JobError: there are none, or arrays differ in them.
-    """
-    rows = {name: len(array) if array.ndim else 0 for name, array in inputs.items()}
-    if not rows or not min(rows.values()):
-        raise JobError("there are no inputs", remedy="give arrays with a row for each sample")
-    if len(set(rows.values())) > 1:
-        raise JobError(f"arrays of inputs differ in length: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
-    return next(iter(rows.values()))
-
-
-def read_inputs(path: Path) -> Inputs:
-    """Inputs from a file: `.npz` (the array `x`, or the only one, or arguments by name), `.npy`, or `.jsonl` (a line per sample).
+def tried(
+    predictor: Predictor, inputs: Inputs, *, casts: bool = False, on_trial: Callable[[Outputs], object] | None = None
+) -> Predictor:
+    """The predictor, as it has to be for these inputs; as it is where this process has no PyTorch to try it. See `predict`.
 
     Raises:
-        JobError: the file cannot be read, or holds something else.
+        JobError: the model raises, or an output has no row for each sample.
     """
-    if path.suffix not in IN_SUFFIXES:
-        raise JobError(f"{path} is of no known kind", remedy=f"give a file *{', *'.join(IN_SUFFIXES)}")
     try:
-        if path.suffix == ".jsonl":
-            lines = [json.loads(line) for _, line in text_lines(path.read_bytes(), str(path))]
-            if lines and all(isinstance(line, dict) for line in lines):
-                return {name: np.asarray([line[name] for line in lines]) for name in lines[0]}
-            array = np.asarray(lines)
-            return {ONLY: array.astype(np.float32) if array.dtype == np.float64 else array}
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {ONLY: content}
-        with content:
-            names = [ONLY] if ONLY in content.files else content.files
-            found = {name: content[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
-        raise JobError(f"{path} cannot be read: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
-    return {ONLY: next(iter(found.values()))} if len(found) == 1 else found
+        import torch  # noqa: F401 - to try the model
+    except ModuleNotFoundError:
+        return predictor
+
+    def some(samples: int) -> Inputs:
+        return {name: a[np.arange(samples) % len(a)] for name, a in inputs.items()}
+
+    with tempfile.TemporaryDirectory(prefix="ephemeron-predict-") as folder, isolated(Path(folder)):
+        built = predictor.build(Path(folder) / "code")
+        returned: list[Any] = []
+
+        def model(batch: Inputs) -> Any:
+            returned.append(built(batch))
+            return returned[-1]
+
+        try:
+            of_three = predictor.outputs(model, some(3))
+        except JobError:
+            if not casts or not any(a.dtype.kind in "iu" for a in inputs.values()):
+                raise
+            predictor = replace(predictor, as_floats=True)
+            of_three = predictor.outputs(model, some(3))
+        of_two = predictor.outputs(model, some(2))
+        for name, array in of_two.items():
+            if array.shape[1:] != of_three.get(name, array).shape[1:] or of_two.keys() != of_three.keys():
+                raise JobError(
+                    f"output {name} of the model has the shape {list(array.shape)} for 2 samples, and {list(of_three[name].shape)} for 3"
+                    if name in of_three
+                    else f"output {name} of the model is there for 2 samples, and not for 3",
+                    remedy="give the task a predict_step(model, batch) that pads it to one length",
+                )
+        if absent := [name for name, leaf in _leaves(RESULT, returned[-1], top=True) if leaf is None]:
+            _log.warning("the model gives None as %s, which is left out", ", ".join(absent))
+        if on_trial is not None:
+            on_trial(of_two)
+        return replace(predictor, pads=not _is_plain_for_one(predictor, model, some(1), of_two))
 
 
-def write_outputs(path: Path, outputs: Outputs) -> None:
-    """Writes outputs as `.npz`, as `.npy` (a single array), or as `.jsonl`, a line per sample."""
-    single = next(iter(outputs.values())) if len(outputs) == 1 else None
-    if path.suffix == ".npz":
-        np.savez(path, **outputs)  # type: ignore[arg-type]
-    elif path.suffix == ".npy":
-        assert single is not None
-        np.save(path, single)
-    else:
-        with path.open("w") as out:
-            out.writelines(json.dumps(row) + "\n" for row in _rows(outputs, single))
+def _is_plain_for_one(predictor: Predictor, model: Callable[[Inputs], Any], one: Inputs, of_two: Outputs) -> bool:
+    """Whether a batch of one sample has the same outputs as others."""
+    try:
+        of_one = predictor.outputs(model, one)
+    except JobError:
+        return False
+    return {n: a.shape[1:] for n, a in of_one.items()} == {n: a.shape[1:] for n, a in of_two.items()}
 
 
-def check_out(path: Path, outputs: Outputs | None = None) -> None:
-    """Checks a file before anything is computed, and again with the outputs.
+def _joined(parts: list[Outputs]) -> Outputs:
+    """The outputs of all batches.
 
     Raises:
-        JobError: no known kind, an absent folder, or a kind that holds one array for a model that has several outputs.
+        TaskFailed: they differ in more than the number of samples.
     """
-    if path.suffix not in OUT_SUFFIXES:
-        raise JobError(f"{path} is of no known kind", remedy=f"name a file *{', *'.join(OUT_SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise JobError(f"there is no folder {path.absolute().parent}")
-    if path.suffix == ".npy" and outputs is not None and len(outputs) > 1:
-        raise JobError(
-            f"the model has outputs {', '.join(outputs)}, and .npy holds one array", remedy="name a file *.npz"
-        )
-
-
-def _rows(outputs: Outputs, single: np.ndarray | None) -> Iterator[Any]:
-    if single is not None:
-        yield from (row.tolist() for row in single)
-        return
-    for n in range(len(next(iter(outputs.values())))):
-        yield {name: array[n].tolist() for name, array in outputs.items()}
+    for number, part in enumerate(parts):
+        for name in part.keys() | parts[0].keys():
+            shapes = [list(p[name].shape[1:]) if name in p else None for p in (parts[0], part)]
+            if shapes[0] != shapes[1]:
+                raise TaskFailed(
+                    f"output {name} of the model has rows of the shape {shapes[0]} in batch 0, and {shapes[1]} in batch {number}; "
+                    "give the task a predict_step(model, batch) that pads it to one length",
+                    task=f"batch {number}",
+                )
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
