@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiling
+from scipy.linalg import LinAlgWarning
 
 from ephemeron import FunctionExecutor, linalg
 from ephemeron.errors import JobError, SingularMatrix
@@ -92,6 +93,12 @@ def test_least_squares_as_numpy_has_it(stored, tmp_path):
     assert rank == wanted[2] == 6
     np.testing.assert_allclose(s, wanted[3], rtol=1e-13)
     assert matrices(tmp_path) == {big.stored.name, x.stored.name}
-    with pytest.raises(SingularMatrix, match="the rank is 5, of 6 columns"):
-        np.linalg.lstsq(stored(a[:, [0, 1, 2, 3, 4, 4]]), b)
+    dependent = a[:, [0, 1, 2, 3, 4, 4]]
+    with pytest.warns(LinAlgWarning, match="the rank is 5, of 6 columns"):
+        x, residuals, rank, s = np.linalg.lstsq(stored(dependent), b)
+    wanted = np.linalg.lstsq(dependent, b)
+    np.testing.assert_allclose(x.to_numpy(), wanted[0], atol=1e-13)
+    assert (residuals.shape, rank) == (wanted[1].shape, 5)
+    with pytest.raises(SingularMatrix, match=r"the rank is 5, and another one with rcond = 0.9"):
+        np.linalg.lstsq(stored(dependent), b, rcond=0.9)
     assert isinstance(np.linalg.norm(big), float)

@@ -47,7 +47,8 @@ def left_over(tmp_path: Path) -> set[str]:
 def test_singular_values_and_vectors(pool, stored, tmp_path, shape, method, dtype):
     a = conditioned(*shape, 1e12, dtype)
     a[:, 3] = a[:, 2]
-    u, s, vh = linalg.svd(stored(a), method=method, executor=pool)
+    big = stored(a)
+    u, s, vh = linalg.svd(big, method=method, executor=pool)
     k, eps = min(shape), 20 * max(shape) * epsilon(dtype)
     left, right = u.to_numpy(), vh.to_numpy()
     assert (left.shape, s.shape, right.shape) == ((shape[0], k), (k,), (k, shape[1]))
@@ -57,7 +58,7 @@ def test_singular_values_and_vectors(pool, stored, tmp_path, shape, method, dtyp
     assert norm((left * s) @ right - a) <= eps * norm(a)
     assert np.all(np.abs(s - np.linalg.svd(a.astype("complex128"), compute_uv=False)) <= eps * s[0])
     assert u.report.tasks > 1 or shape[0] == shape[1]
-    assert len(left_over(tmp_path)) == 3, "the matrix and its vectors"
+    assert left_over(tmp_path) == {m.stored.name for m in (big, u, vh)}
 
 
 SPECTRA = {
@@ -86,24 +87,28 @@ def hermitian(values, dtype):
 def test_eigenvalues_and_vectors(pool, stored, tmp_path, spectrum, method, dtype):
     values = SPECTRA[spectrum]
     a = hermitian(values, dtype)
-    w, vectors = linalg.eigh(stored(a), method=method, executor=pool)
+    big = stored(a)
+    w, vectors = linalg.eigh(big, method=method, executor=pool)
     v, eps = vectors.to_numpy(), 20 * len(values) * epsilon(dtype)
     assert norm(v.conj().T @ v - np.eye(len(w))) <= eps
     assert norm(a @ v - v * w) <= eps * norm(a)
     assert np.all(np.abs(w - np.sort(values)) <= eps * max(np.abs(values).max(), epsilon(dtype)))
-    assert len(left_over(tmp_path)) == 2
+    assert left_over(tmp_path) == {big.stored.name, vectors.stored.name}
 
 
 def test_values_alone(pool, stored, tmp_path):
     a = hermitian(np.linspace(-3, 3, 45), "complex128")
+    inputs = []
     for method in ("band", "auto"):
-        found = linalg.eigvalsh(stored(a), method=method, executor=pool)
+        inputs.append(stored(a))
+        found = linalg.eigvalsh(inputs[-1], method=method, executor=pool)
         np.testing.assert_allclose(found, np.linspace(-3, 3, 45), atol=1e-13)
     b = conditioned(50, 37, 1e10, "complex64")
     for given, method in ((b, "band"), (b.T.copy(), "auto")):
-        found = linalg.svdvals(stored(given), method=method, executor=pool)
+        inputs.append(stored(given))
+        found = linalg.svdvals(inputs[-1], method=method, executor=pool)
         np.testing.assert_allclose(found, np.linalg.svd(b, compute_uv=False), atol=1e-5)
-    assert len(left_over(tmp_path)) == 4, "nothing but the inputs"
+    assert left_over(tmp_path) == {m.stored.name for m in inputs}
 
 
 def test_the_largest_singular_values(pool, stored):

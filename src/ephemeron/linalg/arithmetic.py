@@ -43,7 +43,7 @@ def matmul(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionE
         like(left, rows=left.rows, columns=right.columns), tile_columns=right.tile_columns
     )  # fmt: skip
     (m, k), n = left.tiles, right.tiles[1]
-    with computing(executor, "matmul", a) as computation:
+    with computing(executor, "matmul", a, b) as computation:
         pairs = left.tile_rows * left.tile_columns * a.dtype.itemsize * _PAIRS_TILES <= computation.memory_mb * MB
         program = products.matmul_pairs if pairs else products.matmul
         made = computation.run(program, {"M": m, "N": n, "K": k}, {"A": left, "B": right}, {"C": product})
@@ -156,7 +156,7 @@ def _elementwise(
 ) -> BigMatrix:
     first = operands["A"]
     m, n = first.tiles
-    with computing(executor, name, BigMatrix(first)) as computation:
+    with computing(executor, name, *map(BigMatrix, operands.values())) as computation:
         made = computation.run(
             program, {"M": m, "N": n}, operands, {"C": like(first, rows=first.rows, columns=first.columns)}
         )  # fmt: skip

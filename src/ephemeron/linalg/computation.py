@@ -17,7 +17,7 @@ from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms.flat_qr import flat_thin_qr
 from ephemeron.linalg.algorithms.qr import thin_qr
 from ephemeron.linalg.execution.failures import matrix_error
-from ephemeron.linalg.execution.gathered import run_gathered
+from ephemeron.linalg.execution.gathered import run_gathered, solver_bytes
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.execution.run import run_program
 from ephemeron.linalg.language.program import Program
@@ -34,12 +34,18 @@ class Computation:
     """Programs that run one after the other for one result."""
 
     def __init__(
-        self, executor: FunctionExecutor | Planner, algorithm: str, store: str, matrices: Sequence[BigMatrix] = ()
+        self,
+        executor: FunctionExecutor | Planner,
+        algorithm: str,
+        store: str,
+        matrices: Sequence[BigMatrix] = (),
+        check: bool = False,
     ) -> None:
         self._executor, self._store = executor, store
         self.report = LinalgReport(algorithm=algorithm)
         self.owners = lifetimes.Owners(matrix.stored for matrix in matrices)
         self._scratch: list[Tiles] = []
+        self._checked = {(m.stored.store, m.stored.name) for m in matrices} if check else set()
 
     def run(
         self, program: Program, sizes: Mapping[str, int], inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles]
@@ -48,17 +54,23 @@ class Computation:
             return self._executor.plan(program, sizes, inputs, outputs)
         with _matrix_errors():
             made, report = run_program(
-                program, sizes, inputs=inputs, outputs=outputs, executor=self._executor, owners=self.owners
-            )
+                program, sizes, inputs=inputs, outputs=outputs, executor=self._executor, owners=self.owners,
+                checked=[name for name, each in inputs.items() if (each.store, each.name) in self._checked],
+            )  # fmt: skip
         self.report += report
         return made
 
-    def gather(self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix]) -> list[StoredMatrix]:
+    def gather(
+        self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], **more: Any
+    ) -> list[StoredMatrix]:
         """Runs a solver in one function; see `run_gathered`."""
         if isinstance(self._executor, Planner):
             return self._executor.plan_gathered(solver, matrix, outputs)
         with _matrix_errors():
-            made, report = run_gathered(solver, matrix, outputs, executor=self._executor, owners=self.owners)
+            made, report = run_gathered(
+                solver, matrix, outputs, executor=self._executor, owners=self.owners,
+                checked=(matrix.store, matrix.name) in self._checked, **more,
+            )  # fmt: skip
         self.report += report
         return made
 
@@ -66,6 +78,11 @@ class Computation:
     def memory_mb(self) -> int:
         """Of a function."""
         return self._executor.memory_mb
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether nothing is computed, so that no value can be read."""
+        return isinstance(self._executor, Planner)
 
     def values(self, matrix: StoredMatrix) -> npt.NDArray[Any]:
         """The values of a small result, which is removed at the end: shape [size]."""
@@ -98,12 +115,12 @@ class Computation:
 
 @contextlib.contextmanager
 def computing(
-    executor: FunctionExecutor | Planner | None, algorithm: str, *matrices: BigMatrix
+    executor: FunctionExecutor | Planner | None, algorithm: str, *matrices: BigMatrix, check: bool = False
 ) -> Iterator[Computation]:
     store = matrices[0].stored.store
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(FunctionExecutor("local"))
-        computation = Computation(pool, algorithm, store, matrices)
+        computation = Computation(pool, algorithm, store, matrices, check)
         lifetimes.settle()
         try:
             yield computation
@@ -179,6 +196,52 @@ def like(matrix: StoredMatrix, *, rows: int, columns: int, structure: Structure 
         conjugated=False,
         generation="",
     )
+
+
+def row_of_values(stored: StoredMatrix, values: int) -> StoredMatrix:
+    """One row of real values, beside a matrix."""
+    real = np.zeros(0, stored.dtype).real.dtype.name
+    return dataclasses.replace(
+        like(stored, rows=1, columns=values), tile_rows=1, tile_columns=values, dtype=real
+    )  # fmt: skip
+
+
+def fits(solver: str, stored: StoredMatrix, memory_mb: int) -> bool:
+    """Whether one function can hold what a solver needs for a matrix."""
+    return solver_bytes(solver, stored.rows, stored.columns, np.dtype(stored.dtype).itemsize) <= memory_mb * 2**20
+
+
+def reciprocal_condition(computation: Computation, solver: str, factor: StoredMatrix, **more: Any) -> float | None:
+    """Estimate of the reciprocal condition number, from factors.
+
+    Where one function cannot hold them it is that of the diagonal, which may be much too large: the ratio of its smallest and its
+    largest value, read by the client. None: nothing is computed.
+
+    Args:
+        computation: runs the solver.
+        solver: one of `gathered.SOLVERS`, for condition numbers.
+        factor: a triangle.
+        more: see `Computation.gather`.
+    """
+    if fits(solver, factor, computation.memory_mb):
+        [found] = computation.gather(solver, factor, [row_of_values(factor, 1)], **more)
+        return None if computation.is_planned else float(computation.values(found)[0])
+    if computation.is_planned:
+        return None
+    sizes = [np.abs(stored_tile(factor, k, k).diagonal()) for k in range(min(factor.tiles))]
+    diagonal = np.concatenate(sizes)
+    ratio = float(diagonal.min() / diagonal.max()) if diagonal.max() > 0 else 0.0
+    return ratio**2 if solver == "cholesky_condition" else ratio
+
+
+def stored_tile(matrix: StoredMatrix, i: int, j: int) -> npt.NDArray[Any]:
+    """A tile, read by the client."""
+
+    async def read() -> npt.NDArray[Any]:
+        async with tile_store.opened(matrix.store) as channel:
+            return await tile_store.read_tile(channel, matrix, i, j)
+
+    return blocking(lambda interrupts: read())
 
 
 def square(a: BigMatrix, *, what: str) -> StoredMatrix:

@@ -27,7 +27,9 @@ _SPECTRAL: dict[Any, Callable[[npt.NDArray[Any]], Any]] = {2: lambda s: s[0], -2
 
 
 @on_computed
-def norm(a: BigMatrix, ord: int | float | str | None = None, *, executor: FunctionExecutor | None = None) -> float:
+def norm(
+    a: BigMatrix, ord: int | float | str | None = None, *, check: bool = True, executor: FunctionExecutor | None = None
+) -> float:
     """Norm of a matrix, as `numpy.linalg.norm`.
 
     Functions sum along the columns, or the rows, in a tree; the client reads one value of each. Norms of singular values take `svdvals`.
@@ -36,30 +38,34 @@ def norm(a: BigMatrix, ord: int | float | str | None = None, *, executor: Functi
         a: shape [m, n]; for 2, -2 and `nuc` as for `svdvals`.
         ord: None or `fro`: Frobenius norm; 1, -1: largest and smallest sum of absolute values along the columns; ∞, -∞: along the rows;
             2, -2, `nuc`: largest and smallest singular value, and their sum.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Raises:
         JobError: no such norm.
+        NotFinite: a value is NaN or infinite.
     """
     if ord in _SPECTRAL:
-        return float(_SPECTRAL[ord](spectral.svdvals(a, executor=executor)))
+        return float(_SPECTRAL[ord](spectral.svdvals(a, check=check, executor=executor)))
     if isinstance(ord, float) and math.isinf(ord):
-        return norm(a.T, 1 if ord > 0 else -1, executor=executor)
+        return norm(a.T, 1 if ord > 0 else -1, check=check, executor=executor)
     order = "fro" if ord is None else ord
     if order not in _ORDERS:
         raise JobError(f"ord = {ord!r} is no norm of matrices", remedy="use 'fro', 'nuc', 1, 2, or infinity")
     power, join = _ORDERS[order]
-    return float(join(column_norms(a, power, executor=executor)))
+    return float(join(column_norms(a, power, check=check, executor=executor)))
 
 
 @on_computed
-def column_norms(a: BigMatrix, power: int = 2, *, executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
+def column_norms(
+    a: BigMatrix, power: int = 2, *, check: bool = True, executor: FunctionExecutor | None = None
+) -> npt.NDArray[Any]:
     """Sums of absolute values (`power=1`) or Euclidean norms (2) of the columns: shape [n]."""
     stored = a.stored
     row = dataclasses.replace(
         like(stored, rows=1, columns=stored.columns), tile_rows=1, dtype=np.empty(0, a.dtype).real.dtype.name
     )
     m, n = stored.tiles
-    with computing(executor, "norm", a) as computation:
+    with computing(executor, "norm", a, check=check) as computation:
         made = computation.run(with_options(norms_of_columns, power=power), {"M": m, "N": n}, {"A": stored}, {"C": row})
         return computation.values(computation.result(made["C"]).stored)

@@ -59,20 +59,18 @@ def _solve(a: Any, b: Any) -> Any:
 
 
 def _lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
-    """Solution, sums of squared residuals by column, rank and singular values. Of less than full rank NumPy's solution is another one."""
+    """Solution, sums of squared residuals by column (none without full rank), rank and singular values."""
     if not isinstance(a, BigMatrix):
         return NotImplemented
     (m, n), sides = a.shape, b[:, None] if np.ndim(b) == 1 else b
     with FunctionExecutor("local") as pool:
         s = spectral.svdvals(a, executor=pool)
-        cut = np.finfo(a.dtype).eps * max(m, n) if rcond is None else rcond
-        rank = int(np.count_nonzero(s > cut * s[0]))
-        if rank < n:
-            raise SingularMatrix(
-                f"the rank is {rank}, of {n} columns; the solution of least norm takes svd", kernel="lstsq"
-            )
+        usual = np.finfo(a.dtype).eps * max(m, n)
+        rank = int(np.count_nonzero(s > usual * s[0]))
+        if rcond is not None and rank != np.count_nonzero(s > rcond * s[0]):
+            raise SingularMatrix(f"the rank is {rank}, and another one with rcond = {rcond}; use svd", kernel="lstsq")
         x = operations.lstsq(a, sides, executor=pool)
-        if m == n:
+        if m == n or rank < n:
             return x, np.empty(0, s.dtype), rank, s
         residuals = lazy.total(sides, lazy.product(a, x), 1.0, -1.0).compute(executor=pool)
         squares = norms.column_norms(residuals, executor=pool) ** 2

@@ -8,12 +8,14 @@ same stored inputs.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import LinAlgWarning
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, SingularMatrix
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms import cholesky as cholesky_programs
 from ephemeron.linalg.algorithms import lu as lu_programs
@@ -23,8 +25,11 @@ from ephemeron.linalg.computation import (
     check_tall,
     computing,
     family_tile,
+    fits,
     like,
     on_computed,
+    reciprocal_condition,
+    row_of_values,
     sides_of,
     square,
     tall_outputs,
@@ -36,30 +41,35 @@ from ephemeron.linalg.matrices.stored import StoredMatrix, Tiles
 
 
 @on_computed
-def cholesky(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+def cholesky(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = None) -> BigMatrix:
     """Lower L with L Lᴴ = A, by the algorithm of NumPyWren (survey 2.4, figure 16). Reads the lower tiles of A.
 
     Args:
         a: shape [n, n], Hermitian and positive definite, with square tiles.
+        check: refuse values that are NaN or infinite. The same for the other functions.
         executor: runs the tasks.
 
     Raises:
         JobError: it is not square.
+        NotFinite: a value is NaN or infinite; names its row and column, and the tile.
         NotPositiveDefinite: it is not; names the tile, and the row in it.
     """
     stored = square(a, what="cholesky")
-    with computing(executor, "cholesky", a) as computation:
+    with computing(executor, "cholesky", a, check=check) as computation:
         lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
         made = computation.run(cholesky_programs.cholesky, {"N": stored.tiles[0]}, {"A": stored}, {"L": lower})
     return computation.result(made["L"])
 
 
 @on_computed
-def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.NDArray[np.int64], BigMatrix, BigMatrix]:
+def lu(
+    a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = None
+) -> tuple[npt.NDArray[np.int64], BigMatrix, BigMatrix]:
     """Rows p, unit lower L and upper U with A[p] = L U, by tournament pivoting (CALU: Grigori, Demmel, Xiang 2011).
 
     Args:
         a: shape [m, n], with square tiles.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Returns:
@@ -67,11 +77,12 @@ def lu(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[npt.N
 
     Raises:
         JobError: its tiles are not square.
+        NotFinite: a value is NaN or infinite.
         SingularMatrix: a pivot is exactly zero: the rank is less than k.
     """
     stored = a.stored
     _check_tiles(a, what="lu")
-    with computing(executor, "lu", a) as computation:
+    with computing(executor, "lu", a, check=check) as computation:
         factors = _lu(computation, stored)
         lower = like(stored, rows=stored.rows, columns=min(stored.shape), structure="lower")
         made = computation.run(
@@ -88,6 +99,7 @@ def solve(
     b: BigMatrix | npt.NDArray[Any],
     *,
     assume_a: str = "general",
+    check: bool = True,
     executor: FunctionExecutor | None = None,
 ) -> BigMatrix:
     """X with A X = B.
@@ -96,11 +108,16 @@ def solve(
         a: shape [n, n], with square tiles.
         b: shape [n, k], with tiles of as many rows as those of A; or an array, of shape [n, k] or [n] for one column.
         assume_a: `general`: by LU with tournament pivoting; `positive definite`: by Cholesky, half the work.
+        check: refuse values that are NaN or infinite, and warn where A is ill-conditioned: a task estimates its condition number, in one function.
         executor: runs the tasks.
 
     Raises:
         JobError: the shapes or types do not fit.
-        SingularMatrix, NotPositiveDefinite: A is singular, or not positive definite; names the tile.
+        NotFinite: a value is NaN or infinite.
+        SingularMatrix, NotPositiveDefinite: A is singular, or not positive definite; names the tile and the row.
+
+    Warns:
+        LinAlgWarning: SciPy's. A is so ill-conditioned that X may have no correct digits.
     """
     stored = square(a, what="solve")
     sides = sides_of(stored, b, what="solve")
@@ -108,7 +125,7 @@ def solve(
         like(sides, rows=sides.rows, columns=sides.columns), store=stored.store, tile_rows=stored.tile_rows
     )
     n, both = {"N": stored.tiles[0]}, {"N": stored.tiles[0], "M": sides.tiles[1]}
-    with computing(executor, "solve", a) as computation:
+    with computing(executor, "solve", a, BigMatrix(sides), check=check) as computation:
         if assume_a == "positive definite":
             lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
             factor = computation.run(cholesky_programs.cholesky, n, {"A": stored}, {"L": lower})
@@ -118,45 +135,52 @@ def solve(
             made = computation.run(
                 triangular.adjoint_substitution, both, {"L": factor["L"], "B": half["X"]}, {"X": unknown}
             )
+            _warn_of_condition(computation, "cholesky_condition", factor["L"], what="solve", check=check)
             computation.scratch(factor["L"], half["X"])
         elif assume_a == "general":
-            made = {"X": _solved(computation, stored, sides, unknown)}
+            made = {"X": _solved(computation, stored, sides, unknown, what="solve", check=check)}
         else:
             raise JobError(f"assume_a = {assume_a!r}", remedy="use 'general' or 'positive definite'")
     return computation.result(made["X"])
 
 
 @on_computed
-def inv(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> BigMatrix:
+def inv(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = None) -> BigMatrix:
     """The inverse, by LU with tournament pivoting. For equations use `solve`, which takes a third of the work and is more accurate.
 
     Args:
         a: shape [n, n], with square tiles.
+        check: as for `solve`.
         executor: runs the tasks.
 
     Raises:
         JobError: it is not square.
-        SingularMatrix: it is singular; names the tile.
+        NotFinite: a value is NaN or infinite.
+        SingularMatrix: it is singular; names the tile and the row.
+
+    Warns:
+        LinAlgWarning: as for `solve`.
     """
     stored = square(a, what="inv")
     full = like(stored, rows=stored.rows, columns=stored.columns)
-    with computing(executor, "inv", a) as computation:
+    with computing(executor, "inv", a, check=check) as computation:
         made = computation.run(
             products.identity, {"N": stored.tiles[0]}, {"A": stored}, {"C": dataclasses.replace(full, structure="diagonal")}
         )  # fmt: skip
         identity = made["C"]
         assert isinstance(identity, StoredMatrix)
-        found = _solved(computation, stored, identity, full)
+        found = _solved(computation, stored, identity, full, what="inv", check=check)
         computation.scratch(identity)
     return computation.result(found)
 
 
 @on_computed
-def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMatrix, BigMatrix]:
+def qr(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = None) -> tuple[BigMatrix, BigMatrix]:
     """Q with orthonormal columns and upper R with A = Q R: TSQR for one column of tiles, else tiled QR with a tree in each column.
 
     Args:
         a: shape [m, n]; with square tiles where it has several columns of them, or more columns than rows.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Returns:
@@ -164,13 +188,14 @@ def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMa
 
     Raises:
         JobError: it has tiles that are not square, or lower than a column of tiles is wide.
+        NotFinite: a value is NaN or infinite.
     """
     stored = a.stored
     if stored.rows >= stored.columns:
         check_tall(stored, what="qr")
     else:
         _check_tiles(a, what="qr")
-    with computing(executor, "qr", a) as computation:
+    with computing(executor, "qr", a, check=check) as computation:
         if stored.tiles[1] == 1 and stored.rows >= stored.columns:
             made = computation.run(tall.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
         else:
@@ -179,12 +204,18 @@ def qr(a: BigMatrix, *, executor: FunctionExecutor | None = None) -> tuple[BigMa
 
 
 @on_computed
-def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionExecutor | None = None) -> BigMatrix:
-    """X that minimises the norm of A X - B, for A of full rank, by QR.
+def lstsq(
+    a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, check: bool = True, executor: FunctionExecutor | None = None
+) -> BigMatrix:
+    """X that minimises the norm of A X - B, by QR; of all of them the one of least norm, where A has not full rank.
+
+    The rank is NumPy's: singular values below m units of rounding of the largest one count as zero. They are computed, from R and in one
+    function, where the estimated condition number says that there may be such values.
 
     Args:
         a: shape [m, n], m ≥ n.
         b: shape [m, k], with tiles of as many rows as those of A; or an array, of shape [m, k] or [m] for one column.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Returns:
@@ -192,7 +223,11 @@ def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionEx
 
     Raises:
         JobError: the shapes or types do not fit.
-        SingularMatrix: A has not full rank, exactly.
+        NotFinite: a value is NaN or infinite.
+        SingularMatrix: A has not full rank, and R does not fit into the memory of one function.
+
+    Warns:
+        LinAlgWarning: SciPy's. A has not full rank.
     """
     stored = a.stored
     check_tall(stored, what="lstsq")
@@ -200,7 +235,7 @@ def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionEx
     unknown = dataclasses.replace(
         like(sides, rows=stored.columns, columns=sides.columns), store=stored.store, tile_rows=stored.tile_columns
     )
-    with computing(executor, "lstsq", a) as computation:
+    with computing(executor, "lstsq", a, BigMatrix(sides), check=check) as computation:
         if stored.tiles[1] == 1:
             factors = computation.run(tall.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
         else:
@@ -211,15 +246,68 @@ def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionEx
         projected = computation.run(
             products.matmul, {"M": n, "N": k, "K": m}, {"A": q.H, "B": sides}, {"C": unknown}
         )  # fmt: skip
-        made = computation.run(
-            triangular.backward_substitution, {"N": stored.tiles[1], "M": sides.tiles[1]},
-            {"U": factors["R"], "B": projected["C"]}, {"X": unknown},
-        )  # fmt: skip
+        inverse = _pseudo_inverse(computation, factors["R"], rows=stored.rows)
+        if inverse is None:
+            made = computation.run(
+                triangular.backward_substitution, {"N": stored.tiles[1], "M": sides.tiles[1]},
+                {"U": factors["R"], "B": projected["C"]}, {"X": unknown},
+            )["X"]  # fmt: skip
+        else:
+            made = computation.run(
+                products.matmul, {"M": n, "N": k, "K": n}, {"A": inverse, "B": projected["C"]}, {"C": unknown}
+            )["C"]  # fmt: skip
         computation.scratch(*factors.values(), projected["C"])
-    return computation.result(made["X"])
+    return computation.result(made)
 
 
-def _solved(computation: Computation, stored: StoredMatrix, sides: StoredMatrix, unknown: StoredMatrix) -> Tiles:
+def _pseudo_inverse(computation: Computation, triangle: Tiles, *, rows: int) -> StoredMatrix | None:
+    """Of R, where it has not full rank; None: it has."""
+    assert isinstance(triangle, StoredMatrix)
+    n, eps = triangle.columns, float(np.finfo(triangle.dtype).eps)
+    reciprocal = reciprocal_condition(computation, "triangle_condition", triangle)
+    if reciprocal is None or reciprocal > _SUSPICIOUS * n * rows * eps:
+        return None
+    if not fits("pseudo_inverse", triangle, computation.memory_mb):
+        if reciprocal > rows * eps:
+            return None
+        raise SingularMatrix(
+            f"the {n} columns depend on each other: the condition number of R is {1 / max(reciprocal, 1e-300):.1e} or more; leave columns out, or "
+            "give functions more memory for the solution of least norm", kernel="lstsq",
+        )  # fmt: skip
+    square = dataclasses.replace(triangle, structure="full")
+    inverse, values = computation.gather("pseudo_inverse", triangle, [square, row_of_values(triangle, n)], number=rows)
+    computation.scratch(inverse)
+    s = computation.values(values)
+    rank = int(np.count_nonzero(s > eps * rows * s[0]))
+    if rank == n:
+        return None
+    warnings.warn(
+        f"lstsq: the rank is {rank}, of {n} columns; X is the solution of least norm", LinAlgWarning, stacklevel=4
+    )
+    return inverse
+
+
+_SUSPICIOUS = 10.0
+"""Factor by which the estimated condition number in the 1-norm may be less than that of singular values, beside the size of the matrix."""
+
+
+def _warn_of_condition(
+    computation: Computation, solver: str, factor: Tiles, *, what: str, check: bool, **more: Any
+) -> None:
+    """Warns as SciPy does."""
+    assert isinstance(factor, StoredMatrix)
+    reciprocal = reciprocal_condition(computation, solver, factor, **more) if check else None
+    if reciprocal is not None and reciprocal < np.finfo(factor.dtype).eps:
+        about = f"about {1 / reciprocal:.1e}" if reciprocal > 0 else "infinite"
+        warnings.warn(
+            f"{what}: the matrix is ill-conditioned, the result may have no correct digits: its condition number is {about} (1-norm, estimated "
+            "from its factors)", LinAlgWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+def _solved(
+    computation: Computation, stored: StoredMatrix, sides: StoredMatrix, unknown: StoredMatrix, *, what: str, check: bool
+) -> Tiles:  # fmt: skip
     """X with A X = B, by LU."""
     factors, sizes = _lu(computation, stored), {"N": stored.tiles[0], "M": sides.tiles[1]}
     half = computation.run(
@@ -227,6 +315,10 @@ def _solved(computation: Computation, stored: StoredMatrix, sides: StoredMatrix,
     )
     made = computation.run(
         triangular.backward_substitution, sizes, {"U": factors["U"], "B": half["X"]}, {"X": unknown}
+    )  # fmt: skip
+    _warn_of_condition(
+        computation, "lu_condition", factors["U"], what=what, check=check, others=[factors["L"]], family=factors["P"],
+        family_tiles=stored.tiles[0],
     )  # fmt: skip
     computation.scratch(*factors.values(), half["X"])
     return made["X"]

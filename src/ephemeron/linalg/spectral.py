@@ -17,7 +17,16 @@ from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms import band, randomized, tall
 from ephemeron.linalg.algorithms import qr as qr_programs
-from ephemeron.linalg.computation import Computation, check_tall, computing, like, on_computed, square, tall_outputs
+from ephemeron.linalg.computation import (
+    Computation,
+    check_tall,
+    computing,
+    like,
+    on_computed,
+    row_of_values,
+    square,
+    tall_outputs,
+)
 from ephemeron.linalg.execution.gathered import check_memory, solver_bytes
 from ephemeron.linalg.execution.program_data import run_name
 from ephemeron.linalg.kernels.spectra import NARROW
@@ -30,13 +39,16 @@ _Factors = tuple[BigMatrix, npt.NDArray[Any], BigMatrix]
 
 
 @on_computed
-def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> _Factors:
+def svd(
+    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
+) -> _Factors:
     """U, singular values and Vᴴ with A = U diag(s) Vᴴ, of which U and Vᴴ have k = min(m, n) columns and rows.
 
     Args:
         a: shape [m, n]; with square tiles where the shorter side has several.
         method: `band`: reduction to band form, LAPACK on the band, back transformation; `one function`: the matrix, or R of its
             QR factorisation, in one function; `auto`: TSQR for one column of tiles, else `one function`.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Returns:
@@ -48,10 +60,10 @@ def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None
     """
     _check_method(method)
     if a.shape[0] < a.shape[1]:
-        left, s, right = svd(a.H, method=method, executor=executor)
+        left, s, right = svd(a.H, method=method, check=check, executor=executor)
         return BigMatrix(right.stored.H, right.report), s, BigMatrix(left.stored.H, left.report)
     check_tall(a.stored, what="svd")
-    with computing(executor, "svd", a) as computation:
+    with computing(executor, "svd", a, check=check) as computation:
         if a.stored.tiles[1] == 1 and method == "auto":
             return _tall_svd(computation, a.stored)
         _check_solver(computation, "svd", a.stored)
@@ -59,7 +71,9 @@ def svd(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None
 
 
 @on_computed
-def svdvals(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
+def svdvals(
+    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
+) -> npt.NDArray[Any]:
     """Singular values, descending: shape [min(m, n)]. By way of a band where there are many columns of tiles.
 
     Args and raises: as for `svd`; `auto` takes the band from 17 columns of tiles on, and where one function could not hold the matrix.
@@ -68,25 +82,26 @@ def svdvals(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | 
     a = a if a.shape[0] >= a.shape[1] else a.H
     stored = a.stored
     check_tall(stored, what="svdvals")
-    with computing(executor, "svdvals", a) as computation:
+    with computing(executor, "svdvals", a, check=check) as computation:
         chosen = _chosen(computation, "svdvals", stored, method)
         core = stored
         if stored.rows > stored.columns and (chosen == "one function" or stored.tiles[0] >= 2 * stored.tiles[1]):
             core = _triangle(computation, stored)["R"]
         if chosen == "band":
             core = _upper_band(computation, core)["B"]
-        return computation.values(computation.gather("svdvals", core, [_row(core, stored.columns)])[0])
+        return computation.values(computation.gather("svdvals", core, [row_of_values(core, stored.columns)])[0])
 
 
 @on_computed
 def eigh(
-    a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None
+    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
 ) -> tuple[npt.NDArray[Any], BigMatrix]:
     """Eigenvalues and orthonormal eigenvectors of a Hermitian matrix: A V = V diag(w).
 
     Args:
         a: shape [n, n], with square tiles.
         method: `band`: reduction to band form, LAPACK on the band, back transformation; `one function` or `auto`: in one function.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Returns:
@@ -100,13 +115,13 @@ def eigh(
     _check_method(method)
     stored = square(a, what="eigh")
     n, full = stored.tiles[0], like(stored, rows=stored.rows, columns=stored.rows)
-    with computing(executor, "eigh", a) as computation:
+    with computing(executor, "eigh", a, check=check) as computation:
         _check_solver(computation, "eigh", stored)
         if method != "band":
-            w, v = computation.gather("eigh", stored, [_row(stored, stored.rows), full])
+            w, v = computation.gather("eigh", stored, [row_of_values(stored, stored.rows), full])
             return computation.values(w), computation.result(v)
         reduced = _hermitian_band(computation, stored)
-        w, v = computation.gather("eigh", reduced["B"], [_row(stored, stored.rows), full])
+        w, v = computation.gather("eigh", reduced["B"], [row_of_values(stored, stored.rows), full])
         made = computation.run(
             band.apply_band_q, {"N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": v}, {"X": full}
         )  # fmt: skip
@@ -115,23 +130,25 @@ def eigh(
 
 
 @on_computed
-def eigvalsh(a: BigMatrix, *, method: str = "auto", executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
+def eigvalsh(
+    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
+) -> npt.NDArray[Any]:
     """Eigenvalues of a Hermitian matrix, ascending: shape [n]. By way of a band where there are many columns of tiles.
 
     Args and raises: as for `eigh`; `auto` as for `svdvals`.
     """
     _check_method(method)
     stored = square(a, what="eigvalsh")
-    with computing(executor, "eigvalsh", a) as computation:
+    with computing(executor, "eigvalsh", a, check=check) as computation:
         core = stored
         if _chosen(computation, "eigvalsh", stored, method) == "band":
             core = _hermitian_band(computation, stored)["B"]
-        return computation.values(computation.gather("eigvalsh", core, [_row(stored, stored.rows)])[0])
+        return computation.values(computation.gather("eigvalsh", core, [row_of_values(stored, stored.rows)])[0])
 
 
 @on_computed
 def randomized_svd(
-    a: BigMatrix, k: int, *, oversampling: int = 10, iterations: int = 2, seed: int = 0, executor: FunctionExecutor | None = None
+    a: BigMatrix, k: int, *, oversampling: int = 10, iterations: int = 2, seed: int = 0, check: bool = True, executor: FunctionExecutor | None = None
 ) -> _Factors:  # fmt: skip
     """The k largest singular values and their vectors, approximately (Halko, Martinsson, Tropp 2011, algorithms 4.4 and 5.1).
 
@@ -144,6 +161,7 @@ def randomized_svd(
         oversampling: further columns of the random matrix.
         iterations: power iterations, each with orthonormal bases.
         seed: of the random matrix.
+        check: refuse values that are NaN or infinite.
         executor: runs the tasks.
 
     Returns:
@@ -151,6 +169,7 @@ def randomized_svd(
 
     Raises:
         JobError: k is not between 1 and the shorter side, or a count is negative.
+        NotFinite: a value is NaN or infinite.
     """
     stored = a.stored
     shorter = min(stored.shape)
@@ -163,7 +182,7 @@ def randomized_svd(
     width = min(k + oversampling, shorter)
 
     sample = _sample(stored, width, seed)
-    with computing(executor, "randomized_svd", a) as computation:
+    with computing(executor, "randomized_svd", a, check=check) as computation:
         computation.owners.begin([sample.stored])
         left = dataclasses.replace(like(stored, rows=stored.rows, columns=k), tile_columns=k)
         right = dataclasses.replace(
@@ -171,7 +190,7 @@ def randomized_svd(
         )
         made = computation.run(
             randomized.randomized_svd, {"M": stored.tiles[0], "N": stored.tiles[1], "R": iterations + 1, "L": k},
-            {"A": stored, "O": sample.stored}, {"U": left, "D": _row(stored, k), "V": right},
+            {"A": stored, "O": sample.stored}, {"U": left, "D": row_of_values(stored, k), "V": right},
         )  # fmt: skip
         computation.scratch(sample.stored)
         return _factors(computation, made["U"], made["D"], _stored(made["V"]).H)
@@ -199,7 +218,7 @@ def _tall_svd(computation: Computation, stored: StoredMatrix) -> _Factors:
     m, outputs = {"M": stored.tiles[0]}, tall_outputs(stored)
     factors = computation.run(tall.tsqr, m, {"A": stored}, outputs)
     made = computation.run(
-        tall.tall_svd, m, factors, {"U": outputs["Q"], "D": _row(stored, stored.columns), "W": outputs["R"]}
+        tall.tall_svd, m, factors, {"U": outputs["Q"], "D": row_of_values(stored, stored.columns), "W": outputs["R"]}
     )
     computation.scratch(*factors.values())
     return _factors(computation, made["U"], made["D"], made["W"])
@@ -214,7 +233,7 @@ def _general_svd(computation: Computation, stored: StoredMatrix, method: str) ->
     small = like(stored, rows=columns, columns=columns)
     if method == "band":
         reduced = _upper_band(computation, core)
-        u, s, vh = computation.gather("svd", reduced["B"], [small, _row(stored, columns), small])
+        u, s, vh = computation.gather("svd", reduced["B"], [small, row_of_values(stored, columns), small])
         left = computation.run(
             band.apply_thin_q, {"M": core.tiles[0], "N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": u},
             {"X": like(stored, rows=core.rows, columns=columns)},
@@ -225,7 +244,7 @@ def _general_svd(computation: Computation, stored: StoredMatrix, method: str) ->
         computation.scratch(u, vh)
         vh = _stored(right).H
     else:
-        left, s, vh = computation.gather("svd", core, [small, _row(stored, columns), small])
+        left, s, vh = computation.gather("svd", core, [small, row_of_values(stored, columns), small])
     if before is not None:
         inner = left
         left = computation.run(
@@ -271,14 +290,6 @@ def _factors(computation: Computation, u: Tiles, s: Tiles, vh: Tiles) -> _Factor
 def _stored(made: Tiles) -> StoredMatrix:
     assert isinstance(made, StoredMatrix)
     return made
-
-
-def _row(stored: StoredMatrix, values: int) -> StoredMatrix:
-    """One row of real values, beside a matrix."""
-    real = np.zeros(0, stored.dtype).real.dtype.name
-    return dataclasses.replace(
-        like(stored, rows=1, columns=values), tile_rows=1, tile_columns=values, dtype=real
-    )  # fmt: skip
 
 
 def _chosen(computation: Computation, solver: str, stored: StoredMatrix, method: str) -> str:

@@ -26,24 +26,32 @@ from ephemeron.functions.shipped_tasks import Load, ShippedGraph
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.result_store import TaskOutputs
 from ephemeron.linalg.execution.claims import TEMPORARY, claimed
-from ephemeron.linalg.execution.failures import located_error
+from ephemeron.linalg.execution.failures import check_finite, located_error
 from ephemeron.linalg.execution.program_data import run_name
 from ephemeron.linalg.execution.program_graph import TaskTraffic
 from ephemeron.linalg.execution.report import LinalgReport
-from ephemeron.linalg.kernels import spectra
+from ephemeron.linalg.kernels import condition, spectra
 from ephemeron.linalg.matrices import tile_store
 from ephemeron.linalg.matrices.lifetimes import Owners
-from ephemeron.linalg.matrices.stored import StoredMatrix
+from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
 _OPENER = "ephemeron.linalg.execution.gathered:open_gathered"
-SOLVERS: Mapping[str, Callable[[spectra.Blocks], tuple[npt.NDArray[Any], ...]]] = {
+SOLVERS: Mapping[str, Callable[..., tuple[npt.NDArray[Any], ...]]] = {
     "eigh": spectra.hermitian_eigen,
     "eigvalsh": spectra.hermitian_eigenvalues,
     "svd": spectra.singular_vectors,
     "svdvals": spectra.singular_values,
+    "triangle_condition": condition.triangle_condition,
+    "cholesky_condition": condition.cholesky_condition,
+    "lu_condition": condition.lu_condition,
+    "pseudo_inverse": condition.pseudo_inverse,
 }
-_COPIES = {"eigh": 5, "eigvalsh": 3, "svd": 8, "svdvals": 3}
+"""By name: takes the matrix, then what else there is of `GatheredData`: further matrices, a list of the family's tiles, the number."""
+_COPIES = {
+    "eigh": 5, "eigvalsh": 3, "svd": 8, "svdvals": 3, "triangle_condition": 2, "cholesky_condition": 2, "lu_condition": 4,
+    "pseudo_inverse": 10,
+}  # fmt: skip
 """Matrices of n × n values that a solver holds at once, its input and workspace included; of a narrow band, n × 2 b."""
 
 
@@ -87,8 +95,17 @@ class GatheredData(Typed):
     """That is read."""
     outputs: tuple[StoredMatrix, ...]
     """In the order of the solver's results."""
+    others: tuple[StoredMatrix, ...] = ()
+    """Further matrices that are read."""
+    family: TileFamily | None = None
+    """Tiles (k, 0) that are read, for k below `family_tiles`."""
+    family_tiles: int = 0
+    number: int | None = None
+    """What the solver takes beside matrices."""
     tries: int = 3
     """Of the task."""
+    checked: bool = False
+    """Whether a value that is NaN or infinite is refused before it is computed with."""
 
 
 class GatheredGraph(ShippedGraph):
@@ -99,23 +116,32 @@ class GatheredGraph(ShippedGraph):
 
     def starts(self, name: str, function: str) -> Iterator[tuple[TaskSpec, int]]:
         """The task, and its order."""
-        a = self._data.matrix
-        keys = tuple(a.key(i, j) for i, j in a.indices() if a.is_stored(i, j))
-        yield TaskSpec(id=f"{name}-0", function=function, inputs=keys, max_tries=self._data.tries), 0
+        yield TaskSpec(id=f"{name}-0", function=function, inputs=tuple(self._keys()), max_tries=self._data.tries), 0
+
+    def _keys(self) -> Iterator[str]:
+        for a in (self._data.matrix, *self._data.others):
+            yield from (a.key(i, j) for i, j in a.indices() if a.is_stored(i, j))
+        if self._data.family is not None:
+            yield from (self._data.family.key((k, 0)) for k in range(self._data.family_tiles))
 
     def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
         return ()
 
     def run(self, task: TaskSpec, inputs: Sequence[memoryview]) -> object:
         a = self._data.matrix
-        stored = [(i, j) for i, j in a.indices() if a.is_stored(i, j)]
-        tiles = {
-            index: np.asarray(a.seen(decode_tile(data, key=key)))
-            for index, key, data in zip(stored, task.inputs, inputs, strict=True)
-        }
+        read = iter([np.asarray(decode_tile(data, key=key)) for key, data in zip(task.inputs, inputs, strict=True)])
+        tiles = _tiles_of(a, read)
+        for (i, j), tile in tiles.items() if self._data.checked else ():
+            first = (i * a.tile_rows, j * a.tile_columns)
+            check_finite(tile, matrix="A", first=first, index=(i, j), name=self._data.solver)
         blocks = spectra.Blocks(a.shape, a.tile_rows, tiles, a.structure == "lower band")
+        more: list[Any] = [spectra.Blocks(b.shape, b.tile_rows, _tiles_of(b, read)) for b in self._data.others]
+        if self._data.family is not None:
+            more.append(list(read))
+        if self._data.number is not None:
+            more.append(self._data.number)
         try:
-            found = SOLVERS[self._data.solver](blocks)
+            found = SOLVERS[self._data.solver](blocks, *more)
         except MatrixError as error:
             raise located_error(error, self._data.solver, [error.where] if error.where else []) from None
         objects: dict[str, Sequence[Buffer]] = {}
@@ -126,19 +152,21 @@ class GatheredGraph(ShippedGraph):
         return TaskOutputs(objects=objects, value=plain(traffic))
 
 
+def _tiles_of(a: StoredMatrix, read: Iterator[npt.NDArray[Any]]) -> dict[tuple[int, int], npt.NDArray[Any]]:
+    """Its stored tiles by index, as it has them, from those that were read."""
+    return {(i, j): np.asarray(a.seen(next(read))) for i, j in a.indices() if a.is_stored(i, j)}
+
+
 async def open_gathered(data: bytes, channel: Channel, load: Load) -> GatheredGraph:
     """The graph of `GatheredData`, where tasks run."""
     return GatheredGraph(build(GatheredData, json.loads(data), where="solver"))
 
 
 def run_gathered(
-    solver: str,
-    matrix: StoredMatrix,
-    outputs: Sequence[StoredMatrix],
-    *,
-    executor: FunctionExecutor,
-    owners: Owners | None = None,
-) -> tuple[list[StoredMatrix], LinalgReport]:
+    solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], *, executor: FunctionExecutor, owners: Owners | None = None,
+    checked: bool = False, others: Sequence[StoredMatrix] = (), family: TileFamily | None = None, family_tiles: int = 0,
+    number: int | None = None,
+) -> tuple[list[StoredMatrix], LinalgReport]:  # fmt: skip
     """Runs a solver in one function. One that was interrupted is not computed again once its results are whole.
 
     Args:
@@ -147,12 +175,18 @@ def run_gathered(
         outputs: what the results will look like; their names are made here.
         executor: runs the task.
         owners: keep what is made; None: it stays until it is deleted.
+        checked: refuse values that are NaN or infinite.
+        others, family, family_tiles, number: see `GatheredData`.
 
     Raises:
         TaskFailed: the solver failed.
     """
-    name = f"{solver}-{run_name(solver, {}, {'A': matrix})}"
-    made = [dataclasses.replace(output, name=f"{name}-{k}") for k, output in enumerate(outputs)]
+    inputs: dict[str, Tiles] = {"A": matrix, **{f"B{n}": each for n, each in enumerate(others)}}
+    if family is not None:
+        inputs["F"] = family
+    sizes = {} if number is None else {"number": number}
+    name = f"{solver}-{run_name(solver, sizes, inputs, checked=['A'] * checked)}"
+    made = [dataclasses.replace(output, name=f"{name}-{k}", generation="") for k, output in enumerate(outputs)]
 
     async def is_whole() -> bool:
         async with tile_store.opened(made[0].store) as channel:
@@ -163,7 +197,10 @@ def run_gathered(
         owners.begin(blocking(lambda interrupts: tile_store.not_kept(made)) if whole else made)
     if whole:
         return made, LinalgReport(algorithm=solver)
-    data = GatheredData(solver=solver, matrix=matrix, outputs=tuple(made), tries=executor.tries)
+    data = GatheredData(
+        solver=solver, matrix=matrix, outputs=tuple(made), tries=executor.tries, checked=checked, others=tuple(others), family=family,
+        family_tiles=family_tiles, number=number,
+    )  # fmt: skip
     results: list[TaskResult] = []
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
     with claimed(made[0].store, f"{name}{TEMPORARY}", executor):

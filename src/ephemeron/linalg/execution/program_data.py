@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ephemeron.config.typed import Typed, build, plain
@@ -33,6 +33,8 @@ class ProgramData(Typed):
     """Of each task."""
     resumes: bool = False
     """Whether tiles of an earlier run may be there."""
+    checked: tuple[str, ...] = ()
+    """Inputs in which a value that is NaN or infinite is refused."""
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -45,7 +47,12 @@ class ProgramData(Typed):
 
 
 def run_name(
-    text: str, sizes: Mapping[str, int], inputs: Mapping[str, Tiles], kernels: Mapping[str, str] | None = None
+    text: str,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Tiles],
+    *,
+    kernels: Mapping[str, str] | None = None,
+    checked: Sequence[str] = (),
 ) -> str:
     """Name of what a program makes of some inputs: the same for the same program and values, so that a run can be resumed.
 
@@ -54,7 +61,8 @@ def run_name(
         sizes: numbers of tiles.
         inputs: by name. A generation says which values are stored under the name of a matrix.
         kernels: digests of those that may have changed since an earlier run, by name.
+        checked: inputs in which all values are finite, or nothing is made.
     """
     parts = {"text": text, "sizes": dict(sizes), "inputs": {name: plain(each) for name, each in inputs.items()}}
-    parts["kernels"] = dict(kernels or {})
+    parts |= {"kernels": dict(kernels or {}), "checked": sorted(checked)}
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

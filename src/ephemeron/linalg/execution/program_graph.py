@@ -24,7 +24,7 @@ from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.interface import TaskGraph
 from ephemeron.linalg.analysis.small_sizes import described
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders, has_more_tasks
-from ephemeron.linalg.execution.failures import located_error
+from ephemeron.linalg.execution.failures import check_finite, located_error
 from ephemeron.linalg.execution.program_data import ProgramData
 from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel
@@ -84,6 +84,8 @@ class ProgramGraph(ShippedGraph):
         """By name; none where nothing is computed."""
         self._channel: Channel | None = None
         self._listing = _Listing(frozenset())
+        self._finite: set[str] = set()
+        """Keys of tiles of inputs that were found to be so: each is looked at once where it is read."""
         self._lines = max(program.calls) + 1
         self._parts = _parts(program)
 
@@ -233,13 +235,17 @@ class ProgramGraph(ShippedGraph):
         node = _node(task)
         call, values = self._graph.call(node), self._graph.bindings(node)
         tiles = {key: decode_tile(data, key=key) for key, data in zip(task.inputs, inputs, strict=True)}
+        self._check(node, tiles)
         try:
             outputs = self.kernels[call.kernel].run(
                 *self._arguments(call, node, values, tiles),
                 **{name: _option(option, values) for name, option in call.options},
             )
         except MatrixError as error:
-            raise located_error(error, self._program.name, map(described, self._graph.writes(node))) from None
+            written = self._graph.writes(node)
+            raise located_error(
+                error, self._program.name, map(described, written), first_row=self._first_row(written[0])
+            ) from None
         kept = set(self._kept(node))
         objects = {
             self.key(tile): encode_tile(np.asarray(array))
@@ -248,6 +254,21 @@ class ProgramGraph(ShippedGraph):
         }
         traffic = TaskTraffic(read=sum(d.nbytes for d in inputs), written=sum(map(size_of, objects.values())))
         return TaskOutputs(objects=objects, value=plain(traffic))
+
+    def _check(self, node: Node, tiles: Mapping[str, npt.NDArray[Any]]) -> None:
+        for matrix, index in self._graph.reads(node) if self._data.checked else ():
+            key, known = self.key((matrix, index)), self._data.matrices.get(matrix)
+            if matrix in self._data.checked and known is not None and key and key not in self._finite:
+                i, j = index
+                rows, columns = known.slices(i, j)
+                check_finite(
+                    known.seen(tiles[key]), matrix=matrix, first=(rows.start, columns.start), index=(i, j), name=self._program.name
+                )  # fmt: skip
+                self._finite.add(key)
+
+    def _first_row(self, tile: Tile) -> int | None:
+        known = self._data.matrices.get(tile[0])
+        return None if known is None else tile[1][0] * known.tile_rows
 
     def _arguments(
         self, call: KernelCall, node: Node, values: Mapping[str, int], tiles: Mapping[str, npt.NDArray[Any]]

@@ -9,7 +9,7 @@ import inspect
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ephemeron.blocking import run as blocking
 from ephemeron.config.typed import build
@@ -34,7 +34,7 @@ _OPENER = "ephemeron.linalg.execution.program_graph:open_program"
 
 def run_program(
     program: Program, sizes: Mapping[str, int], *, inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles],
-    executor: FunctionExecutor, owners: Owners | None = None,
+    executor: FunctionExecutor, owners: Owners | None = None, checked: Sequence[str] = (),
 ) -> tuple[dict[str, Tiles], LinalgReport]:  # fmt: skip
     """Runs a program. One that was interrupted goes on from its tiles when it is called again with the same inputs.
 
@@ -45,6 +45,7 @@ def run_program(
         outputs: what they will look like, and in which store; their names are made here, from the program and its inputs.
         executor: runs the tasks.
         owners: keep what is made; None: it stays until it is deleted.
+        checked: inputs in which a value that is NaN or infinite is refused.
 
     Returns:
         The outputs, and figures.
@@ -56,7 +57,7 @@ def run_program(
     code = {name: executor.shipment(load_kernel(path)) for name, path in program.kernels}
     data, whole = blocking(
         lambda interrupts: _prepare(
-            program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries
+            program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries, checked
         )
     )
     made: dict[str, Tiles] = {name: data.matrices.get(name) or data.families[name] for name in outputs}
@@ -135,13 +136,14 @@ async def _prepare(
     outputs: Mapping[str, Tiles],
     kernels: Mapping[str, str],
     tries: int,
+    checked: Sequence[str],
 ) -> tuple[ProgramData, bool]:
     """The program as functions read it, and whether its outputs are whole already."""
     wanted = {m.name for m in program.matrices if m.role is not Role.TEMPORARY}
     if missing := sorted(wanted - set(inputs) - set(outputs)):
         raise JobError(f"{program.name} needs a matrix {missing[0]}")
     text, sizes = str(program), program.check_sizes(sizes)
-    name = f"{program.name}-{run_name(text, sizes, inputs, _sources(program))}"
+    name = f"{program.name}-{run_name(text, sizes, inputs, kernels=_sources(program), checked=checked)}"
     made: dict[str, Tiles] = {each: _named(matrix, f"{name}-{each}") for each, matrix in outputs.items()}
     store = next(iter(made.values())).store
     async with tile_store.opened(store) as channel:
@@ -151,7 +153,7 @@ async def _prepare(
         text=text, kernels=kernels, sizes=sizes, temporaries=f"{name}{TEMPORARY}", store=store,
         matrices={each: m for each, m in {**inputs, **made}.items() if isinstance(m, StoredMatrix)},
         families={each: m for each, m in {**inputs, **made}.items() if isinstance(m, TileFamily)},
-        resumes=begun, tries=tries,
+        resumes=begun, tries=tries, checked=tuple(checked),
     )  # fmt: skip
     return data, all(whole)
 

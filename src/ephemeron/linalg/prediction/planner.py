@@ -24,7 +24,10 @@ from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
 
-_SOLVER_FLOPS = {"eigh": 9.0, "eigvalsh": 1.4, "svd": 22.0, "svdvals": 2.7}
+_SOLVER_FLOPS = {
+    "eigh": 9.0, "eigvalsh": 1.4, "svd": 22.0, "svdvals": 2.7, "pseudo_inverse": 24.0,
+    "triangle_condition": 0.0, "cholesky_condition": 0.0, "lu_condition": 0.0,
+}  # fmt: skip
 """By m n min(m, n) of the matrix that one function solves."""
 _LOCAL_START_S, _CLOUD_START_S = 0.6, 2.0
 _LOCAL_TASK_S, _LOCAL_EDGE_S = 0.010, 0.004
