@@ -192,5 +192,8 @@ def test_prepared_datasets_with_numeric_columns(tmp_path):
     assert found.test.inputs.tolist() == [[4.0]]
     with pytest.raises(JobError, match="gap has absent values"):
         load(DataSpec(source="prepared", path=tmp_path / "gap"), seed=0)
+    write(tmp_path / "wide", [1.0, 1e39])
+    with pytest.raises(JobError, match=r"wide: column a, row 2: 1e\+39 is beyond float32; scale the column"):
+        load(DataSpec(source="prepared", path=tmp_path / "wide"), seed=0)
     with pytest.raises(JobError, match="none' does not exist"):
         load(DataSpec(source="prepared", path=tmp_path / "none"), seed=0)

@@ -15,12 +15,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from ephemeron.data.tables import TableDataset
+from ephemeron.data.tables.batches import beyond_float32
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, from_table, length_of, taken
 from ephemeron.preparation.occupancy import Occupancy
 from ephemeron.preparation.transforms import Statistic, Transform, chosen, names_of, whole
-from ephemeron.preparation.values import beyond_float32
 
 LARGEST = 1 << 31
 

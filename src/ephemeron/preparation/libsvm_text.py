@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.data.tables.arrow import INDICES, VALUES, pyarrow
+from ephemeron.data.tables.batches import beyond_float32
 from ephemeron.preparation.layout import LabelKind, Parsed, Reject
-from ephemeron.preparation.values import NUMBER, beyond_float32
+from ephemeron.preparation.values import NUMBER
 
 FEATURES, LABEL = "features", "label"
 LARGEST_WIDTH = 1 << 31

@@ -76,6 +76,14 @@ def labels_of(table: Any, rows: slice | NDArray[Any] | None = None) -> NDArray[A
     return None
 
 
+def beyond_float32(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether float32 makes each of them infinite (or it is), or 0 though it is not."""
+    with np.errstate(over="ignore", under="ignore"):
+        made = numbers.astype(np.float32)
+    beyond: NDArray[np.bool_] = np.isinf(made) | ((made == 0) & (numbers != 0))
+    return beyond
+
+
 def _whole(column: Any) -> Any:
     """A column as one array; without copying where it is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
