@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,11 +229,22 @@ def predict(
         raise JobError(f"batch_size = {batch_size} is below 1")
     predictor = tried(predictor_of(result, best=best), inputs, casts=casts, on_trial=on_trial)
     parts = ({name: a[at : at + batch_size] for name, a in inputs.items()} for at in range(0, rows, batch_size))
-    with FunctionExecutor(preload=("torch", "ephemeron.training.task.program"), **options) as pool:
+    with _modules_kept(), FunctionExecutor(preload=("torch", "ephemeron.training.task.program"), **options) as pool:
         if on_pool is not None:
             on_pool(pool)
         found = list(pool.map(predictor, parts))
     return _joined(found), pool.bill()
+
+
+@contextmanager
+def _modules_kept() -> Iterator[None]:
+    """Keeps this process's own modules: simulated functions are in this process, and import the run's."""
+    modules, path = dict(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        sys.modules.update(modules)
+        sys.path[:] = path
 
 
 def tried(

@@ -100,7 +100,7 @@ def _column(path: Path, name: str, values: list[tuple[int, Any]]) -> np.ndarray:
             row = np.asarray(value)
         except (ValueError, OverflowError):
             row = np.asarray(None)
-        if row.dtype.kind not in "biuf":
+        if row.dtype.kind not in "biufU":
             raise JobError(
                 f"{path}, line {number}{what}: {json.dumps(value)[:80]} is no number, and no list of lists of numbers of one length",
                 remedy="encode text and fill in what is absent first",
