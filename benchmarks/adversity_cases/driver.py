@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,36 @@ def _time_limit() -> None:
     from training_runs import synthetic
 
     assert synthetic(samples=6400, time_limit_s=20.0).ending.causes == ["the time limit of 20.0 s is reached"]
+
+
+REGIONS = "a run of regions is not what its plan says"
+
+
+def _planned(first: str, second: str, share: int, cores: int) -> None:
+    """Functions that `train` starts, beside the cores of `geo plan` (table 5 of Cloudless-Training)."""
+    from ephemeron.training.driver.api import configured
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "regions.toml"
+        path.write_text(
+            f"""[[region]]
+name = "a"
+platform = "local"
+data_share = {share}
+devices = [{{ kind = "{first}", cores = 12 }}]
+[[region]]
+name = "b"
+platform = "local"
+data_share = 1
+devices = [{{ kind = "{second}", cores = 12 }}]
+"""
+        )
+        assert [group.workers for group in configured({"regions": str(path)}).groups] == [12, cores]
+
+
+for _case in (
+    ("cascade-lake", "skylake", 1, 8),
+    ("cascade-lake", "cascade-lake", 2, 6),
+    ("cascade-lake", "skylake", 2, 4),
+):
+    case(REGIONS, f"{_case[0]} and {_case[1]}, data {_case[2]}:1")(partial(_planned, *_case))

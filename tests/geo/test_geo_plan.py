@@ -13,6 +13,7 @@ from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.geo.planning import PlanRequest, plan_regions
 from ephemeron.geo.regions import Regions, groups_of, parse_regions
 from ephemeron.geo.scheduling.replanning import MeasuredIterations
+from ephemeron.training.driver.api import configured
 
 
 def regions(first: str, second: str, share: float, more: str = "") -> Regions:
@@ -60,6 +61,16 @@ def test_the_command_prints_table_5(tmp_path: Path, first: str, second: str, sha
     shown = CliRunner().invoke(main, ["geo", "plan", str(path)]).stdout
     assert "match-straggler: straggler shanghai" in shown
     assert f"{cores} {second}" in shown
+
+
+@pytest.mark.parametrize(("first", "second", "share", "cores"), CASES)
+def test_a_run_starts_what_its_plan_says(tmp_path: Path, first: str, second: str, share: int, cores: int) -> None:
+    """It started 12 and 12 functions, whatever the plan."""
+    path = tmp_path / "regions.toml"
+    path.write_text(text(first, second, share))
+    c = configured({"regions": str(path)})
+    assert [(g.name, g.workers) for g in c.groups] == [("shanghai", 12), ("chongqing", cores)]
+    assert c.workers == 12 + cores
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -449,13 +449,24 @@ def suspend(run: str) -> None:
 @main.command()
 @click.argument("run")
 @click.option("--now", is_flag=True, help="Kill the functions instead of waiting for a checkpoint.")
-def stop(run: str, now: bool) -> None:
-    """Stop RUN at its next checkpoint. It can be resumed."""
-    from ephemeron.training.driver import api
+@click.option("--no-wait", is_flag=True, help="Return when the run has been asked to stop, not when it has stopped.")
+def stop(run: str, now: bool, no_wait: bool) -> None:
+    """Stop RUN at its next checkpoint, and wait until it has stopped. It can be resumed."""
+    from rich.console import Console
 
-    name = api.stop(run, now=now)
-    click.echo(f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}; "
-               f"continue with: ephemeron resume {name}")  # fmt: skip
+    from ephemeron.training.driver import api, run_dir
+    from ephemeron.training.driver.run_status import status_of
+
+    with Console(stderr=True).status(f"stopping {run} at its next checkpoint"):
+        name = api.stop(run, now=now, wait=not no_wait)
+    status = status_of(run_dir.find(name))
+    if no_wait:
+        done = f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}"
+    else:
+        done = (
+            f"{name} has {status}" if status in ("finished", "failed") else f"{'killed' if now else 'stopped'} {name}"
+        )
+    click.echo(done if status == "finished" else f"{done}; continue with: ephemeron resume {name}")
 
 
 @main.command()

@@ -89,7 +89,9 @@ class Display:
         how = f"{c.get('pattern')} with {human_count(e.aggregators, 'aggregator')}"
         if "shards" in c:
             how = f"{c.get('model')} in a sparse store of {human_count(int(c['shards']), 'shard')}"
-        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
+        quota = ", ".join(f"{g.name} {g.workers} × {g.memory_mb} MB" for g in e.groups)
+        functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB")
+        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {functions}, "
                   f"{how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}")  # fmt: skip
         for note in e.notes:
             self._say("  ", ("note", "yellow"), f" {note}")
@@ -97,7 +99,12 @@ class Display:
             self._all = self._bars.add_task("all", total=e.iterations, info="")
             if e.workers <= 16:
                 self._ranks = {
-                    r: self._bars.add_task(f"rank {r}", total=e.iterations, info="starting") for r in range(e.workers)
+                    r: self._bars.add_task(
+                        f"rank {r}",
+                        total=next((g.iterations for g in e.groups if g.has(r)), e.iterations),
+                        info="starting",
+                    )
+                    for r in range(e.workers)
                 }
 
     def _generation_started(self, e: GenerationStarted) -> None:

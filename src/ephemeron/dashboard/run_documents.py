@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ephemeron.events import Invoked
 from ephemeron.training.driver.run_dir import PLAN_FILE
 from ephemeron.training.driver.run_status import status_of
 from ephemeron.training.report.invocations import InvocationRow, as_begun, invocation_rows
-from ephemeron.training.report.metrics import learning
+from ephemeron.training.report.metrics import EvaluationPoint, learning
 
 Document = dict[str, Any]
 
@@ -197,19 +197,32 @@ def series(view: RunView, points: int = 1200) -> Document:
         }
         for name, means in view.metrics.items():
             out["metrics"][name] = _curve(means, points)
-        found = evaluations(view)
-        names = dict.fromkeys(name for point in found for name in point.metrics)
-        out["evaluations"] = {
-            "iteration": [p.iteration for p in found],
-            "epoch": [p.epoch for p in found],
-            "t": [finite(p.t) for p in found],
-            "metrics": {name: [finite(p.metrics.get(name)) for p in found] for name in names},
-        }
+        out["evaluations"] = _evaluation_curves(evaluations(view))
+        out["groups"] = [
+            {
+                "name": group.started.name,
+                "loss": _curve(view.loss_of.get(group.started.name, IterationMeans()), points),
+                "evaluations": _evaluation_curves(
+                    learning((), [e for e in view.evaluated.values() if group.started.has(e.rank)]).evaluations
+                ),
+            }
+            for group in view.meter.groups
+        ]
         times = np.asarray([*view.cost_times, view.t])
         costs = np.asarray([*view.cost_usd, view.cost_now()])
     at = thinned(costs, 400)
     out["cost"] = {"t": _numbers(times[at]), "usd": _numbers(costs[at])}
     return out
+
+
+def _evaluation_curves(found: Sequence[EvaluationPoint]) -> Document:
+    names = dict.fromkeys(name for point in found for name in point.metrics)
+    return {
+        "iteration": [p.iteration for p in found],
+        "epoch": [p.epoch for p in found],
+        "t": [finite(p.t) for p in found],
+        "metrics": {name: [finite(p.metrics.get(name)) for p in found] for name in names},
+    }
 
 
 def _curve(means: IterationMeans, points: int) -> Document:

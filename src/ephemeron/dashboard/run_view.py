@@ -117,6 +117,8 @@ class RunView:
         """Lines that are no events."""
         self.lanes = PhaseLanes()
         self.loss = IterationMeans()
+        self.loss_of: dict[str, IterationMeans] = {}
+        """By group of functions."""
         self.metrics: dict[str, IterationMeans] = {}
         self.calls: list[Event] = []
         """Events of invocations."""
@@ -230,6 +232,9 @@ class RunView:
         if not reports:
             return
         _add(self.loss, reports, [r.loss for r in reports])
+        for group in self.meter.groups:
+            own = [r for r in reports if group.started.has(r.rank)]
+            _add(self.loss_of.setdefault(group.started.name, IterationMeans()), own, [r.loss for r in own])
         self.lanes.add_json([r.rank for r in reports], [bytes(r.spans) for r in reports])
         for name in dict.fromkeys(chain.from_iterable(r.metrics for r in reports)):
             some = [r for r in reports if name in r.metrics]

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ephemeron.errors import JobError
-from ephemeron.geo.regions import Region, RegionDevice, Regions
+from ephemeron.geo.regions import Region, RegionDevice, Regions, groups_of
 from ephemeron.geo.scheduling.choices import Choice, Offer, RegionOffers, choice_of
 from ephemeron.geo.scheduling.match_straggler import DeviceCount, RegionResources, load_power, match_straggler
 from ephemeron.geo.scheduling.optimizer import Allocation, at_pace, cheapest, fastest
 from ephemeron.geo.scheduling.replanning import MeasuredIterations, fitted, replanned
+from ephemeron.training.job import RunGroup
 
 PlanMethod = Literal["match-straggler", "cheapest", "fastest", "greedy"]
 METHODS: tuple[str, ...] = get_args(PlanMethod)
@@ -110,6 +111,19 @@ def plan_regions(regions: Regions, request: PlanRequest | None = None) -> Region
     _refuse_contradictions(request)
     offers = region_offers(regions, request)
     return _described(regions, request, _found(request, regions, offers))
+
+
+def planned_groups(regions: Regions) -> tuple[RunGroup, ...]:
+    """Groups of functions of a run, with the cores that `plan_regions` gives each region.
+
+    Where all regions have `workers`, or one has no devices, there is nothing to plan.
+
+    Raises:
+        JobError: see `plan_regions` and `groups_of`.
+    """
+    if all(region.workers for region in regions.region) or not all(region.devices for region in regions.region):
+        return groups_of(regions)
+    return groups_of(regions, plan_regions(regions).cores)
 
 
 def replan_regions(

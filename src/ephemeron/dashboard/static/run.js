@@ -39,9 +39,13 @@ export function mount(root, key) {
     const lines = loss.smooth ? [{ label: "each iteration", x: at(loss), y: loss.value, colour: "c0", faint: true, width: 1 }, { label: "mean of " + loss.window, x: at(loss), y: loss.smooth, colour: "c0", width: 2 }] : [{ label: "training loss", x: at(loss), y: loss.value, colour: "c0" }];
     const e = series.evaluations, names = Object.keys(e.metrics);
     if (names.includes("loss")) lines.push({ label: "test loss", x: at(e), y: e.metrics.loss, colour: "c1", points: true });
+    const others = names.filter((n) => n !== "loss"), regions = series.groups || [];
+    if (regions.length) {
+      lines.splice(0, lines.length, ...regions.flatMap((g, i) => [{ label: g.name, x: at(g.loss), y: g.loss.smooth || g.loss.value, colour: "c" + i % 8, faint: true, width: 1 }, { label: g.name + ", test", x: at(g.evaluations), y: g.evaluations.metrics.loss || [], colour: "c" + i % 8, points: true }]));
+      parts.metrics.show(regions.flatMap((g, i) => others.map((n, k) => ({ label: g.name + ", test " + n, x: at(g.evaluations), y: g.evaluations.metrics[n] || [], colour: "c" + (i + k * regions.length) % 8, points: true }))), { x: x });
+    }
     parts.loss.show(lines, { x: x, log: log });
-    const others = names.filter((n) => n !== "loss");
-    parts.metrics.show([...others.map((n, i) => ({ label: "test " + n, x: at(e), y: e.metrics[n], colour: "c" + (i + 1) % 8, points: true })), ...Object.entries(series.metrics).map(([n, c], i) => ({ label: n, x: at(c), y: c.smooth || c.value, colour: "c" + (i + others.length + 2) % 8 }))], { x: x });
+    if (!regions.length) parts.metrics.show([...others.map((n, i) => ({ label: "test " + n, x: at(e), y: e.metrics[n], colour: "c" + (i + 1) % 8, points: true })), ...Object.entries(series.metrics).map(([n, c], i) => ({ label: n, x: at(c), y: c.smooth || c.value, colour: "c" + (i + others.length + 2) % 8 }))], { x: x });
     const limits = [];
     if (run.budget_usd) limits.push({ y: run.budget_usd, label: "budget " + usd(run.budget_usd), colour: "bad", fit: run.cost_usd > run.budget_usd / 4 });
     if (run.predicted && run.predicted.cost_usd) limits.push({ y: run.predicted.cost_usd, label: "predicted " + usd(run.predicted.cost_usd), colour: "soft", fit: true });
@@ -98,7 +102,7 @@ function build(root, key, current, redraw) {
     setText(heading, run.run_id);
     if (state.dataset.is !== run.status) { state.dataset.is = run.status; state.replaceChildren(pill(run.status)); }
     stop.hidden = !(run.status === "running" || run.status.startsWith("on "));
-    const facts = [run.job && "job " + run.job, run.platform, run.workers + " × " + count(run.memory_mb) + " MB", run.aggregators && run.aggregators + " aggregators", run.configuration.sync, run.wall_time ? "started " + when(run.wall_time) : ""].filter(Boolean);
+    const facts = [run.job && "job " + run.job, run.platform, quotas(run), run.aggregators && run.aggregators + " aggregators", run.configuration.sync, run.wall_time ? "started " + when(run.wall_time) : ""].filter(Boolean);
     const line = facts.join("|");
     if (line !== before) { before = line; under.replaceChildren(...facts.map((f) => h("span", {}, f)), run.study ? h("a", { href: "#/study/" + encodeURIComponent(run.study) }, "trial " + run.trial + " of its study") : "", h("code", {}, run.path)); }
     reading.hidden = run.share_read >= 1;
@@ -116,12 +120,16 @@ function build(root, key, current, redraw) {
     put(tile.time, seconds(run.seconds), "", [left !== null ? "about " + seconds(left) + " left" : "", run.predicted && run.predicted.seconds ? "predicted " + seconds(run.predicted.seconds) : ""].filter(Boolean).join(", "));
     gauge(tile.time, run.seconds, run.predicted ? run.predicted.seconds : 0, 0);
     const f = run.functions, extra = [f.replacements && f.replacements + " replaced", f.relays && f.relays + " relayed", f.failed && f.failed + " ended badly", run.faults && run.faults + (run.faults === 1 ? " fault" : " faults")].filter(Boolean);
-    put(tile.functions, run.status === "running" ? count(f.running) : count(run.workers), run.status === "running" ? "running" : "× " + count(run.memory_mb) + " MB", count(f.invocations) + (f.invocations === 1 ? " invocation" : " invocations") + (extra.length ? ", " + extra.join(", ") : ""));
+    put(tile.functions, run.status === "running" ? count(f.running) : count(run.workers), run.status === "running" ? "running" : run.groups.length ? "" : "× " + count(run.memory_mb) + " MB", (run.groups.length ? quotas(run) + ", " : "") + count(f.invocations) + (f.invocations === 1 ? " invocation" : " invocations") + (extra.length ? ", " + extra.join(", ") : ""));
     functions.live = run.status === "running";
     share(phases, run); grouped(groups, run); remarks(notes, run); configuration(settings, run);
   }
 
   return { show, loss, metrics, cost, timeline, functions, destroy: () => [loss, metrics, cost, timeline, functions].forEach((p) => p.destroy()) };
+}
+
+function quotas(run) {
+  return run.groups.length ? run.groups.map((g) => g.name + " " + count(g.workers) + " × " + count(g.memory_mb) + " MB").join(", ") : run.workers + " × " + count(run.memory_mb) + " MB";
 }
 
 function once(node, value, make) {
@@ -155,7 +163,7 @@ function remarks(node, run) {
 }
 
 function configuration(node, run) {
-  once(node, [run.configuration, run.traffic], () => h("dl", { class: "pairs" }, Object.entries({ ...run.configuration, puts: count(run.traffic.puts), gets: count(run.traffic.gets), polls: count(run.traffic.polls), uploaded: bytes(run.traffic.bytes_up), downloaded: bytes(run.traffic.bytes_down), ...(run.traffic.direct_bytes ? { "sent directly": bytes(run.traffic.direct_bytes) } : {}), checkpoint: run.checkpoint ? "iteration " + count(run.checkpoint) : "none yet" }).map(([k, v]) => h("div", {}, h("dt", {}, words(k)), h("dd", {}, typeof v === "object" ? JSON.stringify(v) : String(v))))));
+  once(node, [run.configuration, run.traffic], () => h("dl", { class: "pairs" }, Object.entries({ ...run.configuration, puts: count(run.traffic.puts), gets: count(run.traffic.gets), polls: count(run.traffic.polls), uploaded: bytes(run.traffic.bytes_up), downloaded: bytes(run.traffic.bytes_down), ...(run.traffic.direct_bytes ? { "sent directly": bytes(run.traffic.direct_bytes) } : {}), checkpoint: run.checkpoint ? "iteration " + count(run.checkpoint) : "none yet" }).map(([k, v]) => h("div", {}, h("dt", {}, words(k)), h("dd", {}, Array.isArray(v) ? v.map((e) => (e && e.name) || (typeof e === "object" ? JSON.stringify(e) : e)).join(", ") : typeof v === "object" ? JSON.stringify(v) : String(v))))));
 }
 
 function rows(heads, values, texts) {

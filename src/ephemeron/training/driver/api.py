@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,9 @@ from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
-from ephemeron.training.driver.run_dir import GROUPS
+from ephemeron.training.driver.run_dir import GROUPS, RunFolder
 from ephemeron.training.driver.run_logging import LoggerChoice
+from ephemeron.training.driver.run_status import may_be_running, status_of
 from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.job.job_file import renamed
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 Program: TypeAlias = str | Path | Task | type[Task]
 """Path of a job file or a script, `module:Class`, or a task."""
 SIMULATED_MEMORY_MB = 1769
+STOP_S, _STOPPED_EVERY_S = 600.0, 0.1
+"""Seconds in which a run has to stop, and interval at which that is looked for."""
 
 
 def _checked_configuration(c: Configuration) -> Configuration:
@@ -148,7 +152,7 @@ def _name_regions(values: dict[str, object]) -> None:
         raise JobError("run.regions and run.groups both say where functions run", remedy="leave one of them out")
     regions = importlib.import_module("ephemeron.geo.regions")  # above training
     found = regions.load_regions(str(values.pop("regions")))
-    values["groups"] = regions.groups_of(found)
+    values["groups"] = importlib.import_module("ephemeron.geo.planning").planned_groups(found)
     values.setdefault("group_store", found.store)
     values.setdefault("least_regions", found.least_regions)
     values.setdefault("region_replan_every_s", found.replan_every_s)
@@ -373,20 +377,46 @@ def resume(
         return _checked(concluded, check)
 
 
-def stop(run_id: str, *, now: bool = False) -> str:
+def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = STOP_S) -> str:
     """Stops a run at its next checkpoint, or kills its functions if `now`. The run can be resumed.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        now: kill its functions instead of waiting for a checkpoint.
+        wait: return when the run has stopped, so that it can be resumed at once; else when it has been asked to.
+        wait_s: seconds to wait at most.
 
     Returns:
         The run's full name.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it is not running, or has not stopped in time. It may still stop.
     """
     folder, run, _ = open_run(run_id)
     if run.platform == GROUPS:
         from ephemeron.training.driver.group_runs import stop_groups
 
         stop_groups(folder, now=now)
-        return folder.run_id
-    blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
+    else:
+        blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
+    if wait:
+        _wait_until_stopped(folder, wait_s)
     return folder.run_id
+
+
+def _wait_until_stopped(folder: RunFolder, wait_s: float) -> None:
+    latest = time.monotonic() + wait_s
+    while may_be_running(status := status_of(folder)):
+        if status != "running":  # in a cloud, and nobody watches it: its end has to be seen
+            attach(folder.run_id, check=False)
+            return
+        if time.monotonic() > latest:
+            raise JobError(
+                f"run {folder.run_id} was asked to stop {wait_s:g} s ago and has not reached a checkpoint yet",
+                remedy=f"wait for it: ephemeron attach {folder.run_id}, or kill its functions: ephemeron stop --now {folder.run_id}",
+            )
+        time.sleep(_STOPPED_EVERY_S)
 
 
 def suspend(run_id: str) -> tuple[str, int]:

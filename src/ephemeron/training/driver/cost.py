@@ -144,11 +144,15 @@ class CostMeter:
     def finished(self, workers: int = 0) -> int:
         """Iterations that all functions have finished.
 
+        Of groups, which may have different numbers of them: of as many as the group with most of them has, the share that
+        the group that is furthest behind has done.
+
         Args:
             workers: number of functions at first; 0: as the run's start has told.
         """
         if self.groups:
-            return min(group.iterations() for group in self.groups)
+            most = max(group.started.iterations for group in self.groups)
+            return min(group.iterations() * most // max(group.started.iterations, 1) for group in self.groups)
         now = self.members.workers if self.members.later else workers or self.members.workers
         return min((self.done.get(rank, 0) for rank in range(now)), default=0)
 
@@ -293,7 +297,7 @@ def summarize(
         workers=c.workers, aggregators=c.aggregators, memory_mb=c.memory_mb, batch_size_aggregator=c.batch_size,
         batch_size_nonaggregator=c.nonaggregator_batch_size, stages=c.stages, replicas=c.group,
         micro_batches=c.micro_batches, schedule=c.micro_batch_schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
-        exchange=c.exchanged, local_steps=c.local_steps, compression=c.compression, iterations=done if final is None else final.iterations,
+        exchange=c.exchanged, local_steps=c.local_steps, compression=c.compression, iterations=done if final is None or meter.groups else final.iterations,
         invocations=meter.invocations,
         metrics=metrics if final is None else final.metrics,
         traffic=RunTraffic.of(meter.traffic),

@@ -194,9 +194,8 @@ def _note(ready: PreparedGroups) -> str:
     rounds = {member.prepared.spec.iterations for member in ready.members}
     c, membership = ready.spec.configuration, ready.members[0].prepared.spec.group
     assert membership is not None
-    text = (
-        f"{len(ready.members)} groups exchange by {c.region_sync} every {membership.every} iterations, and at the end"
-    )
+    packed = "" if c.region_compression == "none" else f" in {c.region_compression}"
+    text = f"{len(ready.members)} groups exchange by {c.region_sync}{packed} every {membership.every} iterations, and at the end"
     if len(rounds) == 1:
         return text
     return f"{text}; their numbers of iterations differ ({min(rounds)} to {max(rounds)}), so they do it {membership.rounds + 1} times"

@@ -502,7 +502,10 @@ def _program(spec: RunSpec) -> dict[str, object]:
 def describe(spec: RunSpec) -> dict[str, object]:
     """The configuration by the names of the options, for reports."""
     c = spec.configuration
-    return {
+    between: dict[str, object] = {} if len(c.groups) < 2 else {
+        "regions_exchange": c.region_sync, "regions_compression": c.region_compression, "regions_exchange_every": c.exchange_every,
+    }  # fmt: skip
+    return between | {
         "pattern": c.pattern, "sync": c.sync, "channel": c.channel, "exchange": c.exchanged, "local_steps": c.local_steps, "compression": c.compression,
         "workers": c.workers, "aggregators": c.aggregators, "memory_mb": c.memory_mb, "batch_size": c.batch_size,
         "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 
 from markupsafe import Markup
 
@@ -62,13 +63,31 @@ class Axis:
 def learning_chart(story: RunSummary) -> Markup:
     """Loss per iteration, and the test set per epoch."""
     told = story.learning
-    lines = []
-    if told.smooth:
+    lines: list[ChartLine] = []
+    if story.learning_of:
+        for (name, each), colour in zip(story.learning_of, cycle(("blue", "amber", "green", "grey")), strict=False):
+            loss, accuracy = test_points(each)
+            said = tuple(map(_said, each.evaluations))
+            lines.append(
+                ChartLine(label=f"{name}: training loss", points=each.smooth or each.loss, colour=colour, faint=True)
+            )
+            lines.append(ChartLine(label=f"{name}: test loss", points=loss, colour=colour, marks=said))
+            lines.append(
+                ChartLine(
+                    label=f"{name}: test accuracy (right)",
+                    points=accuracy,
+                    colour=colour,
+                    marks=said,
+                    right=True,
+                    dashed=True,
+                )
+            )
+    elif told.smooth:
         lines.append(ChartLine(label="training loss", points=told.loss, colour="blue", faint=True))
         lines.append(ChartLine(label=f"mean of {told.window} iterations", points=told.smooth, colour="blue"))
     elif told.loss:
         lines.append(ChartLine(label="training loss", points=told.loss, colour="blue"))
-    if told.evaluations:
+    if told.evaluations and not story.learning_of:
         said = tuple(map(_said, told.evaluations))
         loss, accuracy = test_points(told)
         lines.append(ChartLine(label="test loss", points=loss, colour="orange", marks=said, dashed=True))

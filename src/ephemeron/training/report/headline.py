@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ephemeron.events import GroupStarted
 from ephemeron.training.report.metrics import EvaluationPoint
 from ephemeron.training.report.run_summary import RunSummary
 from ephemeron.units import human_bytes, human_seconds
@@ -40,6 +41,8 @@ class Headline:
     workers: int
     aggregators: int
     memory_mb: int
+    regions: tuple[GroupStarted, ...]
+    """Groups of functions, each with its quota; empty: there is one group."""
     iterations: int
     planned_iterations: int
     accuracy: float | None
@@ -71,6 +74,7 @@ class Headline:
             workers=int(_number(r, "workers") or (run.workers if run else len(story.lanes))),
             aggregators=int(_number(r, "aggregators") or (run.aggregators if run else 0)),
             memory_mb=int(_number(r, "memory_mb") or (run.memory_mb if run else 0)),
+            regions=tuple(region.started for region in story.regions),
             iterations=int(_number(r, "iterations") or story.learning.iterations),
             planned_iterations=run.iterations if run else 0,
             accuracy=_first(_number(r, "metrics.accuracy"), final.accuracy if final else None),
@@ -83,9 +87,17 @@ class Headline:
         )
 
     @property
+    def quotas(self) -> str:
+        """`4 × 512 MB`, of each region."""
+        if not self.regions:
+            return f"{self.workers} × {self.memory_mb} MB"
+        return ", ".join(f"{region.name} {region.workers} × {region.memory_mb} MB" for region in self.regions)
+
+    @property
     def summary(self) -> str:
         """One sentence."""
-        who = f"{self.workers} function{'s' if self.workers != 1 else ''} of {self.memory_mb} MB"
+        who = f"{self.workers} function{'s' if self.workers != 1 else ''}"
+        who += f" ({self.quotas})" if self.regions else f" of {self.memory_mb} MB"
         of = f" of {self.planned_iterations:,}" if self.planned_iterations > self.iterations else ""
         done = f"{self.iterations:,}{of} iteration{'s' if (of or self.iterations != 1) else ''}"
         bill = f"in {human_seconds(self.seconds)} for {usd(self.cost_usd)}"

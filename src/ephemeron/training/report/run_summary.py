@@ -58,6 +58,8 @@ class RunSummary:
     spending: Spending
     regions: tuple[RegionActivity, ...] = ()
     """Groups of functions as regions; empty: there is one group."""
+    learning_of: tuple[tuple[str, Learning], ...] = ()
+    """By region, its own curves: regions have different weights between their exchanges, and maybe different iterations."""
 
     @property
     def merged(self) -> bool:
@@ -87,6 +89,8 @@ class RunSummary:
         rows = invocation_rows(told, now=now, over=final is not None, memory_mb=run.memory_mb if run else 0)
         spent, rows = spending(rows, [*progress, *(e for e in told if isinstance(e, StoreRequests))], prices, now=now)
         spent = with_further(spent, told, prices)
+        evaluated = [e for e in told if isinstance(e, Evaluated)]
+        regions = tuple(region_activities(told))
         ranks = {e.rank for e in told if isinstance(e, Invoked | Started | Progress | Loaded | Ended)}
         return cls(
             run=run,
@@ -96,7 +100,7 @@ class RunSummary:
             resumes=tuple(e.t for e in launches[1:]),
             learning=learning(
                 progress,
-                (e for e in told if isinstance(e, Evaluated)),
+                evaluated,
                 (e for e in told if isinstance(e, Measured)),
             ),
             invocations=rows,
@@ -105,7 +109,17 @@ class RunSummary:
             notes=tuple(_first_of_each(e for e in told if isinstance(e, Note))),
             environment=tuple(dict.fromkeys(note for e in launches for note in e.notes)),
             spending=spent,
-            regions=tuple(region_activities(told)),
+            regions=regions,
+            learning_of=tuple(
+                (
+                    region.started.name,
+                    learning(
+                        (e for e in progress if region.started.has(e.rank)),
+                        (e for e in evaluated if region.started.has(e.rank)),
+                    ),
+                )
+                for region in regions
+            ),
         )
 
 
