@@ -187,7 +187,7 @@ class Watch:
         out: list[Any] = [random.getstate(), (np.asarray(words).tobytes(), *rest)]
         generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
         out.append(None if generator is None else generator.get_state().numpy().tobytes())
-        return out + [_words_of(each) for each in self._held]
+        return out + [words_of(each) for each in self._held]
 
 
 # -- generators that user code holds ------------------------------------------------------------------------
@@ -277,18 +277,28 @@ def _reseed(generator: Any, seed: int) -> None:
         generator.manual_seed(seed % 2**63)
 
 
-def _state_of(generator: Any) -> Callable[[], None]:
+def generator_state(generator: Any) -> Any:
+    """State of a generator, as plain values, arrays and tensors."""
     if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
-        return partial(setattr, bits, "state", bits.state)
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.set_state, generator.get_state())
-    if isinstance(generator, random.Random):
-        return partial(generator.setstate, generator.getstate())
-    return partial(generator.set_state, generator.get_state())
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
-def _words_of(generator: Any) -> Any:
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Restores what `generator_state` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _state_of(generator: Any) -> Callable[[], None]:
+    return partial(set_generator_state, generator, generator_state(generator))
+
+
+def words_of(generator: Any) -> Any:
     """State of a generator as a value that can be compared."""
     if isinstance(generator, np.random.Generator):
         return repr(generator.bit_generator.state)

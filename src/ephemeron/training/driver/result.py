@@ -20,6 +20,7 @@ from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner.prices import Prices
+from ephemeron.training.task.outputs import write_files
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import WeightNotes
@@ -59,6 +60,11 @@ class Result:
         from ephemeron.training.driver.metric_table import metric_table
 
         return metric_table(events_of(self.folder))
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder of the files that the program has written below its `output_dir`. It need not exist."""
+        return self.folder.outputs
 
     def state_dict(self, *, best: bool = False) -> dict[str, torch.Tensor]:
         """Trained parameters and buffers, by the names of the module's `state_dict`, on the CPU.
@@ -184,6 +190,8 @@ def conclude(
     _log.info("wrote result of run %s: %s", folder.run_id, ending.status)
     if ending.arrays is not None:
         write_weights(folder.weights, ending.arrays, () if ending.final is None else ending.final.bf16)
+    if ending.files:
+        write_files(folder.outputs, ending.files)
     for iteration, (arrays, notes) in ending.kept.items():
         write_weights(folder.kept_weights(iteration), arrays, build(WeightNotes, notes, where="kept weights").bf16)
     if report:
@@ -193,7 +201,7 @@ def conclude(
 
 
 def copy(folder: RunFolder, out: Path | None) -> None:
-    """Copies those of result, weights and report that exist."""
+    """Copies those of result, weights, report and files of the program that exist."""
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -201,6 +209,8 @@ def copy(folder: RunFolder, out: Path | None) -> None:
     for name in (records.RESULT_FILE, folder.weights.name, *kept, "report.html", "report.png"):
         if (folder.path / name).exists():
             shutil.copy2(folder.path / name, out / name)
+    if folder.outputs.exists():
+        shutil.copytree(folder.outputs, out / folder.outputs.name, dirs_exist_ok=True)
 
 
 def write_report(folder: RunFolder, prices: Prices, out: Path | None = None) -> list[Path]:

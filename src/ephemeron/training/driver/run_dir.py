@@ -5,6 +5,7 @@ run.json        what was launched, and where (`records.RunRecord`): enough to at
 events.jsonl    everything that happened
 result.json     the summary that `--json` prints (`records.ResultSummary`)
 weights.safetensors   the trained parameters and buffers
+outputs/        files that the program of worker 0 has written below `output_dir`
 report.html, report.png
 job.json, code.zip    the job, and the code that its functions have: enough to build the model again
 loggers.json    under which ids loggers know the run, and how far it is logged
@@ -56,6 +57,10 @@ class RunFolder:
     @property
     def objects(self) -> Path:
         return self.path / "objects"
+
+    @property
+    def outputs(self) -> Path:
+        return self.path / "outputs"
 
     @property
     def weights(self) -> Path:

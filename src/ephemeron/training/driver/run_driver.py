@@ -35,6 +35,7 @@ from ephemeron.training.driver.resizing import check_request
 from ephemeron.training.driver.supervisor import Action, Fail, Finish, Replace, RunSupervisor, Stopped
 from ephemeron.training.job import parse_fault
 from ephemeron.training.job.generation import Resize
+from ephemeron.training.task.outputs import PREFIX
 from ephemeron.training.tensors import Arrays, decode_state, digest
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.control import ResizeRequest, encode_control
@@ -71,6 +72,8 @@ class RunOutcome:
     arrays: Arrays | None = None
     final: FinalState | None = None
     """Metadata of the run's result; None: it has none."""
+    files: Arrays = field(default_factory=dict)
+    """Files of rank 0's program, by `task.outputs.PREFIX` and path."""
     kept: dict[int, tuple[Arrays, dict[str, object]]] = field(default_factory=dict)
     """Weights that evaluations have kept, and their plain values, by iteration."""
 
@@ -476,6 +479,7 @@ async def read_result(ending: RunOutcome, channel: Channel, keys: Keys, data: me
         ChannelError: the result or a part of the weights is damaged or absent.
     """
     arrays, meta = decode_state(data, key=keys.result)
+    ending.files = {name: arrays.pop(name) for name in list(arrays) if name.startswith(PREFIX)}
     final = FinalState.read(meta, key=keys.result)
     if final.parts:
         bf16: list[str] = []

@@ -21,12 +21,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ephemeron.data.randomness import generators_in
 from ephemeron.errors import JobError
 from ephemeron.training.task.script import Run
 from ephemeron.training.task.script_state import Stateful
 from ephemeron.training.task.state_codec import pack
+from ephemeron.training.task.task import Task
 
 _DEEPEST = 2
+_LARGEST = 64 << 20
+"""Bytes of an attribute above which it is not looked at: it is data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,24 @@ def variables(frame: FrameType | None, folders: Sequence[Path], registered: Sequ
                             found[path] = Variable(each, digest)
         frame = frame.f_back
     return found
+
+
+def attributes(task: Task, model: nn.Module) -> dict[str, Variable]:
+    """Attributes of a task that may be state, by name: its model and random generators, which are saved, are left out."""
+    own, found = _Owned([model]), dict[str, Variable]()
+    for name, value in vars(task).items():
+        if hasattr(Task, name) or own.has(value) or generators_in(value) or _nbytes(value) > _LARGEST:
+            continue
+        digest = _digest(value)
+        if digest is not None:
+            found[f"self.{name}"] = Variable(value, digest)
+    return found
+
+
+def _nbytes(value: object) -> int:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.nbytes
+    return sum(tensor.nbytes for tensor in _tensors_of(value))
 
 
 def changed(before: Mapping[str, Variable], after: Mapping[str, Variable]) -> tuple[list[str], list[str], list[str]]:

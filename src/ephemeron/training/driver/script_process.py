@@ -27,6 +27,7 @@ from ephemeron.training.driver.script_changes import changed, described, variabl
 from ephemeron.training.driver.script_trial import TrialAnswer, TrialFindings, TrialProblem, TrialRequest
 from ephemeron.training.driver.trial import described_optimizer, layout_of
 from ephemeron.training.task.eager import eager_optimizers
+from ephemeron.training.task.outputs import Outputs
 from ephemeron.training.task.script import Run, active
 from ephemeron.training.task.script_batches import LoaderBatches, Part
 from ephemeron.training.tensors import encode_state
@@ -49,6 +50,7 @@ class TrialRun(Run):
         super().__init__(seed=seed)
         self._workers, self._folders = workers, folders
         self.loop_epochs = 0
+        self._outputs = Outputs()
         self.arrays: dict[str, np.ndarray] = {}
         self.initial: Mapping[str, object] = {}
         self.findings: dict[str, Any] = {}
@@ -56,6 +58,10 @@ class TrialRun(Run):
         self._losses: list[float] = []
         self._rss = psutil.Process().memory_info().rss
         self._activations = Activations()
+
+    @property
+    def output_dir(self) -> Path:
+        return self._outputs.folder
 
     def _skips(self, epoch: int) -> bool:
         self.loop_epochs += epoch > 0

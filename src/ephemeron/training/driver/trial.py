@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ephemeron.training.driver.script_changes import Variable
+    from ephemeron.training.task.task import Task
     from ephemeron.training.worker.torch_trainer import TorchTrainer
 
 
@@ -55,7 +57,7 @@ class Trial:
     takes_turns: bool = False
     """Whether each iteration steps one of several optimisers."""
     note: str = ""
-    """Remark on the initial weights, for the reader of the run's output."""
+    """Remarks on initial weights and on state that is not saved, for the reader of the run's output."""
     shares_evaluations: bool = False
     """Whether functions have to merge their evaluations."""
     undivided: str = ""
@@ -85,6 +87,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
         import torch
     except ModuleNotFoundError:
         raise MissingExtra("PyTorch", "torch") from None
+    from ephemeron.training.driver.script_changes import attributes
     from ephemeron.training.task.program import program_of
     from ephemeron.training.task.task import Task
     from ephemeron.training.task.tensors import model_arrays
@@ -102,11 +105,13 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     doing = "does not accept the data"
     try:
         batch = trainer.feed.batch(trainer.sampler, 0)
+        before = attributes(program.task, model)
         for turn in range(len(program.optimizers) if program.takes_turns else 1):
             with guarded(), measured(model, max(1, batch.samples), activations):
                 step = trainer.compute(turn)
             with guarded():
                 trainer.apply(step.vector.copy())
+        unsaved = _unsaved(program.task, before, attributes(program.task, model))
         with guarded():
             doing = "trains, but cannot be evaluated"
             evaluation = trainer.evaluate()
@@ -136,7 +141,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     copies = round(held / max(1, trainer.size))
     return Trial(
         initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
-        layout=layout, note=note, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
+        layout=layout, note="; ".join(filter(None, (note, unsaved))), activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
         optimizers=tuple(described_optimizer(o, group) for o in program.optimizers for group in o.param_groups),
         takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states), undivided=undivided,
     )  # fmt: skip
@@ -164,6 +169,23 @@ class _First:
 
     def batch(self, iteration: int) -> np.ndarray:
         return np.arange(TRIAL)
+
+
+def _unsaved(task: Task, before: Mapping[str, Variable], after: Mapping[str, Variable]) -> str:
+    """A remark on what changes on a task while it trains, and is in no checkpoint."""
+    from ephemeron.training.driver.script_changes import changed, described
+    from ephemeron.training.task.task import StatefulTask
+
+    names = [] if isinstance(task, StatefulTask) or type(task).__module__.startswith("ephemeron.") else [
+        name for name in before if any(name in kind for kind in changed(before, after))
+    ]  # fmt: skip
+    if not names:
+        return ""
+    one = len(names) == 1
+    return (
+        f"{described(names, after)} change{'s' if one else ''} while the task trains, and a replaced function begins with the first "
+        f"value{'' if one else 's'}: give the task state_dict() and load_state_dict() if {'it matters' if one else 'they matter'}"
+    )
 
 
 def _undivided(trainer: TorchTrainer, data: TrainingData) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,6 +74,16 @@ class Run:
     def is_over(self) -> bool:
         """Whether its loops have ended."""
         return self._begun > 0 and self._loops == 0
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder for files that the script writes for its user, 64 MiB at most: `outputs` in the working folder.
+
+        On functions each worker has its own, which is in its checkpoints. That of worker 0 is `outputs` in the run's folder at the end.
+        """
+        folder = Path("outputs").absolute()
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def register(self, **objects: object) -> None:
         """Names the objects whose state belongs to the run: models, optimisers, schedulers, anything with `state_dict()`.

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ephemeron.errors import JobError
+from ephemeron.training.task.outputs import OutputDir, Outputs
 from ephemeron.user_code import guarded, line_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Task:
     """Optimiser steps of the whole run. Known before `optimizers` is called."""
     total_epochs: int = 0
     """Epochs of the whole run. Known before `optimizers` is called."""
+    output_dir = OutputDir()
+    """Folder for files that the program writes for its user, such as pictures or logs, 64 MiB at most. Each function has its own,
+    which is in its checkpoints; that of worker 0 is `outputs` in the run's folder at the end."""
     global_step: int = 0
     """Optimiser steps before the present one. Known in every hook that is called while training."""
 
@@ -153,6 +157,8 @@ def task_of(found: Any, target: str) -> Task:
     """
     # Several functions may take turns in a process: each has a task of its own, which counts its own steps.
     made = copy.copy(found) if isinstance(found, Task) else found
+    if isinstance(made, Task):
+        made.__dict__["_outputs"] = Outputs()
     if not isinstance(found, Task) and callable(found):
         try:
             with guarded():

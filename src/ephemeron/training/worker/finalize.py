@@ -26,6 +26,7 @@ from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.result import RunResult
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.startup import StartedWorker
+from ephemeron.training.worker.trainer import WritesFiles
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ async def finish(
     if spec.stages is None:
         arrays, notes = trainer.weights()
         weights_sha256 = digest(arrays)
+        arrays = arrays | (trainer.files() if isinstance(trainer, WritesFiles) else {})
     else:  # no function may be large enough for all of them: the client puts the parts together
         arrays, notes, weights_sha256 = {}, {"parts": spec.stages.count}, None
     summary = RunResult(

@@ -12,16 +12,19 @@ from typing import Any
 import torch
 
 from ephemeron.config.typed import build, plain
+from ephemeron.data.randomness import generator_state, generators_in, set_generator_state
+from ephemeron.errors import JobError
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.moving_average import MovingAverage
 from ephemeron.training.task.outer_optimizer import OuterOptimizer
+from ephemeron.training.task.outputs import Outputs, outputs_of
 from ephemeron.training.task.program import Program
 from ephemeron.training.task.staleness import ProvisionalSteps
 from ephemeron.training.task.state_codec import pack, unpack
 from ephemeron.training.task.task import StatefulTask
 from ephemeron.training.task.tensors import named_tensors, to_arrays, to_tensor
 from ephemeron.training.tensors import Arrays
-from ephemeron.training.worker.torch_state import RandomState, TorchTrainerState
+from ephemeron.training.worker.torch_state import RandomGenerators, RandomState, TorchTrainerState
 
 
 @dataclass(slots=True)
@@ -52,6 +55,15 @@ class ProgramState:
     """Gradients of this rank that are not applied yet."""
     steps_locally: bool
     """Whether optimisers step with this rank's own gradients, so that their state is its own."""
+
+    def generators(self) -> tuple[Any, ...]:
+        """Random generators that task and model hold, which are this rank's own, in the order that every process finds them in."""
+        return generators_in(self.program.task, self.program.model)
+
+    @property
+    def outputs(self) -> Outputs:
+        """Files of the task."""
+        return outputs_of(self.program.task)
 
     # -- shared by all ranks --------------------------------------------------------------------------------
 
@@ -98,11 +110,12 @@ class ProgramState:
             self.outer.load(held["outer"])
         if isinstance(self.program.task, StatefulTask):
             self.program.task.load_state_dict(held["task"])
+        self.outputs.load(arrays)  # a new generation goes on with the files of rank 0
         if shared:
             return
         if self.own is not None:
             self.own.load(held.get("own", ()))
-        self.random.restore(arrays, state.random)
+        self._restore_random(arrays, state.random, held)
 
     # -- of this rank alone ---------------------------------------------------------------------------------
 
@@ -127,7 +140,8 @@ class ProgramState:
             self.own.load(held.get("own", ()))
         if isinstance(self.program.task, StatefulTask):
             self.program.task.load_state_dict(held["task"])
-        self.random.restore(arrays, state.random)
+        self.outputs.load(arrays)
+        self._restore_random(arrays, state.random, held)
 
     # -- parts ----------------------------------------------------------------------------------------------
 
@@ -136,10 +150,23 @@ class ProgramState:
             held["own"] = self.own.state()
         if isinstance(self.program.task, StatefulTask):
             held["task"] = self.program.task.state_dict()
+        held["generators"] = [generator_state(each) for each in self.generators()]
+        arrays |= self.outputs.files()
         packed = pack(held, "o", arrays)
         assert isinstance(packed, Mapping)
         random = self.random.save(arrays)
         return arrays, plain(TorchTrainerState(bf16=tuple(bf16), program=packed, random=random))
+
+    def _restore_random(self, arrays: Arrays, generators: RandomGenerators, held: Mapping[str, Any]) -> None:
+        own, states = self.generators(), held.get("generators", ())
+        if len(own) != len(states):
+            raise JobError(
+                f"the task has {len(own)} random generators of its own here, and its checkpoint holds {len(states)}",
+                remedy="make them all in __init__ or model(), in the same way in every process",
+            )
+        for each, state in zip(own, states, strict=True):
+            set_generator_state(each, state)
+        self.random.restore(arrays, generators)
 
     def _optimizers(self) -> list[dict[str, Any]]:
         with eager_optimizers():

@@ -23,6 +23,7 @@ from ephemeron.errors import JobError
 from ephemeron.training.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import is_plain_sum
+from ephemeron.training.task.outputs import Outputs
 from ephemeron.training.task.script import Run, clip
 from ephemeron.training.task.script_batches import LoaderBatches, Part, Share
 from ephemeron.training.task.script_state import Registered
@@ -93,8 +94,13 @@ class FunctionRun(Run):
     def __init__(self, *, seed: int, share: Share, epoch_length: int, iterations: int, thread: ScriptThread) -> None:
         super().__init__(seed=seed, share=share)
         self._length, self._iterations, self._thread = epoch_length, iterations, thread
+        self.outputs = Outputs()
         self.first = 0
         """Iteration from which the script computes; earlier ones are skipped."""
+
+    @property
+    def output_dir(self) -> Path:
+        return self.outputs.folder
 
     @property
     def registered(self) -> Registered:
@@ -311,6 +317,7 @@ class ScriptTrainer:
         pending = pack([[u.optimizer, list(u.settings), u.clip_norm, u.clip_value] for u in self._pending], "p", arrays)
         own = pack([] if self._own is None else self._own.state(), "g", arrays)
         random = self._random.save(arrays)
+        arrays |= self.files()
         state = ScriptState(iteration=self._next, objects=objects, own=own, pending=pending, random=random)
         return arrays, plain(state)
 
@@ -328,6 +335,7 @@ class ScriptTrainer:
         )
         if self._own is not None:
             self._own.load(unpack(state.own, arrays))
+        self._run.outputs.load(arrays)  # a new generation goes on with the files of rank 0
         if not shared:
             self._random.restore(arrays, state.random)
 
@@ -339,7 +347,12 @@ class ScriptTrainer:
         arrays: Arrays = {}
         objects = self._run.registered.private_state(arrays)
         random = self._random.save(arrays)
+        arrays |= self.files()
         return arrays, plain(ScriptState(iteration=self._next, objects=objects, random=random))
+
+    def files(self) -> Arrays:
+        """See `WritesFiles`."""
+        return self._run.outputs.files()
 
     @property
     def private_nbytes(self) -> int:
@@ -349,6 +362,7 @@ class ScriptTrainer:
         state = build(ScriptState, meta, where="private state of the script")
         assert state.random is not None
         self._run.registered.load_private(state.objects, arrays)
+        self._run.outputs.load(arrays)
         self._random.restore(arrays, state.random)
 
     def close(self) -> None:

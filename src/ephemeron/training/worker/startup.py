@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,13 @@ from ephemeron.training.worker.generations import Begin, decode_begin, decode_me
 from ephemeron.training.worker.group_exchange import GroupEntry, enter, entered_at
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, InvocationLifecycle
+from ephemeron.training.worker.lost_files import lost_files, lost_text
 from ephemeron.training.worker.peer_recovery import PeerRecovery
 from ephemeron.training.worker.private_copies import PrivateCopies
 from ephemeron.training.worker.recovered_state import RestoredState, peer_recovery, recovered_state
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import SkipsIterations, Trainer
+from ephemeron.training.worker.trainer import SkipsIterations, Trainer, WritesFiles
 from ephemeron.training.worker.warm_up import pays, warm_up
 
 _log = logging.getLogger(__name__)
@@ -130,6 +132,8 @@ async def load(invocation: InvocationContext, stack: AsyncExitStack) -> StartedW
         recovery = peer_recovery(invocation, spec)
     trainer, test_samples = await _trainer(invocation, spec, found)
     invocation.at_end.callback(trainer.close)
+    if invocation.ctx.scratch is not None and isinstance(trainer, WritesFiles) and invocation.rank == 0:
+        invocation.at_end.callback(_warn_of_lost, invocation, spec, lost_files(invocation.ctx.scratch))
     first = await entered_at(lifecycle) or spec.current_generation.from_iteration
     beginning = Saved(iteration=first, applied=first)
     checkpoints = Checkpoints(channel, keys, invocation.rank, beginning=beginning)
@@ -360,6 +364,13 @@ async def _objects(invocation: InvocationContext, spec: RunSpec) -> list[memoryv
     if invocation.code is None:
         wanted.append(keys.code)
     return await all_of(_get(invocation, key) for key in wanted)
+
+
+def _warn_of_lost(invocation: InvocationContext, spec: RunSpec, lost: Callable[[], list[str]]) -> None:
+    """Names files of the program that are deleted with this function."""
+    if found := lost():
+        whose = "self" if spec.script is None else "ephemeron.current()"
+        invocation.warn(lost_text(found, program=spec.program, rank=invocation.rank, remedy=f"{whose}.output_dir"))
 
 
 async def _trainer(invocation: InvocationContext, spec: RunSpec, found: list[memoryview] | None) -> tuple[Trainer, int]:

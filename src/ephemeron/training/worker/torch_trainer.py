@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ephemeron.data.batch_source import BatchSource, Positions
+from ephemeron.data.randomness import words_of
 from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.metrics import EvaluationSums, Metrics
@@ -84,6 +85,9 @@ class TorchTrainer:
             program=program, counters=self._counters, average=self._average, random=self._random, outer=self._outer, own=self._own,
             steps_locally=exchange != "gradients",
         )  # fmt: skip
+
+        self._generators = self._state.generators()
+        """Random generators of the program's own."""
 
     @property
     def initial_first(self) -> bool:
@@ -195,6 +199,7 @@ class TorchTrainer:
         return reports
 
     def apply(self, mean: np.ndarray) -> None:
+        words = [words_of(each) for each in self._generators]
         with self._random.in_use() as before:
             if self.exchange in ("gradients", "deltas"):
                 self._vector.scatter(mean)
@@ -210,7 +215,7 @@ class TorchTrainer:
             self.program.task.global_step = self._counters.steps
             self.program.task.on_step_end(self.model)
             self._average.update()
-        self._draws_in_apply |= not self._random.is_at(before)
+        self._draws_in_apply |= not self._random.is_at(before) or words != [words_of(each) for each in self._generators]
 
     def _step(self, turn: int | None) -> None:
         """Clips the gradients, and steps optimisers and schedulers."""
@@ -344,6 +349,10 @@ class TorchTrainer:
 
     def weights(self) -> tuple[Arrays, Mapping[str, object]]:
         return self._state.weights()
+
+    def files(self) -> Arrays:
+        """See `WritesFiles`."""
+        return self._state.outputs.files()
 
     def state(self) -> tuple[Arrays, Mapping[str, object]]:
         return self._state.save()

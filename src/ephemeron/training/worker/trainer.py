@@ -116,6 +116,14 @@ class Trainer(Protocol):
 
 
 @runtime_checkable
+class WritesFiles(Protocol):
+    """A trainer whose program may write files for its user."""
+
+    def files(self) -> Arrays:
+        """Content of each file, by `task.outputs.PREFIX` and its path."""
+
+
+@runtime_checkable
 class SkipsIterations(Protocol):
     """A trainer that can begin in the middle of a run."""
 
