@@ -18,7 +18,7 @@ from ephemeron.data.formats.cells import header_of
 from ephemeron.data.formats.lines import text_lines
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import DatasetDamaged, JobError
-from ephemeron.executor.predict import read_inputs
+from ephemeron.executor.prediction_files import read_inputs
 from ephemeron.functions.passed_on import daemon_environment
 from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv
 from ephemeron.preparation.sources import listed
@@ -254,6 +254,16 @@ def _() -> None:
     assert columns_of(raw)["x"] == [float(n) for n in range(2000)]
     assert len(columns_of(train)["x"]) == 2000
     assert by_path.version == raw.version
+
+
+@case(PATHS, "processes of functions, a relative folder")
+def _() -> None:
+    place = folder()
+    (place / "a.csv").write_text("x,y\n" + "".join(f"{n},{n % 2}\n" for n in range(2000)))
+    with contextlib.chdir(place):
+        raw = load_csv("a.csv", out="out", label="y", partition_mb=0.008)
+    assert len(raw.partitions) > 1
+    assert columns_of(raw)["x"] == [float(n) for n in range(2000)]
 
 
 @case(PATHS, "a partition that is not there at the end")

@@ -46,6 +46,12 @@ def test_what_is_a_number():
     assert [text for text in WORDS if is_number(text) or is_name_of_digits(text)] == []
 
 
+def test_numbers_that_a_float_does_not_hold_are_none():
+    assert not any(map(is_number, ["1.5e400", "-1e+309", "1e-400", "0.01e-999"]))
+    assert all(map(is_number, ["0e-5", "-0.0e+9", "5e-324", "0.000"]))
+    assert kind_of(["1.5e400", "2.5"]) == "text"
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**53), 2**53))
 def test_numbers_as_they_are_usually_written_are_numbers(x, n):
     for text in (repr(x), f"{x:.6g}", f"{x:.17e}", f"{x:+.3f}", str(n), f"{n}.0"):

@@ -244,6 +244,13 @@ def test_what_comes_after_the_sample_is_told(tmp_path, monkeypatch, late, reason
     assert loaded(tmp_path, text, label="y", on_error="skip")["x"] == [*range(100), 5]
 
 
+@pytest.mark.parametrize("columns", [{}, {"x": "numeric"}])
+def test_numbers_that_a_float_does_not_hold_are_told(tmp_path, columns):
+    for number, reason in (("1e-400", "'1e-400' is too small for float64"), ("1.5e400", "is infinite")):
+        with pytest.raises(JobError, match=f"line 12, column x: {reason}"):
+            loaded(tmp_path, "x\n" + "0.0e-9\n" * 10 + f"{number}\n", columns=columns)
+
+
 @pytest.mark.parametrize("names", ["NA,K,y", "null,007,y", "nan,7,y", "1e3,1000,y", "true,True,y", " a ,a,y"])
 def test_names_of_columns_are_text(tmp_path, names):
     assert list(loaded(tmp_path, f"{names}\n1,2,0\n3,4,1\n", label="y")) == names.split(",")

@@ -23,7 +23,7 @@ def home() -> Path:
 def located(place: AnyPath) -> str:
     """A path as an absolute one, `~` included; an address with a scheme as it is."""
     text = os.fspath(place)
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+    return text if "://" in text else str(Path(os.path.expanduser(text)).absolute())
 
 
 def datasets_store() -> str:

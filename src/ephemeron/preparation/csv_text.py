@@ -15,6 +15,7 @@ import numpy as np
 from ephemeron.data.formats.cells import (
     LARGEST,
     NUMBER,
+    ZERO,
     cells_of,
     has_lone_return,
     header_of,
@@ -29,8 +30,8 @@ from ephemeron.errors import JobError
 from ephemeron.preparation.layout import MOSTLY, Layout, Parsed, Reject, invalid_rows
 
 SAMPLE_BYTES = 1_000_000
-_NAMES_OF_DIGITS = re.compile(rb"(?<![0-9.])0[0-9]|[0-9][eE][0-9]")
-"""Where one may be."""
+_NOT_AS_WRITTEN = re.compile(rb"(?<![0-9.])0[0-9]|[0-9][eE][0-9]|[eE]-[0-9]{3}")
+"""Where there may be a name of digits, or a number that is too small for float64."""
 _VALUE = re.compile(r"In CSV column #(\d+):.*invalid value '(.*)'", re.DOTALL)
 _BYTES = re.compile(r"In CSV column #(\d+):.*invalid UTF8")
 _FIELDS = re.compile(r"Expected (\d+) columns, got (\d+)")
@@ -48,7 +49,7 @@ class CsvParser:
     def __init__(self, layout: Layout, names: Sequence[str], columns: Sequence[Column]) -> None:
         self._layout, self._names, self._columns = layout, list(names), list(columns)
         self._records = CsvRecords(layout.delimiter)
-        self._inferred = [c for c in columns if c.kind == "numeric" and c.name not in layout.columns]
+        self._numeric = [column.name for column in columns if column.kind == "numeric"]
 
     def parse(self, text: bytes) -> Parsed:
         """Valid rows and invalid ones. Blank lines are no rows."""
@@ -69,22 +70,30 @@ class CsvParser:
             if column.kind in ("numeric", "label"):
                 nans = pa.compute.is_nan(table.column(column.name)).fill_null(False)
                 found |= dict.fromkeys(np.flatnonzero(nans.to_numpy()).tolist(), (column.name, "is not a number"))
-        large = any(
-            (pa.compute.max(pa.compute.abs(table.column(column.name))).as_py() or 0) >= LARGEST
-            for column in self._inferred
-        )
-        if self._inferred and (large or _NAMES_OF_DIGITS.search(text)):
-            texts = self._read(text, {column.name: pa.string() for column in self._inferred})
-            for column in self._inferred:
-                values = texts.column(column.name)
-                others = pa.compute.invert(pa.compute.match_substring_regex(values, NUMBER)).fill_null(False)
-                for row in np.flatnonzero(others.to_numpy()).tolist():
-                    if not is_number(value := values[row].as_py()):
-                        why = f"{value!r} would be read as {table.column(column.name)[row].as_py()}"
-                        found.setdefault(
-                            row, (column.name, f'{why}; set the kind of the column: "categorical" or "numeric"')
-                        )
-        return invalid_rows(table, self._columns, self._layout.label_kind) | found
+        return invalid_rows(table, self._columns, self._layout.label_kind) | self._not_as_written(table, text) | found
+
+    def _not_as_written(self, table: Any, text: bytes) -> dict[int, tuple[str, str]]:
+        """Rows with a number that says something else than its text."""
+        pa = pyarrow()
+        compute = pa.compute
+        large = (compute.max(compute.abs(table.column(name))).as_py() or 0 for name in self._numeric)
+        if not (self._numeric and (_NOT_AS_WRITTEN.search(text) or any(value >= LARGEST for value in large))):
+            return {}
+        texts = self._read(text, dict.fromkeys(self._numeric, pa.string()))
+        found: dict[int, tuple[str, str]] = {}
+        for name in self._numeric:
+            values, numbers = texts.column(name), table.column(name)
+            tiny = compute.and_(compute.equal(numbers, 0), compute.invert(compute.match_substring_regex(values, ZERO)))
+            for row in np.flatnonzero(tiny.fill_null(False).to_numpy()).tolist():
+                found[row] = name, f"{values[row].as_py()!r} is too small for float64"
+            if name in self._layout.columns:  # the user says what it is
+                continue
+            others = compute.invert(compute.match_substring_regex(values, NUMBER)).fill_null(False)
+            for row in np.flatnonzero(others.to_numpy()).tolist():
+                if not is_number(value := values[row].as_py()):
+                    why = f"{value!r} would be read as {numbers[row].as_py()}"
+                    found[row] = name, f'{why}; set the kind of the column: "categorical" or "numeric"'
+        return found
 
     def _one_by_one(self, text: bytes) -> Parsed:
         """Halves the rows until those that pyarrow refuses are alone."""

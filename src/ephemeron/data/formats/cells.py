@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -21,14 +22,18 @@ NUMBER = r"^[ \t]*[+-]?(?:(?:0|[1-9][0-9]{0,14})(?:[eE][+-][0-9]+)?|(?:(?:0|[1-9
 """Numbers but whole ones of more than 15 digits, for Python's and Google's regular expressions."""
 LARGEST = 1 << 53
 """Up to it every whole number is a float."""
-_NUMBER = re.compile(NUMBER.replace("$", r"\Z"), re.ASCII)
+ZERO = "^[^1-9eE]*(?:[eE].*)?$"
+"""Numbers that are 0, and not only too small."""
+_NUMBER, _ZERO = re.compile(NUMBER.replace("$", r"\Z"), re.ASCII), re.compile(ZERO)
 _WHOLE = re.compile(r"[ \t]*[+-]?(?:0|[1-9][0-9]*)[ \t]*\Z", re.ASCII)
 _LONE_RETURN = re.compile(rb"\r(?!\n|\Z)")
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, and says nothing else."""
-    return bool(_NUMBER.match(text) or (len(text) < 100 and _WHOLE.match(text) and abs(int(text)) <= LARGEST))
+    """Whether a text is a number that a float64 holds, and says nothing else."""
+    if _NUMBER.match(text):
+        return math.isfinite(value := float(text)) and (value != 0 or _ZERO.match(text) is not None)
+    return len(text) < 100 and _WHOLE.match(text) is not None and abs(int(text)) <= LARGEST
 
 
 def is_name_of_digits(text: str) -> bool:

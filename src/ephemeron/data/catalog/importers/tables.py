@@ -99,6 +99,7 @@ def _parquet(request: ImportRequest) -> dict[str, FoundFiles]:
             except ValueError as e:
                 raise source.wrong(path, f"is not a Parquet file: {e}") from None
             names = file.schema_arrow.names
+            check_names(names, f"{source.url}: {path}")
             if columns not in (None, names):
                 raise source.wrong(path, f"has columns {names}, but {paths[0]} has {columns}", "one schema for all")
         except JobError as e:
