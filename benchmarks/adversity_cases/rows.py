@@ -198,10 +198,10 @@ def _() -> None:
 @case(LOST, "U+2028 and NEL in lines of JSON")
 def _() -> None:
     place = folder()
-    data = b"\xef\xbb\xbf" + '{"t": "a\u2028b"}\r\n{"t": "c\x85"}'.encode()
+    data = b"\xef\xbb\xbf" + '{"a\u2028b\x85": 1.5}\r\n{"a\u2028b\x85": 2.5}'.encode()
     (place / "a.jsonl").write_bytes(data)
-    assert [json.loads(line) for _, line in text_lines(data, "a")] == [{"t": "a\u2028b"}, {"t": "c\x85"}]
-    assert read_inputs(place / "a.jsonl")["t"].tolist() == ["a\u2028b", "c\x85"]
+    assert [json.loads(line) for _, line in text_lines(data, "a")] == [{"a\u2028b\x85": 1.5}, {"a\u2028b\x85": 2.5}]
+    assert read_inputs(place / "a.jsonl")["a\u2028b\x85"].tolist() == [1.5, 2.5]
 
 
 @case(LOST, "hidden files, wildcards, brackets in names")

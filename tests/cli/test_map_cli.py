@@ -237,8 +237,8 @@ def test_inputs_and_outputs_as_files(tmp_path):
     assert check_inputs(named) == 2
     (tmp_path / "b.jsonl").write_text("[0.5, 1]\n[2, 3]\n")
     assert read_inputs(tmp_path / "b.jsonl")["x"].dtype == np.float32
-    (tmp_path / "c.jsonl").write_bytes('\ufeff{"text": "a\u2028b\x85c"}\r\n{"text": "d"}'.encode())
-    assert read_inputs(tmp_path / "c.jsonl")["text"].tolist() == ["a\u2028b\x85c", "d"]
+    (tmp_path / "c.jsonl").write_bytes('\ufeff{"a\u2028b\x85": 1.5}\r\n{"a\u2028b\x85": 2.5}'.encode())
+    assert read_inputs(tmp_path / "c.jsonl")["a\u2028b\x85"].tolist() == [1.5, 2.5]
     with pytest.raises(JobError, match="differ in length: a has 2, b has 3"):
         check_inputs({"a": np.zeros(2), "b": np.zeros(3)})
     with pytest.raises(JobError, match="there are no inputs"):
