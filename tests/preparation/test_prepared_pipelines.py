@@ -288,8 +288,13 @@ def test_rows_that_a_step_refuses_are_treated_as_on_error_says(tmp_path):
             pipeline.transform(dataset, out=out, pool=HERE, split=split, side=side, on_error="skip", name=side)
         )
     assert [sum(len(one) for one in sides), sum(one.manifest.rejected for one in sides)] == [58, 2]
-    two_passes = [MinMaxScaler(["age"]), FeatureHasher(["income"]), StandardScaler(["age"])]
-    assert Pipeline(two_passes).fit(dataset, pool=HERE, on_error="skip").fitted_ == 3
+
+    def two_passes():
+        return Pipeline([FeatureHasher(["income"]), QuantileBinner(["age"]), FeatureHasher(["age"], output="ages")])
+
+    assert two_passes().fit(dataset, pool=HERE, on_error="skip").fitted_ == 3
+    with pytest.raises(JobError, match=r"raw, partition 0, row 4, column income: 1e\+39 is beyond float32; mend it"):
+        two_passes().fit(dataset, pool=HERE)
 
 
 def test_a_split_without_rows_for_training_is_refused(tmp_path):

@@ -148,6 +148,8 @@ def test_what_float64_does_not_hold_is_no_number():
     assert np.array_equal(found[[0, 1, 3]], [1, np.nan, 2**60], equal_nan=True)
     assert list(wrong) == [2, 4]
     assert floats(np.array([2**64 - 1, 3], np.uint64))[1].keys() == {0}
+    assert floats(np.array(3))[0].tolist() == floats(np.int64(3))[0].tolist() == [3]
+    assert StandardScaler().fit({"x": (n for n in (1, 3))}).mean_.tolist() == [2]
     codes, texts = coded_texts([1, True, "1", None, 1.0, "true"])
     assert (codes.tolist(), texts) == ([0, 1, 0, -1, 0, 1], ["1", "true"])
 

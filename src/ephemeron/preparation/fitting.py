@@ -13,10 +13,11 @@ import numpy as np
 
 from ephemeron.config.paths import AnyPath
 from ephemeron.data.tables import TableDataset
+from ephemeron.errors import JobError
 from ephemeron.preparation.columns import from_table, length_of, taken
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.load_plan import OnError
-from ephemeron.preparation.pipeline import Pipeline, merge_statistics, read_statistics, statistic_document
+from ephemeron.preparation.pipeline import REFUSED, Pipeline, merge_statistics, read_statistics, statistic_document
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.state import State
 from ephemeron.preparation.transforms import Statistic
@@ -74,6 +75,8 @@ def observe_dataset(
             }
             for n, future in futures.items():
                 known[n] = future.result()
+                if REFUSED in known[n]:
+                    raise JobError(f"{dataset.url}, {known[n][REFUSED]}")
                 if kept is not None:
                     kept.create(f"{prefix}{n:05d}", statistic_document(known[n]))
     if not known:
@@ -81,15 +84,19 @@ def observe_dataset(
     return functools.reduce(merge_statistics, (known[n] for n in sorted(known)))
 
 
-def observe_partition(item: dict[str, Any]) -> dict[str, Statistic]:
-    """In a function: statistics of one partition."""
+def observe_partition(item: dict[str, Any]) -> dict[str, Any]:
+    """In a function: statistics of one partition; or at `REFUSED`, why there are none, since another try would find the same."""
     dataset = TableDataset.open(item["url"])
     pipeline = Pipeline.from_document(item["pipeline"])
     rows = from_table(dataset.read(item["index"]), dataset.schema)
     if item["split"] is not None:
         rows = HashSplit(**item["split"]).side(rows, dataset.schema, "train")
-    if item["on_error"] != "fail":
+    if pipeline.fitted_:
         refused = pipeline.apply_valid(rows, pipeline.fitted_)[1]
+        if refused and item["on_error"] == "fail":
+            (column, reason) = refused[min(refused)]
+            remedy = "mend it, scale the column first, or set on_error to skip or quarantine"
+            return {REFUSED: f"partition {item['index']}, row {min(refused) + 1}, column {column}: {reason}; {remedy}"}
         rows = taken(rows, np.isin(np.arange(length_of(rows)), list(refused), invert=True)) if refused else rows
     return pipeline.observe(rows, item["end"])
 

@@ -55,7 +55,8 @@ def presented(data: Any, columns: Sequence[Column] | None, needed: Collection[st
             f"{type(data).__name__} has no columns that are known here",
             remedy="give a dataset, a table of Arrow, a data frame of pandas, a mapping from names to columns or an array",
         )
-    found = tuple(columns) if columns is not None else tuple(_column(name, values) for name, values in data.items())
+    data = {name: list(values) if hasattr(values, "__next__") else values for name, values in data.items()}
+    found = tuple(columns) if columns is not None else tuple(_column(*one) for one in data.items())
     found = _there(found, data.keys(), needed)
     return Presented(from_mapping(data, found), found, _mapping)
 

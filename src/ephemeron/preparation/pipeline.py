@@ -335,6 +335,10 @@ class Pipeline:
         return f"Pipeline([{', '.join(step.step for step in self.steps)}])"
 
 
+REFUSED = "refused"
+"""Key of the reason for which there are no statistics: unlike theirs, it has no slash."""
+
+
 def statistic_document(found: Mapping[str, Statistic]) -> dict[str, Any]:
     """Statistics as JSON."""
     names = {kind: name for name, kind in KINDS.items()}
@@ -347,5 +351,8 @@ def read_statistics(raw: Mapping[str, Any]) -> dict[str, Statistic]:
 
 
 def merge_statistics(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Statistic]:
-    """Statistics of the rows of both."""
+    """Statistics of the rows of both; or the refusal of a row of one."""
+    for found in (one, other):
+        if REFUSED in found:
+            return dict(found)
     return {key: one[key].merge(other[key]) for key in one}

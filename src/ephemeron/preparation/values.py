@@ -81,7 +81,7 @@ def number(value: Any) -> float:
     if isinstance(value, str):
         text = value.strip()
         if not NUMBER.fullmatch(text):
-            raise InvalidValue(f"{value!r} is not a number")
+            raise InvalidValue(f"{str(value)!r} is not a number")
         if _WHOLE.fullmatch(text) and len(text) < 400:
             return number(int(text))
         found = float(text)
@@ -154,7 +154,12 @@ def floats(values: Any) -> tuple[NDArray[np.float64], dict[int, str]]:
     values = _array(values)
     if is_arrow(values):
         return _arrow_floats(values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
+    if (
+        isinstance(values, np.ndarray)
+        and values.dtype.kind in "biuf"
+        and values.dtype.itemsize <= 8
+        and values.ndim == 1
+    ):
         return values.astype(np.float64), _rounded(values) if values.dtype.kind in "iu" else {}
     return _one_by_one(_listed(values))
 

@@ -177,6 +177,7 @@ class SparseDriver(ShareWatcher):
         self._shares: Shares | None = None
         self._evaluations: Evaluations | None = None
         self._shards_traffic: Callable[[], Traffic] = Traffic
+        self._test: TableDataset | None = None
 
     def interrupt(self, reason: str = "") -> None:
         """Stops the functions at their next report; the second time, kills them."""
@@ -223,9 +224,8 @@ class SparseDriver(ShareWatcher):
 
     async def _trained(self) -> RunOutcome:
         settings, token = self._program.spec, token_of(self._key.text)
-        test = None
         if self._program.test is not None:
-            test = await asyncio.to_thread(TableDataset.open, self._program.test)
+            self._test = await asyncio.to_thread(TableDataset.open, self._program.test)
         async with served(
             settings.shards, settings.store, channel=self._address, name=self.store_name, token=token
         ) as at, await SparseStore.connect(at.addresses, at.token) as store:  # fmt: skip
@@ -234,7 +234,7 @@ class SparseDriver(ShareWatcher):
             await create_tables(store, self._model, optimizer_of(settings), self._spec.seed)
             done = max((e.epoch for e in events_of(self._folder) if isinstance(e, Measured)), default=0)
             self._evaluations = Evaluations(
-                self._model, self._schedule, test, store, self._emit, self.now, after=done
+                self._model, self._schedule, self._test, store, self._emit, self.now, after=done
             )  # fmt: skip
             self._shares = Shares(self._start_part(at), store, self._parts(at), self, at.check)
             helpers = [asyncio.ensure_future(work) for work in (self._evaluations.run(), self._look())]
@@ -385,7 +385,10 @@ class SparseDriver(ShareWatcher):
     # -- events ---------------------------------------------------------------------------------------------
 
     async def _tell_requests(self) -> None:
-        traffic = self._shards_traffic() + self._control.traffic
+        tested = (
+            Traffic() if self._test is None else Traffic(gets=self._test.requests, bytes_down=self._test.nbytes_read)
+        )
+        traffic = self._shards_traffic() + self._control.traffic + tested
         await self._emit(StoreRequests(t=self.now(), source=f"client-{self._began_at}", traffic=traffic))
 
     async def _emit(self, event: Event) -> None:
