@@ -14,6 +14,7 @@ here, because it is delivered where a coroutine awaits, and user code is called 
 
 from __future__ import annotations
 
+import io
 import pickle
 import threading
 import traceback
@@ -83,10 +84,28 @@ def never_interrupted() -> None:
     _interruptible = False
 
 
-def unpickled(data: memoryview | bytes) -> Any:
-    """The object of a pickle, whose classes are user code. The bytes must be verified: a pickle executes what it says."""
+def unpickled(data: memoryview | bytes, apart: Sequence[memoryview] = ()) -> Any:
+    """The object of a pickle, whose classes are user code. The bytes must be verified: a pickle executes what it says.
+
+    Args:
+        data: the pickle.
+        apart: pickles of its parts that were sent apart, by their numbers.
+    """
     with guarded():
-        return pickle.loads(data)
+        return _Joining(data, apart).load() if apart else pickle.loads(data)
+
+
+class _Joining(pickle.Unpickler):
+    """Puts parts that were sent apart into their places. Places of one object in the arguments have one object again."""
+
+    def __init__(self, data: memoryview | bytes, apart: Sequence[memoryview]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._apart, self._made = apart, dict[tuple[int, int], Any]()
+
+    def persistent_load(self, place: Any) -> Any:
+        if place not in self._made:
+            self._made[place] = pickle.loads(self._apart[place[0]])
+        return self._made[place]
 
 
 def raised_by(e: BaseException) -> BaseException:

@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ephemeron.communication.signing import create_key
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
+from ephemeron.executor.arguments import ArgumentPickler, Shared
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
@@ -33,7 +35,7 @@ from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, name_of
 from ephemeron.executor.trees import grow
-from ephemeron.functions.shipped_code import digest_of, dumps
+from ephemeron.functions.shipped_code import digest_of
 from ephemeron.functions.shipped_tasks import code_keys, graph_key
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
@@ -41,9 +43,6 @@ from ephemeron.training.driver.run_dir import new_run_id
 from ephemeron.training.planner.prices import Prices, load_prices
 
 _log = logging.getLogger(__name__)
-
-INLINE_BYTES = 32_768
-"""Larger arguments are objects of their own."""
 
 
 class FunctionExecutor(concurrent.futures.Executor):
@@ -113,6 +112,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         )  # fmt: skip
         self._timeout_s, self._tries = timeout_s, retries + 1
         self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code])
+        self._shared: Shared = WeakValueDictionary()
+        """Contents of objects of tasks that wait to be published."""
         self._numbers = itertools.count()
         self._closed = False
         self._lock = threading.Lock()
@@ -132,7 +133,8 @@ class FunctionExecutor(concurrent.futures.Executor):
             JobError: the function or an argument cannot be sent; named.
         """
         shipment = self._shipper.ship(fn)
-        return self._submit([self._one(shipment, f"call {shipment.reference}", (args, kwargs))])[0]
+        pickler = self._pickler(shipment)
+        return self._submit([self._one(shipment, f"call {shipment.reference}", (args, kwargs), pickler)])[0]
 
     def map(
         self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1,
@@ -163,11 +165,12 @@ class FunctionExecutor(concurrent.futures.Executor):
             raise JobError("map has no items", remedy="give a function and one or more iterables")
         shipment = self._shipper.ship(fn)
         items = list(zip(*iterables))  # noqa: B905 - as `map` does: it ends with the shortest
-        parts = [items[at : at + chunksize] for at in range(0, len(items), chunksize)]
+        pickler = self._pickler(shipment, items)
         if chunksize == 1:
-            made = [self._one(shipment, f"call {shipment.reference}", (part[0], {})) for part in parts]
+            made = [self._one(shipment, f"call {shipment.reference}", (item, {}), pickler) for item in items]
         else:
-            made = [self._one(shipment, f"chunk {shipment.reference}", part) for part in parts]
+            parts = (items[at : at + chunksize] for at in range(0, len(items), chunksize))
+            made = [self._one(shipment, f"chunk {shipment.reference}", part, pickler) for part in parts]
         return self._submit(made)
 
     def reduce(self, fn: Callable[[Any, Any], Any] | str, items: Iterable[Any], *, fan_in: int = 8) -> TaskFuture:
@@ -203,7 +206,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         shipment, combining = self._shipper.ship(fn), self._shipper.ship(combine)
         form = f"fold {shipment.reference} {combining.reference}"
         parts = [every[at : at + chunksize] for at in range(0, len(every), chunksize)]
-        leaves = [self._one(shipment, form, part, more=combining) for part in parts]
+        pickler = self._pickler(shipment, every)
+        leaves = [self._one(shipment, form, part, pickler, more=combining) for part in parts]
         name = f"r{next(self._numbers)}"
         tree = grow(
             [leaf.spec for leaf in leaves], lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
@@ -349,16 +353,17 @@ class FunctionExecutor(concurrent.futures.Executor):
             id=id, function=function, payload=payload, inputs=inputs, timeout_s=self._timeout_s, max_tries=self._tries
         )
 
-    def _one(self, shipment: Shipment, function: str, arguments: object, *, more: Shipment | None = None) -> Submission:
-        id = f"t{next(self._numbers)}"
-        payload = dumps(arguments, what=f"an argument of {shipment.name}")
-        objects = {**shipment.objects, **({} if more is None else more.objects)}
-        inputs: tuple[str, ...] = ()
-        if len(payload) > INLINE_BYTES:
-            key = f"{self._run}.in/{digest_of(payload)}"
-            objects, payload, inputs = {**objects, key: payload}, b"", (key,)
-        spec = self._spec(id, function, payload=payload, inputs=inputs)
-        return Submission(spec=spec, future=self._future(id, shipment.name), objects=objects)
+    def _pickler(self, shipment: Shipment, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
+        return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {shipment.name}")
+
+    def _one(
+        self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
+    ) -> Submission:  # fmt: skip
+        id, made = f"t{next(self._numbers)}", pickler.pickled(arguments)
+        code = {**shipment.objects, **({} if more is None else more.objects)}
+        objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
+        spec = self._spec(id, function, payload=made.payload, inputs=made.inputs)
+        return Submission(spec=spec, future=self._future(id, shipment.name), objects={**objects, **made.objects})
 
     def _future(self, id: str, name: str) -> TaskFuture:
         return TaskFuture(id, name=name, on_cancel=self._cancelled)

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
 
+from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import BudgetReached, EphemeronError, TaskFailed
@@ -69,7 +70,7 @@ class Submission:
     spec: TaskSpec
     future: TaskFuture | None = None
     """None: an inner node of a tree, whose result only other tasks read."""
-    objects: dict[str, bytes] = field(default_factory=dict)
+    objects: Mapping[str, Buffer] = field(default_factory=dict)
     """Objects that it needs: code, large arguments."""
     edges: tuple[TaskEdge, ...] = ()
     """Connected before it is published."""

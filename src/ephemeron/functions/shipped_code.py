@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import pickle
 import struct
@@ -32,7 +33,8 @@ Shipped: TypeAlias = Callable[..., Any]
 
 PROTOCOL = 5
 _LENGTH = struct.Struct("<I")
-_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+"""Types of values without parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,43 +97,65 @@ def decode_function(data: memoryview | bytes, *, key: str) -> tuple[ShippedHeade
     return header, view[end:]
 
 
-def dumps(value: object, *, what: str) -> bytes:
+Apart: TypeAlias = Callable[[object], tuple[int, int] | None]
+"""Gives the place of a value that is sent apart: the number of its object, and a number of its own. None: it is not."""
+
+
+def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
     """A value as a pickle, with functions and classes of the main program by value.
 
     Args:
         value: any picklable one.
         what: name of it for errors.
+        apart: asked for each part of the value; see `user_code.unpickled`.
 
     Raises:
         JobError: it cannot be pickled.
         MissingExtra: cloudpickle is not installed, and the value needs it.
     """
+    kind: type[pickle.Pickler] = pickle.Pickler
     if _is_plain(value):
-        return pickle.dumps(value, protocol=PROTOCOL)
-    try:
-        import cloudpickle
-    except ModuleNotFoundError:
-        raise MissingExtra("cloudpickle", "notebook") from None
+        if apart is None:
+            return pickle.dumps(value, protocol=PROTOCOL)
+    else:
+        try:
+            import cloudpickle
+        except ModuleNotFoundError:
+            raise MissingExtra("cloudpickle", "notebook") from None
+        kind = cloudpickle.Pickler
+    if apart is not None:
+        kind = type("Apart", (kind,), {"persistent_id": lambda self, part: apart(part)})
     try:
         with guarded():
-            data: bytes = cloudpickle.dumps(value, protocol=PROTOCOL)
+            file = io.BytesIO()
+            kind(file, protocol=PROTOCOL).dump(value)
     except Exception as e:  # any error of a user's object when it is pickled
         raise JobError(
             f"{what} cannot be sent to a function: {line_of(e)}",
             remedy="open files, connections and locks inside the function that runs there",
         ) from e
-    return data
+    return file.getvalue()
 
 
 def _is_plain(value: object) -> bool:
     """Whether the standard pickle is enough, as for most arguments: it takes a tenth of cloudpickle's time."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
+        return True
+    try:
+        return _has_plain_parts(value)
+    except RecursionError:  # it is part of itself, or deep
+        return False
+
+
+def _has_plain_parts(value: object) -> bool:
+    kind = type(value)
+    if kind in PLAIN:
         return True
     if kind is tuple or kind is list:
-        return all(map(_is_plain, value))  # type: ignore[call-overload]
+        return all(map(_has_plain_parts, value))  # type: ignore[call-overload]
     if kind is dict:
-        return all(_is_plain(k) and _is_plain(v) for k, v in value.items())  # type: ignore[attr-defined]
+        return all(_has_plain_parts(k) and _has_plain_parts(v) for k, v in value.items())  # type: ignore[attr-defined]
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject  # type: ignore[attr-defined]
 
 

@@ -6,7 +6,8 @@
     combine COMBINE      the inputs are results of other tasks, and are combined in their order: an inner node of a tree
     node OPEN DIGEST     a node of a graph that functions compute: OPEN, a coroutine function, makes the `ShippedGraph` of a signed object
 
-References are those of `shipped_code.CodeLoader`. A large payload is the first input instead. Results are pickles. Everything comes
+References are those of `shipped_code.CodeLoader`. A large payload is the first input instead; the other inputs are parts of it
+that were sent apart. Results are pickles. Everything comes
 through a channel that has verified it.
 """
 
@@ -120,7 +121,7 @@ class ShippedResolver(Resolver):
 
 
 def _arguments(task: TaskSpec, inputs: Sequence[memoryview]) -> Any:
-    return unpickled(task.payload or inputs[0])
+    return unpickled(task.payload, inputs) if task.payload else unpickled(inputs[0], inputs[1:])
 
 
 def _call(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:

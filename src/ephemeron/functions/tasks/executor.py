@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelEmptied, EphemeronError, JobError
@@ -96,6 +97,11 @@ class TaskExecutor:
         self._planned: deque[_Planned] = deque()
         self._leases: dict[str, _Lease] = {}
         self._functions: dict[str, asyncio.Task[TaskFunction]] = {}
+        self._inputs: WeakValueDictionary[str, memoryview] = WeakValueDictionary()
+        """Of tasks that are planned or running: what many tasks have is fetched once, as long as one follows the other."""
+        self._repeated: memoryview | None = None
+        """The latest of them that two tasks had: others will."""
+        self._fetching: dict[str, asyncio.Event] = {}
         self._edges: dict[str, asyncio.Task[Sequence[TaskEdge]]] = {}
         """By task that has begun: its edges are being added."""
         self._followers = Followers(queue)
@@ -226,7 +232,7 @@ class TaskExecutor:
             return []
 
         async def fetch(key: str) -> memoryview | None:
-            return own[key] if key in own else await self._channel.fetch(key)
+            return own[key] if key in own else await self._input(key)
 
         found = await asyncio.gather(*(fetch(key) for key in planned.task.inputs))
         inputs = []
@@ -239,6 +245,22 @@ class TaskExecutor:
         planned.nbytes = sum(data.nbytes for data in inputs)
         self._buffered += planned.nbytes
         return inputs
+
+    async def _input(self, key: str) -> memoryview | None:
+        """An input, which tasks that are planned or running may have already, or be fetching."""
+        while (held := self._inputs.get(key)) is None and key in self._fetching:
+            await self._fetching[key].wait()
+        if held is not None:
+            self._repeated = held
+        else:
+            self._fetching[key] = asyncio.Event()
+            try:
+                held = await self._channel.fetch(key)
+                if held is not None:
+                    self._inputs[key] = held
+            finally:
+                self._fetching.pop(key).set()
+        return held
 
     async def _resolved(self, function: str) -> TaskFunction:
         if function not in self._functions:

@@ -1,0 +1,125 @@
+"""Large arguments are pickled, stored and fetched once, and tasks get what they would without that."""
+
+from __future__ import annotations
+
+import gc
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pytest
+
+from ephemeron.errors import JobError
+from ephemeron.executor import FunctionExecutor
+from ephemeron.executor.arguments import ArgumentPickler
+from ephemeron.user_code import unpickled
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+
+
+def pool(**options):
+    return FunctionExecutor(platform="simulated", **{"max_workers": 2, **options})
+
+
+LARGE = np.arange(250_000.0)
+
+
+def total(x, n=0, **more):
+    return float(np.sum(x)) + n
+
+
+def stored(executor):
+    return [key for key in executor._session._stored if ".in/" in key]
+
+
+@pytest.mark.parametrize("chunksize", [1, 7])
+def test_a_repeated_argument_is_stored_and_fetched_once(chunksize):
+    with pool() as executor:
+        found = list(executor.map(total, [LARGE] * 40, range(40), chunksize=chunksize))
+        assert found == [total(LARGE, n) for n in range(40)]
+        assert len(stored(executor)) == 1
+    assert executor.traffic.bytes_down < 7 * LARGE.nbytes  # two or three times for each of two functions
+
+
+@pytest.mark.parametrize(
+    "value", [LARGE, LARGE.tobytes(), "x" * 100_000, [1.0] * 100_000, {"a": LARGE, "b": [LARGE]}, Ellipsis]
+)
+def test_every_kind_that_is_repeated_within_items_arguments_and_options(value):
+    def same(x, n, more=None):
+        return type(x).__name__, n
+
+    repeated = {"a": value} if value is Ellipsis else value
+    with pool() as executor:
+        found = list(executor.map(same, [repeated] * 5, range(5)))
+        assert found == [(type(repeated).__name__, n) for n in range(5)]
+        assert len(stored(executor)) == (0 if value is Ellipsis else 1)
+
+
+def test_arrays_within_items_are_apart_wherever_they_are():
+    items = [{"data": (LARGE, n), "more": [LARGE]} for n in range(6)]
+    with pool() as executor:
+        found = list(executor.map(lambda item: (total(*item["data"]), item["data"][0] is item["more"][0]), items))
+        assert found == [(total(LARGE, n), True) for n in range(6)]
+        assert len(stored(executor)) == 1
+
+
+def test_equal_values_by_several_submits_are_stored_once_and_changes_are_seen():
+    value = LARGE.copy()
+    with pool() as executor:
+        futures = [executor.submit(total, value, n) for n in range(3)]
+        futures += [executor.submit(total, value.copy(), n) for n in range(3)]
+        value[0] = 7.0
+        futures.append(executor.submit(total, n=1, x=value))
+        assert [f.result(60) for f in futures] == [total(LARGE, n) for n in (0, 1, 2, 0, 1, 2)] + [total(value, 1)]
+        assert len(stored(executor)) == 2
+
+
+def test_equal_objects_stay_two_and_one_object_stays_one():
+    def changed(a, b):
+        a[0] = 5.0
+        return float(b[0])
+
+    with pool() as executor:
+        assert executor.submit(changed, LARGE, LARGE.copy()).result(60) == 0.0
+        assert executor.submit(changed, LARGE, LARGE).result(60) == 5.0
+        assert list(executor.map(changed, [LARGE] * 2, [LARGE.copy()] * 2)) == [0.0, 0.0]
+        assert len(stored(executor)) == 1
+
+
+def test_a_large_closure_is_sent_once():
+    held = LARGE.copy()
+    with pool() as executor:
+        assert list(executor.map(lambda n: total(held, n), range(30))) == [total(LARGE, n) for n in range(30)]
+        code = [key for key in executor._session._stored if ".code/function" in key]
+        assert len(code) == 1
+
+
+def test_what_waits_shares_its_bytes_and_what_was_sent_is_let_go():
+    shared = WeakValueDictionary()
+    pickler = ArgumentPickler("k/", shared, [(LARGE, 1), (LARGE, 2)], what="an argument")
+    made = [pickler.pickled(((LARGE, n), {})) for n in (1, 2)]
+    assert [len(m.payload) < 1000 for m in made] == [True, True]
+    assert made[0].inputs == made[1].inputs
+    (key,) = made[0].inputs
+    assert made[0].objects[key] is made[1].objects[key]
+    (again, n), _ = unpickled(made[1].payload, [made[1].objects[key]])
+    np.testing.assert_array_equal(again, LARGE)
+    assert n == 2
+    del made, pickler
+    gc.collect()
+    assert not shared
+
+
+def test_arguments_that_hold_themselves():
+    cyclic: list[object] = [1, LARGE]
+    cyclic.append(cyclic)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pool() as executor:
+        assert executor.submit(lambda x: (x[2] is x, total(x[1])), cyclic).result(60) == (True, total(LARGE))
+        assert list(executor.map(lambda x, n: x[2] is x, [cyclic] * 3, range(3))) == [True] * 3
+        with pytest.raises(JobError, match=r"an argument of .*total cannot be sent to a function: .*recursi"):
+            executor.submit(total, deep)
