@@ -31,16 +31,34 @@ STOPPED = 3
     "--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends."
 )
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
-@click.option("--dry-run", is_flag=True, help="Check everything and predict time and cost of all trials; start none.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything and predict time and cost of all trials from the job's profile; start nothing.",
+)
+@click.option(
+    "--profile",
+    "measures",
+    is_flag=True,
+    help="With --dry-run: measure steps of the job on this machine first, if it has no profile.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output.")
 def tune(
-    study: Path, out: Path | None, resume: bool, attach: bool, end_trial: int | None, dry_run: bool, as_json: bool
+    study: Path,
+    out: Path | None,
+    resume: bool,
+    attach: bool,
+    end_trial: int | None,
+    dry_run: bool,
+    measures: bool,
+    as_json: bool,
 ) -> None:
     """Search for the best values of the parameters that STUDY, a TOML file, names.
 
     \b
     ephemeron tune study.toml                    run all trials, on one pool of warm functions
     ephemeron tune study.toml --dry-run          predicted time and cost; nothing is started
+    ephemeron tune study.toml --dry-run --profile    the same, from steps that are measured here first
     ephemeron tune study.toml --resume           after an interrupt, or when the client was killed
     ephemeron tune study.toml --attach           watch it from another terminal
     ephemeron train ~/.ephemeron/studies/study/best.toml    train with the best values
@@ -53,6 +71,8 @@ def tune(
                                        ("--end-trial", end_trial is not None)) if given]  # fmt: skip
     if len(chosen) > 1:
         raise UserError(f"{chosen[0]} and {chosen[1]} exclude each other")
+    if measures and not dry_run:
+        raise UserError("--profile belongs to --dry-run: a study that runs measures what it needs")
     opened = Study.open(study, out=out)
     if end_trial is not None:
         opened.end_trial(end_trial)
@@ -60,8 +80,11 @@ def tune(
         return
     if dry_run:
         opened.check()
-        expected, predictor = opened.predict(_say)
-        _show_prediction(opened, expected, predictor.note, as_json=as_json)
+        expected, predictor = opened.predict(_say, measures=measures)
+        note = predictor.note
+        if note and not measures and opened.file.spec.predict:
+            note += f"; measure it: ephemeron tune {study} --dry-run --profile"
+        _show_prediction(opened, expected, note, as_json=as_json)
         return
     result = (
         opened.attach(on_trial=_on_trial(opened))

@@ -51,7 +51,7 @@ class FunctionExecutor(concurrent.futures.Executor):
     Args:
         platform: `local`, `simulated`, `aws`, `openfaas`, `ray`, `lithops`.
         memory_mb: memory of a function, and with it its CPU share. None: one vCPU on this machine, the function's own on a cloud.
-        max_workers: functions at once. None: the cores of this machine, 100 elsewhere.
+        max_workers: functions at once. None: the cores of this machine; elsewhere 100, or as many as may run.
         channel: address of the store for code, arguments and results; clouds need one that they reach, such as `s3://bucket/prefix`.
         function_timeout_s: time limit of a function, which runs many tasks. None: the platform's.
         timeout_s: time limit of one try of a task. None: the time that its function has left.

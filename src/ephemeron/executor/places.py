@@ -67,6 +67,10 @@ class Place:
     """Longest pause of a function that finds no task."""
 
 
+USUAL_WORKERS = 100
+"""Functions at once on other platforms than this machine, unless told otherwise; fewer where fewer may run."""
+
+
 def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limits]:
     """Options with everything filled in and checked, secrets of the channel, and the platform's limits. Nothing is started.
 
@@ -83,24 +87,29 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
     if options.platform in CLOUDS:
         where = cloud(options.platform)
         settings = (where.settings() if options.settings is None else options.settings).located()
-        workers = options.max_workers or 100
         wanted = CapacityRequest(
-            workers=workers, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
+            workers=options.max_workers or 1,
+            memory_mb=options.memory_mb,
+            lifetime_s=options.lifetime_s,
+            channel=address,
         )
         request, limits = where.admit(wanted, settings, secrets)
+        workers = request.workers if options.max_workers else max(1, min(USUAL_WORKERS, limits.concurrency))
         return replace(
-            options, settings=settings, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s, max_workers=request.workers
+            options, settings=settings, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s, max_workers=workers
         ), secrets, limits  # fmt: skip
     if options.settings is not None:
         raise JobError(f"{type(options.settings).__name__} is not for platform {options.platform}")
     if options.platform == "simulated":
         from ephemeron.functions.simulated import simulated_limits
 
-        limits, workers = simulated_limits(options.simulation), options.max_workers or 100
+        limits = simulated_limits(options.simulation)
+        workers = options.max_workers or min(USUAL_WORKERS, limits.concurrency)
     else:
         from ephemeron.functions.local import default_limits
 
-        limits, workers = default_limits(), options.max_workers or os.cpu_count() or 1
+        limits = default_limits()
+        workers = options.max_workers or min(os.cpu_count() or 1, limits.concurrency)
     made = replace(
         options, memory_mb=options.memory_mb or min(int(limits.mb_per_vcpu), limits.memory_max_mb), max_workers=workers,
         lifetime_s=options.lifetime_s or limits.lifetime_s,

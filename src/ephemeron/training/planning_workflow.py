@@ -64,12 +64,13 @@ def known_or_measured(
     platform: str,
     channel: str = "folder",
     use_cache: bool = True,
+    measures: bool = True,
     on_progress: Callable[[str], None] = print,
 ) -> Profile:
     """The job's profile on a platform that can be probed from here: the stored one, or a new one, which is stored.
 
     Raises:
-        UserError: the job or an argument is refused.
+        UserError: the job or an argument is refused; or there is no stored profile, and `measures` is not set.
     """
     path = profile_path(job, f"{platform}-{_service(channel)}")
     if path.exists() and use_cache:
@@ -80,6 +81,10 @@ def known_or_measured(
         else:
             on_progress(f"using the profile of this job and code in {path}")
             return known
+    if not measures:
+        raise JobError(
+            f"job {job.name!r}, as it is now, has no profile of platform {platform}; one is measured from some steps of it on this machine"
+        )
     from ephemeron.training.profiling import profile_job
 
     profile = profile_job(job, platform=platform, channel=channel, use_cache=use_cache, on_progress=on_progress)
@@ -120,9 +125,10 @@ def profile_for(
     *,
     channel: str | None = None,
     use_cache: bool = True,
+    measures: bool = True,
     on_progress: Callable[[str], None] = print,
 ) -> Profile:
-    """The profile to plan from: what was measured on the platform, else on this machine.
+    """The profile to plan from: what was measured on the platform, else on this machine, now if `measures`.
 
     Raises:
         JobError: a cloud without published figures, on which the job was not measured.
@@ -137,7 +143,12 @@ def profile_for(
             raise not_measured(job, platform)
     probed = platform if platform in ("local", "simulated") else "local"
     return known_or_measured(
-        job, platform=probed, channel=channel or "folder", use_cache=use_cache, on_progress=on_progress
+        job,
+        platform=probed,
+        channel=channel or "folder",
+        use_cache=use_cache,
+        measures=measures,
+        on_progress=on_progress,
     )
 
 

@@ -61,21 +61,23 @@ class Predictor:
     _ratios: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, study: StudyFile, on_progress: Callable[[str], None]) -> Predictor:
-        """Reads the profile of a study's job, or measures it."""
+    def of(cls, study: StudyFile, on_progress: Callable[[str], None], *, measures: bool = True) -> Predictor:
+        """Reads the profile of a study's job, or measures it, if `measures`."""
         spec, (job, c) = study.spec, any_of(study)
         if not spec.predict:
             return cls(note="predictions are switched off (predict = false)")
         try:
             if job.sparse is not None:
                 found = sparse_jobs().sparse_predictor(
-                    job, platform=c.platform, profile=spec.profile, on_progress=on_progress
+                    job, platform=c.platform, profile=spec.profile, measures=measures, on_progress=on_progress
                 )
                 return cls(sparse=found)
             profile = (
                 load_profile(spec.profile)
                 if spec.profile is not None
-                else planning_workflow.profile_for(job, c.platform, channel=_probed(c), on_progress=on_progress)
+                else planning_workflow.profile_for(
+                    job, c.platform, channel=_probed(c), measures=measures, on_progress=on_progress
+                )
             )
             platforms = planning_workflow.platforms_for(c.platform, profile.platform, channel=None)
             return cls(workload=planning_workflow.scaled(profile, platforms).workload, platforms=platforms)

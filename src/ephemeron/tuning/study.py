@@ -154,13 +154,19 @@ class Study:
 
     # -- running --------------------------------------------------------------------------------------------
 
-    def predict(self, on_progress: Callable[[str], None] = lambda text: None) -> tuple[SpacePrediction, Predictor]:
-        """Time and cost of all trials without pruning. Nothing is started, but the job is profiled if it is not known.
+    def predict(
+        self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = True
+    ) -> tuple[SpacePrediction, Predictor]:
+        """Time and cost of all trials without pruning. No trial is started.
+
+        Args:
+            on_progress: told what is measured.
+            measures: run some steps of the job on this machine, if it has no profile; else nothing is predicted without one.
 
         Raises:
             UserError: the study is refused.
         """
-        predictor = Predictor.of(self.file, on_progress)
+        predictor = Predictor.of(self.file, on_progress, measures=measures)
         return prediction.predict_space(self.file, predictor, self._places()), predictor
 
     def run(

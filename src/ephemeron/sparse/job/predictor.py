@@ -110,7 +110,7 @@ class SparsePredictor:
 
 def sparse_predictor(
     job: Job, *, platform: str = "local", profile: Path | None = None, use_cache: bool = True, prices_file: Path | None = None,
-    on_progress: OnProgress = lambda text: None,
+    measures: bool = True, on_progress: OnProgress = lambda text: None,
 ) -> SparsePredictor:  # fmt: skip
     """Predictions of a job, from its profile, which is measured if it is not known.
 
@@ -120,16 +120,21 @@ def sparse_predictor(
         profile: file instead of the stored profile or a measurement.
         use_cache: use the stored profile; False: measure again.
         prices_file: price file instead of the built-in one.
+        measures: whether a profile that is not known is measured.
         on_progress: told what is measured.
 
     Raises:
-        JobError: the job, the platform or the file is refused.
+        JobError: the job, the platform or the file is refused; or no profile is known, and `measures` is not set.
     """
     check_platform(platform)
     if profile is not None:
         return SparsePredictor(load_sparse_profile(profile), prices_file)
     known = stored_profile(job) if use_cache else None
     if known is None:
+        if not measures:
+            raise JobError(
+                f"job {job.name!r}, as it is now, has no profile; one is measured from some steps of it on this machine"
+            )
         from ephemeron.sparse.job.profiling import measure
 
         on_progress("measuring steps of this sparse job on this machine, once")

@@ -511,7 +511,7 @@ def describe(spec: RunSpec) -> dict[str, object]:
     }  # fmt: skip
     return between | {
         "pattern": c.pattern, "sync": c.sync, "channel": c.channel, "exchange": c.exchanged, "local_steps": c.local_steps, "compression": c.compression,
-        "workers": c.workers, "aggregators": c.aggregators, "memory_mb": c.memory_mb, "batch_size": c.batch_size,
+        "workers": c.workers, "aggregators": c.aggregators, "memory_mb": None if between else c.memory_mb, "batch_size": c.batch_size,
         "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,
         "function_timeout_s": c.function_timeout_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
         **({} if spec.stages is None else {

@@ -103,7 +103,9 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
         _tested(figures),
         ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
         ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
-        ("Functions", figures.quotas, calls),
+        ("Functions", f"{figures.workers}", f"{figures.quotas}; {calls}")
+        if figures.regions
+        else ("Functions", figures.quotas, calls),
         ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
         ("Moved", human_bytes(t.bytes_up + t.bytes_down + t.direct_bytes_sent), moved(story)),
     ]
