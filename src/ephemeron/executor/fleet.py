@@ -13,6 +13,7 @@ from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, InvocationRefused, PlatformError
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.base import Call, Outcome
+from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import Adapter
 from ephemeron.functions.tasks.scaling import number_of
@@ -20,7 +21,7 @@ from ephemeron.functions.tasks.scaling import number_of
 _log = logging.getLogger(__name__)
 
 MOST_LOSSES = 8
-"""Functions that may end badly in a row, without a task being done meanwhile."""
+"""Functions that may end in a row, badly or without a task that they have done, while no task is done."""
 _SILENT = 2.0
 """Lease times after which a function that runs and says nothing is replaced."""
 _AGAIN_S = 1.0
@@ -59,8 +60,7 @@ class Fleet:
         self._heard: dict[int, float] = {}
         """By running function: loop time of its start, or at which the queue has heard of it."""
         self._started = 0
-        self._losses = 0
-        self._progress = 0
+        self._budget = ProgressBudget(MOST_LOSSES)
         self._error: EphemeronError | None = None
         self._not_before = 0.0
 
@@ -97,8 +97,7 @@ class Fleet:
         Args:
             progress: number of tasks that have ended.
         """
-        if progress > self._progress:
-            self._progress, self._losses = progress, 0
+        self._budget.progressed(progress)
         if self._error is not None:
             raise self._error
 
@@ -141,13 +140,17 @@ class Fleet:
         self._judge(outcome)
 
     def _judge(self, outcome: Outcome) -> None:
-        if outcome.status in ("ok", "cancelled"):
+        if outcome.status == "cancelled":
             return
-        first = outcome.error.strip().splitlines()[0] if outcome.error.strip() else outcome.status
-        _log.info("a function has ended: %s: %s", outcome.status, first)
-        self._losses += 1
-        if outcome.status == "error" or self._losses > MOST_LOSSES:
-            times = "" if self._losses <= MOST_LOSSES else f", as {self._losses} did in a row"
-            self._error = self._error or PlatformError(
-                f"a function that runs tasks ended{times}: {outcome.status}: {first}"
-            )
+        if outcome.status == "ok":
+            if outcome.value.get("recorded") or len(self._running) > 1:  # others may be busy with all that there is
+                return
+            said = f"it found no task that it could do ({outcome.value.get('outcome', 'ok')})"
+        else:
+            lines = outcome.error.strip().splitlines()
+            said = f"{outcome.status}: {lines[0] if lines else outcome.status}"
+        _log.info("a function has ended: %s", said)
+        is_over = self._budget.ended(said)
+        if outcome.status == "error" or is_over:
+            times = f", as {self._budget.spent} did in a row" if is_over else ""
+            self._error = self._error or PlatformError(f"a function that runs tasks ended{times}: {said}")

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import BudgetReached, EphemeronError, TaskFailed
+from ephemeron.errors import (
+    BudgetReached,
+    ChannelEmptied,
+    ChannelError,
+    DamagedObject,
+    EphemeronError,
+    TaskFailed,
+)
 from ephemeron.events import Ended, Invoked, Traffic
 from ephemeron.executor.batching import Batching
 from ephemeron.executor.fleet import Fleet
@@ -22,7 +29,7 @@ from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
-from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.planner.prices import Prices
 from ephemeron.user_code import line_of, unpickled
@@ -120,6 +127,9 @@ class Session:
         self._order = 0
         self._heard_at = 0.0
         """Loop time at which the queue was asked for the functions that it hears of."""
+        self._empty: tuple[float, int] | None = None
+        """Loop time at which the queue was first found empty though tasks have no result, and `settled` then."""
+        self._looked_at = 0.0
         self._graphs: dict[str, Graph] = {}
         self._new_graphs: deque[Graph] = deque()
 
@@ -254,6 +264,7 @@ class Session:
                 continue
             results = await reader.read()
             await self._settle(channel, results)
+            self._check_lost(queue, reader)
             self._traffic = self._before + channel.traffic + queue.traffic
             self._check(fleet)
             if results:
@@ -342,6 +353,9 @@ class Session:
         self._heard_at = loop_s
         depth = await queue.depth()
         fleet.heard(depth.executors)
+        if depth.tasks or self._empty is None or self._empty[1] != self.settled:
+            self._empty = None if depth.tasks else (loop_s, self.settled)
+        self._looked_at = loop_s
         return depth.tasks if self._graphs else 0
 
     def _settle_graphs(self, results: list[TaskResult]) -> None:
@@ -365,15 +379,18 @@ class Session:
             for result, value in zip(part, values, strict=True):
                 self._resolve(result, value)
 
-    async def _value(self, channel: RunChannel, result: TaskResult) -> memoryview | bytes | None:
+    async def _value(self, channel: RunChannel, result: TaskResult) -> memoryview | bytes | ChannelError | None:
         if result.status != "ok" or result.id not in self._unresolved:
             return None
         if not result.ref:
             return result.data
-        deadline = asyncio.get_running_loop().time() + 60.0
-        return (await channel.get(result.ref, deadline=deadline)).data
+        try:  # it was read back before the result was recorded
+            data = await channel.fetch(result.ref)
+        except DamagedObject as e:
+            return e
+        return ChannelEmptied("the store has lost the result", key=result.ref) if data is None else data
 
-    def _resolve(self, result: TaskResult, data: memoryview | bytes | None) -> None:
+    def _resolve(self, result: TaskResult, data: memoryview | bytes | ChannelError | None) -> None:
         self._open.remove(result.id)
         self.settled += 1
         if self._batch_of.pop(result.id, None) is not None:
@@ -386,8 +403,8 @@ class Session:
         with contextlib.suppress(InvalidStateError):  # it was cancelled just now
             if result.status == "cancelled":
                 future.cancel()
-            elif result.status != "ok" or data is None:
-                text = result.error or "it has no result"
+            elif result.status != "ok" or data is None or isinstance(data, ChannelError):
+                text = result.error or str(data or "it has no result")
                 failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries)
                 future.set_exception(failed)
                 self.failed += 1
@@ -398,6 +415,15 @@ class Session:
                     future.set_exception(TaskFailed(f"its result cannot be read here: {line_of(e)}", task=result.id))
                 else:
                     future.set_result(value)
+
+    def _check_lost(self, queue: TaskQueue, reader: ResultReader) -> None:
+        """Raises `ChannelEmptied` where tasks have no result, and the queue has none left: a batch, an edge or results are lost. Two looks
+        at the queue, a lease time apart, have found it empty; results were read after both."""
+        if self._empty is None or self._empty[1] != self.settled or self._looked_at < self._empty[0] + queue.lease_s:
+            return
+        of = next((self._batch_of[task] for task in sorted(self._open) if task in self._batch_of), "")
+        text = "the store has lost tasks, or their results: some have no result, and the queue has no task left"
+        raise ChannelEmptied(text, key=reader.damaged or queue.key_of(of))
 
     def _check(self, fleet: Fleet) -> None:
         fleet.check(progress=self.settled)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from ephemeron.communication.channels.base import Received
 from ephemeron.communication.channels.memory import MemoryChannel
 
 Damage: TypeAlias = Callable[[str, bytes, Mapping[str, bytes]], bytes | None]
@@ -48,19 +49,21 @@ def kind_of(key: str) -> str:
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", key)
 
 
-def damage_first(store: MemoryChannel, wanted: Callable[[str], bool], damage: Damage) -> list[str]:
-    """Damages, when it is put, the first object of a store whose key is wanted.
+def damage_first(
+    store: MemoryChannel, wanted: Callable[[str], bool], damage: Damage, happened: list[str], *, late: bool = False
+) -> None:
+    """Damages the first object of a store whose key is wanted.
 
-    Returns:
-        Receives its key.
+    Args:
+        happened: receives its key.
+        late: not when it is put, but once it has been read whole: a writer that reads it back does not notice.
     """
     seen: dict[str, bytes] = {}
-    happened: list[str] = []
-    publish = store.publish
+    publish, fetch, get, exists = store.publish, store.fetch, store.get, store.exists
 
     def published(key: str, data: bytes) -> None:
         seen[key] = bytes(data)
-        if happened or not wanted(key):
+        if late or happened or not wanted(key):
             return publish(key, data)
         happened.append(key)
         found = damage(key, bytes(data), seen)
@@ -68,5 +71,26 @@ def damage_first(store: MemoryChannel, wanted: Callable[[str], bool], damage: Da
             publish(key, found)
         return None
 
-    store.publish = published  # type: ignore[method-assign]
-    return happened
+    def was_read(key: str) -> None:
+        if late and not happened and key in store.objects and wanted(key):
+            happened.append(key)
+            found = damage(key, bytes(store.objects.pop(key)), seen)
+            if found is not None:
+                store.objects[key] = found
+
+    async def fetched(key: str) -> memoryview | None:
+        data = await fetch(key)
+        was_read(key)
+        return data
+
+    async def got(key: str, *, deadline: float, expected_at: float | None = None) -> Received:
+        received = await get(key, deadline=deadline, expected_at=expected_at)
+        was_read(key)
+        return received
+
+    async def existed(key: str) -> bool:
+        found = await exists(key)
+        was_read(key)
+        return found
+
+    store.publish, store.fetch, store.get, store.exists = published, fetched, got, existed  # type: ignore[method-assign]

@@ -3,7 +3,8 @@
 A batch is one object, its lease another, its results a log of objects that are each created once. The party that creates number N of
 the log has decided the results in it; a late executor finds number N taken, reads it, and drops what is there. So the log is
 one sequence for all, and a task has one result. Nothing is appended before the object ahead of it was read back, so that the log has
-no gaps even on a store that loses puts.
+no gaps even on a store that loses puts. A part of the log that is damaged counts as empty: its tasks run again, and the next number has
+their results. Batches and edges, which all writers put alike, are put over a damaged object; an executor that meets a damaged one later ends with its key.
 
 Leases end by observation: an owner puts a new sign of life every third of `lease_s`, and an observer that sees the same one for `lease_s`
 takes the batch, or marks it (`depth`), so that a provisioner can watch for executors that live less long. This needs no clocks that agree; recovery takes one to two times `lease_s`.
@@ -25,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.durable_put import create_durable
-from ephemeron.errors import CorruptMessage, JobError, KeyExists, SignatureRefused
+from ephemeron.errors import DamagedObject, JobError, KeyExists
 from ephemeron.events import Traffic
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState, edge_news
 from ephemeron.functions.tasks.model import (
@@ -91,8 +92,11 @@ class ObjectQueue(TaskQueue):
 
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
         batch, data = batch_name(tasks, order)
-        await create_durable(self._channel, self._keys.batch(batch), data)
+        await create_durable(self._channel, self._keys.batch(batch), data, alike=True)
         return batch
+
+    def key_of(self, batch: str) -> str:
+        return self._keys.batch(batch)
 
     async def connect(self, *edges: TaskEdge) -> None:
         ends = await asyncio.gather(*(self._connect(edge) for edge in edges), return_exceptions=True)
@@ -104,7 +108,7 @@ class ObjectQueue(TaskQueue):
         if self._connected.get(edge.name) == edge:  # a later input is counted by its owner, who finds the edge
             return
         key, data = self._keys.edge(edge.name), pack_edge(edge)
-        there = await create_durable(self._channel, key, data)
+        there = await create_durable(self._channel, key, data, alike=True)
         if there != data:
             raise JobError(f"edge {edge.name} is there already, with other inputs or tasks")
         self._edges[edge.name] = edge
@@ -186,11 +190,9 @@ class ObjectQueue(TaskQueue):
             await self._channel.put(self._keys.lease(batch, attempt), [self.owner.encode()], create=True)
         except KeyExists:
             return None
-        try:
-            state = await self._load(batch)
-        except (SignatureRefused, CorruptMessage) as e:  # and no other executor takes it before this lease has expired
-            _log.warning("batch %s is not taken: %s", batch, e)
-            return None
+        state = await self._load(
+            batch
+        )  # an error with its key ends this executor, and the map: nobody can do its tasks
         if state is None or batch in self._held:  # completed since it was listed
             await self._channel.delete([self._keys.lease(batch, attempt)])
             return None
@@ -269,8 +271,18 @@ class ObjectQueue(TaskQueue):
         return state
 
     async def _read_log(self, state: BatchState) -> None:
-        while (data := await self._channel.fetch(key := self._keys.log(state.batch, len(state.log)))) is not None:
-            state.absorb(unpack(TaskResult, data, key=key)[0])
+        # A gap need not be looked for: whoever appends finds the next number taken, and reads on.
+        while (part := await self._part(self._keys.log(state.batch, len(state.log)))) is not None:
+            state.absorb(part)
+
+    async def _part(self, key: str) -> list[TaskResult] | None:
+        """A part of a log, empty if it is damaged; None: it is not there."""
+        try:
+            data = await self._channel.fetch(key)
+        except DamagedObject as e:
+            _log.warning("results are lost, and their tasks run again: %s", e)
+            return []
+        return None if data is None else unpack(TaskResult, data, key=key)[0]
 
     async def _record(self, state: BatchState, results: Iterable[TaskResult]) -> list[TaskResult]:
         """Appends to the log what is not in it, and does what follows from it."""
@@ -279,7 +291,11 @@ class ObjectQueue(TaskQueue):
             number = len(state.log)
             key = self._keys.log(state.batch, number)
             mine = pack(news, owner=self.owner, nonce=self._random.getrandbits(48))
-            there = await create_durable(self._channel, key, mine)
+            try:
+                there = await create_durable(self._channel, key, mine)
+            except DamagedObject:
+                state.absorb([])
+                continue
             if there == mine:
                 state.absorb(news)
                 await self._settle(state)
@@ -299,7 +315,7 @@ class ObjectQueue(TaskQueue):
         for news in edge_news(state.tasks, state.log[part]):
             total = 0
             if news.lost:
-                await create_durable(self._channel, self._keys.lost(news.edge), news.lost.encode())
+                await create_durable(self._channel, self._keys.lost(news.edge), news.lost.encode(), alike=True)
             if news.done:
                 total = await self.count(f"edge-{news.edge}", f"{state.batch}-{part}", news.done)
             key = self._keys.edge(news.edge)
@@ -317,7 +333,7 @@ class ObjectQueue(TaskQueue):
         """Publishes the tasks of an edge, unless they were published and have results."""
         # If they get them just now, the batch is published again, and removed by the next taker, which reads its log first.
         batch, _ = batch_name(edge.tasks, edge.order)
-        if await self._channel.fetch(self._keys.log(batch, 0)) is None:
+        if await self._part(self._keys.log(batch, 0)) is None:
             await self.publish(edge.tasks, order=edge.order)
             if batch not in self._held and batch not in self._opened:
                 self._opened.add(batch)
@@ -422,7 +438,7 @@ class ObjectQueue(TaskQueue):
         return members
 
     async def finish(self) -> None:
-        await create_durable(self._channel, self._keys.closed, b"closed")
+        await create_durable(self._channel, self._keys.closed, b"closed", alike=True)
 
     def reader(self) -> ResultReader:
         return ObjectResultReader(self._channel, self._keys)
@@ -451,11 +467,16 @@ class ObjectResultReader(ResultReader):
         new = [key for key in await self._channel.list(self._keys.logs) if key not in self._read]
         found: list[TaskResult] = []
         for some in (new[at : at + _AT_ONCE] for at in range(0, len(new), _AT_ONCE)):
-            parts = await asyncio.gather(*(self._channel.fetch(key) for key in some))
+            parts = await asyncio.gather(*(self._channel.fetch(key) for key in some), return_exceptions=True)
             for key, data in zip(some, parts, strict=True):
-                if data is None:  # lost, or damaged: the party that put it puts it again
+                if data is None:  # lost: the party that put it puts it again
                     continue
                 self._read.add(key)
+                if isinstance(data, DamagedObject):
+                    self.damaged = self.damaged or key
+                    continue
+                if isinstance(data, BaseException):
+                    raise data
                 for result in unpack(TaskResult, data, key=key)[0]:
                     if result.is_final and result.id not in self._seen:
                         self._seen.add(result.id)

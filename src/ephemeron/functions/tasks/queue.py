@@ -13,6 +13,9 @@ from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, Tas
 class ResultReader(ABC):
     """One reader's position in the results of a queue."""
 
+    damaged: str = ""
+    """Key of the first object with results that could not be read. Its tasks run again, unless they were all done."""
+
     @abstractmethod
     async def read(self) -> list[TaskResult]:
         """Final results that this reader has not seen, each task once. Does not wait for any."""
@@ -59,6 +62,10 @@ class TaskQueue(ABC):
         Raises:
             JobError: no task, two of one id, or an id that is no name.
         """
+
+    @abstractmethod
+    def key_of(self, batch: str) -> str:
+        """Where a batch is stored; of an empty name, where all are. For messages."""
 
     @abstractmethod
     async def connect(self, *edges: TaskEdge) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from ephemeron.communication.channels.cache import CacheChannel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import ChannelUnreachable, CorruptMessage, JobError, SignatureRefused
+from ephemeron.errors import ChannelEmptied, ChannelUnreachable, JobError
 from ephemeron.functions.tasks import redis_scripts as scripts
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState
 from ephemeron.functions.tasks.model import (
@@ -31,8 +30,6 @@ from ephemeron.functions.tasks.model import (
 )
 from ephemeron.functions.tasks.packing import batch_name, pack, pack_edge, unpack, unpack_edge
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
-
-_log = logging.getLogger(__name__)
 
 _MOST_CONNECTED = 10_000
 """Edges that an owner remembers."""
@@ -79,6 +76,9 @@ class RedisQueue(TaskQueue):
         await self._script(scripts.PUBLISH, batch, self._sealed(data, batch), order)
         return batch
 
+    def key_of(self, batch: str) -> str:
+        return f"{self._prefix}batch/{batch}"
+
     async def connect(self, *edges: TaskEdge) -> None:
         rows: list[Any] = []
         digests: dict[str, bytes] = {}
@@ -109,24 +109,14 @@ class RedisQueue(TaskQueue):
         return await self._leases(taken)
 
     async def _leases(self, rows: Iterable[list[Any]]) -> list[TaskLease]:
-        leases: list[TaskLease] = []
-        for row in rows:
-            try:
-                lease = await self._leased(*row)
-            except (
-                SignatureRefused,
-                CorruptMessage,
-            ) as e:  # and no other executor takes it before this lease has expired
-                _log.warning("batch %s is not taken: %s", row[0].decode(), e)
-                continue
-            if lease.tasks:
-                leases.append(lease)
-        return leases
+        # A batch that is not as it was published ends this executor with its key, and so the map: nobody can do its tasks.
+        leases = [await self._leased(*row) for row in rows]
+        return [lease for lease in leases if lease.tasks]
 
-    async def _leased(self, name: bytes, attempt: int, tasks: bytes, flat: list[bytes]) -> TaskLease:
+    async def _leased(self, name: bytes, attempt: int, tasks: bytes | None, flat: list[bytes]) -> TaskLease:
         batch = name.decode()
         state = self._states[batch] = self._state(batch, tasks, flat)
-        if attempt > 2:
+        if attempt > 2 and state.pending:
             first = state.pending[0]
             await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED)])
         return TaskLease(batch=batch, attempt=attempt, tasks=state.pending)
@@ -184,8 +174,11 @@ class RedisQueue(TaskQueue):
             return None
         return self._state(batch, tasks, await self._command("HGETALL", f"{self._prefix}state/{batch}"))
 
-    def _state(self, batch: str, tasks: bytes, flat: Any) -> BatchState:
-        state = BatchState(batch, tuple(unpack(TaskSpec, self._opened(tasks, batch), key=batch)[0]))
+    def _state(self, batch: str, tasks: bytes | None, flat: Any) -> BatchState:
+        key = self.key_of(batch)
+        if tasks is None:
+            raise ChannelEmptied("the store has lost a batch of tasks", key=key)
+        state = BatchState(batch, tuple(unpack(TaskSpec, self._opened(tasks, batch), key=key)[0]))
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
         for field, value in pairs:
             kind, _, task = field.decode().partition(":")

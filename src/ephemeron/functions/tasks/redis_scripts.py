@@ -112,7 +112,7 @@ TAKE = (
 local missing, lease_ms, at = tonumber(ARGV[1]), tonumber(ARGV[2]), now()
 for _, batch in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', at, 'LIMIT', 0, 1000)) do
   redis.call('ZREM', p .. 'leases', batch)
-  ready(redis.call('HGET', p .. 'batch/' .. batch, 'order'), batch)
+  ready(redis.call('HGET', p .. 'batch/' .. batch, 'order') or '0', batch)
 end
 local there, live = redis.call('ZCARD', p .. 'ready'), redis.call('ZCOUNT', p .. 'live', at, '+inf')
 local taken, most = {}, math.max(1, math.ceil(there / math.max(1, live)))
@@ -125,7 +125,7 @@ while missing > 0 and #taken < most do
     break
   end
   taken[#taken + 1] = lease(batch, ARGV[3], at + lease_ms)
-  missing = missing - tonumber(redis.call('HGET', p .. 'batch/' .. batch, 'left'))
+  missing = missing - tonumber(redis.call('HGET', p .. 'batch/' .. batch, 'left') or '1')
 end
 local drained = redis.call('EXISTS', p .. 'closed', p .. 'ready', p .. 'leases')
 if redis.call('EXISTS', p .. 'closed') == 0 then
@@ -190,7 +190,7 @@ end
 if redis.call('EXISTS', key) == 0 then
   return {recorded, conflicts, {}}
 end
-local left = tonumber(redis.call('HGET', key, 'left'))
+local left = tonumber(redis.call('HGET', key, 'left') or '1')
 while n <= #ARGV do
   local task, status, tries, nonce, data, error, edges = unpack(ARGV, n, n + 6)
   n = n + 7

@@ -45,14 +45,16 @@ class StoredResult:
         return len(self.data) + sum(map(size_of, self.objects.values()))
 
     async def put(self, channel: Channel) -> bool:
-        """Stores the objects. The first one under a key stays, so an output is the same for all that read it.
+        """Stores the objects. The first whole one under a key stays, so an output is the same for all that read it.
 
         Returns:
             Whether they are as this result has them.
         """
         if self.key:
-            await create_durable(channel, self.key, self.data)
-        there = await asyncio.gather(*(create_durable_from(channel, *each) for each in self.objects.items()))
+            await create_durable(channel, self.key, self.data, alike=True)
+        there = await asyncio.gather(
+            *(create_durable_from(channel, *each, alike=True) for each in self.objects.items())
+        )
         return all(
             data is None or data == joined(buffers) for data, buffers in zip(there, self.objects.values(), strict=True)
         )
