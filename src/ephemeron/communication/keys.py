@@ -66,18 +66,29 @@ def is_signed(key: str) -> bool:
 
 PUT_AGAIN = frozenset(
     {
-        "claim", "control", "done", "evaluation", "groups", "hand", "kept", "left", "mail", "measured", "over", "peer", "replaced",
+        "claim", "control", "done", "evaluation", "hand", "kept", "left", "mail", "measured", "over", "part", "peer", "replaced",
         "result", "start", "state", "wait", "waiting", "x",
     }
 )  # fmt: skip
 """Kinds of objects of a run that are put again where they are missed, by a replacement or from an older checkpoint, or whose existence
 alone counts. So are contributions and merged shards (`gGROUP`)."""
+_PUT_AGAIN_OF = {
+    "groups": frozenset({"absent", "entrance", "left", "members", "snapshot"}),
+    "region": frozenset({"leave", "loaded", "released", "waiting"}),
+}
+"""The same of the objects of regions; their updates and decisions are none of these."""
 
 
 def is_put_again(key: str) -> bool:
     """Whether the damage of a run's object counts as its absence; see `object_frame.Framed`."""
-    kind = key.split("/", 2)[1:2]
-    return bool(kind) and (kind[0] in PUT_AGAIN or (kind[0][:1] == "g" and kind[0][1:2].isdigit()))
+    _, kind, name, *_ = *key.split("/"), "", ""
+    return kind in PUT_AGAIN or (kind[:1] == "g" and kind[1:2].isdigit()) or name in _PUT_AGAIN_OF.get(kind, ())
+
+
+def is_merged(key: str) -> bool:
+    """Whether a key is that of a merged shard."""
+    _, kind, name, *_ = *key.split("/"), "", ""
+    return kind[:1] == "g" and kind[1:2].isdigit() and ".m." in name
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ class Framed(Wrapper):
         put_again: Callable[[str], bool] = is_put_again,
     ) -> None:  # fmt: skip
         super().__init__(inner)
-        self._owner, self._damaged, self._put_again, self._created = owner, damaged, put_again, 0
+        self._owner, self._damaged, self._created = owner, damaged, 0
+        self.put_again = put_again
         self._known: dict[str, tuple[int, float]] = {}
         """By key of a damaged object: digest of its bytes, and the loop time at which they were first seen."""
 
@@ -128,7 +129,7 @@ class Framed(Wrapper):
             except CorruptMessage as e:
                 is_known = self._remember(key, data, e) >= FIRST_AGAIN_S * (2**FETCHED_AGAIN - 1)
                 if is_known or not left:
-                    if self._put_again(key):
+                    if self.put_again(key):
                         return None
                     raise DamagedObject(f"only a damaged object there: {e.problem}", key=key) from e
             left -= 1
@@ -154,7 +155,7 @@ class Framed(Wrapper):
                 lasted_s = self._remember(key, received.data, e)
                 if not lasted_s:  # put again since, or damaged on the way: likely whole at the next read
                     pause_s = FIRST_AGAIN_S
-                elif lasted_s >= LASTING_S and not self._put_again(key):
+                elif lasted_s >= LASTING_S and not self.put_again(key):
                     raise DamagedObject(f"only a damaged object there: {e.problem}", key=key) from e
             else:
                 return Received(body, asked - began + received.waited_s, polls + received.polls, received.poll_s)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.data.split import SampleSplit
-from ephemeron.errors import KeyExists, RegionSuperseded
+from ephemeron.errors import DamagedObject, KeyExists, RegionSuperseded
 from ephemeron.geo.background_writes import BackgroundWrites
 from ephemeron.geo.communicator import Communicator, Update
 from ephemeron.geo.policies import AdaptiveSchedule, Due, ExchangeSchedule
@@ -86,7 +86,11 @@ class OwnUpdates:
             try:
                 await self._channel.put(key, [data], create=True)
             except KeyExists:
-                there = await self._channel.fetch(key)
+                try:
+                    there = await self._channel.fetch(key)
+                except DamagedObject:
+                    there = None
+                    await self._channel.put(key, [data])
                 if there is not None and self._decoded(due, there, key)[0].payload != update.payload:
                     raise RegionSuperseded(
                         f"another attempt of region {update.region} has sent round {due.round}"

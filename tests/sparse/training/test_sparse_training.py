@@ -237,4 +237,4 @@ def test_a_function_that_is_lost_is_replaced(monkeypatch):
     ):
         begun, said = _shares_that_end_with(error)
         assert len(begun) == MOST_LOSSES + 1
-        assert "21 functions were lost" in said
+        assert "21 functions in a row have ended without a step" in said

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import ChannelTimeout, CorruptMessage, JobError, KeyExists
+from ephemeron.errors import ChannelTimeout, CorruptMessage, DamagedObject, JobError, KeyExists
 from ephemeron.geo.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update, Watermarks
 from ephemeron.geo.communicator.members import MemberTable
 
@@ -122,8 +122,14 @@ class StoreCommunicator(Communicator):
         )  # a request that training need not wait for
 
     async def _put(self, update: Update, buffers: Sequence[Buffer]) -> None:
-        with contextlib.suppress(KeyExists):  # an earlier attempt has put the same values
-            await self._channel.put(self._key(self.region, update.fragment, update.round), buffers, create=True)
+        key = self._key(self.region, update.fragment, update.round)
+        try:
+            await self._channel.put(key, buffers, create=True)
+        except KeyExists:  # an earlier attempt has put the same values
+            try:
+                await self._channel.fetch(key)
+            except DamagedObject:
+                await self._channel.put(key, buffers)
         self._sent += sum(map(len, buffers))
         self._published.add((update.fragment, update.round))
 
@@ -168,6 +174,8 @@ class StoreCommunicator(Communicator):
                     self._awaited[region, fragment] = first
                     task = self._watching[region, fragment] = asyncio.create_task(self._watch(region, fragment, first))
                     task.add_done_callback(lambda _: self._news.set())
+                elif (task := self._watching[region, fragment]).done():
+                    task.result()  # an update that is damaged, or a store that does not answer
         found = (u for u in self._here.values() if u.round > after.get(u.region, {}).get(u.fragment, 0))
         return sorted(found, key=lambda u: (u.region, u.fragment, u.round))
 

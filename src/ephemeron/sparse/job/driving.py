@@ -27,6 +27,7 @@ from ephemeron.data.tables import TableDataset
 from ephemeron.errors import (
     ChannelError,
     EphemeronError,
+    FunctionFailed,
     FunctionLost,
     JobError,
     PlatformError,
@@ -317,6 +318,7 @@ class SparseDriver(ShareWatcher):
 
         Raises:
             JobError: the data or the job are wrong.
+            FunctionFailed: its code raised.
             FunctionLost: another function is to go on.
         """
         c, s = self._spec.configuration, self._schedule
@@ -341,7 +343,9 @@ class SparseDriver(ShareWatcher):
         value = outcome.value
         if outcome.status != "ok" or value.get("outcome") == "fenced":
             text = outcome.error.strip().rpartition("\n")[2] or outcome.status.replace("_", " ")
-            raise FunctionLost(text, rank=part.rank)
+            raise (FunctionFailed if outcome.status == "error" else FunctionLost)(
+                text, rank=part.rank, attempt=part.attempt
+            )
         if value.get("outcome") == "refused":
             raise JobError(str(value["problem"]), remedy=str(value["remedy"]) or None)
         return build(PartReport, value["report"], where="report of a function")

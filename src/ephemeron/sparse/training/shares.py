@@ -15,6 +15,7 @@ from ephemeron import errors
 from ephemeron.config.typed import build
 from ephemeron.errors import (
     ChannelError,
+    FunctionFailed,
     JobError,
     LinkFailed,
     PlatformError,
@@ -24,6 +25,7 @@ from ephemeron.errors import (
     ServiceUnreachable,
     TaskFailed,
 )
+from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.training.part import Part, PartReport, progress_key, stop_key
 
@@ -31,7 +33,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 MOST_LOSSES = 20
-"""Functions of one share that may be lost."""
+"""Functions of one share that may end in a row without a step, lost or handed over."""
+_PASSING = (OSError, ChannelError, LinkFailed, PlatformError, RpcError, ServiceRefused, ServiceUnreachable)
+"""What the world did. A function that ends with another error would do so again: its data or its code are wrong."""
 PartEnd = Literal["finished", "handed over", "lost", "cancelled"]
 
 
@@ -78,13 +82,14 @@ class Shares:
         self._parts = [replace(part, session=self._session) for part in parts]
         self._running: dict[int, PartTask] = {}
         self._reports: dict[int, PartReport] = {}
-        self._lost = [0] * len(parts)
+        self._lost = 0
+        self._budgets = [ProgressBudget(MOST_LOSSES) for _ in parts]
         self._stopping = self._cancelled = False
 
     @property
     def lost(self) -> int:
         """Functions that were lost."""
-        return sum(self._lost)
+        return self._lost
 
     @property
     def complete(self) -> bool:
@@ -106,7 +111,7 @@ class Shares:
 
         Raises:
             JobError: the fault is the user's.
-            RunFailed: functions of one share were lost again and again, or code raised.
+            RunFailed: functions of one share were lost again and again.
         """
         for part in list(self._parts):
             found = await self._stored(part)
@@ -147,22 +152,28 @@ class Shares:
             self._watcher.reported([report])
             self._watcher.ended(part, task, "finished" if report.finished else "handed over", "")
             if not report.finished and not self._stopping:
-                self._submit(replace(part, attempt=part.attempt + 1))
+                self._go_on(part, "its time was up")
             return None
         self._watcher.ended(part, task, "lost", str(error))
         for cause in (error, error.__cause__):
             if isinstance(cause, JobError):
                 raise cause
-        if not _is_loss(error):
+        if not _may_pass(error):
             raise RunFailed(part.run, [f"share {part.rank}: {error}"]) from error
-        self._lost[part.rank] += 1
-        if self._lost[part.rank] > MOST_LOSSES:
-            text = f"share {part.rank}: {self._lost[part.rank]} functions were lost, the last one by: {error}"
-            raise RunFailed(part.run, [text]) from error
+        self._lost += 1
         _log.warning("share %d: its function was lost, another one goes on (%s)", part.rank, error)
         if not self._stopping:
-            self._submit(replace(part, attempt=part.attempt + 1))
+            self._go_on(part, str(error))
         return None
+
+    def _go_on(self, part: Part, ended: str) -> None:
+        """Starts another function for a share, unless too many have ended without a step."""
+        budget, report = self._budgets[part.rank], self._reports.get(part.rank)
+        budget.progressed(0 if report is None else report.steps)
+        if budget.ended(ended):
+            text = f"share {part.rank}: {budget.spent} functions in a row have ended without a step, the last one by: {ended}"
+            raise RunFailed(part.run, [text])
+        self._submit(replace(part, attempt=part.attempt + 1))
 
     async def _tell(self) -> None:
         for part in self._parts:
@@ -176,13 +187,16 @@ class Shares:
         return None if data is None else build(PartReport, json.loads(data), where="progress")
 
 
-_WORLD = (ChannelError, PlatformError, RpcError, ServiceUnreachable, ServiceRefused, LinkFailed, OSError)
-
-
-def _is_loss(error: BaseException) -> bool:
-    """Whether another function may do better: this one has died, or what it reached for did not answer. Code that raises raises again."""
-    if not isinstance(error, TaskFailed) or not error.traceback:
+def _may_pass(error: BaseException) -> bool:
+    """Whether another function may do better: nothing raised in this one, or what the world did to it."""
+    if isinstance(error, TaskFailed):
+        if not error.traceback:  # it was killed
+            return True
+        text = str(error)
+    elif isinstance(error, FunctionFailed):
+        text = error.problem
+    else:
         return True
-    name = str(error).partition(":")[0]
+    name = text.partition(":")[0].strip()
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
-    return isinstance(kind, type) and issubclass(kind, _WORLD)
+    return isinstance(kind, type) and issubclass(kind, _PASSING)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import CorruptMessage, InvocationRefused, JobError, KeyExists
+from ephemeron.errors import CorruptMessage, DamagedObject, InvocationRefused, JobError, KeyExists
 from ephemeron.events import Note
 from ephemeron.training.collectives import all_of
 from ephemeron.training.job.generation import Generation, Resize
@@ -212,7 +212,11 @@ class GenerationChange:
         await self._lifecycle.check_fence()
         key, data = self._keys.members(wanted.number), json.dumps(plain(wanted)).encode()
         for _ in range(_STORES):
-            stored = await self._channel.fetch(key)
+            try:
+                stored = await self._channel.fetch(key)
+            except DamagedObject:
+                await self._channel.put(key, [data])
+                continue
             if stored is not None:
                 known = decode_members(stored, key=key)
                 if known == wanted or known.from_iteration >= iteration + self._least_lead():
@@ -313,7 +317,11 @@ class GenerationChange:
                 await self._channel.put(key, [content], create=True)
             except KeyExists:
                 pass
-            found = await self._channel.fetch(key)
+            try:
+                found = await self._channel.fetch(key)
+            except DamagedObject:  # all attempts of this rank put the same
+                await self._channel.put(key, [content])
+                continue
             if found is not None:
                 return bytes(found)
         return None

@@ -275,7 +275,12 @@ class InvocationLifecycle:
         await self.invoke(self.rank, self.attempt + 1, "relay", request)
 
     async def wait_in_successor(self) -> None:
-        """Starts the next attempt of this rank, which waits for the beginning of the generation in its place."""
+        """Starts the next attempt of this rank, which waits for the beginning of the generation in its place.
+
+        Raises:
+            ReplacementsFailed: the run may replace no more functions: this one has made no progress.
+        """
+        await self.replacement.spend(self.rank, max(self.invocation.request.reached, 0))
         if await self._claim_next(not_after=None):
             await self.invoke(self.rank, self.attempt + 1, "replacement", WorkerRequest())
 
@@ -394,8 +399,13 @@ class InvocationLifecycle:
         """
         self.timeouts.mark_disturbed()
         now = self.keys.generation
-        wanted = (self._fence(), self.keys.result, self.keys.control, self.keys.begin(now + 1), self.keys.over(now))
-        fence, result, control, begun, over = await all_of(self.channel.fetch(key) for key in wanted)
+        wanted = (self._fence(), self.keys.result, self.keys.control, self.keys.over(now))
+
+        async def has_begun() -> memoryview | None:  # whole or not: who needs the object finds that out
+            return memoryview(b"") if await self.channel.exists(self.keys.begin(now + 1)) else None
+
+        requests = [*(self.channel.fetch(key) for key in wanted), has_begun()]
+        fence, result, control, over, begun = await all_of(requests)
         self._take_request(control)
         fenced, finished, stopped = fence is not None, result is not None, self.stop_requested
         if (begun is not None or over is not None) and not fenced and not finished:

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import NoReturn
 
 from ephemeron import logs
+from ephemeron.communication.keys import is_merged, is_put_again
 from ephemeron.events import Checkpointed, Evaluated, Measured, Note, Progress
 from ephemeron.functions.context import Context
 from ephemeron.training.collectives import Collective, SingleRank, collective_for
@@ -159,6 +160,8 @@ class TrainingLoop:
         collective = SingleRank(group) if single else collective_for(
             c.pattern, group, asynchronous=c.sync == "asp", chunk_bytes=self.spec.chunk_bytes
         )  # fmt: skip
+        if not self.policy.deterministic:  # versions are create-only: those who have read one go on from it
+            self.lifecycle.invocation.channel.put_again = lambda key: is_put_again(key) and not is_merged(key)
         if self.started.state is not None:
             collective.load(self.started.state.collective, self.started.state.meta.collective)
         return collective
