@@ -14,6 +14,7 @@ from flows import Numbers, noisy, pairs
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.flow import Flow, FlowView, random_split
+from ephemeron.data.flow.code_content import attributes_of, configured
 from ephemeron.errors import JobError
 
 
@@ -144,6 +145,10 @@ def test_what_a_dataset_has_read_is_no_part_of_its_identity():
     dataset, step = Files("/a", inner=Files("/b")), Shift(1)
     state = state_of(mapped(step, dataset=dataset))
     assert "/a" not in json.dumps(state), "attributes may be secret"
+    assert attributes_of(Files("/a", inner=Files("/b")))[0][0] == "inner"
+    some = [configured(Shift([f"{n}.png" for n in range(100_000)])) for n in (1, 2)]  # type: ignore[arg-type]
+    assert some[0] == some[1]
+    assert len(str(some[0])) < 10_000, "a dataset may name each of a million files"
     again = mapped(step, dataset=dataset).to_shuffled(4)
     again.load_state_dict(state)
     assert len(pairs(again)) == 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+_MOST = 200
+"""Elements of a list that are looked at."""
 _SIMPLE = (bool, int, float, complex, str, bytes, PurePath, np.bool_, np.number)
 
 
@@ -67,7 +70,7 @@ def configured(thing: Any, depth: int = 4) -> Any:
 
     Of functions their code, defaults and closures. Of objects their class's name and simple attributes: numbers, texts, paths, and lists
     of them; of private ones, which often hold what was cached, texts and paths alone. Attributes that are datasets, functions or parts of
-    a composition are looked into, down to a depth.
+    a composition are looked into, down to a depth. Of a long list the length counts and some of its elements, since it may name each file.
     """
     if isinstance(thing, PurePath):
         return str(thing)
@@ -78,7 +81,9 @@ def configured(thing: Any, depth: int = 4) -> Any:
     if isinstance(thing, CodeType):
         return content_of(thing)
     if isinstance(thing, list | tuple):
-        return [configured(each, depth - 1) for each in thing]
+        return [len(thing), *(configured(each, depth - 1) for each in _spread(thing))]
+    if isinstance(thing, frozenset):
+        return sorted(repr(configured(each, depth - 1)) for each in thing)
     if isinstance(thing, partial):
         return [configured(each, depth - 1) for each in (thing.func, thing.args, sorted(thing.keywords.items()))]
     if isinstance(thing, MethodType):
@@ -103,11 +108,16 @@ def attributes_of(thing: Any, depth: int = 4) -> list[tuple[str, Any]]:
     return found
 
 
+def _spread(values: Sequence[Any]) -> Sequence[Any]:
+    """At most `_MOST` elements, evenly spaced."""
+    return values if len(values) <= _MOST else [values[n * (len(values) - 1) // (_MOST - 1)] for n in range(_MOST)]
+
+
 def _is_configuration(value: Any) -> bool:
     if value is None or isinstance(value, (*_SIMPLE, FunctionType, MethodType, partial)):
         return True
     if isinstance(value, list | tuple):
-        return all(_is_configuration(each) for each in value)
+        return all(_is_configuration(each) for each in _spread(value))
     return (hasattr(value, "__len__") and hasattr(value, "__getitem__") and hasattr(value, "__dict__")) or callable(
         value
     )
