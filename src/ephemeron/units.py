@@ -15,9 +15,9 @@ MIB = 1 << 20
 """Bytes in a megabyte of a memory quota."""
 
 
-def human_count(n: int, noun: str) -> str:
-    """`1, "function" -> '1 function'`, `2 -> '2 functions'`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+def human_count(n: int, noun: str, *, grouped: bool = False) -> str:
+    """`1, "function" -> '1 function'`, `2 -> '2 functions'`; `grouped`: `12,345 functions`."""
+    return f"{n:{',' if grouped else ''}} {noun}{'' if n == 1 else 's'}"
 
 
 def human_bytes(n: float) -> str:
@@ -55,6 +55,11 @@ def exact_seconds(s: float) -> str:
         if s >= size:
             return f"{s / size:.4g} {unit}"
     return f"{s * 1e6:.4g} µs" if s else "0 s"
+
+
+def human_metric(value: float) -> str:
+    """Four decimals, or digits, of a loss or a metric: `0.99164 -> '0.9916'`, `133802391734.3 -> '1.338e+11'`."""
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
 def human_usd(usd: float) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ephemeron.cli.service import serve, status
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.data import Flow
@@ -118,8 +119,11 @@ def import_(
         return
     for variant, v in made.variants.items():
         if v.source.get("url") == source and v.info.get("passed_over"):
-            click.echo(f"note: {variant}: {v.info['passed_over']} files of {source} are no images", err=True)
-    kept = ", ".join(f"{n} ({v.samples} samples)" for n, v in made.variants.items())
+            click.echo(
+                f"note: {variant}: passed over in {source}: {human_count(v.info['passed_over'], 'file')}, no images",
+                err=True,
+            )
+    kept = ", ".join(f"{n} ({human_count(v.samples, 'sample')})" for n, v in made.variants.items())
     click.echo(f"published {made}: {kept}")
 
 
@@ -239,14 +243,14 @@ def benchmark(
         return
     c = found.counters
     click.echo(
-        f"{found.flow}: {c.batches} batches of {found.batch_size} with {found.workers} loaders, {found.samples_per_s:.0f} samples/s"
+        f"{found.flow}: {c.batches} batches of {found.batch_size} with {human_count(found.workers, 'loader')}, {found.samples_per_s:.0f} samples/s"
     )
     stages, together = c.loading.by_stage, sum(c.loading.by_stage.values()) or 1.0
     for stage, seconds in sorted(stages.items(), key=lambda item: -item[1]):
         click.echo(f"  {stage:16} {1000 * seconds / max(1, c.samples):9.3f} ms per sample  {seconds / together:4.0%}")
-    for count, what in ((c.skipped, "samples failed and were passed over"), (c.lost_loaders, "loaders died")):
+    for count, noun, what in ((c.skipped, "sample", "failed, passed over"), (c.lost_loaders, "loader", "died")):
         if count:
-            click.echo(f"  {count} {what}")
+            click.echo(f"  {human_count(count, noun)} {what}")
     click.echo(c.advice())
 
 
@@ -297,7 +301,7 @@ def _print_verification(dataset: Dataset, one: VariantVerification, *, digests: 
     verdict = f"{len(one.defects)} defects" if one.defects else "no defects"
     bare = f", {one.unpinned} have no digest (import them again)" if one.unpinned else ""
     compared = f", {one.pinned} of {one.samples} compared with their digests{bare}" if digests else ""
-    click.echo(f"{dataset}, {one.variant}: {one.samples} samples in {one.files} files ({human_bytes(one.stored_bytes)})"
+    click.echo(f"{dataset}, {one.variant}: {human_count(one.samples, 'sample')} in {human_count(one.files, 'file')} ({human_bytes(one.stored_bytes)})"
                f"{compared}, {one.decoded} decoded: {verdict}")  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import click
 
 from ephemeron.cli.terminal import make_console
 from ephemeron.config.typed import plain
-from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
+from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 if TYPE_CHECKING:
     from ephemeron.training.driver.dry_runs import DryRun
@@ -34,14 +34,14 @@ def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
         f"{human_count(found.samples, 'training sample')}, {human_count(found.test_samples, 'evaluation sample')}",
     )
     if r is not None:
-        losses = ", ".join("not finite" if loss is None else f"{loss:.4f}" for loss in r.losses)
+        losses = ", ".join("not finite" if loss is None else human_metric(loss) for loss in r.losses)
         yield (
             "two steps",
             f"loss {losses}; {human_count(r.samples, 'sample')} in {human_seconds(r.step_s)} on {r.device}",
         )
         for name in r.metrics[-1] if r.metrics else ():
-            yield "", f"{name} {', '.join(f'{m[name]:.4f}' for m in r.metrics if name in m)}"
-        known = [f"{name} {value:.4f}" for name, value in r.evaluation.items() if value is not None]
+            yield "", f"{name} {', '.join(human_metric(m[name]) for m in r.metrics if name in m)}"
+        known = [f"{name} {human_metric(value)}" for name, value in r.evaluation.items() if value is not None]
         if r.evaluation:
             yield "evaluation", f"{', '.join(known) or 'no metrics'} after them, in {human_seconds(r.evaluation_s)}"
         yield "repeated", "the same to the last bit, also from a saved and restored state"

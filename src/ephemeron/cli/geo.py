@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ephemeron.geo.planning import METHODS
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.geo.planning import RegionPlan
@@ -152,7 +153,7 @@ def join_command(run: str, region: str, file: Path) -> None:
     from ephemeron.geo.joining import join
 
     name, functions = join(run, region, file)
-    click.echo(f"region {region} is started with {functions} functions, and joins run {name}")
+    click.echo(f"region {region} is started with {human_count(functions, 'function')}, and joins run {name}")
 
 
 @geo.command("replan")
@@ -194,7 +195,9 @@ def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool
             click.echo("not all regions have been measured yet")
         else:
             for each in found.regions:
-                change = f"{each.workers} functions" + (f" → {each.wanted}" if each.wanted != each.workers else "")
+                change = f"{human_count(each.workers, 'function')}" + (
+                    f" → {each.wanted}" if each.wanted != each.workers else ""
+                )
                 click.echo(f"{each.name}: {each.iteration_s:.3g} s an iteration, {change}")
             saved = 1 - found.usd_per_hour / found.usd_per_hour_before if found.usd_per_hour_before else 0.0
             click.echo(f"{found.pass_s / found.pass_before_s:.3f} × the time, {saved:.1%} of cost saved")

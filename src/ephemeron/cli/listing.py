@@ -16,7 +16,7 @@ from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.records import read_record, read_result
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_status import status_of
-from ephemeron.units import human_seconds, human_usd
+from ephemeron.units import human_metric, human_seconds, human_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ def print_runs(*, as_json: bool) -> None:
             row.run_id, row.status, row.platform or "", str(row.workers or ""), str(row.iterations or ""),
             human_seconds(row.seconds) if row.seconds is not None else "",
             human_usd(row.cost_usd) if row.cost_usd is not None else "",
-            f"{row.test_loss:.4f}" if row.test_loss is not None else "",
-            f"{row.accuracy:.4f}" if row.accuracy is not None else "",
+            human_metric(row.test_loss) if row.test_loss is not None else "",
+            human_metric(row.accuracy) if row.accuracy is not None else "",
         )  # fmt: skip
     console = make_console(piped_width=140)
     if table.row_count:

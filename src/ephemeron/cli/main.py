@@ -52,6 +52,7 @@ from ephemeron.cli.workflow import workflow as workflow_group
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.training.driver import Result
@@ -443,7 +444,9 @@ def suspend(run: str) -> None:
     from ephemeron.training.driver import api
 
     name, functions = api.suspend(run)
-    click.echo(f"suspended {functions} functions of {name}; let them go on with: ephemeron resume {name}")
+    click.echo(
+        f"suspended {human_count(functions, 'function')} of {name}; let them go on with: ephemeron resume {name}"
+    )
 
 
 @main.command()

@@ -17,6 +17,7 @@ from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.config.typed import Count, Positive
 from ephemeron.data.formats.lines import text_lines
 from ephemeron.errors import BudgetReached, JobError, TaskFailed
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
@@ -119,7 +120,10 @@ class _Collected:
                 done = sum(f.done() for f in self.futures)
                 for future in self.futures:
                     future.cancel()
-                self.stopped, self.code = f"interrupted: {done} of {len(self.futures)} tasks are done", INTERRUPTED
+                self.stopped, self.code = (
+                    f"interrupted: {done} of {human_count(len(self.futures), 'task')} are done",
+                    INTERRUPTED,
+                )
             except BudgetReached as e:
                 self.stopped, self.code = str(e), 1
 

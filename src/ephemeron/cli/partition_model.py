@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.errors import JobError, MissingExtra
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,7 +110,7 @@ def measure(target: str, wanted: PartitionRequest, tell: Tell) -> ModelProfile:
     if traced.remedy:
         tell(f"note: to cut it finer, {traced.remedy}")
     steps = len(traced.model.program.steps)
-    tell(f"measuring {steps} steps, {wanted.repeats} times after a warm-up")
+    tell(f"measuring {human_count(steps, 'step')}, {wanted.repeats} times after a warm-up")
     name, options = OPTIMIZERS[wanted.optimizer]
     make: Any = getattr(torch.optim, name)
     measured = profile_model(

@@ -15,6 +15,7 @@ from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.config.typed import Count, Positive
 from ephemeron.training.job import PATTERNS
 from ephemeron.training.job.spec import EpochsFactor
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.training.job import Job
@@ -258,7 +259,7 @@ def show(plan: Plan) -> None:
             (duration(p.seconds), "bold"),
             " for ",
             (f"${p.cost_usd:.4g}", "bold"),
-            f", {p.iterations:,} iterations, at least {p.memory_mb:,.0f} MB needed\n",
+            f", {human_count(p.iterations, 'iteration', grouped=True)}, at least {p.memory_mb:,.0f} MB needed\n",
         )
     )
     if plan.profile.source:

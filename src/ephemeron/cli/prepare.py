@@ -12,6 +12,7 @@ import click
 
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.errors import BudgetReached
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.preparation.prediction import PreparationEstimate
@@ -81,7 +82,10 @@ def _notes(e: BaseException) -> str:
 
 
 def _show_prediction(predicted: PreparationEstimate) -> None:
-    click.echo(f"predicted: {predicted.tasks} tasks, {predicted.seconds:.0f} s, ${predicted.cost_usd:.6f}", err=True)
+    click.echo(
+        f"predicted: {human_count(predicted.tasks, 'task')}, {predicted.seconds:.0f} s, ${predicted.cost_usd:.6f}",
+        err=True,
+    )
 
 
 def _show(found: Prepared) -> None:

@@ -14,6 +14,7 @@ from ephemeron.cli.sparse_plan import refuse_options, sparse_profile
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.config.typed import Positive
 from ephemeron.training.job import PLATFORMS
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +149,9 @@ def _print_workload(profile: Profile, console: Console) -> None:
     table.add_row("k", f"{w.memory_slope_mb:.4g}", "", "MB per sample of a batch")
     table.add_row("c", f"{w.memory_base_mb:.4g}", "", "MB, at least: no probe took more than k·B + c")
     table.add_row("model", f"{w.model_mb:.4g}", "", f"MB exchanged; {w.state_mb:.4g} MB in a checkpoint")
-    table.add_row("data", f"{w.dataset_mb:.4g}", "", f"MB, {w.samples} samples; {w.test_samples} for testing")
+    table.add_row(
+        "data", f"{w.dataset_mb:.4g}", "", f"MB, {human_count(w.samples, 'sample')}; {w.test_samples} for testing"
+    )
     if w.apply_s:
         table.add_row("optimiser", f"{1000 * w.apply_s:.3g}", "", "ms of a whole vCPU per step")
     console.print(table)
@@ -160,11 +163,11 @@ def _print_workload(profile: Profile, console: Console) -> None:
     probes, held = len(steps.probes), len(steps.kept_out)
     wanted = "" if steps.wanted is None else f"wanted {_percent(steps.wanted)}; stopped: "
     console.print(
-        f"{probes} probes; any step of {_span(steps.batches)} samples at {_span(steps.quotas_mb)} MB: ± {share} "
+        f"{human_count(probes, 'probe')}; any step of {_span(steps.batches)} samples at {_span(steps.quotas_mb)} MB: ± {share} "
         f"({wanted}{steps.stopped})"
     )
     if held:
-        console.print(f"{held} probes kept out of the fit are predicted with a mean error of {kept}")
+        console.print(f"{human_count(held, 'probe')} kept out of the fit are predicted with a mean error of {kept}")
 
 
 def _print_platform(profile: Profile, console: Console) -> None:

@@ -29,7 +29,7 @@ from ephemeron.training.driver.cost import CostMeter, GroupMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.training.worker.fencing import attempt_text
-from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
+from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 if TYPE_CHECKING:
     from ephemeron.training.driver import Result
@@ -152,10 +152,10 @@ class Display:
             return
         slowest = self.ledger.finished()
         losses = list(self.ledger.losses.values())
-        info = f"loss {sum(losses) / len(losses):.4f}  {human_usd(self.ledger.cost_usd(e.t))}"
+        info = f"loss {human_metric(sum(losses) / len(losses))}  {human_usd(self.ledger.cost_usd(e.t))}"
         self._bars.update(self._all, completed=slowest, info=info)
         if e.rank in self._ranks:
-            self._bars.update(self._ranks[e.rank], completed=e.iteration + 1, info=f"loss {e.loss:.4f}")
+            self._bars.update(self._ranks[e.rank], completed=e.iteration + 1, info=f"loss {human_metric(e.loss)}")
 
     def _evaluated(self, e: Evaluated) -> None:
         if self.started is None or self.started.merges_evaluations or not self.ledger.is_evaluated(e.iteration):
@@ -168,7 +168,7 @@ class Display:
         self._shown_iteration = e.iteration
         if any(value is not None for value in metrics.values()):
             losses = list(self.ledger.losses.values())
-            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  "
+            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {human_metric(sum(losses) / len(losses))}  "
                       f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
             for group in self.ledger.groups:
                 self._say(f"  {region_line(group, e.t)}")
@@ -212,7 +212,7 @@ class Display:
                   f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices"
                   + tested(s.metrics))  # fmt: skip
         direct = f"; {human_bytes(traffic.direct_bytes_sent)} sent over direct links" if traffic.direct_bytes else ""
-        self._say(f"  {traffic.puts} puts, {traffic.gets} gets, {traffic.polls} polls; "
+        self._say(f"  {human_count(traffic.puts, 'put')}, {human_count(traffic.gets, 'get')}, {human_count(traffic.polls, 'poll')}; "
                   f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down{direct}")  # fmt: skip
         self._compared(result)
         for cause in result.causes:
@@ -255,13 +255,17 @@ def region_line(group: GroupMeter, t: float) -> str:
 def listed(metrics: Mapping[str, float | None]) -> str:
     """Metrics in a line, such as `test loss 0.1203  accuracy 0.9512  `."""
     known = {name: value for name, value in metrics.items() if value is not None}
-    return "".join(f"{'test loss' if name == 'loss' else name} {value:.4f}  " for name, value in known.items())
+    return "".join(
+        f"{'test loss' if name == 'loss' else name} {human_metric(value)}  " for name, value in known.items()
+    )
 
 
 def tested(metrics: Mapping[str, float | None]) -> str:
     """`; accuracy 0.9512`: what the program reports beside the loss, or the test loss, or nothing."""
     loss = metrics.get("loss")
-    others = [f"{name} {value:.4f}" for name, value in metrics.items() if name != "loss" and value is not None]
+    others = [
+        f"{name} {human_metric(value)}" for name, value in metrics.items() if name != "loss" and value is not None
+    ]
     if others:
         return f"; {', '.join(others)}"
-    return "" if loss is None else f"; test loss {loss:.4f}"
+    return "" if loss is None else f"; test loss {human_metric(loss)}"

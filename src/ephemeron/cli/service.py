@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ephemeron.units import human_count
+
 if TYPE_CHECKING:
     from ephemeron.data.service import Service
     from ephemeron.data.service.lifecycle import FlowEntry
@@ -183,7 +185,7 @@ def _print(service: Service, as_json: bool) -> None:
         click.echo("no flows are registered")
     for r in rows:
         click.echo(
-            f"{r.flow}@{r.version}: {r.state}, {r.samples} samples; {r.readers} readers, {r.loaders} "
+            f"{r.flow}@{r.version}: {r.state}, {human_count(r.samples, 'sample')}; {human_count(r.readers, 'reader')}, {r.loaders} "
             f"loaders; {r.loaded} loaded, {r.hits} found finished, {r.half_hits} half-finished; "
             f"{human_bytes(r.cached_bytes)} kept, {human_bytes(r.buffered_bytes)} ahead"
         )

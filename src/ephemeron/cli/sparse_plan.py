@@ -12,6 +12,7 @@ import click
 
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.errors import JobError
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
@@ -179,7 +180,7 @@ def show(plan: SparsePlan, *, to_stderr: bool = False) -> None:
         )  # fmt: skip
     console.print(
         text_of(
-            (plan.job, "bold"), f", {plan.epochs} epochs, {plan.batch_size} samples a step, least {plan.objective}: ",
+            (plan.job, "bold"), f", {human_count(plan.epochs, 'epoch')}, {human_count(plan.batch_size, 'sample')} a step, least {plan.objective}: ",
             (plan.choice.text, "bold"), f", {duration(plan.choice.predicted.seconds)} for ${plan.choice.predicted.cost_usd:.4g}\n",
         ),
         soft_wrap=True,

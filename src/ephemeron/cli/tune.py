@@ -11,6 +11,7 @@ import click
 
 from ephemeron.cli.terminal import make_console
 from ephemeron.errors import UserError
+from ephemeron.units import human_count, human_metric
 
 if TYPE_CHECKING:
     from ephemeron.tuning.folder import StudyStatus, TrialRecord
@@ -112,7 +113,7 @@ class _on_trial:
         if trial.state in ("running", "waiting"):
             self._running.add(trial.number)
             return
-        value = "" if trial.value is None else f"  {self._metric} {trial.value:.4f}"
+        value = "" if trial.value is None else f"  {self._metric} {human_metric(trial.value)}"
         took = f"  {trial.seconds:.1f} s  {human_usd(trial.cost_usd)}" if trial.started else ""
         reason = f"  ({trial.reason})" if trial.reason else ""
         _say(f"trial {trial.number} {trial.state}{value}{took}  {parameters_text(trial.parameters)}{reason}")
@@ -136,7 +137,7 @@ def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_j
         }  # fmt: skip
         click.echo(json.dumps(document))
         return
-    click.echo(f"study {spec.name}: {expected.trials} trials, {spec.sampler}, pruner {spec.pruner.name}")
+    click.echo(f"study {spec.name}: {human_count(expected.trials, 'trial')}, {spec.sampler}, pruner {spec.pruner.name}")
     if expected.cheapest is None or expected.dearest is None:
         click.echo(f"- {note or 'time and cost of these configurations cannot be predicted'}")
         return
@@ -192,7 +193,7 @@ def _table(status: StudyStatus) -> None:
     for t in trials[:SHOWN]:
         values = [t.parameters.get(k, "") for k in status.parameters]
         table.add_row(
-            str(t.number), "" if t.value is None else f"{t.value:.4f}",
+            str(t.number), "" if t.value is None else human_metric(t.value),
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
             f"{t.seconds:.1f}" if t.started else "", f"{t.cost_usd:.4g}" if t.started else "",
             "" if t.predicted_usd is None else f"{t.predicted_usd:.4g}",

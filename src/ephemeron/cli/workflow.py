@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.units import human_count
+
 if TYPE_CHECKING:
     from ephemeron.functions.openfaas.workflow import Workflow
     from ephemeron.functions.openfaas.workflow_gateway import WorkflowGateway
@@ -39,12 +41,12 @@ def validate_command(document: Path) -> None:
     """Check WORKFLOW.json, and print its steps in an order in which they can run.
 
     \b
-    {"name": "training", "steps": [
-      {"name": "schedule", "function": "ephemeron"},
-      {"name": "shanghai", "function": "ephemeron-sh", "after": ["schedule"]}]}
+    {"name": "counting", "steps": [
+      {"name": "schedule", "function": "plan-epoch"},
+      {"name": "shanghai", "function": "count-words", "after": ["schedule"]}]}
     """
     found = _read(document)
-    click.echo(f"workflow {found.name}: {len(found.steps)} steps")
+    click.echo(f"workflow {found.name}: {human_count(len(found.steps), 'step')}")
     waiting, done = list(found.steps), set[str]()
     while waiting:
         ready = [step for step in waiting if done.issuperset(step.after)]
@@ -75,7 +77,7 @@ def invoke_command(what: str, body: str, step: str | None, openfaas_gateway: str
     """Call all steps of a workflow, and print the answer of the last ones.
 
     \b
-    ephemeron workflow invoke training --request '{"samples": 60000}'
+    ephemeron workflow invoke counting --request '{"samples": 60000}'
     ephemeron workflow invoke workflow.json
 
     A NAME is a workflow that was deployed. The steps of a WORKFLOW.json are called from here, which works at every gateway.

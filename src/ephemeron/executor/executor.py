@@ -41,6 +41,7 @@ from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.training.driver.run_dir import new_run_id
 from ephemeron.training.planner.prices import Prices, load_prices
+from ephemeron.units import human_count
 
 _log = logging.getLogger(__name__)
 
@@ -398,7 +399,9 @@ def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool
             else:
                 yield value
     except KeyboardInterrupt as e:
-        e.add_note(f"{sum(f.done() for f in futures)} of {len(futures)} tasks are done, the rest is cancelled")
+        e.add_note(
+            f"{sum(f.done() for f in futures)} of {human_count(len(futures), 'task')} are done, the rest is cancelled"
+        )
         raise
     finally:
         for future in futures:

@@ -32,6 +32,7 @@ from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_chan
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.planner.prices import Prices
+from ephemeron.units import human_count
 from ephemeron.user_code import line_of, unpickled
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Bill:
 
     def __str__(self) -> str:
         return (
-            f"${self.cost_usd:.6f} for {self.tasks} tasks: {self.invocations} invocations, {self.gb_seconds:.2f} GB-s; "
+            f"${self.cost_usd:.6f} for {human_count(self.tasks, 'task')}: {human_count(self.invocations, 'invocation')}, {self.gb_seconds:.2f} GB-s; "
             f"{self.prices}"
         )
 

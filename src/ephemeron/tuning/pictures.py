@@ -15,6 +15,7 @@ from ephemeron.rendering.palette import LINE_COLOURS
 from ephemeron.rendering.svg import Scale, el, joined, log_ticks, num, text, ticks
 from ephemeron.tuning.folder import StudyStatus, TrialRecord
 from ephemeron.tuning.space import Parameter
+from ephemeron.units import human_count
 
 WIDTH, AXIS_FROM, HEIGHT = 960.0, 84.0, 300.0
 _LEFT, _RIGHT = 70.0, 90.0
@@ -66,7 +67,7 @@ def parallel_coordinates(status: StudyStatus, space: Sequence[Parameter]) -> str
     drawn = joined(
         _drawn(axis, x, i, last=i == len(axes) - 1) for i, (axis, x) in enumerate(zip(axes, xs, strict=True))
     )
-    title = f"{status.name}: {len(shown)} trials, {status.metric} ({'lower' if status.mode == 'min' else 'higher'} is better)"
+    title = f"{status.name}: {human_count(len(shown), 'trial')}, {status.metric} ({'lower' if status.mode == 'min' else 'higher'} is better)"
     note = "dark: good, light: poor, orange: best, dashed: pruned"
     return _document(AXIS_FROM + HEIGHT + 46, title, note, lines + drawn)
 

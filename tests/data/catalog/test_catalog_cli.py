@@ -47,8 +47,8 @@ def test_import_ls_and_check_in_the_default_store(home: Path, cifar: Path, npz: 
     checked = run("verify", "core/cifar100", "--all")
     assert checked.exit_code == 0
     assert checked.stdout.splitlines() == [
-        "core/cifar100 version 1, train: 3 samples in 1 files (9.2 kB), 3 of 3 compared with their digests, 3 decoded: no defects",
-        "core/cifar100 version 1, test: 3 samples in 1 files (9.2 kB), 3 of 3 compared with their digests, 3 decoded: no defects",
+        "core/cifar100 version 1, train: 3 samples in 1 file (9.2 kB), 3 of 3 compared with their digests, 3 decoded: no defects",
+        "core/cifar100 version 1, test: 3 samples in 1 file (9.2 kB), 3 of 3 compared with their digests, 3 decoded: no defects",
     ]
     assert checked.stderr == ""
 
@@ -74,8 +74,8 @@ def test_files_that_are_no_images_are_counted(home: Path, tmp_path: Path) -> Non
     for name in ("1.jpg", "notes.txt", "more.txt"):
         (tmp_path / "p" / "cat" / name).write_bytes(b"x")
     done = run("import", "images", tmp_path / "p", "me/p")
-    assert done.stderr == f"note: train: 2 files of {tmp_path / 'p'} are no images\n"
-    assert done.stdout == "published me/p version 1: train (1 samples)\n"
+    assert done.stderr == f"note: train: passed over in {tmp_path / 'p'}: 2 files, no images\n"
+    assert done.stdout == "published me/p version 1: train (1 sample)\n"
 
 
 def test_a_store_by_url_and_copied_data(tmp_path: Path, npz: Path, s3: str) -> None:
@@ -99,7 +99,7 @@ def test_every_defect_is_a_line_and_the_exit_code_says_so(home: Path, npz: Path)
     npz.write_bytes(whole[: whole.index(np.arange(12).tobytes()) + 3 * 16])
     checked = run("verify", "me/a")
     assert checked.exit_code == 1
-    assert "6 samples in 1 files (64 B), 4 of 6 compared with their digests, 3 decoded: 2 defects" in checked.stdout
+    assert "6 samples in 1 file (64 B), 4 of 6 compared with their digests, 3 decoded: 2 defects" in checked.stdout
     lines = checked.stderr.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("me/a version 1, train, sample 3: a.npz has 231 bytes, but bytes 231 to 247")

@@ -78,7 +78,7 @@ def test_people_get_a_table_and_advice(code):
     status, said = doctor(code, "flows_of_doctor:train", "--batch-size", "8", "--workers", "0")
     assert status == 0
     assert "busy" in said
-    assert "1 samples failed" in said
+    assert "1 sample failed" in said
     assert "add loaders" in said
 
 

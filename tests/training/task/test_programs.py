@@ -246,3 +246,13 @@ def test_mistakes_are_refused_before_the_start(options, says, home):
 def test_decisions_need_functions_that_keep_step(home):
     with pytest.raises(JobError, match="need sync bsp, hap or hsp, not ssp:2"):
         real(job("Gpt"), **settings(4, sync="ssp:2"))
+
+
+def test_a_run_of_a_function_is_named_after_its_file_and_one_of_a_class_after_the_class(tmp_path, monkeypatch):
+    (tmp_path / "adapters.py").write_text(
+        "import programs\n\n\ndef task():\n    return programs.Gpt()\n\n\nclass Named(programs.Gpt):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert job_of("adapters:task", {}).name == "adapters"
+    assert job_of("adapters:Named", {}).name == "Named"

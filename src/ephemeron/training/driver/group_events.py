@@ -27,6 +27,7 @@ from ephemeron.functions.jsonl import Journal
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.result import events_of
 from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.units import human_count
 
 _OF_CLIENT = "client: "
 """Beginning of notes that a driver passes on and does not add to the log of its run."""
@@ -88,7 +89,10 @@ class GroupEvents:
         match event:
             case RunStarted():
                 text = "; ".join(
-                    [f"{event.workers} functions of {event.memory_mb} MB on {event.platform}", *event.notes]
+                    [
+                        f"{human_count(event.workers, 'function')} of {event.memory_mb} MB on {event.platform}",
+                        *event.notes,
+                    ]
                 )
                 return Note(t=event.t, text=f"[{group.name}] {text}")
             case RunEnded():

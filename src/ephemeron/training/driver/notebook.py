@@ -15,7 +15,7 @@ from ephemeron.events import Event, Note, Progress, RunEnded, RunStarted
 from ephemeron.training.driver.cost import CostMeter, latest_metrics
 from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.planner.prices import Prices
-from ephemeron.units import human_seconds, human_usd
+from ephemeron.units import human_count, human_metric, human_seconds, human_usd
 
 _EVERY_S = 0.25
 """Shortest time between two updates."""
@@ -72,8 +72,8 @@ class CellProgress:
         losses = list(ledger.losses.values())
         values = {
             "iteration": f"{done} of {ledger.members.iterations}", "functions": str(ledger.members.workers),
-            **({"loss": f"{sum(losses) / len(losses):.4f}"} if losses else {}),
-            **{f"test {name}": f"{value:.4f}" for name, value in latest_metrics(ledger).items() if value is not None},
+            **({"loss": human_metric(sum(losses) / len(losses))} if losses else {}),
+            **{f"test {name}": human_metric(value) for name, value in latest_metrics(ledger).items() if value is not None},
             "time": human_seconds(t), "cost": human_usd(ledger.cost_usd(t)),
         }  # fmt: skip
         head = f"run {run.run_id} on {run.platform}: {self._status}"
@@ -103,7 +103,7 @@ def result_html(summary: ResultSummary, picture: Path) -> str:
     rows = {
         "run": summary.run_id, "status": summary.status, "time": human_seconds(summary.seconds),
         "cost": human_usd(summary.cost_usd), "iterations": f"{summary.iterations:,}",
-        "functions": f"{summary.workers} × {summary.memory_mb} MB, {summary.invocations} invocations", **known,
+        "functions": f"{summary.workers} × {summary.memory_mb} MB, {human_count(summary.invocations, 'invocation')}", **known,
     }  # fmt: skip
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
     table = f"<table>{cells}</table>"

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from ephemeron.errors import PlanInfeasible
+from ephemeron.units import human_count
 
 
 class Places:
@@ -44,7 +45,7 @@ class Places:
         began = loop.time()
         if self._waiting or self.used + count > self.limit:
             on_wait(
-                f"waits for {count} places: {self.used} of {self.limit} are taken, {len(self._waiting)} runs are before it"
+                f"waits for {human_count(count, 'place')}: {self.used} of {self.limit} are taken, {human_count(len(self._waiting), 'run')} are before it"
             )
             turn: asyncio.Future[None] = loop.create_future()
             self._waiting.append((count, turn))

@@ -104,14 +104,17 @@ def _of_task(program: object) -> Job:
     if named is not None:
         here = Path.cwd()
         options = {"module": named[1], **({"data": named[2]} if named[2] else {})}
-        module = resolve(named[1], [here])
-        target, folder = "ephemeron.integrations.lightning:task_of", folder_of(inspect.getmodule(module), here)
+        made = resolve(named[1], [here])
+        target, folder = "ephemeron.integrations.lightning:task_of", folder_of(inspect.getmodule(made), here)
         name = named[1].rpartition(":")[2]
         found = resolve(target, [folder])(**options)
     elif isinstance(program, str):
         here = Path.cwd()
         found = resolve(program, [here])
-        target, folder, name = program, folder_of(inspect.getmodule(found), here), program.rpartition(":")[2]
+        target, folder = program, folder_of(inspect.getmodule(found), here)
+        module, _, name = program.rpartition(":")
+        if not isinstance(found, type):  # a function that makes it, often called `task`: the file says more
+            name = module.rpartition(".")[2]
     elif not issubclass(cls, Task):
         raise JobError(f"job is a {name}", remedy="give a Job, a Task, module:Class, or the path of a job file")
     elif program is cls and _is_importable(cls):

@@ -26,7 +26,7 @@ from ephemeron.rendering.svg import (
 from ephemeron.training.report.headline import Headline, compact, usd
 from ephemeron.training.report.metrics import EvaluationPoint, Learning, Points
 from ephemeron.training.report.run_summary import RunSummary
-from ephemeron.units import human_bytes
+from ephemeron.units import human_bytes, human_count
 
 WIDTH, HEIGHT = 560, 270
 LEFT, RIGHT, TOP, BOTTOM = 62, 54, 24, 40
@@ -84,7 +84,9 @@ def learning_chart(story: RunSummary) -> Markup:
             )
     elif told.smooth:
         lines.append(ChartLine(label="training loss", points=told.loss, colour="blue", faint=True))
-        lines.append(ChartLine(label=f"mean of {told.window} iterations", points=told.smooth, colour="blue"))
+        lines.append(
+            ChartLine(label=f"mean of {human_count(told.window, 'iteration')}", points=told.smooth, colour="blue")
+        )
     elif told.loss:
         lines.append(ChartLine(label="training loss", points=told.loss, colour="blue"))
     if told.evaluations and not story.learning_of:

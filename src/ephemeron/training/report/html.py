@@ -16,7 +16,7 @@ from ephemeron.training.report.headline import Headline, Result, cost_mix, learn
 from ephemeron.training.report.prediction import CAPTION, Comparison, render_table
 from ephemeron.training.report.run_summary import RunSummary
 from ephemeron.training.report.timeline import caption, timeline
-from ephemeron.units import human_bytes, human_seconds
+from ephemeron.units import human_bytes, human_count, human_seconds
 
 
 def render_html(story: RunSummary, result: Result | None, comparison: Comparison | None = None) -> str:
@@ -95,7 +95,9 @@ def _header(story: RunSummary, figures: Headline) -> Markup:
 def _tiles(story: RunSummary, figures: Headline) -> Markup:
     n, budget, t = figures.iterations, figures.budget_usd, story.spending.traffic
     again = figures.invocations - len(story.lanes)
-    calls = f"{figures.invocations:,} invocations" + (f", {again:,} beyond the first" if again > 0 else "")
+    calls = f"{human_count(figures.invocations, 'invocation', grouped=True)}" + (
+        f", {again:,} beyond the first" if again > 0 else ""
+    )
     mix = cost_mix(story)
     tiles = [
         ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),

@@ -20,7 +20,7 @@ from ephemeron.training.planner.vm_baseline import uncounted_words
 from ephemeron.training.report.headline import usd
 from ephemeron.training.report.prediction import quantity
 from ephemeron.training.report.scatter import Scatter, ScatterLabels, ScatterMark, functions, scatter
-from ephemeron.units import human_seconds
+from ephemeron.units import human_count, human_seconds
 
 WIDTH, HEIGHT = 1160, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 30, 26, 44
@@ -268,7 +268,7 @@ def _costs(p: Predicted) -> Markup:
     words = {
         "functions": "GB-seconds",
         "storage": "bytes and servers",
-        "requests": f"{p.invocations:,} invocations, {p.puts:,} puts, {p.gets:,} gets, {p.polls:,} polls",
+        "requests": f"{human_count(p.invocations, 'invocation', grouped=True)}, {human_count(p.puts, 'put', grouped=True)}, {human_count(p.gets, 'get', grouped=True)}, {human_count(p.polls, 'poll', grouped=True)}",
     }
     rows = [
         [name, words.get(name, ""), usd(cost), f"{cost / p.cost_usd:.0%}" if p.cost_usd else ""]

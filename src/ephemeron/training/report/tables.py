@@ -12,7 +12,7 @@ from ephemeron.rendering.svg import el, joined, nothing
 from ephemeron.training.report.headline import Headline, usd
 from ephemeron.training.report.invocations import InvocationRow
 from ephemeron.training.report.run_summary import RunSummary
-from ephemeron.units import human_bytes, human_seconds
+from ephemeron.units import human_bytes, human_count, human_seconds
 
 ROWS = 400
 """Invocations listed; of longer lists the bad ends are kept, and the first of the others."""
@@ -111,12 +111,12 @@ def _invocation(r: InvocationRow) -> list[str]:
 def bill_table(story: RunSummary, figures: Headline) -> Markup:
     """Items of the bill."""
     spent, t = story.spending, story.spending.traffic
-    requests = f"{t.puts:,} puts, {t.gets:,} gets, {t.polls:,} polls, {t.deletes:,} deletes"
+    requests = f"{human_count(t.puts, 'put', grouped=True)}, {human_count(t.gets, 'get', grouped=True)}, {human_count(t.polls, 'poll', grouped=True)}, {t.deletes:,} deletes"
     requests += f", {t.lists:,} lists" if t.lists else ""
     rows = [
         ["compute", f"{spent.gb_seconds:,.3f} GB-seconds", usd(spent.compute_usd)],
         ["requests", requests, usd(spent.requests_usd)],
-        ["calls", f"{len(story.invocations):,} invocations", usd(spent.calls_usd)],
+        ["calls", f"{human_count(len(story.invocations), 'invocation', grouped=True)}", usd(spent.calls_usd)],
     ]
     if spent.burst_usd:
         rows.append(["bursts", f"{spent.burst_vcpu_s:,.1f} vCPU-seconds beyond the baseline", usd(spent.burst_usd)])

@@ -21,6 +21,7 @@ from ephemeron.training.job import EarlyStopping, Job
 from ephemeron.tuning.siren.environment import EnvironmentSpec
 from ephemeron.tuning.siren.epoch_model import Correction, EpochModel, MeasuredEpochs
 from ephemeron.tuning.siren.loss_curve import LossCurve, fit_curve
+from ephemeron.units import human_count
 
 NEVER = 1_000_000
 """Evaluations without improvement after which a run that is measured ends."""
@@ -130,7 +131,7 @@ def fitted(
     inside, outside = world_sizes(least, most)
     found = {}
     for workers in (*inside, *outside):
-        on_progress(f"simulating a run with {workers} functions and real gradients")
+        on_progress(f"simulating a run with {human_count(workers, 'function')} and real gradients")
         found[workers] = measured_run(
             job, workers=workers, memory_mb=memory_mb, sync=sync, batch_size=batch_size, aggregators=aggregators
         )
