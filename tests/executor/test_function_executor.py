@@ -199,6 +199,8 @@ def test_nothing_is_taken_after_the_end():
         ({"max_workers": 10**6}, "max_workers = 1000000, and simulated runs 1000"),
         ({"memory_mb": 1}, "memory_mb = 1 is outside 128 to 10240"),
         ({"retries": -1}, "retries = -1"),
+        ({"channel": "file://objects"}, "file://objects is not a folder on this machine"),
+        ({"channel": "objects"}, "channel 'objects' is of no known kind"),
         ({"timeout_s": 0}, "timeout_s = 0"),
         ({"budget_usd": -1.0}, "budget_usd"),
         ({"function_timeout_s": 1e6}, "function_timeout_s = 1e"),

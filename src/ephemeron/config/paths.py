@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from ephemeron.errors import JobError
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 """A path, absolute or relative to the folder of this process, or an address with a scheme."""
@@ -24,6 +27,19 @@ def located(place: AnyPath) -> str:
     """A path as an absolute one, `~` included; an address with a scheme as it is."""
     text = os.fspath(place)
     return text if "://" in text else str(Path(os.path.expanduser(text)).absolute())
+
+
+def folder_of(url: str) -> Path:
+    """The folder of a `file:///path`.
+
+    Raises:
+        JobError: it is the address of another machine, or relative; names the whole one.
+    """
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        whole = Path(unquote(url.partition("://")[2])).absolute().as_uri()
+        raise JobError(f"{url} is not a folder on this machine", remedy=f"write {whole}, if that is meant")
+    return Path(unquote(parts.path))
 
 
 def datasets_store() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.communication.channels import open_channel, public_address
+from ephemeron.communication.channels.address import check_address
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.credentials import environment
 from ephemeron.config.typed import near
@@ -82,6 +83,7 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
     for name in ("memory_mb", "max_workers", "lifetime_s"):
         if getattr(options, name) < 0:
             raise JobError(f"{name} = {getattr(options, name)} is negative", remedy="leave it out for the default")
+    check_address(options.channel)
     address, secrets = public_address(options.channel)
     options = replace(options, channel=address)
     if options.platform in CLOUDS:

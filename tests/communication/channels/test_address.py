@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.communication.channels import MemoryChannel, open_channel, public_address
+from ephemeron.communication.channels.address import check_address
 from ephemeron.errors import JobError
 
 
@@ -26,6 +28,16 @@ def test_each_kind_opens_without_a_server(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_unknown_address_lists_the_known_ones(address: str) -> None:
     with pytest.raises(JobError, match=r"memory, folder, file:///path, s3://"):
         open_channel(address)
+
+
+def test_a_relative_folder_is_refused_with_the_whole_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = (tmp_path / "a b").as_uri()
+    for address in ("file://a%20b", "direct+file://a%20b", "a b", "./a b"):
+        with pytest.raises(JobError, match=re.escape(whole)):
+            check_address(address)
+    for address in (whole, f"direct+{whole}", "memory", "folder", "direct", "s3://bucket", "redis://h:1"):
+        check_address(address)
 
 
 def test_a_folder_needs_a_base() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.credentials import DIRECT, public_address
+from ephemeron.config.paths import folder_of
 from ephemeron.errors import JobError
 
 ADDRESSES = (
@@ -16,6 +17,7 @@ ADDRESSES = (
     "redis://host:port/db, rediss://host:port/db, ps://host:port,host:port; direct, direct+STORE"
 )
 """Everything that `open_channel` takes, for messages."""
+_SCHEMES = ("file", "s3", "gs", "az", "redis", "rediss", "ps")
 
 
 def is_direct(address: str) -> bool:
@@ -26,6 +28,23 @@ def is_direct(address: str) -> bool:
 def store_address(address: str) -> str:
     """Address of the store of a channel: that of a direct channel is where its functions find each other."""
     return "folder" if address == "direct" else address.removeprefix(DIRECT)
+
+
+def check_address(address: str) -> None:
+    """Refuses an address that says by itself that it cannot be opened.
+
+    Raises:
+        JobError: no such kind of address, or a folder whose path is not whole.
+    """
+    store = store_address(address)
+    scheme, separator, _ = store.partition("://")
+    if store.startswith("file://"):
+        folder_of(store)
+    elif store not in ("memory", "folder") and (not separator or scheme not in _SCHEMES):
+        path = f", or for a folder {Path(store).absolute().as_uri()}" if store and not separator else ""
+        raise JobError(
+            f"channel {public_address(address)[0]!r} is of no known kind", remedy=f"use one of: {ADDRESSES}{path}"
+        )
 
 
 def open_channel(address: str, *, base: Path | None = None) -> Channel:
@@ -40,6 +59,7 @@ def open_channel(address: str, *, base: Path | None = None) -> Channel:
         MissingExtra: the optional dependency it needs is absent.
         ChannelUnreachable: a folder cannot be made.
     """
+    check_address(address)
     address = store_address(address)
     scheme = address.partition("://")[0]
     if address == "memory":
@@ -65,4 +85,4 @@ def open_channel(address: str, *, base: Path | None = None) -> Channel:
             from ephemeron.communication.channels.parameter_server import ParameterServerChannel
 
             return ParameterServerChannel(address)
-    raise JobError(f"channel {public_address(address)[0]!r} is of no known kind", remedy=f"use one of: {ADDRESSES}")
+    raise AssertionError(address)  # `check_address` knows others than are opened here

@@ -31,7 +31,8 @@ from ephemeron.communication.channels.base import Buffer, Channel, Traits
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.communication.channels.stores import cloud_store, error_of, explain, is_conflict, is_missing_bucket
 from ephemeron.communication.channels.wrappers import size_of
-from ephemeron.errors import ChannelUnreachable, JobError, KeyExists
+from ephemeron.config.paths import folder_of
+from ephemeron.errors import ChannelUnreachable, KeyExists
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -67,12 +68,7 @@ class ObjectsChannel(Channel, SupportsSizes):
             JobError: no URL of these kinds.
             ChannelUnreachable: the folder cannot be created.
         """
-        parts = urlsplit(url)
-        if parts.scheme != "file":
-            return cls(cloud_store(url), url=url)
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise JobError(f"{url} is not a folder on this machine", remedy="write file:///absolute/path")
-        return cls.folder(unquote(parts.path))
+        return cls.folder(folder_of(url)) if url.startswith("file://") else cls(cloud_store(url), url=url)
 
     @classmethod
     def folder(cls, path: str | Path) -> ObjectsChannel:

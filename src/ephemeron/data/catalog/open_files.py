@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from ephemeron.config.paths import AnyPath, located
+from ephemeron.config.paths import AnyPath, folder_of, located
 from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.folder import FolderFiles
-from ephemeron.errors import JobError
 
 
 def open_files(url: AnyPath) -> Files:
@@ -20,11 +18,8 @@ def open_files(url: AnyPath) -> Files:
     url = located(url)
     if "://" not in url:
         return FolderFiles(Path(url))
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise JobError(f"{url} is not a folder on this machine", remedy="write file:///absolute/path")
-        return FolderFiles(Path(unquote(parts.path)))
+    if url.startswith("file://"):
+        return FolderFiles(folder_of(url))
     from ephemeron.data.catalog.objects import open_objects  # imports obstore
 
     return open_objects(url)
