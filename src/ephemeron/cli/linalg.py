@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import click
 
 from ephemeron.cli.linalg_files import check_out, command_name, source_of, stored, write_results
 from ephemeron.cli.map import INTERRUPTED
-from ephemeron.errors import BudgetReached, MatrixError
+from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError
 from ephemeron.units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def eigh_command(a: Path, **options: Any) -> None:
 @click.argument("b", metavar="B", type=_FILE)
 @_options
 def lstsq_command(a: Path, b: Path, **options: Any) -> None:
-    """X that minimises the norm of A X - B, for an A of full rank with at least as many rows as columns."""
+    """X that minimises the norm of A X - B, for an A with at least as many rows as columns; of several the one of least norm."""
     _compute([a, b], lambda la, pool, m: {"X": la.lstsq(m[0], m[1], executor=pool)}, slim=True, **options)
 
 
@@ -218,7 +219,19 @@ def _compute(inputs: list[Path], work: _Work, *, out: Path | None, channel: str 
     elif not only_predict:
         raise click.UsageError("Missing option '--out'.")
     try:
-        _run(inputs, work, out=out or Path(), channel=channel, only_predict=only_predict, **options)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", RuntimeWarning)
+            _run(inputs, work, out=out or Path(), channel=channel, only_predict=only_predict, **options)
+        for each in told:
+            click.secho(f"warning: {each.message}", fg="yellow", err=True)
+    except OSError as error:
+        if isinstance(error, EphemeronError):
+            raise
+        where = error.filename or "a file"
+        raise JobError(
+            f"{where} cannot be written: {error.strerror}",
+            remedy="set EPHEMERON_HOME, TMPDIR or --out to folders with room",
+        ) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.secho(f"interrupted; {_way_on(channel)}", fg="yellow", err=True)

@@ -17,8 +17,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.errors import MissingExtra
-
 if TYPE_CHECKING:
     from ephemeron.linalg.arithmetic import matmul
     from ephemeron.linalg.embedding import lambdapack
@@ -63,9 +61,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    except ModuleNotFoundError as e:
-        if e.name != "scipy":
-            raise
-        raise MissingExtra("scipy", "linalg") from None
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import LinAlgWarning
 
 from ephemeron.errors import JobError, SingularMatrix
 from ephemeron.executor import FunctionExecutor
@@ -35,6 +34,7 @@ from ephemeron.linalg.computation import (
     tall_outputs,
     tiled_qr,
 )
+from ephemeron.linalg.kernels.lapack import LinAlgWarning
 from ephemeron.linalg.kernels.pivoting import exchange_rows, gather_pivots
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Tiles

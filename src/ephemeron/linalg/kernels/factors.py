@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ephemeron.linalg.kernels.lapack import Array, add_product, adjoint_of, blas, fortran, lapack, leading, solve_right
+from ephemeron.linalg.kernels.lapack import (
+    Array,
+    add_product,
+    adjoint_of,
+    blas,
+    fortran,
+    lapack,
+    leading,
+    scale_of_tiny,
+    solve_right,
+)
 
 _BASE = 64
 """Rows of the triangles that BLAS solves."""
@@ -29,6 +39,8 @@ def triangular_solution(
         unit: the diagonal is ones.
     """
     dtype = np.result_type(t, b)
+    if (scale := scale_of_tiny(t)) != 1:
+        t, b = t * dtype.type(scale), b * dtype.type(scale)
     of = fortran(t, dtype)
     if right:
         x = np.array(b, dtype, order="F")
@@ -82,6 +94,7 @@ def rank_k_difference(c: Array, a: Array) -> Array:
 
 def row_factors(a: Array) -> tuple[Array, Array, int]:
     """L and U in one matrix, the row that was exchanged with each, from 0, and LAPACK's `info` (getrf) of `a` (m × n)."""
-    x, swaps = np.array(a, order="F"), np.zeros(min(a.shape), np.intc)
+    x, swaps, scale = np.array(a, order="F"), np.zeros(min(a.shape), np.intc), scale_of_tiny(a)
+    x *= x.dtype.type(scale)
     info = lapack("getrf", x.dtype, *x.shape, x, leading(x), swaps)
-    return x, swaps - 1, info
+    return (x if scale == 1 else np.tril(x, -1) + np.triu(x) / x.dtype.type(scale)), swaps - 1, info

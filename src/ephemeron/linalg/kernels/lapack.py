@@ -15,7 +15,16 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_blas, cython_lapack
+
+from ephemeron.errors import MissingExtra
+
+try:
+    from scipy.linalg import LinAlgWarning as LinAlgWarning
+    from scipy.linalg import cython_blas, cython_lapack
+except ModuleNotFoundError as _error:
+    if (_error.name or "").partition(".")[0] != "scipy":
+        raise
+    raise MissingExtra("scipy", "linalg") from None
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Argument = bytes | int | Array
@@ -90,6 +99,22 @@ def solve_right(x: Array, t: Array, *, lower: bool, op: bytes = b"N", unit: bool
         one = _number(1.0, x.dtype.char)
         triangle, diagonal = b"L" if lower else b"U", b"U" if unit else b"N"
         blas("trsm", x.dtype, b"R", triangle, op, diagonal, m, n, one, t, leading(t), x, leading(x))
+
+
+def scale_of_tiny(*arrays: Array) -> float:
+    """A power of two that makes values of about one of matrices whose values are all so small that their products, or the inverses of their
+    values, are beyond the normal numbers; else 1. Multiplying by it is exact."""
+    kinds = [np.finfo(a.dtype) for a in arrays if a.size]
+    if not kinds:
+        return 1.0
+    small = max(float(kind.tiny) / float(kind.eps) ** 2 for kind in kinds)
+    if any(a.size and abs(a.flat[0]) > small for a in arrays):  # nearly always: no other value is looked at
+        return 1.0
+    largest = max(float(np.abs(a).max()) for a in arrays if a.size)
+    if not 0 < largest < small:
+        return 1.0
+    most = min(kind.maxexp for kind in kinds) - 24
+    return float(2.0 ** min(most, -int(np.frexp(largest)[1])))
 
 
 def adjoint_of(dtype: np.dtype[Any]) -> bytes:

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ephemeron.linalg.kernels.lapack import Array, add_product, adjoint_of, fortran, lapack, leading, multiply_right
+from ephemeron.linalg.kernels.lapack import (
+    Array,
+    add_product,
+    adjoint_of,
+    fortran,
+    lapack,
+    leading,
+    multiply_right,
+    scale_of_tiny,
+)
 
 BLOCK = 128
 """Columns of a block."""
@@ -19,10 +28,11 @@ BLOCK = 128
 def reflectors(a: Array) -> tuple[Array, Array, Array]:
     """V (m × k, unit lower trapezoidal), T (BLOCK × k) and R (k × n) of `a` (m × n), k = min(m, n) (LAPACK geqrt)."""
     (m, n), k, block = a.shape, min(a.shape), min(BLOCK, *a.shape)
-    x = np.array(a, order="F")
+    x, scale = np.array(a, order="F"), scale_of_tiny(a)
+    x *= x.dtype.type(scale)
     t = np.zeros((block, k), x.dtype, order="F")
     lapack("geqrt", x.dtype, m, n, block, x, leading(x), t, leading(t), np.zeros(block * n, x.dtype))
-    r, v = np.triu(x[:k]), x[:, :k]
+    r, v = np.triu(x[:k]) / x.dtype.type(scale), x[:, :k]
     v[:k] = np.triu(v[:k].T, 1).T  # stays in Fortran order
     np.fill_diagonal(v, 1)
     return v, t, r
@@ -31,6 +41,9 @@ def reflectors(a: Array) -> tuple[Array, Array, Array]:
 def reflected(v: Array, t: Array, c: Array, *, right: bool = False, adjoint: bool = False) -> Array:
     """`op(Q) c`, or `c op(Q)`, with Q of `reflectors`."""
     dtype, (block, k) = np.result_type(v, c), t.shape
+    if (scale := scale_of_tiny(c)) != 1:  # rounding once, at the end
+        made: Array = reflected(v, t, c * dtype.type(scale), right=right, adjoint=adjoint)
+        return np.divide(made, dtype.type(scale))
     v, t, x, is_adjoint = _prepared(v, t, c, dtype, right=right, adjoint=adjoint)
     for j in _order(k, block, descending=is_adjoint):
         e = min(j + block, k)
@@ -56,6 +69,10 @@ def pair_reflectors(r: Array, s: Array, *, trapezoid: bool = False) -> tuple[Arr
         trapezoid: `s` is upper trapezoidal, as V then is; else it is full.
     """
     dtype, (m, n) = np.result_type(r, s), s.shape
+    if (scale := scale_of_tiny(r, s)) != 1:
+        of = dtype.type(scale)
+        joined, v, t = pair_reflectors(r * of, s * of, trapezoid=trapezoid)
+        return joined / of, v, t
     block = min(BLOCK, n)
     top, rest = np.array(r, dtype, order="C"), np.array(s, dtype, order="C")
     v, t = np.zeros((m, n), dtype, order="F"), np.zeros((block, n), dtype, order="F")
@@ -77,6 +94,10 @@ def pair_reflected(
 ) -> tuple[Array, Array]:
     """`op(Q)` of `pair_reflectors` applied to `c` above `d`, or `c` beside `d` times `op(Q)`."""
     dtype, (block, n), m = np.result_type(v, c, d), t.shape, len(v)
+    if (scale := scale_of_tiny(c, d)) != 1:
+        of = dtype.type(scale)
+        first, second = pair_reflected(v, t, c * of, d * of, trapezoid=trapezoid, right=right, adjoint=adjoint)
+        return first / of, second / of
     x = _copied(c, dtype, right=right)
     v, t, y, is_adjoint = _prepared(v, t, d, dtype, right=right, adjoint=adjoint)
     for j in _order(n, block, descending=is_adjoint):

@@ -361,7 +361,13 @@ def _named(name: str) -> str:
 def default_store() -> str:
     """Address of the folder for matrices of this user."""
     folder = home() / "matrices"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise JobError(
+            f"{folder} cannot be made: {e.strerror}",
+            remedy="set EPHEMERON_HOME to a folder that can be written, or give store=",
+        ) from None
     return folder.resolve().as_uri()
 
 

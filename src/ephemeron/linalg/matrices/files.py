@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,12 @@ def create_npy(path: str | Path, shape: Shape, dtype: np.dtype[Any]) -> np.memma
         JobError: it cannot be written.
     """
     try:
-        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        file = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        with open(path, "r+b") as reserved:  # a disk that fills up while a mapped file is written ends the process
+            os.posix_fallocate(reserved.fileno(), 0, os.fstat(reserved.fileno()).st_size)
     except OSError as e:
-        raise JobError(f"{path} cannot be written: {e}") from None
+        raise JobError(f"{path} cannot be written: {e.strerror}") from None
+    return file
 
 
 def open_zarr(path: str | Path) -> Any:
