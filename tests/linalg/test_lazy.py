@@ -44,7 +44,7 @@ def test_nothing_is_computed_before_it_is_read(matrices, tmp_path):
         (lambda a, b: a + b[:16, :], "20 x 20 and 16 x 20 cannot be added"),
         (lambda a, b: a * "3", "a matrix times str; multiply by a number, or use @"),
         (lambda a, b: a * 1j, "a matrix of float64 times 1j"),
-        (lambda a, b: a + np.ones(20), "an array with 1 dimensions"),
+        (lambda a, b: a + np.ones(19), r"20 x 20 and an array of shape \(19,\) cannot be added"),
         (lambda a, b: a @ A.astype("complex64"), "a product of float64 and complex128"),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_refused_where_it_is_written(matrices, write, says)
 
 def test_what_numpy_would_read_whole_is_refused(matrices, monkeypatch):
     a, _ = matrices
-    for call in (lambda: np.sum(a), lambda: np.exp(a), lambda: np.linalg.svd(a[:16, :]), lambda: np.add.reduce(a)):
+    for call in (lambda: np.median(a), lambda: np.exp(a), lambda: np.linalg.svd(a[:16, :]), lambda: np.add.reduce(a)):
         with pytest.raises(TypeError):
             call()
     monkeypatch.setattr(big_matrix, "IMPLICIT_BYTES", 100)

@@ -147,6 +147,20 @@ def lstsq_command(a: Path, b: Path, **options: Any) -> None:
     _compute([a, b], lambda la, pool, m: {"X": la.lstsq(m[0], m[1], executor=pool)}, slim=True, **options)
 
 
+@linalg.command("pca")
+@click.argument("a", metavar="A", type=_FILE)
+@click.option("--components", "-k", type=click.IntRange(min=1), required=True, help="Number of components.")
+@_options
+def pca_command(a: Path, components: int, **options: Any) -> None:
+    """Principal components of the rows of A: their mean, components, variances and scores."""
+
+    def work(la: Any, pool: FunctionExecutor, m: list[BigMatrix]) -> dict[str, Any]:
+        found = la.pca(m[0], components, executor=pool)
+        return {name: getattr(found, name) for name in ("mean", "components", "explained_variance", "scores")}
+
+    _compute([a], work, results=4, slim=True, **options)
+
+
 @linalg.command("clean")
 @click.argument("store", required=False)
 @click.argument("program", required=False)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ephemeron.linalg.operations import cholesky, inv, lstsq, lu, qr, solve
     from ephemeron.linalg.prediction.predict import predict
     from ephemeron.linalg.spectral import eigh, eigvalsh, randomized_svd, svd, svdvals
+    from ephemeron.linalg.statistics import pca
 
 _LAZY = {
     "BigMatrix": "matrices.big_matrix",
@@ -39,6 +40,7 @@ _LAZY = {
     "lu": "operations",
     "matmul": "arithmetic",
     "norm": "norms",
+    "pca": "statistics",
     "predict": "prediction.predict",
     "qr": "operations",
     "randomized_svd": "spectral",
@@ -48,12 +50,12 @@ _LAZY = {
 }
 
 OPERATIONS = tuple(
-    name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral")
+    name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral", "statistics")
 )
 """Computations of which `predict` tells the cost by name."""
 
 __all__ = [
-    "BigMatrix", "cholesky", "clean", "eigh", "eigvalsh", "inv", "lambdapack", "lstsq", "lu", "matmul", "norm", "predict", "qr", "randomized_svd", "solve",
+    "BigMatrix", "cholesky", "clean", "eigh", "eigvalsh", "inv", "lambdapack", "lstsq", "lu", "matmul", "norm", "pca", "predict", "qr", "randomized_svd", "solve",
     "svd", "svdvals",
 ]  # fmt: skip
 

@@ -66,14 +66,14 @@ def check_product(a: BigMatrix, b: BigMatrix) -> None:
 
 
 def check_sum(a: BigMatrix, b: BigMatrix) -> None:
-    """Refuses a sum A + B whose operands do not fit.
+    """Refuses a sum A + B whose operands do not fit; B may be one row or one column.
 
     Raises:
         JobError: the shapes, types or tiles do not fit.
     """
-    if a.shape != b.shape:
+    if any(y not in (x, 1) for x, y in zip(a.shape, b.shape, strict=True)):
         raise JobError(f"{_size(a.shape)} and {_size(b.shape)} cannot be added")
-    if any(x != y and n > min(x, y) for x, y, n in zip(a.tile, b.tile, a.shape, strict=True)):
+    if any(x != y and n > min(x, y) for x, y, n in zip(a.tile, b.tile, b.shape, strict=True)):
         raise JobError(
             f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be added", remedy="store both with the same tile"
         )
@@ -87,7 +87,8 @@ def combine(
     """alpha A + beta B.
 
     Args:
-        a, b: of the same shape [m, n], type and tiles.
+        a: shape [m, n].
+        b: of the same shape, type and tiles; or one row [1, n], or one column [m, 1], which is added to each of A's.
         alpha, beta: factors.
         executor: runs the tasks.
 
@@ -95,7 +96,13 @@ def combine(
         JobError: the shapes, types or tiles do not fit.
     """
     check_sum(a, b)
-    program = with_options(products.combine, alpha=float(alpha), beta=float(beta))
+    by_shape = {(1, a.shape[1]): products.combine_row, (a.shape[0], 1): products.combine_column}
+    chosen = products.combine if a.shape == b.shape else by_shape.get(b.shape)
+    if chosen is None:
+        raise JobError(
+            f"{_size(a.shape)} and {_size(b.shape)} cannot be added", remedy="add a number, a row or a column"
+        )
+    program = with_options(chosen, alpha=float(alpha), beta=float(beta))
     return _elementwise("combine", program, {"A": a.stored, "B": b.stored}, executor)
 
 

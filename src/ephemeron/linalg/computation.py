@@ -25,6 +25,7 @@ from ephemeron.linalg.matrices import lifetimes, tile_store
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Structure, TileFamily, Tiles
 from ephemeron.linalg.prediction.planner import Planner
+from ephemeron.linalg.vectors import BigVector, as_shaped
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -145,7 +146,8 @@ def _matrix_errors() -> Iterator[None]:
 def on_computed(operation: Callable[_P, _R], *, cut_as: int = 0) -> Callable[_P, _R]:
     """The operation on the values of expressions among its arguments, which its executor computes first, and on arrays.
 
-    An array beside the matrix is stored for as long as the operation takes, its rows cut into tiles as axis `cut_as` of the matrix.
+    An array is stored for as long as the operation takes; one beside a matrix with its rows cut into tiles as axis `cut_as` of the matrix. Where
+    one argument is a vector, a result of one column is one, too.
     """
     name = operation.__name__
 
@@ -154,7 +156,10 @@ def on_computed(operation: Callable[_P, _R], *, cut_as: int = 0) -> Callable[_P,
         executor: Any = options.get("executor")
         with contextlib.ExitStack() as stack:
             given: list[Any] = []
+            arrays = [each for each in arguments if np.ndim(each) == 1]  # type: ignore[arg-type]
             for each in arguments:
+                if isinstance(each, BigVector):
+                    each = each.column
                 if isinstance(each, BigMatrix):
                     given.append(each.compute(executor=executor))
                 elif isinstance(each, np.ndarray) and given:
@@ -163,12 +168,16 @@ def on_computed(operation: Callable[_P, _R], *, cut_as: int = 0) -> Callable[_P,
                     stack.callback(given[-1].delete)
                 elif given:
                     given.append(each)
+                elif isinstance(each, np.ndarray):
+                    given.append(BigMatrix.from_numpy(each))
+                    stack.callback(given[-1].delete)
                 else:
                     raise JobError(
                         f"{name} takes a BigMatrix, this is a {type(each).__name__}",
                         remedy="store it first: BigMatrix.from_numpy(a, store='file:///folder')",
                     )
-            return operation(*given, **options)
+            found = operation(*given, **options)
+            return as_shaped(found, arrays[0]) if arrays and isinstance(found, BigMatrix) else found
 
     return wrapped
 

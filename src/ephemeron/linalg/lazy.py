@@ -20,6 +20,7 @@ from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.operators import Operand
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, are_borders, bounds
+from ephemeron.linalg.vectors import BigVector, as_shaped
 
 _Apply = Callable[[Sequence[BigMatrix], FunctionExecutor], BigMatrix]
 
@@ -125,34 +126,42 @@ class Expression(BigMatrix):
         return f"<{self._text}: {rows} x {columns}, {self._dtype}, not computed>"
 
 
-def product(a: Operand, b: Operand) -> BigMatrix:
-    """A B; a vector is one column on the right, one row on the left, and so is the result.
+def product(a: Any, b: Any) -> Any:
+    """A B; a vector is one column on the right, one row on the left, and the result is a vector.
 
     Raises:
         JobError: shapes, types or tiles do not fit.
     """
+    if isinstance(b, BigVector):
+        return BigVector(product(a, b.column))
+    if isinstance(a, BigVector):
+        return BigVector(product(a.column.T, b).T)
     if isinstance(a, BigMatrix):
         left, right = a, _operand(b, like=a, rows=a.tile[1])
     else:
         assert isinstance(b, BigMatrix)
         right, left = b, _operand(a, like=b, columns=b.tile[0])
     arithmetic.check_product(left, right)
-    return Expression(
+    found = Expression(
         f"{_name(left)} @ {_name(right)}", [left, right],
         lambda operands, pool: arithmetic.matmul(operands[0], operands[1], executor=pool),
         shape=(left.shape[0], right.shape[1]), tile=(left.tile[0], right.tile[1]), dtype=left.dtype,
     )  # fmt: skip
+    return BigVector(found.T) if np.ndim(a) == 1 else as_shaped(found, b)
 
 
-def total(a: Operand, b: Operand, alpha: float, beta: float) -> BigMatrix:
-    """α A + β B.
+def total(a: Any, b: Any, alpha: float, beta: float) -> BigMatrix:
+    """α A + β B. One of them may be a number, a row (as a vector is, as in NumPy) or a column, which is added to each of the other's.
 
     Raises:
         JobError: shapes, types or tiles do not fit.
     """
+    a, b = (each.column.T if isinstance(each, BigVector) else each for each in (a, b))
     known = a if isinstance(a, BigMatrix) else b
     assert isinstance(known, BigMatrix)
-    left, right = (_operand(each, like=known, rows=known.tile[0], columns=known.tile[1]) for each in (a, b))
+    left, right = (_summand(each, like=known) for each in (a, b))
+    if left.shape != right.shape and 1 in left.shape and (1 not in right.shape or left.shape == (1, 1)):
+        left, right, alpha, beta = right, left, beta, alpha
     arithmetic.check_sum(left, right)
     return Expression(
         f"{_name(left)} {'-' if beta < 0 else '+'} {_name(right)}", [left, right],
@@ -217,6 +226,23 @@ def _operand(given: Operand, *, like: BigMatrix, rows: int | None = None, column
         "array", [like], lambda _, pool: BigMatrix.from_numpy(array, tile=tile, store=store),
         shape=array.shape, tile=tile, dtype=array.dtype,
     )  # fmt: skip
+
+
+def _summand(given: Any, *, like: BigMatrix) -> BigMatrix:
+    """A matrix, or an array of the shape of one, or a number, a row or a column."""
+    if isinstance(given, BigMatrix):
+        return given
+    array: npt.NDArray[Any] = np.asarray(given)
+    if array.ndim < 2:
+        if array.size not in (1, like.shape[1]) or array.dtype.kind not in "biufc":
+            raise JobError(
+                f"a matrix of {like.shape[0]} x {like.shape[1]} and an array of shape {array.shape} cannot be added"
+            )
+        array = np.broadcast_to(array, like.shape[1]).reshape(1, -1)
+    tile = tuple(min(t, n) if n == 1 else t for t, n in zip(like.tile, array.shape, strict=False))
+    if like.dtype.kind == "f" and array.dtype.kind in "biuf" and np.ndim(given) == 0:
+        array = array.astype(like.dtype)  # as NumPy: a number takes the precision of the matrix
+    return _operand(array, like=like, rows=tile[0], columns=tile[1])
 
 
 def _store(a: BigMatrix) -> str:

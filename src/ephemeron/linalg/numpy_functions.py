@@ -12,8 +12,9 @@ import numpy as np
 
 from ephemeron.errors import SingularMatrix
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg import lazy, norms, operations, spectral
+from ephemeron.linalg import lazy, norms, operations, spectral, statistics
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
+from ephemeron.linalg.vectors import BigVector, as_shaped
 
 
 def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -62,7 +63,7 @@ def _lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
     """Solution, sums of squared residuals by column (none without full rank), rank and singular values."""
     if not isinstance(a, BigMatrix):
         return NotImplemented
-    (m, n), sides = a.shape, b[:, None] if np.ndim(b) == 1 else b
+    (m, n), sides = a.shape, _column(b)
     with FunctionExecutor("local") as pool:
         s = spectral.svdvals(a, executor=pool)
         usual = np.finfo(a.dtype).eps * max(m, n)
@@ -70,12 +71,29 @@ def _lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
         if rcond is not None and rank != np.count_nonzero(s > rcond * s[0]):
             raise SingularMatrix(f"the rank is {rank}, and another one with rcond = {rcond}; use svd", kernel="lstsq")
         x = operations.lstsq(a, sides, executor=pool)
+        shaped = as_shaped(x, b)
         if m == n or rank < n:
-            return x, np.empty(0, s.dtype), rank, s
+            return shaped, np.empty(0, s.dtype), rank, s
         residuals = lazy.total(sides, lazy.product(a, x), 1.0, -1.0).compute(executor=pool)
         squares = norms.column_norms(residuals, executor=pool) ** 2
         residuals.delete()
-    return x, squares, rank, s
+    return shaped, squares, rank, s
+
+
+def _column(b: Any) -> Any:
+    return b.column if isinstance(b, BigVector) else b[:, None] if np.ndim(b) == 1 else b
+
+
+def _sum(a: Any, axis: Any = None) -> Any:
+    return statistics.sum(a, axis)
+
+
+def _mean(a: Any, axis: Any = None) -> Any:
+    return statistics.mean(a, axis)
+
+
+def _std(a: Any, axis: Any = None, *, ddof: int = 0) -> Any:
+    return statistics.std(a, axis, ddof)
 
 
 def _norm(a: BigMatrix, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
@@ -101,6 +119,9 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.ndim: lambda a: 2,
     np.size: lambda a, axis=None: a.shape[0] * a.shape[1] if axis is None else a.shape[axis],
     np.transpose: _transpose,
+    np.sum: _sum,
+    np.mean: _mean,
+    np.std: _std,
     np.dot: lambda a, b: lazy.product(a, b),
     np.linalg.cholesky: _cholesky,
     np.linalg.qr: _qr,

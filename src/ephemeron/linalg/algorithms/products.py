@@ -138,6 +138,28 @@ def combine(A: Input, B: Input, C: Output, M: Size, N: Size) -> None:
 
 
 @lambdapack
+def combine_row(A: Input, B: Input, C: Output, M: Size, N: Size) -> None:
+    """`combine` where B is one row, which is added to each of A's."""
+    tiles(A, M, N)
+    tiles(B, 1, N)
+    tiles(C, M, N)
+    for i in range(M):
+        for j in range(N):
+            C[i, j] = weighted_sum(A[i, j], B[0, j], alpha=1.0, beta=1.0)
+
+
+@lambdapack
+def combine_column(A: Input, B: Input, C: Output, M: Size, N: Size) -> None:
+    """`combine` where B is one column, which is added to each of A's."""
+    tiles(A, M, N)
+    tiles(B, M, 1)
+    tiles(C, M, N)
+    for i in range(M):
+        for j in range(N):
+            C[i, j] = weighted_sum(A[i, j], B[i, 0], alpha=1.0, beta=1.0)
+
+
+@lambdapack
 def scale(A: Input, C: Output, M: Size, N: Size) -> None:
     """C = A; with other options of the kernel α A (`with_options`)."""
     tiles(A, M, N)

@@ -43,7 +43,8 @@ def reflected(v: Array, t: Array, c: Array, *, right: bool = False, adjoint: boo
     dtype, (block, k) = np.result_type(v, c), t.shape
     if (scale := scale_of_tiny(c)) != 1:  # rounding once, at the end
         made: Array = reflected(v, t, c * dtype.type(scale), right=right, adjoint=adjoint)
-        return np.divide(made, dtype.type(scale))
+        unscaled: Array = made / dtype.type(scale)
+        return unscaled
     v, t, x, is_adjoint = _prepared(v, t, c, dtype, right=right, adjoint=adjoint)
     for j in _order(k, block, descending=is_adjoint):
         e = min(j + block, k)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ephemeron.errors import JobError
+
 if TYPE_CHECKING:
+    from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
 
 Operand: TypeAlias = "BigMatrix | npt.NDArray[Any]"
@@ -56,6 +59,26 @@ class Operators:
         found: BigMatrix = lazy_expressions().multiple(self, 1 / divisor)
         return found
 
+    def __eq__(self, other: object) -> bool:
+        """Refused: matrices are not compared value by value, and comparing their names would be mistaken for it."""
+        if other is None or isinstance(other, str):
+            return False
+        raise JobError("matrices cannot be compared with ==", remedy="compare to_numpy(), or use norm(A - B)")
+
+    __hash__ = object.__hash__
+
+    def sum(self, axis: int | None = None, *, executor: FunctionExecutor | None = None) -> Any:
+        """Sum of the values; see `linalg.statistics.sum`."""
+        return _statistics().sum(self, axis, executor=executor)
+
+    def mean(self, axis: int | None = None, *, executor: FunctionExecutor | None = None) -> Any:
+        """Mean of the values; see `linalg.statistics.mean`."""
+        return _statistics().mean(self, axis, executor=executor)
+
+    def std(self, axis: int | None = None, ddof: int = 0, *, executor: FunctionExecutor | None = None) -> Any:
+        """Standard deviation of the values; see `linalg.statistics.std`."""
+        return _statistics().std(self, axis, ddof, executor=executor)
+
     def __neg__(self) -> BigMatrix:
         found: BigMatrix = lazy_expressions().multiple(self, -1.0)
         return found
@@ -69,6 +92,10 @@ class Operators:
 
 def lazy_expressions() -> Any:
     return import_module("ephemeron.linalg.lazy")
+
+
+def _statistics() -> Any:
+    return import_module("ephemeron.linalg.statistics")
 
 
 def _numpy() -> Any:
