@@ -25,7 +25,7 @@ from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
-from ephemeron.executor.prediction_files import ONLY, Inputs, Outputs, check_inputs
+from ephemeron.executor.prediction_files import ONLY, Inputs, Outputs, check_inputs, read_inputs, write_outputs
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_dir import CODE_FILE
 from ephemeron.training.driver.trained import best_weights, record_of
@@ -319,3 +319,6 @@ def _joined(parts: list[Outputs]) -> Outputs:
                     task=f"batch {number}",
                 )
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+__all__ = ["Predictor", "predict", "read_inputs", "write_outputs"]
