@@ -145,6 +145,14 @@ def test_a_parameter_server_merges_alike(name, tmp_path):
     assert_equal(run, alone(run, loss, options, y)[0])
 
 
+@pytest.mark.parametrize("name", ["ignored labels", "one label", "summed labels"])
+@pytest.mark.parametrize("aggregators", [1, 3])
+def test_direct_channels_merge_alike(name, aggregators, tmp_path):
+    loss, options, y = LOSSES[name]
+    run = trained(tmp_path, loss, options, y, workers=3, aggregators=aggregators, channel="direct")
+    assert_equal(run, alone(run, loss, options, y)[0])
+
+
 @pytest.mark.parametrize("name", ["ignored labels", "one label", "class weights", "summed labels", "mean squares"])
 @pytest.mark.parametrize("workers", [2, 4])
 def test_stages_and_their_replicas_merge_alike(name, workers, tmp_path):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 torchmetrics = lazy_import("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[lightning]'")
 
 from ephemeron.errors import JobError  # noqa: E402
-from ephemeron.training.task.evaluation import Evaluator, metrics_of  # noqa: E402
+from ephemeron.training.task.evaluation import Evaluator, metrics_of, own_weight, recorded_after  # noqa: E402
 from ephemeron.training.worker.evaluation_exchange import decode_evaluation, encode_evaluation  # noqa: E402
 
 COUNT = 22
@@ -148,3 +148,20 @@ def test_states_that_are_no_tensors_are_refused():
     found.add({"odd": metric}, 2)
     with pytest.raises(JobError, match="metric odd holds strs in its state 'value'"):
         found.result()
+
+
+def test_only_what_follows_a_models_modules_is_recorded():
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()), torch.nn.Linear(4, 2))
+    x, y = torch.rand(5, 3), torch.tensor([0, 1, -100, 1, -100])
+    with torch.no_grad():
+        expected = model(x)
+        with recorded_after(model):
+            whole = model(x)
+            parts = model[1](model[0](x))
+            assert own_weight(torch.nn.functional.cross_entropy(parts, y)) == 3
+        assert not torch.is_grad_enabled()
+        assert not model(x).requires_grad
+    for found in (whole, parts):
+        assert found.is_leaf
+        assert found.requires_grad
+        assert torch.equal(found, expected)

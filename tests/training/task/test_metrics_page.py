@@ -67,3 +67,36 @@ def _still(task, model):
     import torch
 
     return torch.optim.SGD(model.parameters(), lr=1e-30)
+
+
+@pytest.mark.slow
+def test_sequences_without_words_count_nothing(tmp_path, monkeypatch, home):
+    """Of 24 sequences one has words to predict: most functions and parts have none."""
+    module = "page_empty"
+    (tmp_path / f"{module}.py").write_text(EXAMPLES["Language"] + EMPTY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    runs = []
+    for workers, parts in ((1, 1), (1, 4), (2, 1), (4, 2)):
+        job = job_of(f"{module}:Empty", {"epochs": 2, "accumulate": parts, "dtype": "float64"})
+        job = dataclasses.replace(job, simulation=WORLD, code=(tmp_path,))
+        runs.append(real(job, workers=workers, batch_size=24 // workers, aggregators=1))
+        assert runs[-1].ending.status == "finished", runs[-1].ending.causes
+    for run in runs[1:]:
+        for name, value in runs[0].ending.arrays.items():
+            np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-12)
+        assert run.ending.final.metrics == pytest.approx(runs[0].ending.final.metrics, rel=1e-12)
+        assert run.ending.final.metrics["perplexity"] > 1
+
+
+EMPTY = """
+
+class Empty(Language):
+    def train_data(self):
+        return self.evaluation_data()
+
+    def evaluation_data(self):
+        rng = np.random.default_rng(0)
+        tokens, following = (rng.integers(0, 11, (24, 5)) for _ in range(2))
+        following[:23] = -100
+        return tokens, following
+"""

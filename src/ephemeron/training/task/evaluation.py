@@ -98,26 +98,40 @@ _MEAN, _SUM = 1, 2
 
 @contextmanager
 def recorded_after(model: nn.Module) -> Iterator[None]:
-    """What is computed from a model's outputs is recorded by autograd, and the model itself is not.
+    """What is computed from the outputs of a model or of its modules is recorded by autograd, and what they do is not.
 
     So a loss says how it was reduced (`own_weight`), and no more memory is used than without a graph.
     """
-    before = model.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(False) and None)
+    inside = 0
 
-    def leaves(_module: nn.Module, _args: Any, output: Any) -> Any:
+    def before(*_: Any) -> None:
+        nonlocal inside
+        inside += 1
+        torch.set_grad_enabled(False)
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> Any:
+        nonlocal inside
+        inside -= 1
+        if inside:
+            return output
         torch.set_grad_enabled(True)
         return tree_map(
             lambda v: v.detach().requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v,
             output,
         )
 
-    after = model.register_forward_hook(leaves)
+    hooks = [
+        hook
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+    ]
     try:
         with torch.enable_grad():
             yield
     finally:
-        before.remove()
-        after.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 class Evaluator:

@@ -105,7 +105,7 @@ class Task:
         """Metrics of the whole evaluation data, from the merged ones. Override it to add those that are no means.
 
         Args:
-            metrics: by name. Those whose names begin with an underscore are for this hook alone.
+            metrics: by name; NaN, of data whose weights sum to 0. Those whose names begin with an underscore are for this hook alone.
 
         Returns:
             All metrics, such as `{**metrics, "perplexity": math.exp(metrics["loss"])}`.

@@ -19,7 +19,7 @@ from ephemeron.data.batch_source import BatchSource, Positions
 from ephemeron.data.randomness import words_of
 from ephemeron.errors import JobError
 from ephemeron.training.job import Target
-from ephemeron.training.metrics import EvaluationSums, Metrics
+from ephemeron.training.metrics import EvaluationSums, Metrics, merged
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import Evaluator, metrics_of, recorded_after
 from ephemeron.training.task.moving_average import MovingAverage
@@ -328,10 +328,16 @@ class TorchTrainer:
         return found.result()
 
     def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
-        merged = metrics_of(parts, self._metrics)
-        known = {name: value for name, value in merged.items() if value is not None}
-        found = {**merged, **self.program.task.evaluation_end(known)}
-        return {name: value for name, value in found.items() if not name.startswith("_")}
+        values = metrics_of(parts, self._metrics)
+        known = {name: value for name, value in values.items() if value is not None}
+        # Of data without a label, such as a small slice or the trial's, the task's own numbers are NaN, too.
+        known |= {name: math.nan for name, total in merged(parts).sums.items() if total is not None and not total[1]}
+        found = {**values, **self.program.task.evaluation_end(known)}
+        return {
+            name: None if value is None or math.isnan(value) else value
+            for name, value in found.items()
+            if not name.startswith("_")
+        }
 
     def take_metrics(self, metrics: Metrics) -> None:
         for each in self.program.schedulers:
