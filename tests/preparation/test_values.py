@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 from decimal import Decimal
@@ -13,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, NotRepresentable
-from ephemeron.preparation import FeatureHasher, InProcess, Pipeline, StandardScaler, load_libsvm, load_parquet
+from ephemeron.preparation import (
+    FeatureHasher,
+    InProcess,
+    Pipeline,
+    StandardScaler,
+    load_csv,
+    load_libsvm,
+    load_parquet,
+)
 from ephemeron.preparation.values import InvalidValue, category_text, coded_texts, floats, number
 
 pa = pytest.importorskip("pyarrow", reason="typed files")
@@ -98,6 +107,22 @@ def test_categories_and_numbers_are_the_same_from_every_source(tmp_path_factory,
         shown = StandardScaler(["c"], with_mean=False, with_std=False).fit({"c": [0.0, 1.0]}).transform(rows)
         got = shown.column("c").to_pylist() if hasattr(shown, "column") else list(shown["c"])
         np.testing.assert_array_equal([math.nan if v is None else v for v in got], stored, err_msg=source)
+
+
+def test_texts_of_csv_are_the_categories_that_callers_give(tmp_path):
+    texts = ["007", "7.0", "True", "true", "1e3", "7", "é", ""]
+    (tmp_path / "t.csv").write_text("c,n\n" + "".join(f"{text},{n}\n" for n, text in enumerate(texts)))
+    raw = load_csv(str(tmp_path / "t.csv"), out=str(tmp_path / "raw"), columns={"c": "categorical"}, pool=HERE)
+    pipeline = Pipeline([FeatureHasher(["c"], n_features=1 << 20)]).fit(raw, pool=HERE)
+    expected = entries(pipeline.transform(raw, out=str(tmp_path / "out"), pool=HERE).read(0).to_pydict())
+    assert len({tuple(indices) for indices, _ in expected}) == len(texts)
+    with open(tmp_path / "t.csv") as file:
+        of_reader = [row["c"] or None for row in csv.DictReader(file)]  # what is absent in a file
+    for rows in ({"c": of_reader}, pandas.read_csv(tmp_path / "t.csv", dtype={"c": str})):
+        made = pipeline.transform(rows)
+        assert entries(made["features"] if isinstance(made, dict) else made) == expected
+    numbers = pipeline.transform({"c": [7, 7.0, True], "n": [0, 0, 0]})["features"]
+    assert entries(numbers) == [expected[5], expected[5], expected[3]]
 
 
 def test_a_category_has_one_text():
