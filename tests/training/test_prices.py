@@ -48,6 +48,9 @@ def test_a_server_bills_hours_and_memory_nothing():
     everything = Traffic(puts=9, gets=9, polls=9, deletes=9, lists=9, bytes_up=9, bytes_down=9)
     assert load_prices("server").server_hour_usd == 0.096
     assert load_prices("server").storage_usd(everything) == 0
+    beside = load_prices("objects", servers=True)
+    assert beside.server_hour_usd == 0.096
+    assert beside.storage_usd(everything) == load_prices("objects").storage_usd(everything) > 0
     assert load_prices("memory").storage_usd(everything) == 0
     assert load_prices("memory").server_hour_usd == 0
 

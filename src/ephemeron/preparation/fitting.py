@@ -76,7 +76,10 @@ def observe_dataset(
             for n, future in futures.items():
                 known[n] = future.result()
                 if REFUSED in known[n]:
-                    raise JobError(f"{dataset.url}, {known[n][REFUSED]}")
+                    raise JobError(
+                        f"{dataset.url}, {known[n][REFUSED]}",
+                        remedy="mend it, scale the column first, or set on_error to skip or quarantine",
+                    )
                 if kept is not None:
                     kept.create(f"{prefix}{n:05d}", statistic_document(known[n]))
     if not known:
@@ -89,14 +92,16 @@ def observe_partition(item: dict[str, Any]) -> dict[str, Any]:
     dataset = TableDataset.open(item["url"])
     pipeline = Pipeline.from_document(item["pipeline"])
     rows = from_table(dataset.read(item["index"]), dataset.schema)
+    numbers = np.arange(length_of(rows)) + sum(part.rows for part in dataset.partitions[: item["index"]]) + 1
     if item["split"] is not None:
-        rows = HashSplit(**item["split"]).side(rows, dataset.schema, "train")
+        split = HashSplit(**item["split"])
+        train = ~split.is_test(rows, split.names(dataset.schema))
+        rows, numbers = taken(rows, train), numbers[train]
     if pipeline.fitted_:
         refused = pipeline.apply_valid(rows, pipeline.fitted_)[1]
         if refused and item["on_error"] == "fail":
-            (column, reason) = refused[min(refused)]
-            remedy = "mend it, scale the column first, or set on_error to skip or quarantine"
-            return {REFUSED: f"partition {item['index']}, row {min(refused) + 1}, column {column}: {reason}; {remedy}"}
+            (column, reason), row = refused[min(refused)], numbers[min(refused)]
+            return {REFUSED: f"row {row}, column {column}: {reason}"}
         rows = taken(rows, np.isin(np.arange(length_of(rows)), list(refused), invert=True)) if refused else rows
     return pipeline.observe(rows, item["end"])
 

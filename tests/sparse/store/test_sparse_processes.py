@@ -99,6 +99,8 @@ async def test_a_frozen_shard_is_killed_and_started_again(tmp_path: Path) -> Non
         assert (await store.multi_get("w", [1])).item() == 1
         assert processes.restarts == 1
     await processes.close()
+    assert processes.traffic.puts > 2  # claims of both, and the log
+    assert processes.traffic.polls > 0
 
 
 def last_snapshot(folder: Path) -> int:
