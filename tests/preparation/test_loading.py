@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ephemeron.data.formats.cells import is_name_of_digits
 from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import DatasetDamaged, JobError
 from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv, load_libsvm, load_parquet, loading
@@ -217,6 +218,16 @@ def test_what_would_become_another_text_stays_text(tmp_path, texts):
     if all(one.isascii() and "_" not in one for one in texts):  # what is said is done
         numbers = loaded(tmp_path, text, columns={"id": "numeric"}, on_error="skip")["id"]
         assert numbers == [float(one) for one in texts]
+
+
+@given(st.lists(st.text(alphabet="0159+-.eE ", max_size=5), min_size=1, max_size=6))
+def test_the_quick_look_at_digits_overlooks_nothing(texts):
+    from ephemeron.preparation.csv_text import _digits_alone
+
+    chunks = [pa.array([None, *texts, None, ""][n:]).cast(pa.string()) for n in range(2)]
+    if _digits_alone(pa.chunked_array(chunks)) and _digits_alone(pa.chunked_array([chunks[0].slice(1)])):
+        assert not any(is_name_of_digits(text) for text in texts)
+    assert _digits_alone(pa.chunked_array([["0", "10", "-0.5", "+7.", ".5", "100.05", ""]]))
 
 
 def test_numbers_are_numbers(tmp_path):

@@ -83,6 +83,8 @@ class CsvParser:
         found: dict[int, tuple[str, str]] = {}
         for name in self._numeric:
             values, numbers = texts.column(name), table.column(name)
+            if _digits_alone(values):
+                continue
             tiny = compute.and_(compute.equal(numbers, 0), compute.invert(compute.match_substring_regex(values, ZERO)))
             for row in np.flatnonzero(tiny.fill_null(False).to_numpy()).tolist():
                 found[row] = name, f"{values[row].as_py()!r} is too small for float64"
@@ -197,6 +199,26 @@ def numeric_columns(sample: bytes, names: Sequence[str], layout: Layout) -> dict
         count = len(values) - sum(not is_number(text) for text in others)
         found[name] = count > 0 and count >= MOSTLY * len(values) and not any(map(is_name_of_digits, others))
     return found
+
+
+def _digits_alone(values: Any) -> bool:
+    """Whether the texts of numbers have nothing but digits, signs and points, few digits, and no zero before another digit: twenty times as
+    quick as an expression, for the columns that most tables have."""
+    for chunk in values.chunks:
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        begins, ends = ends[:-1], ends[1:]
+        text = np.frombuffer(data or b"", np.uint8)
+        used = text[begins[0] : ends[-1]] if len(begins) else text[:0]
+        if not len(used):
+            continue
+        if used.max() > ord("9") or used.min() < ord("+") or (ends - begins).max() > 15:
+            return False
+        text = np.append(text, [0, 0, 0])  # behind empty texts at the end
+        begins = begins + (text[begins] < ord("."))  # a sign
+        if ((text[begins] == ord("0")) & (text[begins + 1] >= ord("0")) & (begins + 1 < ends)).any():
+            return False
+    return True
 
 
 def _parse_options(layout: Layout) -> Any:
