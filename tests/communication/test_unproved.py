@@ -267,3 +267,19 @@ class SilentTls:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_recv(sock, 1)
         raise ConnectionResetError
+
+
+def test_nesting_ends_no_handler_of_functions() -> None:
+    """Handlers of OpenFaaS and of MicroVMs take calls from gateways."""
+    from ephemeron.errors import CorruptMessage
+    from ephemeron.functions.aws_microvm.payload import RunPayload
+    from ephemeron.functions.openfaas.handler import answering
+
+    class Replica:
+        busy = False
+
+    request = HttpRequest(method="POST", path="/", headers={}, body=b"[" * 200_000)
+    response: Any = asyncio.run(answering(Replica(), None)(request))  # type: ignore[arg-type, arg-type]
+    assert response.status == 400
+    with pytest.raises(CorruptMessage):
+        RunPayload.from_text("[" * 200_000)

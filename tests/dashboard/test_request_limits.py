@@ -194,3 +194,16 @@ def test_output_is_read_within_the_runs_folder_only(tmp_path: Path) -> None:
     document = output_of(view, name, None)
     assert document is not None
     assert document["text"] == ""
+
+
+def test_a_nested_line_of_a_log_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    library = Library([tmp_path])
+    run = write_run(tmp_path / "r", troubled_run())
+    with (run / "events.jsonl").open("ab") as log:
+        log.write(b"[" * 200_000 + b"\n")
+        log.write(b'{"type":"progress"' + b',"rank":[' * 100_000 + b"\n")
+    found = library.run("0/r")
+    assert found is not None
+    view = library.view(found)
+    view.read_for(60)
+    assert (view.share_read, view.unread) == (1.0, 2)

@@ -217,7 +217,7 @@ class RunView:
                     self._take_reports(reports)
                     t = event.t
                     self._event(event)
-            except (ValueError, TypeError, AttributeError, KeyError):
+            except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
                 self.unread += 1
                 continue
             if t > self.t:

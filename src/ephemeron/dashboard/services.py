@@ -85,6 +85,6 @@ def _stored(flow: Mapping[str, Any]) -> Document:
 def _table(path: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

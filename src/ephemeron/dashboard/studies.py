@@ -99,7 +99,7 @@ def _trial(trial: Document, runs: dict[int, Found]) -> Document:
 def _status(folder: Path) -> dict[str, Any]:
     try:
         value = json.loads((folder / _STATUS).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

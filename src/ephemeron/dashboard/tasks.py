@@ -98,5 +98,5 @@ def _address(folder: Path) -> str:
     try:
         value = json.loads((folder / "client.json").read_text())
         return str(value["address"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -53,7 +53,7 @@ class RunPayload:
         """
         try:
             return build(cls, json.loads(text), where="payload of a MicroVM")
-        except (ValueError, JobError) as e:
+        except (ValueError, RecursionError, JobError) as e:
             raise CorruptMessage(f"not a payload of ephemeron: {e}") from None
 
 

@@ -82,7 +82,7 @@ def answering(replica: FunctionReplica, told: ReplicaSettings) -> Handler:
             return json_response({"error": "this replica runs a call already"}, status=429)
         try:
             envelope = InvokeRequest.from_event(json.loads(request.body or b"null"))
-        except (ValueError, CorruptMessage) as e:
+        except (ValueError, RecursionError, CorruptMessage) as e:
             return json_response({"error": str(e)}, status=400)
         sys.stdout.write(
             f"ephemeron: run {envelope.run}, rank {envelope.rank}, attempt {envelope.attempt}: {envelope.id}\n"
