@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -109,23 +110,26 @@ class _Collected:
 
     def collect(self, pool: FunctionExecutor) -> None:
         """Writes results until the last one, an interrupt, or the end of the budget."""
-        with self.out.open("w") as file:
-            try:
+        try:
+            with self.out.open("w") as file:
                 for values in self._values():
                     file.writelines(json.dumps(value) + "\n" for value in values)
                     file.flush()
                     self.written += len(values)
-            except KeyboardInterrupt:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # functions are ended in good order, which takes seconds
-                done = sum(f.done() for f in self.futures)
-                for future in self.futures:
-                    future.cancel()
-                self.stopped, self.code = (
-                    f"interrupted: {done} of {human_count(len(self.futures), 'task')} are done",
-                    INTERRUPTED,
-                )
-            except BudgetReached as e:
-                self.stopped, self.code = str(e), 1
+            return
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # functions are ended in good order, which takes seconds
+            done = sum(f.done() for f in self.futures)
+            self.stopped, self.code = (
+                f"interrupted: {done} of {human_count(len(self.futures), 'task')} are done",
+                INTERRUPTED,
+            )
+        except BudgetReached as e:
+            self.stopped, self.code = str(e), 1
+        except OSError as e:
+            self.stopped, self.code = f"{self.out} cannot be written: {e.strerror}", 1
+        for future in self.futures:
+            future.cancel()
 
     def _values(self) -> Iterator[list[object]]:
         for n, future in enumerate(self.futures):
@@ -187,6 +191,8 @@ def _items(path: Path) -> list[object]:
 def _check_out(out: Path) -> None:
     if not out.absolute().parent.is_dir():
         raise JobError(f"there is no folder {out.absolute().parent}", remedy="make it, or name another --out")
+    if not os.access(out if out.exists() else out.absolute().parent, os.W_OK) or out.is_dir():
+        raise JobError(f"{out} cannot be written", remedy="name another --out")
 
 
 def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ephemeron.errors import ChannelError, UserError
 from ephemeron.units import human_bytes, human_count
 
 if TYPE_CHECKING:
+    from ephemeron.cli.inventory import Item
     from ephemeron.training.driver.cleanup import RemainingObjects
 
 
@@ -25,6 +27,7 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 
     \b
     ephemeron runs
+    ephemeron runs clean --dry-run              what there is on this machine, of runs and of everything else
     ephemeron runs clean last                   delete the objects that the newest run has left in its channel
     """
     if ctx.invoked_subcommand is None:
@@ -40,17 +43,40 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 @click.option(
     "--force", is_flag=True, help="Include runs that may still be running on a cloud: their functions will fail."
 )
+@click.option(
+    "--store", "stores", multiple=True, metavar="ADDRESS", help="With --dry-run or --all: a store, too (repeatable)."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Delete nothing; without RUN, list everything on this machine, and in stores."
+)
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object per line.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: bool, yes: bool) -> None:
-    """Delete the objects that runs have left in their channels.
+def clean_runs(
+    runs: tuple[str, ...], everything: bool, folder: bool, force: bool, stores: tuple[str, ...], dry_run: bool, as_json: bool, yes: bool,
+) -> None:  # fmt: skip
+    """Delete the objects that runs have left in their channels, and what is nobody's on this machine.
 
     \b
+    ephemeron runs clean --dry-run              all there is, with sizes and owners; nothing is deleted
+    ephemeron runs clean --dry-run --store s3://bucket/prefix
     ephemeron runs clean last                   objects of the newest run
-    ephemeron runs clean --all --folder         objects and folders of all runs that are not running
+    ephemeron runs clean --all                  of all runs that are not running, and what nobody uses any more
+    ephemeron runs clean --all --folder         and the runs' folders
 
     Lists the objects with their sizes, then asks. Weights, results and reports are in the run's folder, not in the channel.
     A run that was stopped or has failed cannot be resumed afterwards. Channels on a parameter server end with their run.
+
+    With --all also what is no result and has no owner that lives: folders of executors, sessions and profiles, code of
+    programs that no run names, matrices without a name, and staging files in stores.
     """
+    if as_json and not dry_run:
+        raise UserError("--json is for --dry-run")
+    if stores and not (everything or (dry_run and not runs)):
+        raise UserError("--store is for --dry-run and --all")
+    if dry_run and not runs:
+        _print_inventory(stores, as_json=as_json)
+        return
+    from ephemeron.cli import inventory
     from ephemeron.training.driver import cleanup, run_dir
     from ephemeron.training.driver.run_status import may_be_running, status_of
 
@@ -63,15 +89,24 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
         folders = [found for found in folders if not may_be_running(status_of(found))]
     left = cleanup.left_by(folders, force=force)
     wanted = [one for one in left if one.keys or one.problem or folder]
-    if not wanted:
+    if dry_run:
+        _print_left(left, as_json=as_json)
+        return
+    going = [item for item in inventory.inventory(stores, runs=False) if not item.kept] if everything else []
+    if not wanted and not going:
         click.echo(f"nothing is left in the channels of {human_count(len(left), 'run')}")
         return
-    _show(wanted, folder=folder)
+    if wanted:
+        _show(wanted, folder=folder)
+    if going:
+        _show_items(going)
     objects, nbytes = sum(len(one.keys) for one in wanted), sum(one.nbytes for one in wanted)
     what = f"{human_count(objects, 'object')} ({human_bytes(nbytes)})"
     if folder:
         total = sum(one.folder_bytes for one in wanted)
         what += f" and {human_count(len(wanted), 'folder')} with results ({human_bytes(total)})"
+    if going:
+        what += f" and {human_count(len(going), 'thing')} that nobody uses ({human_bytes(sum(item.nbytes for item in going))})"
     if lost := sum(one.resumable for one in wanted):
         click.echo(f"{human_count(lost, 'run')} of these could still be resumed, and no longer afterwards")
     if not yes:
@@ -84,6 +119,7 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
             cleanup.remove(one, folder=folder)
         except ChannelError as e:
             problems.append(f"{one.folder.run_id}: {e}")
+    problems += inventory.remove(going)
     if problems:
         for problem in problems:
             click.secho(f"error: not deleted: {problem}", fg="red", err=True)
@@ -101,3 +137,46 @@ def _show(left: Sequence[RemainingObjects], *, folder: bool) -> None:
             row[3:] = ["?", "?"]
         table.add_row(*row, *([human_bytes(one.folder_bytes)] if folder else []))
     make_console(piped_width=160).print(table)
+
+
+def _print_left(left: Sequence[RemainingObjects], *, as_json: bool) -> None:
+    """What runs have in their channels, of which nothing is deleted."""
+    if not as_json:
+        return _show(left, folder=True)
+    for one in left:
+        document = {
+            "run": one.folder.run_id, "status": one.status, "channel": one.address, "objects": len(one.keys), "nbytes": one.nbytes,
+            "folder_bytes": one.folder_bytes, "problem": one.problem,
+        }  # fmt: skip
+        click.echo(json.dumps(document))
+    return None
+
+
+def _print_inventory(stores: Sequence[str], *, as_json: bool) -> None:
+    """Everything there is, by kind, the largest first."""
+    from ephemeron.cli import inventory
+    from ephemeron.config.paths import home
+    from ephemeron.config.typed import plain
+
+    items = inventory.inventory(stores)
+    if as_json:
+        for item in items:
+            click.echo(json.dumps(plain(item)))
+        return
+    if not items:
+        click.echo(f"there is nothing in {home()}" + "".join(f", nor in {store}" for store in stores))
+        return
+    _show_items(items)
+    going = [item for item in items if not item.kept]
+    total, free = (human_bytes(sum(item.nbytes for item in some)) for some in (items, going))
+    click.echo(
+        f"{total} in all; `ephemeron runs clean --all` removes {human_count(len(going), 'thing')} of these ({free}), and objects of runs"
+    )
+
+
+def _show_items(items: Sequence[Item]) -> None:
+    table = Table("kind", "name", "size", "owner", "", "place", box=None, pad_edge=False)
+    for item in sorted(items, key=lambda item: (item.kind, -item.nbytes)):
+        kept = f"stays: {item.kept}" if item.kept else "may go"
+        table.add_row(item.kind, item.name, human_bytes(item.nbytes), item.owner, kept, item.place)
+    make_console(piped_width=200).print(table)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from ephemeron import logs
 from ephemeron.errors import EphemeronError, PlatformError
@@ -24,6 +26,17 @@ _log = logging.getLogger(__name__)
 
 _QUIET_S = 0.02
 """Time without a new task after which those that were submitted are simulated."""
+
+
+OWNER = "owner.lock"
+"""Locked by the kernel while the process lives that has an executor, whether or not it has tasks."""
+
+
+def owned(folder: Path) -> IO[str]:
+    """Marks the folder of an executor as this process's, until it is closed."""
+    file = (folder / OWNER).open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 class Driver(ABC):
@@ -109,7 +122,9 @@ class Driver(ABC):
             with logs.context(run=self._session.run):
                 self._run()
         except BaseException as e:  # noqa: BLE001 - every future tells it
-            if not isinstance(e, EphemeronError):
+            if isinstance(e, OSError) and e.strerror:  # no room, no right to write, too many open files
+                e = PlatformError(f"the executor has failed: {e.strerror}{f' ({e.filename})' if e.filename else ''}")
+            elif not isinstance(e, EphemeronError):
                 _log.exception("the executor has failed")
                 e = PlatformError(f"the executor has failed: {line_of(e)}")
             self._error = e

@@ -27,7 +27,7 @@ from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
 from ephemeron.executor.arguments import ArgumentPickler, Shared
-from ephemeron.executor.drivers import driver_of
+from ephemeron.executor.drivers import driver_of, owned
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
@@ -53,7 +53,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         platform: `local`, `simulated`, `aws`, `openfaas`, `ray`, `lithops`.
         memory_mb: memory of a function, and with it its CPU share. None: one vCPU on this machine, the function's own on a cloud.
         max_workers: functions at once. None: the cores of this machine; elsewhere 100, or as many as may run.
-        channel: address of the store for code, arguments and results; clouds need one that they reach, such as `s3://bucket/prefix`.
+        channel: address of the store for code, arguments and results; clouds need one that they reach, such as `s3://bucket/prefix`. None: a
+            folder of this machine.
         function_timeout_s: time limit of a function, which runs many tasks. None: the platform's.
         timeout_s: time limit of one try of a task. None: the time that its function has left.
         retries: further tries of a task that raised, or whose function died.
@@ -73,7 +74,7 @@ class FunctionExecutor(concurrent.futures.Executor):
     """
 
     def __init__(
-        self, platform: str = "local", *, memory_mb: int | None = None, max_workers: int | None = None, channel: str = "folder",
+        self, platform: str = "local", *, memory_mb: int | None = None, max_workers: int | None = None, channel: str | None = None,
         function_timeout_s: float | None = None, timeout_s: float | None = None, retries: int = 2, budget_usd: float | None = None,
         code: Sequence[str | Path] = (), progress: bool | None = None, prices_file: str | Path | None = None, settings: Any = None,
         simulation: Simulation | None = None, preload: Sequence[str] = (), autoscaling_factor: float = 1.0, idle_timeout_s: float = 10.0,
@@ -91,6 +92,11 @@ class FunctionExecutor(concurrent.futures.Executor):
             )
         if retries < 0:
             raise JobError(f"retries = {retries} is negative", remedy="0: each task is tried once")
+        channel = "folder" if channel is None else channel
+        if not isinstance(channel, str):
+            raise JobError(
+                f"channel = {channel!r} is no address", remedy="give a text such as 's3://bucket/prefix', or None"
+            )
         for folder in code:
             if not Path(folder).is_dir():
                 raise JobError(f"code = {str(folder)!r} is no folder")
@@ -101,15 +107,21 @@ class FunctionExecutor(concurrent.futures.Executor):
         )  # fmt: skip
         self._options, self._secrets, self._limits = admitted(asked)
         self._run = new_run_id("map")
+        prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
         self._folder = home() / "tasks" / self._run
-        self._folder.mkdir(parents=True)
-        service = "cache" if channel.startswith("redis") else "objects"
+        try:
+            self._folder.mkdir(parents=True)
+            self._owner = owned(self._folder)
+            key = create_key(self._folder / "signing.key")
+        except OSError as e:
+            raise JobError(
+                f"cannot write {self._folder}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
+            ) from None
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
         """Of the latest graph, for the progress bar."""
         self._session = Session(
-            self._run, self._options, key=create_key(self._folder / "signing.key"), prices=load_prices(service, prices_file),
-            budget_usd=budget_usd, on_change=self._show,
+            self._run, self._options, key=key, prices=prices, budget_usd=budget_usd, on_change=self._show,
         )  # fmt: skip
         self._timeout_s, self._tries = timeout_s, retries + 1
         self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code])
@@ -341,6 +353,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             self._closed = True
         self._driver.close(cancel=cancel_futures, wait=wait)
         self._progress.stop()
+        self._owner.close()
         if self._driver.went_well and not self._session.failed:
             shutil.rmtree(self._folder, ignore_errors=True)
 

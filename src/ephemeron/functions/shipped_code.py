@@ -11,13 +11,14 @@ signatures (`communication.signing`), and by no other way.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import io
 import json
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -122,7 +123,9 @@ def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
             import cloudpickle
         except ModuleNotFoundError:
             raise MissingExtra("cloudpickle", "notebook") from None
-        kind = cloudpickle.Pickler
+        kind = type(
+            "ByValue", (cloudpickle.Pickler,), {"reducer_override": _reduced_by(cloudpickle.Pickler.reducer_override)}
+        )
     if apart is not None:
         kind = type("Apart", (kind,), {"persistent_id": lambda self, part: apart(part)})
     try:
@@ -135,6 +138,33 @@ def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
             remedy="open files, connections and locks inside the function that runs there",
         ) from e
     return file.getvalue()
+
+
+def _reduced_by(otherwise: Callable[[Any, object], Any]) -> Callable[[Any, object], Any]:
+    """How cloudpickle reduces a value, and functions with a cache that no module has, which it would send by their names."""
+
+    def reduced(pickler: Any, value: Any) -> Any:
+        if type(value) is _CACHED and (value.__module__ == "__main__" or _found(value) is not value):
+            return _with_cache, (value.__wrapped__, value.cache_parameters())
+        return otherwise(pickler, value)
+
+    return reduced
+
+
+_CACHED = type(functools.lru_cache(len))
+
+
+def _found(function: Any) -> object:
+    """What a function's module has under its name."""
+    found: object = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _with_cache(function: Shipped, parameters: Mapping[str, Any]) -> Shipped:
+    cached: Shipped = functools.lru_cache(**parameters)(function)
+    return cached
 
 
 def _is_plain(value: object) -> bool:

@@ -1,0 +1,256 @@
+"""Everything that there is of ephemeron on this machine and in a store, with sizes and owners, and what of it may go.
+
+What may go belongs to nobody that lives and is no result: folders of executors, sessions and profiles whose processes have ended, code of programs that
+no run names, matrices without a name or an owner, staging files of puts that never ended. Runs, studies, measurements, matrices with names and datasets stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from ephemeron.blocking import run as blocking
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.config.paths import datasets_store, home
+from ephemeron.errors import EphemeronError
+from ephemeron.executor import remains as executors
+from ephemeron.executor.drivers import OWNER
+from ephemeron.functions.local import is_hosted
+from ephemeron.functions.local_daemon_client import held
+from ephemeron.training.driver import cleanup, run_dir
+from ephemeron.training.driver.run_status import may_be_running, status_of
+
+_YOUNG_S = 3600.0
+"""What has changed within this time may belong to a process that has not begun its work."""
+_EXECUTOR = re.compile(r"(map-\d{4}-\d{6}-[0-9a-f]{4})\.")
+_STAGED = re.compile(r".+#\d+")
+_KEPT = {
+    "profiles": "measurements",
+    "platforms": "measurements",
+    "policies": "learned policies",
+    "matrix-owners": "owners of matrices",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One thing that takes place."""
+
+    kind: str
+    name: str
+    place: str
+    """Folder, or address of a store."""
+    nbytes: int
+    """0 where a store does not tell."""
+    objects: int = 0
+    """In a store."""
+    owner: str
+    """Who uses it; `nobody`; or `not known here`, of what other machines may use."""
+    kept: str = ""
+    """Why it stays; empty: `runs clean --all` removes it."""
+
+
+def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
+    """What there is in the home folder, in the channels of its runs and executors, and in these stores.
+
+    Args:
+        stores: addresses.
+        runs: list runs, too, for which each of their channels is asked.
+
+    Raises:
+        ChannelError, JobError: one of the stores does not answer, or is none.
+    """
+    root = home()
+    found = [
+        *(_runs() if runs else ()),
+        *_executors(root / "tasks"),
+        *_scratch(root / "sessions", "session"),
+        *_scratch(root / "profiling", "profile run"),
+        *_programs(root / "programs"),
+    ]
+    found += [
+        Item(kind="study", name=p.name, place=str(p), nbytes=_bytes_of(p), owner="you", kept="results")
+        for p in _folders(root / "studies")
+    ]
+    found += _matrices(None)
+    seen = {"runs", "tasks", "sessions", "profiling", "programs", "studies", "matrices"}
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if path.name not in seen and str(path.absolute()) != datasets_store():
+            found.append(_whole(path, _KEPT.get(path.name, "")))
+    if Path(datasets_store()).is_dir():
+        found.append(_whole(Path(datasets_store()), "your datasets"))
+    for store in stores:
+        found += _in_store(store)
+    return found
+
+
+def remove(items: Collection[Item]) -> list[str]:
+    """Removes those that nothing keeps; returns what could not be removed, a line each."""
+    problems = []
+    if any(item.kind == "executor" and not item.kept for item in items):
+        blocking(lambda _: executors.remove_remains(home() / "tasks"))
+    for item in items:
+        path = Path(item.place)
+        if item.kept or item.kind == "matrix":
+            continue
+        try:
+            if item.kind == "staging":
+                for each in _staged(item.place, item.name):
+                    each.unlink(missing_ok=True)
+            elif path.is_dir():
+                shutil.rmtree(path)
+        except OSError as e:
+            problems.append(f"{item.kind} {item.name}: {e.strerror}")
+    for store in {item.place for item in items if item.kind == "matrix" and not item.kept}:
+        from ephemeron.linalg.execution.remains import abandoned_matrices, remove_matrices
+
+        try:
+            remove_matrices(abandoned_matrices(store))
+        except EphemeronError as e:
+            problems.append(f"matrices in {store}: {e}")
+    return problems
+
+
+def _runs() -> Iterator[Item]:
+    for one in cleanup.left_by(run_dir.all_runs(), force=True):
+        where = f", {len(one.keys)} objects in {one.address}" if one.keys else ""
+        yield Item(
+            kind="run", name=one.folder.run_id, place=str(one.folder.path), nbytes=one.folder_bytes + one.nbytes,
+            objects=len(one.keys), owner="its functions" if may_be_running(one.status) else f"nobody, it is {one.status}",
+            kept=f"results{where}{f'; {one.problem}' if one.problem else ''}",
+        )  # fmt: skip
+
+
+def _executors(folder: Path) -> Iterator[Item]:
+    claimed = {one.folder: one for one in blocking(lambda _: executors.find_remains(folder))}
+    for path in _folders(folder):
+        one = claimed.get(path)
+        yield Item(
+            kind="executor", name=path.name, place=str(path), nbytes=_bytes_of(path) if one is None else one.nbytes,
+            objects=0 if one is None else one.objects, owner=(_busy(path) if one is None else one.running) or "nobody",
+            kept=_busy(path) if one is None else one.running or one.problem,
+        )  # fmt: skip
+
+
+def _scratch(folder: Path, kind: str) -> Iterator[Item]:
+    for path in _folders(folder):
+        busy = _busy(path)
+        yield Item(
+            kind=kind, name=path.name, place=str(path), nbytes=_bytes_of(path), owner=busy or "nobody", kept=busy
+        )
+
+
+def _programs(folder: Path) -> Iterator[Item]:
+    """Code that was sent by value. A run that is resumed reads it again."""
+    texts = [
+        (f.run_id, "".join(p.read_text(errors="replace") for p in f.path.glob("*.json"))) for f in run_dir.all_runs()
+    ]
+    for path in _folders(folder):
+        user = next((f"run {run}" for run, text in texts if path.name in text), "")
+        yield Item(
+            kind="program", name=path.name, place=str(path), nbytes=_bytes_of(path), owner=user or "nobody",
+            kept=user or _busy(path),
+        )  # fmt: skip
+
+
+def _matrices(store: str | None) -> Iterator[Item]:
+    from ephemeron.linalg.execution.remains import abandoned_matrices, home_store, stored_matrices
+
+    address = store or home_store()
+    found = stored_matrices(address)
+    going = {each.name for each in abandoned_matrices(address)} if found else set()
+    for each in found:
+        owner = f"process {each.owner}" if each.is_owned and each.owner else "nobody" if each.name in going else "you"
+        kept = "" if each.name in going else each.kind if not each.is_owned else "it is in use"
+        yield Item(
+            kind="matrix",
+            name=each.name,
+            place=address,
+            nbytes=each.nbytes,
+            objects=each.objects,
+            owner=owner,
+            kept=kept,
+        )
+
+
+def _in_store(address: str) -> Iterator[Item]:
+    async def sizes() -> dict[str, int]:
+        async with open_channel(address) as channel:
+            return (
+                await channel.sizes("")
+                if isinstance(channel, SupportsSizes)
+                else dict.fromkeys(await channel.list(""), 0)
+            )
+
+    below: dict[tuple[str, str], list[int]] = defaultdict(list)
+    runs = {folder.run_id: folder for folder in run_dir.all_runs()}
+    for key, nbytes in asyncio.run(sizes()).items():
+        executor = _EXECUTOR.match(key)
+        name = executor[1] if executor else key.partition("/")[0]
+        run = name.removesuffix(".calls")
+        kind = "executor" if executor else "run" if run in runs else "objects"
+        below[kind, run if kind == "run" else name].append(nbytes)
+    matrices = {item.name: item for item in _matrices(address)}
+    claimed = {one.run: one for one in blocking(lambda _: executors.find_remains(home() / "tasks"))}
+    for (kind, name), found in sorted(below.items()):
+        if kind == "objects" and name in matrices:
+            yield matrices[name]
+            continue
+        if kind == "executor" and name in claimed:
+            continue  # it is among those of the home folder
+        status = status_of(runs[name]) if kind == "run" else ""
+        yield Item(
+            kind=kind, name=name, place=address, nbytes=sum(found), objects=len(found),
+            owner=("its functions" if may_be_running(status) else "nobody") if status else "not known here",
+            kept="runs clean RUN removes them" if status else "other machines may use it",
+        )  # fmt: skip
+    if old := _staged(address, ""):
+        yield Item(
+            kind="staging", name="*#N", place=address, nbytes=sum(p.stat().st_size for p in old), objects=len(old), owner="nobody"
+        )  # fmt: skip
+
+
+def _staged(address: str, name: str) -> list[Path]:
+    """Files that puts into a folder have begun and not ended."""
+    if not address.startswith("file:"):
+        return []
+    files = Path(unquote(urlparse(address).path)).rglob("*#*")
+    return [
+        p for p in files if p.is_file() and _STAGED.fullmatch(p.name) and time.time() - p.stat().st_mtime > _YOUNG_S
+    ]
+
+
+def _whole(path: Path, why: str) -> Item:
+    owner = "you"
+    if path.name == "data-service":
+        from ephemeron.data.service.daemon import ManagedProcess
+
+        lives = ManagedProcess("coordinator", path, "").alive
+        owner, why = ("its processes", "it runs") if lives else ("you", "settings and cache of a data service")
+    return Item(kind=path.name, name="", place=str(path), nbytes=_bytes_of(path), owner=owner, kept=why or "not known")
+
+
+def _busy(path: Path) -> str:
+    if (path / OWNER).exists() and held(path / OWNER):
+        return "its client runs"
+    if is_hosted(path) or is_hosted(path / "calibration"):
+        return "its functions run"
+    if (path / OWNER).exists():
+        return ""
+    return "it is new" if time.time() - path.stat().st_mtime < _YOUNG_S else ""
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+
+
+def _bytes_of(path: Path) -> int:
+    return sum(p.lstat().st_size for p in (path, *path.rglob("*")) if not p.is_dir())

@@ -1,0 +1,192 @@
+"""`runs clean --dry-run` and `--all`: everything that there is, who uses it, and what goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ephemeron.cli.main import main
+from ephemeron.communication.channels import open_channel
+from ephemeron.executor import FunctionExecutor
+from ephemeron.executor.drivers import owned
+from ephemeron.training.driver import run_dir
+
+OLD = 7_200
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EPHEMERON_DATASETS_STORE", raising=False)
+    return tmp_path / "home"
+
+
+def file(path: Path, nbytes: int, *, age_s: float = OLD) -> Path:
+    """A file, and its folders, which have not changed for a while."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(nbytes))
+    for each in (path, path.parent):
+        os.utime(each, (time.time() - age_s,) * 2)
+    return path
+
+
+def clean(*arguments):
+    return CliRunner().invoke(main, ["runs", "clean", *arguments])
+
+
+def listed(*arguments):
+    ran = clean("--dry-run", "--json", *arguments)
+    assert ran.exit_code == 0, ran.output
+    items = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {(item["kind"], item["name"]): item for item in items}
+
+
+@pytest.fixture
+def full(home):
+    """A home folder with something of every kind."""
+    run = run_dir.create("mine")
+    run.write("run.json", {"run_id": "mine", "platform": "local", "address": run.objects.resolve().as_uri()})
+    run.write("result.json", {"status": "finished"})
+    run.write("job.json", {"code": [str(home / "programs" / "used")]})
+    for path, nbytes in {
+        "programs/used/a.py": 10, "programs/unused/a.py": 20, "sessions/aa/log": 30, "profiling/p-1/log": 40, "studies/s/study.db": 50,
+        "profiles/p.json": 60, "platforms/local.json": 70, "policies/x.json": 80, "data-service/settings.json": 90, "tasks/dead/log": 100,
+        "matrices/unnamed-0123456789abcdef/t": 110, "matrices/mine/t": 120, "datasets-store/d/f": 130, "mine/notes": 140,
+    }.items():  # fmt: skip
+        file(home / path, nbytes)
+    (home / "tasks" / "dead" / "owner.lock").touch()
+    return home
+
+
+def test_everything_is_listed_with_its_size_and_owner(full):
+    found = listed()
+    sizes = {
+        (kind, name): item["nbytes"]
+        for (kind, name), item in found.items()
+        if kind not in ("run", "matrix", "matrix-owners")
+    }
+    assert sizes == {
+        ("executor", "dead"): 100, ("session", "aa"): 30, ("profile run", "p-1"): 40, ("program", "used"): 10, ("program", "unused"): 20,
+        ("study", "s"): 50, ("profiles", ""): 60, ("platforms", ""): 70, ("policies", ""): 80, ("data-service", ""): 90,
+        ("datasets-store", ""): 130, ("mine", ""): 140,
+    }  # fmt: skip
+    assert found["run", "mine"]["owner"] == "nobody, it is finished"
+    assert found["program", "used"]["owner"] == "run mine"
+    assert found["matrix", "mine"]["kept"] == "named"
+    total = sum(p.stat().st_size for p in full.rglob("*") if p.is_file())
+    assert sum(item["nbytes"] for item in found.values()) == total
+    assert {key for key, item in found.items() if not item["kept"]} >= {
+        ("executor", "dead"), ("session", "aa"), ("profile run", "p-1"), ("program", "unused"),
+    }  # fmt: skip
+    shown = clean("--dry-run")
+    assert shown.exit_code == 0
+    assert "`ephemeron runs clean --all` removes" in shown.output
+    assert "not known" in shown.output, "mine is no folder of ephemeron's"
+
+
+def test_what_nobody_uses_goes_and_results_stay(full):
+    before = {str(p.relative_to(full)) for p in full.rglob("*") if p.is_file()}
+    done = clean("--all", "--yes")
+    assert done.exit_code == 0, done.output
+    gone = before - {str(p.relative_to(full)) for p in full.rglob("*") if p.is_file()}
+    matrices = {name for name in gone if name.startswith("matrices/")}
+    assert gone - matrices == {
+        "programs/unused/a.py", "sessions/aa/log", "profiling/p-1/log", "tasks/dead/log", "tasks/dead/owner.lock",
+    }  # fmt: skip
+    assert "matrices/mine/t" not in gone
+    assert "nothing is left in the channels of 1 run" in clean("--all", "--yes").output
+
+
+def test_what_is_used_or_new_stays(home):
+    with FunctionExecutor("simulated", max_workers=1) as pool:
+        assert pool.submit(abs, -1).result(60) == 1
+        os.utime(pool.folder, (0, 0))
+        file(home / "programs" / "new" / "a.py", 1, age_s=0)
+        (home / "tasks" / "waiting").mkdir()
+        with owned(home / "tasks" / "waiting"):
+            found = listed()
+            assert found["executor", pool.folder.name]["owner"] == "its client runs"
+            assert found["executor", "waiting"]["owner"] == "its client runs"
+            assert found["program", "new"]["kept"] == "it is new"
+            assert clean("--all", "--yes").exit_code == 0
+        assert pool.folder.is_dir()
+        assert (home / "tasks" / "waiting").is_dir()
+        assert pool.submit(abs, -2).result(60) == 2
+    assert listed()["executor", "waiting"]["kept"] == "", "its process has let it go"
+
+
+def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
+    address = (tmp_path / "store").as_uri()
+
+    async def put():
+        async with open_channel(address) as channel:
+            for key, nbytes in {
+                "mine/spec": 10,
+                "mine.calls/a": 5,
+                "map-0101-010203-abcd.work/b": 7,
+                "theirs/x": 3,
+            }.items():
+                await channel.put(key, [bytes(nbytes)])
+
+    asyncio.run(put())
+    run = run_dir.create("mine")
+    run.write("run.json", {"run_id": "mine", "platform": "local", "address": address})
+    run.write("result.json", {"status": "stopped"})
+    staged = file(tmp_path / "store" / "theirs" / "y#1", 9)
+    young = file(tmp_path / "store" / "theirs" / "z#1", 9, age_s=0)
+    found = listed("--store", address)
+    assert found["run", "mine"]["objects"] == 2
+    assert found["executor", "map-0101-010203-abcd"]["owner"] == "not known here"
+    assert found["staging", "*#N"]["nbytes"] == 9
+    done = clean("--all", "--store", address, "--yes")
+    assert done.exit_code == 0, done.output
+    assert not staged.exists()
+    assert young.exists()
+    left = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
+    assert left >= {"x", "b"}, "of others"
+    assert "spec" not in left, "of the run"
+
+
+def test_a_dry_run_of_a_run_deletes_nothing(home, tmp_path):
+    run = run_dir.create("mine")
+    run.write("run.json", {"run_id": "mine", "platform": "local", "address": run.objects.resolve().as_uri()})
+    run.write("result.json", {"status": "stopped"})
+    file(run.objects / "mine" / "spec", 12)
+    said = clean("mine", "--dry-run", "--json")
+    assert json.loads(said.stdout) | {"folder_bytes": 0} == {
+        "run": "mine", "status": "stopped", "channel": run.objects.resolve().as_uri(), "objects": 1, "nbytes": 12, "folder_bytes": 0, "problem": "",
+    }  # fmt: skip
+    assert "mine" in clean("mine", "--dry-run").output
+    assert (run.objects / "mine" / "spec").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say which runs: RUN..., or --all"),
+        (("--all", "--json"), "--json is for --dry-run"),
+        (("x", "--store", "s"), "--store is for"),
+    ],
+)
+def test_wrong_options(home, arguments, said):
+    ran = clean(*arguments)
+    assert ran.exit_code == 2
+    assert said in ran.output
+
+
+def test_matrices_of_this_process_are_its_own(home):
+    pytest.importorskip("scipy", reason="matrices need SciPy")
+    from ephemeron.linalg import BigMatrix
+
+    matrix = BigMatrix.from_numpy(np.eye(4), tile=4)
+    (item,) = (item for (kind, _), item in listed().items() if kind == "matrix")
+    assert item["owner"] == f"process {os.getpid()}"
+    assert item["kept"] == "it is in use"
+    np.testing.assert_array_equal(matrix.to_numpy(), np.eye(4))
