@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,3 +100,71 @@ for _case in (
     ("cascade-lake", "skylake", 2, 4),
 ):
     case(REGIONS, f"{_case[0]} and {_case[1]}, data {_case[2]}:1")(partial(_planned, *_case))
+
+
+def _refused(kind: type[Exception], work: Callable[[], object]) -> str:
+    """What an error of this kind says."""
+    try:
+        work()
+    except kind as e:
+        return str(e)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+COMMANDS = "commands that leave in the wrong moment, and raw tracebacks"
+
+
+@case(COMMANDS, "stop returns when the run has stopped, and not for ever")
+def _stop() -> None:
+    from unittest import mock
+
+    from ephemeron.errors import UserError
+    from ephemeron.training.driver import api, lifecycle
+
+    folder, record = mock.Mock(run_id="r"), mock.Mock(platform="local")
+    states = ["running", "running", "stopped"]
+    with (
+        mock.patch.object(api, "open_run", return_value=(folder, record, None)),
+        mock.patch.object(lifecycle, "stop", mock.AsyncMock()),
+        mock.patch.object(api, "status_of", side_effect=lambda _: states.pop(0) if len(states) > 1 else states[0]),
+    ):
+        assert api.stop("r") == "r"
+        states[:] = ["running"]
+        assert "has not reached a checkpoint yet" in _refused(UserError, lambda: api.stop("r", wait_s=0.01))
+
+
+@case(COMMANDS, "a model whose parameters have no shape yet")
+def _lazy() -> None:
+    from torch import nn
+
+    from ephemeron.errors import JobError
+    from ephemeron.training.task.program import built
+
+    said = _refused(JobError, lambda: built(lambda: nn.Sequential(nn.LazyLinear(2)), "lazy", seed=0, dtype="float32"))
+    assert "has no shape yet" in said
+
+
+@case(COMMANDS, "a compiled model is measured")
+def _compiled() -> None:
+    import torch
+
+    from ephemeron.training.driver.memory import Activations, measured
+
+    model = torch.compile(torch.nn.Linear(6, 3), backend="eager", dynamic=True)
+    with measured(model, 2, Activations()):
+        model(torch.ones(2, 6)).sum().backward()
+
+
+def _unwritable(number: int) -> None:
+    from ephemeron.errors import JobError
+    from ephemeron.tuning.folder import written
+
+    def write() -> None:
+        with written(Path("study")):
+            raise OSError(number, os.strerror(number))
+
+    assert os.strerror(number) in _refused(JobError, write)
+
+
+for _number in (errno.EROFS, errno.ENOSPC, errno.EACCES):
+    case(COMMANDS, f"a study's folder: {os.strerror(_number)}")(partial(_unwritable, _number))

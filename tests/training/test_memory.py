@@ -108,3 +108,15 @@ def test_a_function_that_was_killed_says_how_much_it_had_and_what_to_try():
         "it had allocated 704 MB and needed more, its quota is 704 MB: use a larger --memory-mb, such as 1088"
         in action.cause
     )
+
+
+def test_a_compiled_model_is_measured() -> None:
+    """Sizes are symbols while a model that the program has compiled is traced: "Dynamo … nbytes"."""
+    torch = pytest.importorskip("torch")
+    model = torch.compile(
+        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)), backend="eager", dynamic=True
+    )
+    found = Activations()
+    with measured(model, 2, found):
+        model(torch.ones(2, 6)).sum().backward()
+    assert found.kept > 0

@@ -24,6 +24,7 @@ from ephemeron.training.driver.result import result_of
 from ephemeron.training.driver.step_metrics import StepMetrics
 from ephemeron.training.driver.trained import job_of_run
 from ephemeron.training.job import Target
+from ephemeron.training.planner.prices import load_prices
 
 torch = pytest.importorskip("torch", reason="pip install 'ephemeron[torch]'")
 
@@ -409,3 +410,19 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"no tensors at all")
     with pytest.raises(UserError, match=r"w\.safetensors cannot be read"):
         train(init=tmp_path / "w.safetensors")
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the picture was written ended a finished run in a traceback."""
+    from ephemeron.training import report
+    from ephemeron.training.driver.result import write_report
+    from ephemeron.training.driver.run_dir import RunFolder
+
+    def full(*args: object, **how: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write_report", full)
+    with pytest.raises(
+        JobError, match=r"the report of run r cannot be written to .*: No space left on device; make room"
+    ):
+        write_report(RunFolder(tmp_path / "r"), load_prices("objects"))

@@ -58,8 +58,17 @@ def test_what_cannot_be_done_is_refused_in_one_line(home: Path, tmp_path: Path, 
     assert done.output.count("\n") == 1
 
 
+def test_a_dry_run_measures_nothing_unless_told(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measured steps of the job for 80 seconds, though nothing is started."""
+    monkeypatch.setattr("ephemeron.training.profiling.profile_job", lambda *args, **how: pytest.fail("it measures"))
+    done = tune(write_study(tmp_path / "s", **{**GRID, "predict": True}), "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "has no profile of platform" in done.output
+    assert "--dry-run --profile" in done.output
+
+
 def test_predictions_are_printed_before_anything_starts(home: Path, tmp_path: Path) -> None:
-    done = tune(write_study(tmp_path / "s", **{**GRID, "predict": True, "budget_usd": 0.5}), "--dry-run")
+    done = tune(write_study(tmp_path / "s", **{**GRID, "predict": True, "budget_usd": 0.5}), "--dry-run", "--profile")
     assert done.exit_code == 0, done.output
     for words in (
         "2 trials, grid",

@@ -15,7 +15,7 @@ from ephemeron.training.job import PLATFORMS
 @click.command()
 @click.option(
     "--platform",
-    type=click.Choice([name for name in PLATFORMS if name != "simulated"]),
+    type=click.Choice(PLATFORMS),
     default="local",
     show_default=True,
     help="Platform to check.",

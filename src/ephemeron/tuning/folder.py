@@ -12,9 +12,11 @@ study.lock      held by the client that drives the study
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -96,6 +98,35 @@ class StudyStatus:
     def over(self) -> bool:
         """Whether no further trial will begin, and none runs."""
         return self.state in ("finished", "budget", "deadline")
+
+
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM})
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Inside, a study is written to a folder.
+
+    Raises:
+        JobError: the folder, or its database, cannot be written.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in _NOT_WRITABLE:
+            raise
+        reason = f"{e.strerror}: {e.filename or path}"
+    except Exception as e:
+        inner = getattr(e, "orig", None) or getattr(
+            e.__cause__, "orig", None
+        )  # SQLAlchemy's own, or Optuna's around it
+        if not isinstance(inner, sqlite3.OperationalError):
+            raise
+        reason = str(inner)
+    raise JobError(
+        f"the study in {path} cannot be written: {reason}",
+        remedy="make room, or set EPHEMERON_HOME to a folder you can write; a study that has begun goes on with --resume",
+    )
 
 
 def studies_folder() -> Path:

@@ -27,7 +27,15 @@ from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
 from ephemeron.tuning import data_service, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
-from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, studies_folder
+from ephemeron.tuning.folder import (
+    StudyFolder,
+    StudyState,
+    StudyStatus,
+    TrialRecord,
+    storage_of,
+    studies_folder,
+    written,
+)
 from ephemeron.tuning.prediction import Predictor, SpacePrediction
 from ephemeron.tuning.study_file import StudyFile, load_study
 from ephemeron.tuning.trial import recorded
@@ -183,7 +191,7 @@ class Study:
         Raises:
             UserError: the study is refused, has begun already or has not, or another client drives it.
         """
-        with self.folder.driving():
+        with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None
             if known is not None and known.over:
                 if resume:

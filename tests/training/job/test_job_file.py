@@ -197,3 +197,11 @@ def test_regions_are_relative_to_the_job(write):
     path = write(MODEL + '[run]\nregions = "regions.toml"')
     (path.parent / "regions.toml").write_text("")
     assert str(load_job(path).run["regions"]) == str(path.parent / "regions.toml")
+
+
+def test_an_address_in_place_of_a_folder_is_named_as_it_was_written(tmp_path: Path) -> None:
+    """The error had a path of this machine with `s3:/bucket` in it."""
+    path = tmp_path / "job.toml"
+    path.write_text('name = "j"\nmodel = "m:f"\n[data]\nsource = "prepared"\npath = "s3://bucket/prepared/train"\n')
+    with pytest.raises(JobError, match=r"data\.path = s3://bucket/prepared/train is an address"):
+        load_job(path)

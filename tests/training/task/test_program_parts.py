@@ -13,7 +13,7 @@ from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.training.job import Target  # noqa: E402
 from ephemeron.training.task.job_task import optimizer_over  # noqa: E402
 from ephemeron.training.task.losses import make_loss  # noqa: E402
-from ephemeron.training.task.program import make_model, trainable  # noqa: E402
+from ephemeron.training.task.program import built, make_model, trainable  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,9 @@ def test_a_model_that_is_none():
     with pytest.raises(JobError, match="model m:f raised RuntimeError: no such file"):
         build_with(broken)
     assert torch.equal(torch.get_rng_state(), outside)
+
+
+def test_a_model_whose_parameters_have_no_shape_yet_is_refused() -> None:
+    """It was a traceback."""
+    with pytest.raises(JobError, match=r"parameter 0\.weight of lazy has no shape yet.*input size"):
+        built(lambda: nn.Sequential(nn.LazyLinear(2)), "lazy", seed=0, dtype="float32")

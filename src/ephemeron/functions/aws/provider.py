@@ -55,7 +55,8 @@ class AwsLambda(Provider[AwsSettings]):
         return dataclasses.replace(settings, sizes_mb=limits.sizes_mb)
 
     def logs(self, settings: AwsSettings) -> str:
-        return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"
+        at = f" --endpoint-url {settings.endpoint}" if settings.endpoint else ""
+        return f"aws logs tail {settings.log_group} --region {settings.region}{at} --since 10m"
 
     def admit(
         self, c: CapacityRequest, settings: AwsSettings, secrets: dict[str, str]

@@ -148,6 +148,8 @@ def measured(model: Any, samples: int, into: Activations) -> Iterator[None]:
         return t
 
     def wide(module: Any, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():  # a model that the program has compiled: sizes are symbols here
+            return
         nbytes = sum(t.nbytes for t in (*_tensors(args), *_tensors(output)))
         into.widest = max(into.widest, nbytes / samples)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.typed import build
-from ephemeron.errors import RunFailed, RunNotFound, UserError
+from ephemeron.errors import JobError, RunFailed, RunNotFound, UserError
 from ephemeron.events import Event, RunStarted, from_json
 from ephemeron.training.driver import records, run_dir
 from ephemeron.training.driver.cost import CostMeter, summarize
@@ -195,7 +195,10 @@ def conclude(
     for iteration, (arrays, notes) in ending.kept.items():
         write_weights(folder.kept_weights(iteration), arrays, build(WeightNotes, notes, where="kept weights").bf16)
     if report:
-        write_report(folder, ledger.prices)
+        try:
+            write_report(folder, ledger.prices)
+        except UserError as e:  # the result is there, and the report can be made again
+            _log.warning("%s", e)
     copy(folder, out)
     return Result(value, folder, tuple(ending.causes))
 
@@ -214,10 +217,20 @@ def copy(folder: RunFolder, out: Path | None) -> None:
 
 
 def write_report(folder: RunFolder, prices: Prices, out: Path | None = None) -> list[Path]:
-    """Writes `report.html` and, if matplotlib is installed, `report.png`; returns their paths."""
+    """Writes `report.html` and, if matplotlib is installed, `report.png`; returns their paths.
+
+    Raises:
+        UserError: they cannot be written.
+    """
     from ephemeron.training import report
 
-    return report.write_report(folder.path, out, prices=prices)
+    try:
+        return report.write_report(folder.path, out, prices=prices)
+    except OSError as e:
+        raise JobError(
+            f"the report of run {folder.run_id} cannot be written to {out or folder.path}: {e.strerror or e}",
+            remedy=f"make room, then: ephemeron report {folder.run_id}",
+        ) from None
 
 
 def write_weights(path: Path, arrays: Arrays, bf16: Sequence[str]) -> None:

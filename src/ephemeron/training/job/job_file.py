@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from ephemeron.data.spec import check_data
 from ephemeron.errors import JobError
 from ephemeron.training.job.spec import PROGRAMS, Job, check_program
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
+"""Beginning of an address as a part of a path."""
 _FORMER_NAMES = {"average_every": "exchange_every"}
 """Names that options had in earlier versions, and their names now."""
 
@@ -109,6 +112,13 @@ def _parse_json(text: str, where: str) -> object:
 
 
 def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
+    scheme = next((part for part in path.parts if _SCHEME.fullmatch(part)), "")
+    if scheme:  # a path has lost one of its slashes
+        rest = "/".join(path.parts[path.parts.index(scheme) + 1 :])
+        raise JobError(
+            f"{where} = {scheme}//{rest} is an address, and data are read from this machine",
+            remedy="copy them to a folder, and name that",
+        )
     path = path.resolve()
     if want_folder and not path.is_dir():
         raise JobError(f"{where}: {path} is not a folder")

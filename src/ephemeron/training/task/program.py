@@ -213,6 +213,11 @@ def built(make: Callable[[], object], name: str, *, seed: int, dtype: str) -> nn
     if not isinstance(model, nn.Module):
         raise JobError(f"model {name} returned {type(model).__name__}", remedy="return a torch.nn.Module")
     for parameter, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise JobError(
+                f"parameter {parameter} of {name} has no shape yet: its module is a lazy one, which learns it from its first batch",
+                remedy="give the module its input size, or call the model once on an example before it is returned",
+            )
         if p.is_complex():  # as part of a vector of real numbers it would lose its imaginary part
             raise JobError(
                 f"parameter {parameter} of {name} is {p.dtype}, and functions exchange real numbers only",
