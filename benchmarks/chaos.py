@@ -2,7 +2,8 @@
 
 Live schedules (`benchmarks.chaos_live`): functions killed and frozen, clients and daemons that die, a proxy in front of the store
 that resets, cuts short, throttles, delays and pauses, caches that restart, clocks that step. Simulated schedules
-(`benchmarks.chaos_simulated`): thousands of schedules whose every step is repeatable. A failure is printed with its seed:
+(`benchmarks.chaos_simulated`): thousands of schedules whose every step is repeatable. Both again with one object damaged, truncated,
+replaced or lost (`benchmarks.chaos_damage`): they end, right or with an error that names the key. A failure is printed with its seed:
 
     python -m benchmarks.chaos --only live --seed 17 --schedules 1
 """
@@ -10,6 +11,7 @@ that resets, cuts short, throttles, delays and pauses, caches that restart, cloc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
@@ -24,8 +26,8 @@ from typing import Any
 from benchmarks import chaos_live
 from benchmarks.common import environment
 
-LIVE, SIMULATED = 100, 10_000
-"""Intended number of schedules."""
+INTENDED = {"simulated": 10_000, "damaged": 3_000, "live": 100, "damaged-live": 80}
+"""Number of schedules of each kind."""
 BATCH = 50
 """Simulated schedules per task of a process."""
 
@@ -41,6 +43,18 @@ def _simulated(seeds: Sequence[int]) -> Found:
     from benchmarks import chaos_simulated
 
     return {seed: (chaos_simulated.run(seed), {}) for seed in seeds}
+
+
+def _damaged(seeds: Sequence[int]) -> Found:
+    from benchmarks import chaos_damage
+
+    return {seed: chaos_damage.run(seed) for seed in seeds}
+
+
+def _damaged_live(seeds: Sequence[int], *, s3_port: int) -> Found:
+    from benchmarks import chaos_damage
+
+    return {seed: chaos_damage.run_live(seed, s3_port=s3_port) for seed in seeds}
 
 
 def _batches(first: int, count: int, size: int) -> Iterator[range]:
@@ -85,32 +99,36 @@ def explore(
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the result; the exit code is 1 if any schedule failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="for both kinds together (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all kinds together (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule (default: %(default)s)")
-    parser.add_argument("--only", choices=("live", "simulated"), help="one kind")
-    parser.add_argument("--schedules", type=int, help=f"of each kind (default: {LIVE} live, {SIMULATED} simulated)")
+    parser.add_argument("--only", choices=list(INTENDED), help="one kind")
+    parser.add_argument("--schedules", type=int, help=f"of each kind (default: {INTENDED})")
     parser.add_argument("--jobs", type=int, default=2, help="schedules at once (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="schedules and failures of each kind, in one line")
     parser.add_argument("--details", type=Path, help="file for machine, versions, commit and failures")
     args = parser.parse_args(argv)
     logging.getLogger("ephemeron").setLevel(logging.ERROR)  # every fault is a warning
     said = environment()
-    share = 60 * args.minutes / (1 if args.only else 2)
+    kinds = [args.only] if args.only else list(INTENDED)
+    share = 60 * args.minutes / len(kinds)
     found: dict[str, dict[str, Any]] = {}
-    if args.only != "live":
-        found["simulated"] = explore(
-            _simulated, kind="simulated", first=args.seed, count=args.schedules or SIMULATED, size=BATCH, seconds=share,
-            jobs=args.jobs,
-        )  # fmt: skip
-    if args.only != "simulated":
-        with chaos_live.s3_server() as port:
-            found["live"] = explore(
-                partial(_live, s3_port=port), kind="live", first=args.seed, count=args.schedules or LIVE, size=1,
-                seconds=share, jobs=args.jobs,
+    works: dict[str, Callable[..., Found]] = {
+        "simulated": _simulated, "damaged": _damaged, "live": _live, "damaged-live": _damaged_live,
+    }  # fmt: skip
+    with chaos_live.s3_server() if "live" in kinds else contextlib.nullcontext(0) as port:
+        for kind in kinds:
+            live = kind.endswith("live")
+            found[kind] = explore(
+                partial(works[kind], s3_port=port) if live else works[kind], kind=kind, first=args.seed,
+                count=args.schedules or INTENDED[kind], size=1 if live else BATCH, seconds=share, jobs=args.jobs,
             )  # fmt: skip
-    counts = {
-        kind: {n: found[kind][n] for n in ("schedules", "failures")} for kind in ("live", "simulated") if kind in found
-    }
+    counts = {kind: {n: each[n] for n in ("schedules", "failures")} for kind, each in found.items()}
+    for kind, each in found.items():
+        if kind.startswith("damaged"):
+            wrong = [text for texts in each["failed"].values() for text in texts]
+            counts[kind] |= {
+                how: sum(text.startswith(how) for text in wrong) for how in ("endless", "silent", "unnamed")
+            }
     if args.details is not None:
         details = {**said, "minutes": args.minutes, "jobs": args.jobs, "explored": found, **counts}
         args.details.write_text(json.dumps(details, indent=1) + "\n")

@@ -168,7 +168,7 @@ def _prepared(spec: RunSpec) -> Prepared:
 
 
 @dataclass(slots=True)
-class _World:
+class World:
     """A running schedule."""
 
     s: Schedule
@@ -300,7 +300,7 @@ class _World:
 
 
 @asynccontextmanager
-async def _stores(
+async def stores(
     s: Schedule, folder: Path, s3_port: int
 ) -> AsyncIterator[tuple[str, FaultyProxy | None, list[Server]]]:
     """Address, proxy and cache of a schedule."""
@@ -342,14 +342,14 @@ def run(seed: int, *, s3_port: int) -> tuple[list[str], dict[str, int]]:
     except Exception as e:  # noqa: BLE001 - a schedule that raises has failed
         return [f"{type(e).__name__}: {e}"], {}
     finally:
-        _kill_left(folder)
+        kill_left(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _run(s: Schedule, folder: Path, s3_port: int) -> tuple[list[str], dict[str, int]]:
-    async with _stores(s, folder, s3_port) as (address, proxy, servers):
+    async with stores(s, folder, s3_port) as (address, proxy, servers):
         spec = spec_of(s, address)
-        world = _World(s, spec, folder, address, proxy, servers[0] if servers else None)
+        world = World(s, spec, folder, address, proxy, servers[0] if servers else None)
         try:
             async with asyncio.timeout(LIMIT_S):
                 ending = await world.run()
@@ -374,7 +374,7 @@ async def _left_over(address: str, keys: Keys) -> list[str]:
     return [f"left over: {sorted(left)[:5]}"] if left else []
 
 
-def _happened(world: _World) -> dict[str, int]:
+def _happened(world: World) -> dict[str, int]:
     counts = Counter(what.split(" ")[0] for what in world.done)
     counts.update(e.fault.partition(":")[0] for e in world.events if isinstance(e, FaultFired))
     counts["relay"] = sum(isinstance(e, Invoked) and e.reason == "relay" for e in world.events)
@@ -385,7 +385,7 @@ def _happened(world: _World) -> dict[str, int]:
     return {f"on {world.s.channel}": 1, **{name: n for name, n in sorted(counts.items()) if n}}
 
 
-def _wrong(s: Schedule, weights: str, world: _World, ending: RunOutcome) -> Iterator[str]:
+def _wrong(s: Schedule, weights: str, world: World, ending: RunOutcome) -> Iterator[str]:
     if ending.status != "finished" or ending.arrays is None:
         yield f"{ending.status}: {'; '.join(ending.causes)}"
         return
@@ -401,7 +401,7 @@ def _wrong(s: Schedule, weights: str, world: _World, ending: RunOutcome) -> Iter
             yield f"rank {e.rank}, attempt {e.attempt} raised: {e.error}"
 
 
-def _kill_left(folder: Path) -> None:
+def kill_left(folder: Path) -> None:
     """Remaining processes of a schedule that has failed."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
         with contextlib.suppress(psutil.Error):
