@@ -176,3 +176,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(f"{store}-of-another-name")
     assert (code, "there is no folder" in output) == (2, True)
     assert not (tmp_path / "store-of-another-name").exists()
+
+
+def test_a_damaged_claim_holds_nothing_back(tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    asyncio.run(_fill(store))
+    put(store, dataclasses.replace(DEAD, channel=(tmp_path / "gone").as_uri()))
+    [claim] = (tmp_path / "store").glob(f"{PROGRAM}-temporary/running*")
+    claim.write_bytes(claim.read_bytes()[:-3])
+    [found] = [each for each in clean(store, dry_run=False, results=True) if each.program == PROGRAM]
+    assert (found.claims, found.running) == ((), "")
+    assert not [key for key in keys(store) if PROGRAM in key]

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.errors import CorruptMessage, JobError
+from ephemeron import FunctionExecutor
+from ephemeron.errors import CorruptMessage, DamagedObject, JobError, TaskFailed
+from ephemeron.linalg import matmul
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix
 from ephemeron.linalg.matrices.tile_format import DTYPES, decode_tile, encode_tile
@@ -117,3 +119,21 @@ def test_tile_sizes():
     large = tile_size(262_144, 262_144, 8, workers=512, speed=CLOUD)
     assert 2000 <= large <= 5000, "that of NumPyWren is 4096"
     assert 12 * 8 * large**2 <= 1.769e9
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_tile_is_named(store, tmp_path, cut):
+    big = BigMatrix.from_numpy(np.eye(4), tile=2, store=store, name="m")
+    [path] = (tmp_path / "matrices" / "m").glob("*.1.0")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data[:-4] if cut else data)
+    with pytest.raises(DamagedObject, match=r"damaged.*\(key m/[0-9a-f]{16}\.1\.0\)"):
+        big.to_numpy()
+    with FunctionExecutor("simulated", progress=False) as pool, pytest.raises(TaskFailed, match=r"damaged.*1\.0"):
+        matmul(big, big, executor=pool)
+    (tmp_path / "matrices" / "m" / "matrix.json").write_bytes(b"x")
+    with pytest.raises(DamagedObject, match=r"key m/matrix\.json"):
+        BigMatrix.open(store, "m")
+    big.delete()
+    assert not [p for p in (tmp_path / "matrices" / "m").rglob("*") if p.is_file()]

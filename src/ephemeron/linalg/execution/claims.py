@@ -19,7 +19,7 @@ import psutil
 from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels.base import Channel
 from ephemeron.config.typed import Typed, build, plain
-from ephemeron.errors import EphemeronError
+from ephemeron.errors import DamagedObject, EphemeronError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.matrices import tile_store
 
@@ -96,7 +96,10 @@ def claimed(store: str, temporaries: str, executor: FunctionExecutor) -> Iterato
 
 
 async def claims_of(store: Channel, temporaries: str) -> list[ProgramClaim]:
-    """All claims on a program."""
-    keys = await store.list(f"{temporaries}/{CLAIM}")
-    found = [(key, await store.fetch(key)) for key in keys]
-    return [build(ProgramClaim, json.loads(bytes(data)), where=key) for key, data in found if data is not None]
+    """All claims on a program. A damaged one names no client, and goes with the temporary tiles."""
+    found = []
+    for key in await store.list(f"{temporaries}/{CLAIM}"):
+        with contextlib.suppress(DamagedObject):
+            if (data := await store.fetch(key)) is not None:
+                found.append(build(ProgramClaim, json.loads(bytes(data)), where=key))
+    return found

@@ -19,7 +19,7 @@ from ephemeron.communication.channels import MemoryChannel, open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import EphemeronError, JobError, KeyExists, NotComputed
+from ephemeron.errors import DamagedObject, EphemeronError, JobError, KeyExists, NotComputed
 from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
@@ -173,14 +173,17 @@ async def not_kept(matrices: Iterable[Tiles]) -> list[Tiles]:
     found = []
     for matrix in matrices:
         async with opened(matrix.store) as store:
-            if await store.fetch(f"{matrix.name}/{KEPT}") is None:
+            if not await store.exists(f"{matrix.name}/{KEPT}"):
                 found.append(matrix)
     return found
 
 
 async def delete_matrix(store: Channel, matrix: StoredMatrix) -> None:
     """Removes a matrix: its description first, and its tiles. Values that were stored under its name since then stay."""
-    if (there := await described(store, matrix.store, matrix.name)) is None or there.generation == matrix.generation:
+    there = None
+    with contextlib.suppress(DamagedObject):
+        there = await described(store, matrix.store, matrix.name)
+    if there is None or there.generation == matrix.generation:
         await delete(store, matrix.name)
     elif matrix.generation:
         await store.delete(await store.list(matrix.prefix))
