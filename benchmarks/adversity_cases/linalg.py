@@ -128,7 +128,7 @@ def _nearly_singular() -> None:
     ):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            error = _error(lambda compute=compute: compute(_stored(a, 4)))
+            error = _error(partial(compute, _stored(a, 4)))
         assert isinstance(error, SingularMatrix) or [w.category for w in told] == [LinAlgWarning], (error, told)
 
 
