@@ -203,6 +203,17 @@ def task(how, **options):
     return Target(target="labels:Labels", options={"how": how, **options})
 
 
+@pytest.mark.parametrize("name", ["straight", "weighed"])
+def test_a_function_of_the_users_says_its_weight(name, tmp_path):
+    """By its graph, or in a mapping."""
+    for workers, accumulate in DIVIDED:
+        run = trained(tmp_path, f"labels:{name}", {}, ignoring(17), workers=workers, accumulate=accumulate)
+        expected, told = alone(run, "cross_entropy", {}, ignoring(17))
+        assert_equal(run, expected, f"{workers} functions, {accumulate} parts:")
+        assert run.ending.final.metrics["loss"] == pytest.approx(told, rel=1e-12)
+        assert run.ending.final.metrics["accuracy"] is not None
+
+
 @pytest.mark.parametrize("kind", ["given", "plain", "masked", "summed", "said"])
 def test_a_task_is_merged_by_its_weight(kind, tmp_path):
     """Only one of 24 samples has a label, so that most parts have none."""
@@ -260,3 +271,4 @@ def test_losses_told_while_training_are_merged_by_their_own_weights(tmp_path):
     prepared = trained(tmp_path, "cross_entropy", {}, ignoring(21), workers=1, epochs=1)
     (_, one), (_, both) = _losses(prepared.of(Progress))[0], _losses(run.of(Progress))[0]
     assert both == pytest.approx(one, rel=1e-12)
+    assert run.trigger.ledger.loss == pytest.approx(one, rel=1e-12)

@@ -151,8 +151,7 @@ class Display:
         if self.started is None or self._all is None:
             return
         slowest = self.ledger.finished()
-        losses = list(self.ledger.losses.values())
-        info = f"loss {human_metric(sum(losses) / len(losses))}  {human_usd(self.ledger.cost_usd(e.t))}"
+        info = f"loss {human_metric(self.ledger.loss)}  {human_usd(self.ledger.cost_usd(e.t))}"
         self._bars.update(self._all, completed=slowest, info=info)
         if e.rank in self._ranks:
             self._bars.update(self._ranks[e.rank], completed=e.iteration + 1, info=f"loss {human_metric(e.loss)}")
@@ -167,8 +166,7 @@ class Display:
             return
         self._shown_iteration = e.iteration
         if any(value is not None for value in metrics.values()):
-            losses = list(self.ledger.losses.values())
-            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {human_metric(sum(losses) / len(losses))}  "
+            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {human_metric(self.ledger.loss)}  "
                       f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
             for group in self.ledger.groups:
                 self._say(f"  {region_line(group, e.t)}")

@@ -61,8 +61,8 @@ class CostMeter:
     phases_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     done: dict[int, int] = field(default_factory=dict)
     """Per rank, iterations finished."""
-    losses: dict[int, float] = field(default_factory=dict)
-    """Per rank, its latest loss."""
+    losses: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Per rank, its latest loss, and the number of things that this is a mean over."""
     memory_mb: int = 0
     ended_at: float = 0.0
     evaluations: dict[int, dict[int, Evaluated]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class CostMeter:
             case Progress():
                 self._saw(self._of.get((event.rank, event.attempt), ""), event.traffic)
                 self.done[event.rank] = max(self.done.get(event.rank, 0), event.iteration + 1)
-                self.losses[event.rank] = event.loss
+                self.losses[event.rank] = event.loss, event.terms
                 self._spend(event.spans)
             case Loaded():
                 self._spend(event.spans)
@@ -131,6 +131,12 @@ class CostMeter:
                 self.burst_vcpu_s += event.burst_vcpu_s
                 self._invoked.pop(event.invocation, None)
                 self._saw(event.invocation, event.traffic)
+
+    @property
+    def loss(self) -> float:
+        """Mean of the ranks' latest losses by what each is a mean over; 0 before the first."""
+        terms = sum(weight for _, weight in self.losses.values())
+        return sum(loss * weight for loss, weight in self.losses.values()) / (terms or 1.0)
 
     def _saw(self, invocation: str, traffic: Traffic) -> None:
         known = self._traffic.get(invocation)

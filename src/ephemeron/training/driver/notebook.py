@@ -69,10 +69,9 @@ class CellProgress:
         if run is None:
             return _Output("starting", "starting")
         done = ledger.finished()
-        losses = list(ledger.losses.values())
         values = {
             "iteration": f"{done} of {ledger.members.iterations}", "functions": str(ledger.members.workers),
-            **({"loss": human_metric(sum(losses) / len(losses))} if losses else {}),
+            **({"loss": human_metric(ledger.loss)} if ledger.losses else {}),
             **{f"test {name}": human_metric(value) for name, value in latest_metrics(ledger).items() if value is not None},
             "time": human_seconds(t), "cost": human_usd(ledger.cost_usd(t)),
         }  # fmt: skip

@@ -22,6 +22,7 @@ from ephemeron.training.job import Target
 from ephemeron.training.metrics import EvaluationSums, Metrics, merged
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import Evaluator, metrics_of, recorded_after
+from ephemeron.training.task.job_task import JobTask
 from ephemeron.training.task.moving_average import MovingAverage
 from ephemeron.training.task.outer_optimizer import OuterOptimizer
 from ephemeron.training.task.part_report import PartReport, averaged, backward
@@ -315,8 +316,9 @@ class TorchTrainer:
         found = Evaluator()
         for metric in self._metrics.values():
             metric.reset()
-        # A task's own `training_step` says by its graph what its loss is a mean over; other steps say it in their report.
-        same = not self.program.options.compile and type(self.program.task).evaluation_step is Task.evaluation_step
+        # What a job's loss or a task's `training_step` computes says by its graph what it is a mean over; other steps say so themselves.
+        own = type(self.program.task).evaluation_step not in (Task.evaluation_step, JobTask.evaluation_step)
+        same = not own and not self.program.options.compile
         graph = partial(recorded_after, self.model) if same else nullcontext
         with torch.no_grad(), self._random.in_use(), self._average.in_use():
             for part in self.feed.tests():
