@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.tuning.folder import written
+from ephemeron.tuning.folder import StudyFolder, written
 
 FULL, READ_ONLY = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")
 
@@ -24,6 +24,12 @@ class OperationalError(Exception):
 def test_it_is_one_line(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(JobError, match=r"the study in .* cannot be written: .*--resume"), written(tmp_path):
         raise error
+
+
+def test_a_home_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match=r"cannot make .*/file/study: Not a directory; set EPHEMERON_HOME"):
+        StudyFolder(tmp_path / "file" / "study").driving().__enter__()
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:

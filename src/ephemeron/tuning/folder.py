@@ -207,9 +207,15 @@ class StudyFolder:
         """Makes this process the client that drives the study.
 
         Raises:
-            UserError: another one is.
+            UserError: another one is, or there can be no such folder.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise JobError(
+                f"cannot make {self.path}: {e.strerror}",
+                remedy="set EPHEMERON_HOME to a folder you can write, or name one: --out",
+            ) from None
         with (self.path / LOCK_FILE).open("a+") as file:
             for left in reversed(range(_TRIES)):  # readers hold it for a moment
                 try:
