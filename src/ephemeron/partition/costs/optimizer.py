@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ephemeron.errors import JobError
+from ephemeron.user_code import line_of
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -43,7 +44,7 @@ def optimizer_bytes(model: nn.Module, make: MakeOptimizer) -> dict[str, int]:
         optimizer.step()
     except Exception as e:
         raise JobError(
-            f"the optimiser cannot make one step with dense gradients: {type(e).__name__}: {str(e)[:200]}",
+            f"the optimiser cannot make one step with dense gradients: {line_of(e)[:200]}",
             remedy="give bytes by parameter yourself",
         ) from e
     return {n: _nbytes(optimizer.state.get(p, {})) for n, p in parameters.items()}

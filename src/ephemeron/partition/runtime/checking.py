@@ -32,6 +32,7 @@ from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.check import difference, fresh, mean_square, tolerance
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.partition.tracing.traced import Traced
+from ephemeron.user_code import line_of
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class _Comparison:
         try:
             got = self._staged_step(step)
         except Exception as e:
-            raise TraceMismatch(f"{place} fails, and the {self.name} model does not: {type(e).__name__}: {e}") from e
+            raise TraceMismatch(f"{place} fails, and the {self.name} model does not: {line_of(e)}") from e
         worst = 0.0
         for name in (*expected, *(n for n in got if n not in expected)):
             if name in expected and name in got:

@@ -34,6 +34,7 @@ from ephemeron.partition.tracing.side_effects import Observation, SideEffects, V
 from ephemeron.partition.tracing.split import ModelSplit, Stage, StageSpec
 from ephemeron.partition.tracing.traced import Traced
 from ephemeron.partition.tracing.traced_module import TracedModule
+from ephemeron.user_code import line_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +279,7 @@ def _without_memory(build: Callable[[], nn.Module]) -> nn.Module:
             return build()
     except Exception as e:
         raise JobError(
-            f"the model cannot be built without memory: {type(e).__name__}: {str(e)[:200]}",
+            f"the model cannot be built without memory: {line_of(e)[:200]}",
             remedy="let its constructor not look at values of parameters, or train it on one function",
         ) from e
 

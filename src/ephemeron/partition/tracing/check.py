@@ -22,6 +22,7 @@ from ephemeron.errors import JobError, TraceMismatch
 from ephemeron.partition.tracing.exporting import canonical_names, with_less
 from ephemeron.partition.tracing.program import State, reads
 from ephemeron.partition.tracing.traced import Traced
+from ephemeron.user_code import line_of
 
 Loss = Callable[[Any], torch.Tensor]
 """Loss of the model's result, one number."""
@@ -160,7 +161,7 @@ def _traced_step(model: Traced, args: Any, kwargs: Any, loss: Loss, seed: int) -
     try:
         return one_step(model, args, kwargs, loss, seed)
     except Exception as e:
-        raise TraceMismatch(f"only the traced model fails: {type(e).__name__}: {str(e)[:300]}") from e
+        raise TraceMismatch(f"only the traced model fails: {line_of(e)[:300]}") from e
 
 
 def _states(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -254,7 +255,7 @@ def _smaller(
         b = one_step(other, *less, loss, 0)
     except Exception as e:
         raise TraceMismatch(
-            f"a batch without its last sample fails in the traced model only: {type(e).__name__}: {str(e)[:300]}"
+            f"a batch without its last sample fails in the traced model only: {line_of(e)[:300]}"
         ) from e
     _compare(a, b, "a batch without its last sample", original, traced, args, kwargs)
     return True

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_structure
 from ephemeron.partition.tracing.exporting import CannotTrace, canonical_names
 from ephemeron.partition.tracing.opaque import Interceptor
 from ephemeron.partition.tracing.program import Constant, Input, Ref, State, TracedProgram, TracedStep
+from ephemeron.user_code import line_of
 
 
 class _Method:
@@ -110,7 +111,7 @@ def opaque_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, ob
     try:
         (call,) = interceptor.record(args, kwargs)
     except Exception as e:
-        raise CannotTrace(f"{type(e).__name__}: {e}") from e
+        raise CannotTrace(f"{line_of(e)}") from e
     flat, spec = tree_flatten((args, kwargs))
     inputs = tuple(_given(f"input_{i}", value) for i, value in enumerate(flat))
     tensors = [Ref(i.name) for i in inputs if i.shape is not None]

@@ -26,6 +26,7 @@ from ephemeron.partition.tracing.fx_trace import opaque_program, symbolic_progra
 from ephemeron.partition.tracing.nesting import opaque_types, register_dataclasses
 from ephemeron.partition.tracing.program import TracedProgram
 from ephemeron.partition.tracing.traced import Traced
+from ephemeron.user_code import line_of
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         raise
     except Exception as e:
         raise JobError(
-            f"{type(model).__name__} cannot be trained on its example batch: {type(e).__name__}: {str(e)[:300]}",
+            f"{type(model).__name__} cannot be trained on its example batch: {line_of(e)[:300]}",
             remedy="give an example that the model accepts",
         ) from e
 
