@@ -191,5 +191,5 @@ def test_errors_name_the_row_of_the_matrix(pool, stored):
     with pytest.raises(NotPositiveDefinite, match=r"^cholesky: .* row 9 of the matrix \(cholesky, L\[1, 1\]\)"):
         linalg.cholesky(stored(a), executor=pool)
     a[9, 9] = 0
-    with pytest.raises(SingularMatrix, match=r"^lu: .* row 9 of the matrix"):
+    with pytest.raises(SingularMatrix, match=r"^solve: .* row 9 of the matrix \(lu, "):
         linalg.solve(stored(a), np.ones((12, 1)), executor=pool)

@@ -53,7 +53,7 @@ class Computation:
     ) -> dict[str, Tiles]:
         if isinstance(self._executor, Planner):
             return self._executor.plan(program, sizes, inputs, outputs)
-        with _matrix_errors():
+        with _matrix_errors(self.report.algorithm):
             made, report = run_program(
                 program, sizes, inputs=inputs, outputs=outputs, executor=self._executor, owners=self.owners,
                 checked=[name for name, each in inputs.items() if (each.store, each.name) in self._checked],
@@ -67,7 +67,7 @@ class Computation:
         """Runs a solver in one function; see `run_gathered`."""
         if isinstance(self._executor, Planner):
             return self._executor.plan_gathered(solver, matrix, outputs)
-        with _matrix_errors():
+        with _matrix_errors(self.report.algorithm):
             made, report = run_gathered(
                 solver, matrix, outputs, executor=self._executor, owners=self.owners,
                 checked=(matrix.store, matrix.name) in self._checked, **more,
@@ -132,15 +132,18 @@ def computing(
 
 
 @contextlib.contextmanager
-def _matrix_errors() -> Iterator[None]:
-    """Raises a kernel's own error for that of its task."""
+def _matrix_errors(operation: str) -> Iterator[None]:
+    """Raises a kernel's own error for that of its task, in the name of what the user has called."""
     try:
         yield
     except TaskFailed as failure:
         error = matrix_error(failure)
         if error is None:
             raise
-        raise error from None
+        named = type(error)(error.message, kernel=operation, position=error.position, where=error.where)
+        for note in getattr(error, "__notes__", ()):
+            named.add_note(note)
+        raise named from None
 
 
 def on_computed(operation: Callable[_P, _R], *, cut_as: int = 0) -> Callable[_P, _R]:
