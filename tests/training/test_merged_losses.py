@@ -128,7 +128,12 @@ def assert_equal(run, expected, what=""):
         np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-12, err_msg=f"{what} {name}")
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+QUICK = {"ignored labels", "one label", "class weights", "a class without weight", "summed labels", "mean squares"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(LOSSES)]
+)
 def test_a_loss_of_pytorch_is_merged_by_its_own_weight(name, tmp_path):
     loss, options, y = LOSSES[name]
     for workers, accumulate in DIVIDED:
@@ -225,6 +230,7 @@ def test_a_task_is_merged_by_its_weight(kind, tmp_path):
         assert run.ending.final.metrics["loss"] == pytest.approx(told, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["given", "plain", "masked", "of a job"])
 def test_a_batch_without_any_label_is_a_step_with_zero_gradient(kind, tmp_path):
     """One of the two batches of an epoch has no label. PyTorch's gradient is zero there, and momentum goes on; its loss is NaN."""

@@ -41,14 +41,15 @@ def trained(name, *, faults=(), **more):
     return found
 
 
-@pytest.mark.parametrize("name", ["Draws", "DrawsAtTheEnd"])
+@pytest.mark.parametrize("name", ["Draws", pytest.param("DrawsAtTheEnd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_replacement_has_the_tasks_own_random_generators(name, workers):
     how = {"workers": workers, "aggregators": workers, "batch_size": 16 // workers}
     assert trained(name, faults=KILLS[:workers], **how).sha == trained(name, **how).sha
 
 
-def test_generators_survive_hand_offs_and_local_steps():
+@pytest.mark.slow
+def test_generators_survive_a_kill_among_local_steps():
     more = {"exchange": "parameters", "local_steps": 2}
     assert trained("Draws", faults=KILLS[:1], **more).sha == trained("Draws", **more).sha
 
@@ -57,6 +58,7 @@ def texts(found):
     return {name.removeprefix(PREFIX): array.tobytes() for name, array in found.ending.files.items()}
 
 
+@pytest.mark.slow
 def test_files_below_output_dir_are_collected_and_survive_a_kill():
     undisturbed = texts(trained("Writes"))
     steps = undisturbed["steps.txt"].decode().split()
