@@ -1,14 +1,17 @@
-"""What an unfinished preparation knows, as JSON objects beside its output. Each is created once."""
+"""What an unfinished preparation knows, as JSON objects beside its output, each with a checksum in a last line. Each is created once."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import xxhash
+
 from ephemeron.config.paths import AnyPath
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
+from ephemeron.errors import DatasetDamaged
 
 STATE = "state"
 
@@ -24,19 +27,27 @@ class State:
         self._files = open_files(url)
 
     def create(self, name: str, value: Any) -> Any:
-        """Stores a value, or returns the one that is stored under this name already."""
-        path = f"{STATE}/{name}.json"
-        if run(self._files.create(path, json.dumps(value, separators=(",", ":")).encode())):
+        """Stores a value, or returns the one that is stored under this name already.
+
+        Raises:
+            DatasetDamaged: that one is not as it was stored.
+        """
+        text = json.dumps(value, separators=(",", ":")).encode()
+        if run(self._files.create(f"{STATE}/{name}.json", b"%b\n%b" % (text, xxhash.xxh3_64_hexdigest(text).encode()))):
             return value
         return self.read(name)
 
     def read(self, name: str) -> Any:
-        """A value; None: there is none."""
+        """A value; None: there is none.
+
+        Raises:
+            DatasetDamaged: it is not as it was stored.
+        """
         try:
             (data,) = run(self._files.fetch([FileRange(f"{STATE}/{name}.json")]))
         except FileNotFoundError:
             return None
-        return json.loads(data)
+        return _opened(data, name)
 
     def names(self, prefix: str) -> list[str]:
         """Names that begin with `prefix`, which ends in a slash."""
@@ -47,4 +58,14 @@ class State:
         """Values by the rest of their names."""
         names = self.names(prefix)
         found = run(self._files.fetch([FileRange(f"{STATE}/{name}.json") for name in names])) if names else []
-        return {name.removeprefix(prefix): json.loads(data) for name, data in zip(names, found, strict=True)}
+        return {name.removeprefix(prefix): _opened(data, name) for name, data in zip(names, found, strict=True)}
+
+
+def _opened(data: bytes, name: str) -> Any:
+    text, _, checksum = bytes(data).rpartition(b"\n")
+    if xxhash.xxh3_64_hexdigest(text).encode() != checksum:
+        raise DatasetDamaged(
+            "damaged, or of another release: delete it, and what it says is found out again",
+            file=f"{STATE}/{name}.json",
+        )
+    return json.loads(text)
