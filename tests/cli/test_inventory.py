@@ -109,12 +109,15 @@ def test_what_is_used_or_new_stays(home):
         assert pool.submit(abs, -1).result(60) == 1
         os.utime(pool.folder, (0, 0))
         file(home / "programs" / "new" / "a.py", 1, age_s=0)
+        file(home / "profiling" / "long" / "logs" / "a", 1, age_s=0)
+        os.utime(home / "profiling" / "long", (0, 0))
         (home / "tasks" / "waiting").mkdir()
         with owned(home / "tasks" / "waiting"):
             found = listed()
             assert found["executor", pool.folder.name]["owner"] == "its client runs"
             assert found["executor", "waiting"]["owner"] == "its client runs"
-            assert found["program", "new"]["kept"] == "it is new"
+            assert found["profile run", "long"]["kept"] == "it is new, or in use"
+            assert found["program", "new"]["kept"] == "it is new, or in use"
             assert clean("--all", "--yes").exit_code == 0
         assert pool.folder.is_dir()
         assert (home / "tasks" / "waiting").is_dir()

@@ -245,7 +245,8 @@ def _busy(path: Path) -> str:
         return "its functions run"
     if (path / OWNER).exists():
         return ""
-    return "it is new" if time.time() - path.stat().st_mtime < _YOUNG_S else ""
+    changed = max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
+    return "it is new, or in use" if time.time() - changed < _YOUNG_S else ""
 
 
 def _folders(folder: Path) -> list[Path]:
