@@ -96,6 +96,7 @@ def test_four_functions_with_accumulation_are_one_on_the_same_global_batches(nam
         assert np.allclose(run.ending.arrays[key], value, atol=tolerance), key
 
 
+@pytest.mark.slow
 def test_parts_and_functions_without_labels_contribute_nothing(home):
     runs = [
         real(job("answers", accumulate=parts, dtype="float64", data={"sampling": "global"}), **settings(workers))
@@ -104,9 +105,8 @@ def test_parts_and_functions_without_labels_contribute_nothing(home):
     for run in runs:
         assert run.ending.status == "finished", run.ending.causes
         for key, value in runs[0].ending.arrays.items():
-            np.testing.assert_allclose(
-                run.ending.arrays[key], value, rtol=0, atol=1e-9, err_msg=key
-            )  # its loss is in float32
+            # transformers computes the loss of language models in float32.
+            np.testing.assert_allclose(run.ending.arrays[key], value, rtol=0, atol=1e-7, err_msg=key)
         assert run.ending.final.metrics["loss"] == pytest.approx(runs[0].ending.final.metrics["loss"], rel=1e-6)
 
 
