@@ -112,6 +112,7 @@ def written(path: Path) -> Iterator[None]:
     """
     try:
         yield
+        return
     except OSError as e:
         if e.errno not in _NOT_WRITABLE:
             raise
