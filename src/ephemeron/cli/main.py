@@ -455,12 +455,11 @@ def suspend(run: str) -> None:
 @click.option("--no-wait", is_flag=True, help="Return when the run has been asked to stop, not when it has stopped.")
 def stop(run: str, now: bool, no_wait: bool) -> None:
     """Stop RUN at its next checkpoint, and wait until it has stopped. It can be resumed."""
-    from rich.console import Console
-
+    from ephemeron.cli.terminal import make_console
     from ephemeron.training.driver import api, run_dir
     from ephemeron.training.driver.run_status import status_of
 
-    with Console(stderr=True).status(f"stopping {run} at its next checkpoint"):
+    with make_console(to_stderr=True).status(f"stopping {run} at its next checkpoint"):
         name = api.stop(run, now=now, wait=not no_wait)
     status = status_of(run_dir.find(name))
     if no_wait:

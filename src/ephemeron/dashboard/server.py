@@ -41,7 +41,7 @@ def serve(
     """
     if not allow_remote and not is_loopback(host):
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
-    token = token_text(token)
+    token = token_text(token) if token else ""
     if len(token) < MIN_TOKEN or not (token.isascii() and token.isprintable()):
         raise JobError(
             f"the token has {len(token)} characters",
