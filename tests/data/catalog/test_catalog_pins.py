@@ -239,7 +239,7 @@ def test_verify_from_the_command_line(home: Path, tmp_path: Path) -> None:
     assert (told["pinned"], told["decoded"], len(told["defects"])) == (20, 0, 1), "what has changed is not decoded"
     unread = run_it("verify", "me/rows", "--no-digests", "--sample", "0")
     assert unread.exit_code == 0
-    assert unread.output.endswith("in 1 files (120 B), 0 decoded: no defects\n"), unread.output
+    assert unread.output.endswith("in 1 file (120 B), 0 decoded: no defects\n"), unread.output
     assert run_it("import", "csv", str(source), "me/other", "--no-digests").exit_code == 0
     bare = run_it("verify", "me/other")
     assert bare.exit_code == 0
