@@ -30,6 +30,7 @@ from ephemeron.errors import InvocationRefused, JobError, PlatformError, Service
 from ephemeron.events import Ended
 from ephemeron.functions.base import Call, Invocation, Platform
 from ephemeron.functions.context import Context
+from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.sparse.store.client import SparseStore
 from ephemeron.sparse.store.compression import Compression
 from ephemeron.sparse.store.messages import Whole
@@ -152,7 +153,7 @@ class ShardFunctions:
             channel=address, entry=ENTRY, origin=origin, key=key.text,
         )  # fmt: skip
         self._directory = Directory(self._channel, f"{run}/store")
-        self._losses: dict[int, int] = {}
+        self._budgets = [ProgressBudget(_MOST_LOSSES) for _ in range(request.options.shards)]
         self._ended: set[int] = set()
         self._watching: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -217,7 +218,7 @@ class ShardFunctions:
             shard = event.rank
             if event.status == "ok" and event.outcome in ("handed-over", "replaced", "duplicate"):
                 self.hand_overs += event.outcome == "handed-over"
-                self._losses[shard] = 0
+                self._budgets[shard].progressed(self.hand_overs)
             elif event.status == "ok" or event.status == "cancelled":
                 self._ended.add(shard)
                 self._changed.set()
@@ -226,9 +227,8 @@ class ShardFunctions:
 
     async def _replace(self, shard: int, event: Ended) -> None:
         """Starts a shard again. Where its successor is on the way already, one of both finds that the other has the claim."""
-        self._losses[shard] = self._losses.get(shard, 0) + 1
         first = event.error.strip().partition("\n")[0] or event.status
-        if self._losses[shard] > _MOST_LOSSES:
+        if self._budgets[shard].ended(first):
             _log.error(
                 "shard %d has died %d times in a row (%s): it is not replaced any more", shard, _MOST_LOSSES, first
             )

@@ -7,6 +7,7 @@ can declare a run failed, because only the platform knows how a function ended.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -22,6 +23,7 @@ from ephemeron.events import (
     Loaded,
     Progress,
 )
+from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.worker.fencing import attempt_text, generation_of
 
@@ -82,8 +84,9 @@ class RunSupervisor:
     """The limit that ends the run, in words."""
     _waiting: dict[int, int] = field(default_factory=dict)
     """By rank: an attempt that its predecessor has invoked and not handed off to."""
-    _fruitless: dict[int, int] = field(default_factory=dict)
-    _at: dict[int, int] = field(default_factory=dict)
+    _budgets: defaultdict[int, ProgressBudget] = field(
+        default_factory=lambda: defaultdict(lambda: ProgressBudget(MOST_LOSSES))
+    )
     _next: dict[int, int] = field(default_factory=dict)
     """By rank: the iteration that its newest function computes."""
     _evaluated: dict[int, int] = field(default_factory=dict)
@@ -107,16 +110,14 @@ class RunSupervisor:
                     self._waiting[event.rank] = event.attempt
                 if event.reason == "resume":
                     self.stopped.discard(event.rank)
-                    self._fruitless.pop(event.rank, None)
+                    self._budgets.pop(event.rank, None)
             case Progress() | Loaded():
                 if event.attempt == self.latest.get(event.rank):
                     self.reached[event.rank] = event.iteration - isinstance(event, Loaded)
                 if event.attempt >= self._waiting.get(event.rank, event.attempt + 1):
                     del self._waiting[event.rank]
                 self._next[event.rank] = event.iteration + isinstance(event, Progress)
-                if event.iteration > self._at.get(event.rank, -1):
-                    self._at[event.rank] = event.iteration
-                    self._fruitless.pop(event.rank, None)
+                self._budgets[event.rank].progressed(event.iteration + 1)
             case LimitReached():
                 self.limit = self.limit or event.text
             case Evaluated():
@@ -167,16 +168,15 @@ class RunSupervisor:
 
     def _lost(self, event: Ended) -> list[Action]:
         rank = event.rank
-        self._fruitless[rank] = self._fruitless.get(rank, 0) + 1
-        if event.status == "timed_out" and self._fruitless[rank] > 2:
+        budget = self._budgets[rank]
+        exhausted = budget.ended(event.error or event.status)
+        if event.status == "timed_out" and budget.spent > 2:
             at = self._next.get(rank, 0)
             evaluating = self.evaluates_at(at) and self._evaluated.get(rank) != at
             what = f"the evaluation before iteration {at} does not fit" if evaluating else "no iteration fits"
             smaller = "a smaller test_fraction, more functions" if evaluating else "smaller batches"
             return [Fail(f"rank {rank}: {what} the lifetime limit ({event.error}); "
                          f"use a longer --function-timeout-s, more memory or {smaller}")]  # fmt: skip
-        if self._fruitless[rank] > MOST_LOSSES:
-            return [
-                Fail(f"rank {rank}: lost {self._fruitless[rank]} times without progress: {event.error or event.status}")
-            ]
+        if exhausted:
+            return [Fail(f"rank {rank}: lost {budget.spent} times without progress: {budget.last}")]
         return [Replace(rank, event.attempt + 1)]
