@@ -99,15 +99,7 @@ class Computation:
         self._scratch += made
 
     def clear(self) -> None:
-        async def remove() -> None:
-            async with tile_store.opened(self._store) as channel:
-                for each in self._scratch:
-                    await tile_store.delete(channel, each.name)
-
-        if self._scratch:
-            blocking(lambda interrupts: remove())
-            for each in self._scratch:
-                lifetimes.disown(each.store, each.name)
+        self.owners.release(self._scratch)
 
     def result(self, made: Tiles) -> BigMatrix:
         assert isinstance(made, StoredMatrix)

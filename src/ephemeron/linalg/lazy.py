@@ -17,6 +17,7 @@ from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg import arithmetic
 from ephemeron.linalg.execution.report import LinalgReport
+from ephemeron.linalg.matrices import lifetimes
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.operators import Operand
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, are_borders, bounds
@@ -58,9 +59,10 @@ class Expression(BigMatrix):
             reports = [step.report for step in steps if step.report is not None]
             total = sum(reports[1:], reports[0]) if reports else LinalgReport(algorithm="expression")
             self._result = BigMatrix(found.stored, total)
-            for step in steps:
-                if step.stored.name != found.stored.name:
-                    step.delete()
+            for each in (made, steps):  # what nobody else has is removed
+                each.clear()
+            del found
+            lifetimes.settle()
         return self._result
 
     def _evaluate(self, pool: FunctionExecutor, made: dict[int, BigMatrix], steps: list[BigMatrix]) -> BigMatrix:

@@ -76,7 +76,6 @@ def _lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
             return shaped, np.empty(0, s.dtype), rank, s
         residuals = lazy.total(sides, lazy.product(a, x), 1.0, -1.0).compute(executor=pool)
         squares = norms.column_norms(residuals, executor=pool) ** 2
-        residuals.delete()
     return shaped, squares, rank, s
 
 

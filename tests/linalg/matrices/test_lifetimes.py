@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from ephemeron import FunctionExecutor
 from ephemeron.cli.main import main
 from ephemeron.errors import NotPositiveDefinite
-from ephemeron.linalg import BigMatrix, cholesky, matmul
+from ephemeron.linalg import BigMatrix, cholesky, lstsq, lu, matmul, qr, solve
 from ephemeron.linalg.execution.remains import remove_matrices, stored_matrices
 from ephemeron.linalg.matrices import lifetimes
 
@@ -74,6 +74,29 @@ def test_a_result_goes_with_its_last_handle(pool, folder):
     del again
     assert names(folder) == {"mine"}
     assert cholesky(a, executor=pool).report.tasks == 4, "computed again"
+
+
+@pytest.mark.parametrize("name", [None, "mine"])
+@pytest.mark.parametrize(
+    ("made", "other"),
+    [
+        (lambda a, pool: cholesky(a, executor=pool), lambda a, pool: solve(a, A[0], assume_a="positive definite", executor=pool)),
+        (lambda a, pool: lu(a, executor=pool)[2], lambda a, pool: solve(a, A[0], executor=pool)),
+        (lambda a, pool: qr(a, executor=pool)[0], lambda a, pool: lstsq(a, A[0], executor=pool)),
+        (lambda a, pool: matmul(a, a, executor=pool), lambda a, pool: (a @ a + a).compute(executor=pool)),
+        (lambda a, pool: matmul(a, a, executor=pool).T, lambda a, pool: (a @ a @ a).compute(executor=pool)),
+    ],
+    ids=["cholesky", "lu", "qr", "step of an expression", "view"],
+)  # fmt: skip
+def test_a_result_that_another_operation_needs_on_the_way_stays(pool, folder, name, made, other):
+    a = store(folder, name=name)
+    result = made(a, pool)
+    values = result.to_numpy()
+    found = other(a, pool)
+    np.testing.assert_array_equal(result.to_numpy(), values)
+    assert names(folder) == {a.stored.name, result.stored.name, getattr(found, "column", found).stored.name}
+    del result
+    assert names(folder) == {a.stored.name, getattr(found, "column", found).stored.name}
 
 
 def test_a_result_that_is_kept_stays(pool, folder):

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -58,8 +58,7 @@ class Owner:
         self.key, self.resumable = key, resumable
         self.leftovers: list[Owner] = []
         """Of computations with this matrix that failed: a later call goes on from them, as long as the matrix is there."""
-        self.finaliser = weakref.finalize(self, _released, key, os.getpid())
-        self.finaliser.atexit = False
+        weakref.finalize(self, _wake.put, None).atexit = False
 
     def __reduce__(self) -> tuple[object, ...]:
         return _owner_at, (self.key,)
@@ -67,7 +66,10 @@ class Owner:
 
 _owners: weakref.WeakValueDictionary[Key, Owner] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
-_to_remove: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
+_held: set[Key] = set()
+"""What this process has to remove: what has an owner, and what had one until just now. Is changed under the lock."""
+_wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+"""Wakes the thread: a last reference has gone, in any thread, at any point."""
 _ledgers: dict[Path, IO[str]] = {}
 _swept: set[Path] = set()
 _remover: list[threading.Thread] = []
@@ -91,9 +93,10 @@ def own(matrix: Tiles, *, resumable: bool = False) -> Owner | None:
     with _lock:
         if (found := _owners.get(key)) is None:
             found = _owners[key] = Owner(key, resumable=resumable)
+            _held.add(key)
             _note(key, resumable=resumable)
             if not _remover:
-                _remover.append(threading.Thread(target=_remove_released, name="matrix-removal", daemon=True))
+                _remover.append(threading.Thread(target=_remove_when_woken, name="matrix-removal", daemon=True))
                 _remover[0].start()
                 atexit.register(_end, os.getpid())
         return found
@@ -102,22 +105,20 @@ def own(matrix: Tiles, *, resumable: bool = False) -> Owner | None:
 def disown(store: str, name: str) -> None:
     """What is below a name has been removed, or stays from now on."""
     with _lock:
-        if (owner := _owners.pop((store, name), None)) is not None:
-            owner.finaliser.detach()
-            _note((store, name), resumable=owner.resumable, gone=True)
+        _owners.pop((store, name), None)
+        if (store, name) in _held:
+            _held.remove((store, name))
+            _note((store, name), gone=True)
 
 
 def settle() -> None:
     """Removes now what nothing refers to any more, so that a computation does not take it for a result that is there. The first time
     in a process, a thread removes what processes that were killed have left."""
-    folder, keys = home() / _FOLDER, []
+    folder = home() / _FOLDER
     if folder not in _swept:
         _swept.add(folder)
         threading.Thread(target=remove_orphans, name="matrix-orphans", daemon=True).start()
-    with contextlib.suppress(queue.Empty):
-        while True:
-            keys.append(_to_remove.get_nowait())
-    _remove([key for key in keys if key is not None])
+    _remove_unused()
 
 
 class Owners:
@@ -133,6 +134,13 @@ class Owners:
         for each in made:
             if (owner := own(each, resumable=self.resumable)) is not None:
                 self._made[owner.key] = owner
+
+    def release(self, made: Iterable[Tiles]) -> None:
+        """The computation needs these no more: what nothing else refers to is removed. The same inputs give the same names, so one of them may
+        be a result that the caller has."""
+        for each in made:
+            self._made.pop((each.store, each.name), None)
+        _remove_unused()
 
     def fail(self) -> None:
         """What was made stays: for another process, or as long as the inputs."""
@@ -178,26 +186,21 @@ def _owner_at(key: Key) -> Owner | None:
     return _owners.get(key)
 
 
-def _released(key: Key, process: int) -> None:
-    """Called where the last reference goes: in any thread, at any point."""
-    if process == os.getpid():
-        _to_remove.put(key)
-
-
-def _remove_released() -> None:
+def _remove_when_woken() -> None:
     while True:
-        if (key := _to_remove.get()) is not None:
-            _remove([key])
+        _wake.get()
+        _remove_unused()
 
 
-def _remove(keys: Collection[Key]) -> None:
-    """Removes what nothing refers to, neither here nor in another process."""
+def _remove_unused() -> None:
+    """Removes what nothing refers to, neither here nor in another process. What a store without an answer has stays in the ledger."""
     with _lock:
-        unused = [key for key in dict.fromkeys(keys) if key not in _owners]
+        unused = [key for key in _held if key not in _owners]
         if not unused:
             return
         others = {(e.store, e.name) for path, lives, e_ in ledgers() if lives and path not in _ledgers for e in e_}
         failed = _delete([key for key in unused if key not in others])
+        _held.difference_update(unused)
         for key in unused:
             if key not in failed:
                 _note(key, gone=True)
@@ -261,9 +264,9 @@ def _entries(file: IO[str]) -> list[LedgerEntry]:
 
 def _forked() -> None:
     """A process that was forked off has nothing of its parent's, and neither its lock nor its thread."""
-    global _lock, _to_remove
-    _lock, _to_remove = threading.RLock(), queue.SimpleQueue()
-    for each in (_owners, _ledgers, _remover):
+    global _lock, _wake
+    _lock, _wake = threading.RLock(), queue.SimpleQueue()
+    for each in (_owners, _held, _ledgers, _remover):
         each.clear()
 
 
@@ -275,12 +278,8 @@ def _end(process: int) -> None:
     if os.getpid() != process:
         return
     with _lock:
-        keys = [owner.key for owner in list(_owners.values()) if owner.finaliser.detach()]
         _owners.clear()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                keys += [key for key in [_to_remove.get_nowait()] if key is not None]
-        _remove(keys)
+        _remove_unused()
         for path, file in _ledgers.items():
             with contextlib.suppress(OSError, ValueError):
                 if not _entries(path.open()):
