@@ -162,6 +162,29 @@ def test_only_what_follows_a_models_modules_is_recorded():
         assert not torch.is_grad_enabled()
         assert not model(x).requires_grad
     for found in (whole, parts):
-        assert found.is_leaf
         assert found.requires_grad
         assert torch.equal(found, expected)
+
+
+def test_outputs_whose_loss_is_recorded_may_be_changed_in_place():
+    model, x, y = torch.nn.Linear(3, 4), torch.rand(5, 3), torch.tensor([1, 2, -100, 3, 1])
+    with torch.no_grad():
+        expected = model(x).div_(2.0)
+        expected[:, 0] = -1e9
+        with recorded_after(model):
+            found = model(x).div_(2.0)
+            found[:, 0] = -1e9
+            loss = torch.nn.functional.cross_entropy(found, y)
+    assert torch.equal(found, expected)
+    assert own_weight(loss) == 4
+
+
+def test_numbers_beside_a_loss_with_class_weights_are_means_over_labels():
+    evaluator, output = Evaluator(), torch.zeros(3, 4, requires_grad=True)
+    weight = torch.tensor([10.0, 0.5, 0.0, 0.1])
+    for labels, accuracy in (([0, 0, -100], 1.0), ([1, 1, 1], 0.0), ([2, 2, 2], 0.5)):
+        loss = torch.nn.functional.cross_entropy(output, torch.tensor(labels), weight=weight)
+        evaluator.add({"loss": loss, "accuracy": accuracy}, 3)
+    sums = evaluator.result().sums
+    assert sums["loss"][1] == 21.5
+    assert sums["accuracy"] == (2 * 1.0 + 3 * 0.5, 8)

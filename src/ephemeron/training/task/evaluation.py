@@ -92,6 +92,13 @@ def own_weight(loss: torch.Tensor) -> float | None:
     return float(function._saved_total_weight)
 
 
+def _own_labels(loss: torch.Tensor) -> int:
+    """Labels of a loss that has an `own_weight`: numbers beside it are means over them, without its class weights."""
+    function: Any = loss.grad_fn
+    ignored = int(function._saved_ignore_index)
+    return int((function._saved_target != (ignored if ignored < 2**63 else ignored - 2**64)).sum())
+
+
 _MEAN, _SUM = 1, 2
 """Numbers of reductions in PyTorch's graphs."""
 
@@ -100,7 +107,8 @@ _MEAN, _SUM = 1, 2
 def recorded_after(model: nn.Module) -> Iterator[None]:
     """What is computed from the outputs of a model or of its modules is recorded by autograd, and what they do is not.
 
-    So a loss says how it was reduced (`own_weight`), and no more memory is used than without a graph.
+    So a loss says how it was reduced (`own_weight`), and no more memory is used than without a graph, but for outputs: they are
+    copied, because a program may change an output of its model in place, and not what autograd takes for a leaf.
     """
     inside = 0
 
@@ -116,7 +124,9 @@ def recorded_after(model: nn.Module) -> Iterator[None]:
             return output
         torch.set_grad_enabled(True)
         return tree_map(
-            lambda v: v.detach().requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v,
+            lambda v: (
+                v.detach().requires_grad_().clone() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            ),
             output,
         )
 
@@ -151,8 +161,10 @@ class Evaluator:
         """
         report = report_of(output, "evaluation_step")
         loss, summed = report.get("loss"), is_sum(report, "evaluation_step")
-        own = own_weight(loss) if isinstance(loss, torch.Tensor) else None
-        weight = weight_of(report.pop("weight", samples if own is None else own), "evaluation_step")
+        weight = others = weight_of(report.get("weight", samples), "evaluation_step")
+        if isinstance(loss, torch.Tensor) and "weight" not in report and (own := own_weight(loss)) is not None:
+            weight, others = own, _own_labels(loss)
+        report.pop("weight", None)
         batch: dict[str, MetricSum] = {}
         for name, value in report.items():
             if is_metric(value):
@@ -167,7 +179,8 @@ class Evaluator:
             elif name == "loss" and summed:
                 batch[name] = (number_of(value, name, "evaluation_step"), samples)
             else:
-                batch[name] = counted(number_of(value, name, "evaluation_step") * weight, weight)
+                terms = weight if name == "loss" else others
+                batch[name] = counted(number_of(value, name, "evaluation_step") * terms, terms)
         whole = EvaluationSums(self._samples, self._sums).plus(EvaluationSums(samples, batch))
         self._samples, self._sums = whole.samples, dict(whole.sums)
 
