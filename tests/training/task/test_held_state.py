@@ -95,6 +95,22 @@ def test_a_copy_has_a_folder_of_its_own():
         write_files(other.folder, {f"{PREFIX}../a": outputs.files()[f"{PREFIX}a"]})
 
 
+def test_files_and_folders_that_a_program_has_opened_stay_its_own_when_a_state_is_loaded():
+    outputs, other = Outputs(), Outputs()
+    for each in (outputs, other):
+        (each.folder / "pictures").mkdir()
+    (outputs.folder / "log.csv").write_text("1\n")
+    with (other.folder / "log.csv").open("a") as log:
+        other.load(outputs.files())
+        log.write("2\n")
+    assert (other.folder / "log.csv").read_text() == "1\n2\n"
+    assert (other.folder / "pictures").is_dir()
+    other.load({f"{PREFIX}pictures/log.csv/a": outputs.files()[f"{PREFIX}log.csv"]})
+    assert not (other.folder / "log.csv").exists()
+    other.load({f"{PREFIX}pictures": outputs.files()[f"{PREFIX}log.csv"]})
+    assert (other.folder / "pictures").read_text() == "1\n"
+
+
 def test_a_task_with_an_attribute_of_this_name_keeps_it():
     class Own(ephemeron.Task):
         def __init__(self):

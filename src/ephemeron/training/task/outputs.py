@@ -59,11 +59,17 @@ class Outputs:
         }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Makes the folder what `files` has found."""
+        """Makes the folder what `files` has found. Files are written in place and folders stay: the program may have
+        opened and made them."""
         held = {name: array for name, array in arrays.items() if name.startswith(PREFIX)}
         if self._made is not None:
-            for path in self.folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            for path in sorted(self.folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+                wanted = f"{PREFIX}{path.relative_to(self.folder).as_posix()}" in held
+                if path.is_dir() and not path.is_symlink():
+                    if wanted:
+                        shutil.rmtree(path)
+                elif path.is_symlink() or not wanted:
+                    path.unlink()
         if held:
             write_files(self.folder, held)
 
