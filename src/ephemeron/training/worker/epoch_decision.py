@@ -35,11 +35,13 @@ class EpochDecision:
         self._loss, self._terms = self._loss + loss * terms, self._terms + terms
 
     def ended(self, metrics: Metrics) -> EndedEpoch:
-        """The epoch until now.
+        """The epoch until now, or the one that had ended where this invocation began.
 
         Args:
             metrics: of the last evaluation.
         """
+        if self._ended is not None:  # it was evaluated after a hand-off
+            return dataclasses.replace(self._ended, metrics=self._ended.metrics or dict(metrics))
         phases: dict[str, float] = {phase: total - self._before[phase] for phase, total in self._trace.totals.items()}
         return EndedEpoch(
             seconds=self._lifecycle.now() - self._began,
@@ -55,12 +57,9 @@ class EpochDecision:
             iteration: which is computed next.
             metrics: of the last evaluation.
         """
-        before, self._ended = self._ended, None
+        epoch, self._ended = self.ended(metrics), None
         if not self._timeline.starts_epoch(iteration):
             return
-        epoch = self.ended(metrics) if before is None else before
-        if not epoch.metrics:  # it was evaluated after a hand-off
-            epoch = dataclasses.replace(epoch, metrics=dict(metrics))
         lifecycle, c, phases = self._lifecycle, self._lifecycle.spec.configuration, epoch.phases
         measured = EpochMeasurements(
             epoch=self._timeline.epoch_of(iteration), epochs=lifecycle.spec.epochs, iteration=iteration,

@@ -216,7 +216,7 @@ class TrainingLoop:
             if self.change.begins_at(self.t):
                 await self._end_generation()
             advanced = self.t > self.first or evaluates
-            if self.deciding is not None and (advanced or self.started.ended is not None):
+            if self.deciding is not None and (self.t > self.first or self.started.ended is not None):
                 await self.deciding.after(self.t, self._metrics())
             await self.change.prepare(self.t)
             lifecycle.end_iteration()
@@ -296,7 +296,7 @@ class TrainingLoop:
                     await self._stop()
                 if self.lifecycle.must_hand_off():
                     self._emit_progress()
-                    await self._hand_off()
+                    await self._hand_off(evaluated=not self.spec.evaluates_at(self.t))
         if not self.policy.exact:
             while self._may_apply() and await self.collective.poll(self.status.applied):
                 await self._apply()
