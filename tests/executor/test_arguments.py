@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -55,6 +56,21 @@ def test_every_kind_that_is_repeated_within_items_arguments_and_options(value):
         found = list(executor.map(same, [repeated] * 5, range(5)))
         assert found == [(type(repeated).__name__, n) for n in range(5)]
         assert len(stored(executor)) == (0 if value is Ellipsis else 1)
+
+
+@pytest.mark.parametrize("beside", [None, object])
+def test_what_was_pickled_is_released_without_the_garbage_collector(beside):
+    gc.collect()
+    gc.disable()
+    try:
+        value = np.zeros(100_000)
+        made = ArgumentPickler("p/", WeakValueDictionary(), what="x").pickled((value, beside))
+        left = [weakref.ref(value), *map(weakref.ref, made.objects.values())]
+        assert len(left) == 2
+        del value, made
+        assert [each() for each in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_arrays_within_items_are_apart_wherever_they_are():

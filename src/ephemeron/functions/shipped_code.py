@@ -114,11 +114,29 @@ def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
         JobError: it cannot be pickled.
         MissingExtra: cloudpickle is not installed, and the value needs it.
     """
-    kind: type[pickle.Pickler] = pickle.Pickler
-    if _is_plain(value):
-        if apart is None:
-            return pickle.dumps(value, protocol=PROTOCOL)
-    else:
+    is_plain = _is_plain(value)
+    if is_plain and apart is None:
+        return pickle.dumps(value, protocol=PROTOCOL)
+    kind = _pickler(by_value=not is_plain, is_apart=apart is not None)
+    try:
+        with guarded():
+            file = io.BytesIO()
+            pickler = kind(file, protocol=PROTOCOL)
+            if apart is not None:
+                pickler.apart = apart
+            pickler.dump(value)
+    except Exception as e:  # any error of a user's object when it is pickled
+        raise JobError(
+            f"{what} cannot be sent to a function: {line_of(e)}",
+            remedy="open files, connections and locks inside the function that runs there",
+        ) from e
+    return file.getvalue()
+
+
+@functools.cache  # a class of each call would keep what was pickled until the garbage collector finds it
+def _pickler(*, by_value: bool, is_apart: bool) -> type[Any]:
+    kind: type[Any] = pickle.Pickler
+    if by_value:
         try:
             import cloudpickle
         except ModuleNotFoundError:
@@ -126,18 +144,7 @@ def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
         kind = type(
             "ByValue", (cloudpickle.Pickler,), {"reducer_override": _reduced_by(cloudpickle.Pickler.reducer_override)}
         )
-    if apart is not None:
-        kind = type("Apart", (kind,), {"persistent_id": lambda self, part: apart(part)})
-    try:
-        with guarded():
-            file = io.BytesIO()
-            kind(file, protocol=PROTOCOL).dump(value)
-    except Exception as e:  # any error of a user's object when it is pickled
-        raise JobError(
-            f"{what} cannot be sent to a function: {line_of(e)}",
-            remedy="open files, connections and locks inside the function that runs there",
-        ) from e
-    return file.getvalue()
+    return type("Apart", (kind,), {"persistent_id": lambda self, part: self.apart(part)}) if is_apart else kind
 
 
 def _reduced_by(otherwise: Callable[[Any, object], Any]) -> Callable[[Any, object], Any]:
