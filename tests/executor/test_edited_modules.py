@@ -122,3 +122,18 @@ def test_a_warm_function_runs_the_reloaded_module(module):
         module("warm_one", "def f(): return 3\n", load=False)
         assert pool.submit(one.f).result(120) == one.f() == 2
         assert pool.bill().invocations == 1
+
+
+def test_an_environment_within_the_folder_is_not_looked_at(module, tmp_path, monkeypatch, caplog):
+    from ephemeron.config import imported_sources
+
+    module("edited_with_environment", "def f(): return 1\n")
+    environment = module("edited_installed", "def g(): return 1\n")
+    path = tmp_path / "mods" / ".venv" / "lib" / "edited_installed.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("def g(): return 2\n")
+    monkeypatch.setattr(environment, "__file__", str(path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(path.parent))
+    assert imported_sources.edited_since(tmp_path / "mods") == {}
+    assert str(path) not in imported_sources._seen
+    assert "seems to have changed" not in caplog.text

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from ephemeron.config.module_folders import is_installed
+
 _log = logging.getLogger(__name__)
 
 _seen: dict[str, tuple[ModuleSpec, bytes]] = {}
@@ -31,7 +33,7 @@ def edited_since(folder: Path) -> dict[Path, bytes]:
         if name == "__main__" or spec is None or type(spec.loader) is not SourceFileLoader or not file:
             continue
         path = os.path.realpath(file)
-        if not path.startswith(inside):
+        if not path.startswith(inside) or is_installed(module):  # an environment is not sent, wherever it is
             continue
         try:
             now = Path(path).read_bytes()
