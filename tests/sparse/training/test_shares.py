@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ephemeron.errors import FunctionFailed, FunctionLost, RunFailed, TaskFailed
+from ephemeron.errors import FunctionFailed, FunctionLost, RunFailed, ServiceUnreachable, TaskFailed
 from ephemeron.functions import simulation
+from ephemeron.functions.base import Outcome
+from ephemeron.sparse.job.driving import _error_of
 from ephemeron.sparse.training.part import Part, PartReport
 from ephemeron.sparse.training.shares import MOST_LOSSES, Shares, ShareWatcher
+from ephemeron.user_code import failure
 
 
 class NoStore:
@@ -83,6 +87,17 @@ def test_what_the_world_does_is_tried_again_and_not_for_ever(error: Exception) -
     started, failed, _ = ended(error)
     assert started == MOST_LOSSES + 1
     assert "without a step" in str(failed)
+
+
+@pytest.mark.parametrize("error", [ServiceUnreachable("shard 0 does not answer"), ValueError("no")])
+def test_a_function_of_a_run_is_told_by_its_error_and_not_by_the_end_of_its_traceback(error: Exception) -> None:
+    error.add_note("as a note says")
+    outcome = Outcome(status="error", error="\n".join(failure(error)))
+    part: Any = SimpleNamespace(rank=0, attempt=0)
+    told = _error_of(outcome, part)
+    assert type(error).__name__ in str(told)
+    started, _, _ = ended(told, DONE)
+    assert started == (1 if isinstance(error, ValueError) else 2)
 
 
 def test_functions_that_hand_over_without_a_step_use_up_the_same_budget() -> None:

@@ -27,6 +27,7 @@ from ephemeron.data.tables import TableDataset
 from ephemeron.errors import (
     ChannelError,
     EphemeronError,
+    FunctionError,
     FunctionFailed,
     FunctionLost,
     JobError,
@@ -46,7 +47,7 @@ from ephemeron.events import (
     StoreRequests,
     Traffic,
 )
-from ephemeron.functions.base import Call, Platform, Reason
+from ephemeron.functions.base import Call, Outcome, Platform, Reason
 from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.sparse.job.evaluation import Evaluations, read
 from ephemeron.sparse.job.function import ENTRY, SparsePartRequest
@@ -141,6 +142,16 @@ async def _clear(channel: Channel, store: str) -> None:
     with contextlib.suppress(ChannelError):
         await channel.delete(await channel.list(f"{store}/"))
         channel.discard_staged(f"{store}/")
+
+
+def _error_of(outcome: Outcome, part: Part) -> FunctionError:
+    """What a function without a report has ended with."""
+    lines = outcome.error.strip().splitlines() or [outcome.status.replace("_", " ")]
+    if (
+        outcome.status == "error"
+    ):  # the error's line, then its traceback, which names the class otherwise and may end in a note
+        return FunctionFailed(lines[0], rank=part.rank, attempt=part.attempt)
+    return FunctionLost(lines[-1], rank=part.rank, attempt=part.attempt)
 
 
 class SparseDriver(ShareWatcher):
@@ -342,10 +353,7 @@ class SparseDriver(ShareWatcher):
             raise asyncio.CancelledError
         value = outcome.value
         if outcome.status != "ok" or value.get("outcome") == "fenced":
-            text = outcome.error.strip().rpartition("\n")[2] or outcome.status.replace("_", " ")
-            raise (FunctionFailed if outcome.status == "error" else FunctionLost)(
-                text, rank=part.rank, attempt=part.attempt
-            )
+            raise _error_of(outcome, part)
         if value.get("outcome") == "refused":
             raise JobError(str(value["problem"]), remedy=str(value["remedy"]) or None)
         return build(PartReport, value["report"], where="report of a function")
