@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.object_store import ObjectsChannel
+from ephemeron.errors import ChannelUnreachable
 from ephemeron.executor import FunctionExecutor
 from ephemeron.executor.drivers import owned
 from ephemeron.training.driver import run_dir
@@ -155,6 +157,58 @@ def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
     left = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
     assert left >= {"x", "b"}, "of others"
     assert "spec" not in left, "of the run"
+
+
+def test_files_that_vanish_while_they_are_counted(full, monkeypatch):
+    file(full / "sessions" / "aa" / "gone", 5)
+    lstat = Path.lstat
+
+    def racing(path):
+        if path.name == "gone":
+            raise FileNotFoundError(path)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", racing)
+    assert listed()["session", "aa"]["nbytes"] == 30
+
+
+def test_an_executor_whose_channel_fails_when_it_is_cleaned_keeps_the_address_of_its_objects(
+    home, tmp_path, monkeypatch
+):
+    address = (tmp_path / "store").as_uri()
+    folder = home / "tasks" / "map-0101-010203-abcd"
+    folder.mkdir(parents=True)
+    (folder / "client.json").write_text(json.dumps({"address": address}))
+
+    async def put():
+        async with open_channel(address) as channel:
+            await channel.put("map-0101-010203-abcd.work/b", [b"1"])
+
+    asyncio.run(put())
+
+    async def fails(self, keys):
+        raise ChannelUnreachable("no answer", key="")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectsChannel, "delete", fails)
+        done = clean("--all", "--yes")
+        assert done.exit_code == 1
+        assert "not deleted: executor map-0101-010203-abcd" in done.output
+    assert (folder / "client.json").exists()
+    assert clean("--all", "--yes").exit_code == 0
+    assert not folder.exists()
+
+
+def test_what_is_used_again_before_the_answer_stays(full, monkeypatch):
+    def answered(*arguments, **more):
+        os.utime(full / "sessions" / "aa" / "log")
+        return True
+
+    monkeypatch.setattr("click.confirm", answered)
+    done = clean("--all")
+    assert "session aa: it is new, or in use" in done.output
+    assert (full / "sessions" / "aa" / "log").exists()
+    assert not (full / "profiling" / "p-1").exists()
 
 
 def test_a_dry_run_of_a_run_deletes_nothing(home, tmp_path):

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
-from ephemeron.config.paths import datasets_store, home
+from ephemeron.config.paths import bytes_below, datasets_store, home, statuses
 from ephemeron.errors import EphemeronError
 from ephemeron.executor import remains as executors
 from ephemeron.executor.drivers import OWNER
@@ -77,7 +77,7 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
         *_programs(root / "programs"),
     ]
     found += [
-        Item(kind="study", name=p.name, place=str(p), nbytes=_bytes_of(p), owner="you", kept="results")
+        Item(kind="study", name=p.name, place=str(p), nbytes=bytes_below(p), owner="you", kept="results")
         for p in _folders(root / "studies")
     ]
     found += _matrices(None)
@@ -105,6 +105,10 @@ def remove(items: Collection[Item]) -> list[str]:
             if item.kind == "staging":
                 for each in _staged(item.place, item.name):
                     each.unlink(missing_ok=True)
+            elif (path / executors.CLAIM).exists():  # which has the address of its objects
+                problems.append(f"{item.kind} {item.name}: its channel fails, or it is in use now")
+            elif path.is_dir() and (busy := _busy(path)):
+                problems.append(f"{item.kind} {item.name}: {busy}")
             elif path.is_dir():
                 shutil.rmtree(path)
         except OSError as e:
@@ -134,7 +138,7 @@ def _executors(folder: Path) -> Iterator[Item]:
     for path in _folders(folder):
         one = claimed.get(path)
         yield Item(
-            kind="executor", name=path.name, place=str(path), nbytes=_bytes_of(path) if one is None else one.nbytes,
+            kind="executor", name=path.name, place=str(path), nbytes=bytes_below(path) if one is None else one.nbytes,
             objects=0 if one is None else one.objects, owner=(_busy(path) if one is None else one.running) or "nobody",
             kept=_busy(path) if one is None else one.running or one.problem,
         )  # fmt: skip
@@ -144,7 +148,7 @@ def _scratch(folder: Path, kind: str) -> Iterator[Item]:
     for path in _folders(folder):
         busy = _busy(path)
         yield Item(
-            kind=kind, name=path.name, place=str(path), nbytes=_bytes_of(path), owner=busy or "nobody", kept=busy
+            kind=kind, name=path.name, place=str(path), nbytes=bytes_below(path), owner=busy or "nobody", kept=busy
         )
 
 
@@ -156,7 +160,7 @@ def _programs(folder: Path) -> Iterator[Item]:
     for path in _folders(folder):
         user = next((f"run {run}" for run, text in texts if path.name in text), "")
         yield Item(
-            kind="program", name=path.name, place=str(path), nbytes=_bytes_of(path), owner=user or "nobody",
+            kind="program", name=path.name, place=str(path), nbytes=bytes_below(path), owner=user or "nobody",
             kept=user or _busy(path),
         )  # fmt: skip
 
@@ -235,7 +239,9 @@ def _whole(path: Path, why: str) -> Item:
 
         lives = ManagedProcess("coordinator", path, "").alive
         owner, why = ("its processes", "it runs") if lives else ("you", "settings and cache of a data service")
-    return Item(kind=path.name, name="", place=str(path), nbytes=_bytes_of(path), owner=owner, kept=why or "not known")
+    return Item(
+        kind=path.name, name="", place=str(path), nbytes=bytes_below(path), owner=owner, kept=why or "not known"
+    )
 
 
 def _busy(path: Path) -> str:
@@ -245,13 +251,9 @@ def _busy(path: Path) -> str:
         return "its functions run"
     if (path / OWNER).exists():
         return ""
-    changed = max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
+    changed = max((status.st_mtime for _, status in statuses(path)), default=0.0)
     return "it is new, or in use" if time.time() - changed < _YOUNG_S else ""
 
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-
-
-def _bytes_of(path: Path) -> int:
-    return sum(p.lstat().st_size for p in (path, *path.rglob("*")) if not p.is_dir())

@@ -5,7 +5,10 @@ A function of this machine has a home and a working folder of its own, so a path
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -40,6 +43,23 @@ def folder_of(url: str) -> Path:
         whole = Path(unquote(url.partition("://")[2])).absolute().as_uri()
         raise JobError(f"{url} is not a folder on this machine", remedy=f"write {whole}, if that is meant")
     return Path(unquote(parts.path))
+
+
+def statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """A folder, and all files and folders below it with their statuses, as far as they are still there; links are not followed."""
+    for root, _, files in os.walk(folder):
+        for path in (Path(root), *(Path(root, name) for name in files)):
+            with contextlib.suppress(OSError):  # whoever uses the folder has removed it since
+                yield path, path.lstat()
+
+
+def bytes_below(folder: Path, *, without: Path | None = None) -> int:
+    """Size of the files below a folder, except those below another one."""
+    return sum(
+        status.st_size
+        for path, status in statuses(folder)
+        if not stat.S_ISDIR(status.st_mode) and (without is None or not path.is_relative_to(without))
+    )
 
 
 def datasets_store() -> str:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.config.paths import bytes_below
 from ephemeron.errors import EphemeronError
 from ephemeron.functions.local import is_hosted
 
 _log = logging.getLogger(__name__)
 
-_CLAIM = "client.json"
+CLAIM = "client.json"
 """Address of the channel; locked by the kernel while the client lives, and removed when it ends."""
 
 
@@ -54,7 +55,7 @@ class ExecutorRemains:
 @contextmanager
 def claimed(folder: Path, address: str) -> Iterator[None]:
     """Marks the folder of an executor as used by this process."""
-    path = folder / _CLAIM
+    path = folder / CLAIM
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump({"address": address}, file)
@@ -70,7 +71,7 @@ async def find_remains(folders: Path) -> list[ExecutorRemains]:
         folders: of all executors: `tasks` in the home folder.
     """
     found = []
-    for path in sorted(folders.glob(f"*/{_CLAIM}")):
+    for path in sorted(folders.glob(f"*/{CLAIM}")):
         with contextlib.suppress(OSError, ValueError, KeyError), path.open() as file:
             found.append(await _found(path.parent, str(json.load(file)["address"]), _user(path.parent, file.fileno())))
     return found
@@ -83,7 +84,7 @@ async def remove_remains(folders: Path) -> list[ExecutorRemains]:
         folders: see `find_remains`.
     """
     gone = []
-    for path in sorted(folders.glob(f"*/{_CLAIM}")):
+    for path in sorted(folders.glob(f"*/{CLAIM}")):
         with contextlib.suppress(OSError, ValueError, KeyError, EphemeronError), path.open() as file:
             if _user(path.parent, file.fileno(), keep=True):
                 continue
@@ -124,10 +125,9 @@ async def _found(folder: Path, address: str, user: str) -> ExecutorRemains:
                 )  # fmt: skip
         except EphemeronError as e:
             problem = str(e)
-    nbytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     return ExecutorRemains(
         run=folder.name, folder=folder, address=address, objects=len(sizes), object_bytes=sum(sizes.values()),
-        folder_bytes=nbytes, running=user, problem=problem,
+        folder_bytes=bytes_below(folder), running=user, problem=problem,
     )  # fmt: skip
 
 

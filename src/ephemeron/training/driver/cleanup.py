@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ephemeron import blocking
 from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.config.paths import bytes_below
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.functions.async_invoke.records import calls_prefix
 from ephemeron.training.driver.records import read_record
@@ -101,7 +102,7 @@ async def _look(folder: RunFolder) -> RemainingObjects:
             _log.warning("objects of run %s cannot be listed: %s", folder.run_id, problem)
     return RemainingObjects(
         folder=folder, status=status_of(folder), address=address, keys=tuple(found), nbytes=sum(found.values()),
-        folder_bytes=_bytes_of(folder), problem=problem,
+        folder_bytes=bytes_below(folder.path, without=folder.objects), problem=problem,
     )  # fmt: skip
 
 
@@ -120,8 +121,3 @@ async def _delete(leftover: RemainingObjects) -> None:
     async with open_channel(leftover.address) as channel:
         await channel.delete(leftover.keys)
         channel.discard_staged(f"{leftover.folder.run_id}/")
-
-
-def _bytes_of(folder: RunFolder) -> int:
-    mine = (p for p in folder.path.rglob("*") if p.is_file() and not p.is_relative_to(folder.objects))
-    return sum(path.stat().st_size for path in mine)
