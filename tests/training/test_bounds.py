@@ -201,6 +201,25 @@ def test_a_budget_is_used_and_not_exceeded(how):
     assert run.of(RunEnded)[-1].causes == [cause]
 
 
+@pytest.mark.parametrize("kind", ["budget", "time limit"])
+def test_limits_stop_a_run_whose_ranks_hear_nothing_of_each_other(kind):
+    """Updates of an asynchronous parameter server have no flags: such a run went on to its end."""
+    how = {
+        "samples": 4 * 16 * 60,
+        "epochs": 1,
+        "workers": 4,
+        "world": QUICK,
+        "pattern": "parameter-server",
+        "sync": "asp",
+    }
+    whole = synthetic(**how).trigger.ledger
+    budget, seconds = 0.5 * whole.cost_usd(whole.ended_at), 0.5 * whole.ended_at
+    run = synthetic(**({"budget_usd": budget} if kind == "budget" else {"time_limit_s": seconds}), **how)
+    assert run.ending.status == "stopped"
+    assert f"the {kind} of" in run.ending.causes[0]
+    assert run.trigger.ledger.ended_at < 0.9 * whole.ended_at
+
+
 def test_a_time_limit_is_the_reason_of_a_stop():
     run = synthetic(samples=6400, time_limit_s=20.0)
     assert run.ending.status == "stopped"

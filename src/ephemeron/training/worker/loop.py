@@ -211,7 +211,7 @@ class TrainingLoop:
                 await self._evaluate()
             if self.t == self.iterations:
                 break
-            if self._stops_now() or (self.collective.self_paced and lifecycle.stop_requested):
+            if self._stops_now() or await self._stops_alone():
                 await self._stop()
             if self.change.begins_at(self.t):
                 await self._end_generation()
@@ -303,6 +303,14 @@ class TrainingLoop:
 
     def _stops_now(self) -> bool:
         return self.stops_at is not None and self.t >= self.stops_at
+
+    async def _stops_alone(self) -> bool:
+        """Whether this rank stops for itself: contributions to an asynchronous server tell others nothing, and all watch what is asked."""
+        lifecycle = self.lifecycle
+        if self.collective.self_paced and lifecycle.over_limits() and not lifecycle.stop_requested:
+            await lifecycle.channel.put(lifecycle.keys.control, [encode_control(StopRequest())])
+            lifecycle.stop_requested = True
+        return self.collective.self_paced and lifecycle.stop_requested
 
     def _must_end(self) -> bool:
         """Whether the run, or this generation, ends before iteration `t`."""
