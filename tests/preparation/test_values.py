@@ -179,6 +179,16 @@ def test_what_float64_does_not_hold_is_no_number():
     assert (codes.tolist(), texts) == ([0, 1, 0, -1, 0, 1], ["1", "true"])
 
 
+def test_lists_of_numbers_are_converted_at_once(monkeypatch):
+    def one(value):
+        raise AssertionError(f"{value} is looked at by itself")
+
+    monkeypatch.setattr("ephemeron.preparation.values.number", one)
+    found, wrong = floats([0.5, None, 3, True, float("nan")])
+    np.testing.assert_array_equal(found, [0.5, np.nan, 3, 1, np.nan])
+    assert wrong == {}
+
+
 def test_a_refusal_names_column_and_row(tmp_path):
     pipeline = Pipeline([FeatureHasher(n_features=8)]).fit({"x": [1.0, 2.0], "u": ["a", "b"]})
 
