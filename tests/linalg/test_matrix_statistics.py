@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -187,8 +188,11 @@ def test_the_command_tells_warnings(tmp_path):
 
 def test_matrices_are_not_compared(stored):
     a = stored(A)
-    for other in (a, A, 1.0):
+    for one, other in [
+        *itertools.product((a, BigVector(stored(A[:, :1]))), (a, A, 1.0)),
+        (A[:, 0], BigVector(stored(A[:, :1]))),
+    ]:
         with pytest.raises(JobError, match=r"matrices cannot be compared with ==; compare to_numpy\(\), or use norm"):
-            a == other  # noqa: B015
+            one == other  # noqa: B015
     assert a != None  # noqa: E711
     assert len({a, a}) == 1

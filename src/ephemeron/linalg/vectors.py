@@ -84,6 +84,9 @@ class BigVector:
 
     __array_ufunc__ = None  # arrays leave operators with vectors to these methods
 
+    __eq__ = BigMatrix.__eq__
+    __hash__ = BigMatrix.__hash__
+
     def __len__(self) -> int:
         return self.size
 
