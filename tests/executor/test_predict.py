@@ -92,6 +92,17 @@ def test_none_is_told_and_rows_of_several_lengths_are_named(caplog):
         predicting._joined([{"y": np.zeros((2, 2))}, {"y": np.zeros((1, 3))}])
 
 
+def test_a_language_model_keeps_its_logits_where_it_returns_a_cache_too(caplog):
+    class Cache:
+        pass
+
+    found = predicting.tried(Direct(form=lambda y: {"logits": y, "past_key_values": Cache()}), {"x": X})
+    assert found({"x": X}).keys() == {"logits"}
+    assert "the model gives Cache as past_key_values, which is left out" in caplog.text
+    with pytest.raises(JobError, match="the model returned Cache, not tensors"):
+        predicting.tried(Direct(form=lambda y: Cache()), {"x": X})
+
+
 class Squeezing(ephemeron.Task):
     """Its outputs lose the axis of a single sample."""
 

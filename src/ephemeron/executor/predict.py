@@ -138,7 +138,7 @@ def _arrays(value: Any) -> Outputs:
     Raises:
         JobError: a leaf is no array of numbers, or there are none.
     """
-    found = {name: _array(name, leaf) for name, leaf in _leaves(RESULT, value, top=True) if leaf is not None}
+    found = {name: _array(name, leaf) for name, leaf in _leaves(RESULT, value, top=True) if not _is_left_out(leaf)}
     if not found:
         raise JobError(f"the model returned {type(value).__name__}, not tensors", remedy="give its task a predict_step")
     return found
@@ -159,6 +159,11 @@ def _leaves(name: str, value: Any, *, top: bool = False) -> Iterator[tuple[str, 
         return
     for key, each in inner.items():
         yield from _leaves((key if isinstance(key, str) else f"{RESULT}{key}") if top else f"{name}.{key}", each)
+
+
+def _is_left_out(leaf: Any) -> bool:
+    """Whether an output is nothing, or an object that is no value of a sample, such as a language model's cache of keys and values."""
+    return not isinstance(leaf, (str, bytes, list, tuple, int, float, complex)) and not hasattr(leaf, "__array__")
 
 
 def _array(name: str, leaf: Any) -> np.ndarray:
@@ -218,7 +223,7 @@ def predict(
 
     Returns:
         Arrays by name, with a row for each sample: `y`, or the names of a tuple (`y0`, `y1`), mapping or dataclass; those within others are
-        `y1.0`. What is None is left out.
+        `y1.0`. What is None, or an object such as a cache, is left out, and a warning names it.
 
     Raises:
         UserError: inputs, options, the run or an output of its model are refused; nothing was started.
@@ -287,8 +292,12 @@ def tried(
                     else f"output {name} of the model is there for 2 samples, and not for 3",
                     remedy="give the task a predict_step(model, batch) that pads it to one length",
                 )
-        if absent := [name for name, leaf in _leaves(RESULT, returned[-1], top=True) if leaf is None]:
-            _log.warning("the model gives None as %s, which is left out", ", ".join(absent))
+        kinds: dict[str, list[str]] = {}
+        for name, leaf in _leaves(RESULT, returned[-1], top=True):
+            if _is_left_out(leaf):
+                kinds.setdefault("None" if leaf is None else type(leaf).__name__, []).append(name)
+        for kind, names in kinds.items():
+            _log.warning("the model gives %s as %s, which is left out", kind, ", ".join(names))
         if on_trial is not None:
             on_trial(of_two)
         return replace(predictor, pads=not _is_plain_for_one(predictor, model, some(1), of_two))
