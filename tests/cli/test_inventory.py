@@ -30,10 +30,10 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def file(path: Path, nbytes: int, *, age_s: float = OLD) -> Path:
+def file(path: Path, nbytes: int, *, age_s: float = OLD, head: bytes = b"") -> Path:
     """A file, and its folders, which have not changed for a while."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(bytes(nbytes))
+    path.write_bytes(head.ljust(nbytes, b"\0"))
     for each in (path, path.parent):
         os.utime(each, (time.time() - age_s,) * 2)
     return path
@@ -57,6 +57,8 @@ def full(home):
     run.write("run.json", {"run_id": "mine", "platform": "local", "address": run.objects.resolve().as_uri()})
     run.write("result.json", {"status": "finished"})
     run.write("job.json", {"code": [str(home / "programs" / "used")]})
+    file(home / "programs" / "studied" / "a.py", 10)
+    file(home / "studies" / "s" / "study.toml", 250, head=str(home / "programs" / "studied").encode())
     for path, nbytes in {
         "programs/used/a.py": 10, "programs/unused/a.py": 20, "sessions/aa/log": 30, "profiling/p-1/log": 40, "studies/s/study.db": 50,
         "profiles/p.json": 60, "platforms/local.json": 70, "policies/x.json": 80, "data-service/settings.json": 90, "tasks/dead/log": 100,
@@ -76,11 +78,12 @@ def test_everything_is_listed_with_its_size_and_owner(full):
     }
     assert sizes == {
         ("executor", "dead"): 100, ("session", "aa"): 30, ("profile run", "p-1"): 40, ("program", "used"): 10, ("program", "unused"): 20,
-        ("study", "s"): 50, ("profiles", ""): 60, ("platforms", ""): 70, ("policies", ""): 80, ("data-service", ""): 90,
+        ("program", "studied"): 10, ("study", "s"): 300, ("profiles", ""): 60, ("platforms", ""): 70, ("policies", ""): 80, ("data-service", ""): 90,
         ("datasets-store", ""): 130, ("mine", ""): 140,
     }  # fmt: skip
     assert found["run", "mine"]["owner"] == "nobody, it is finished"
     assert found["program", "used"]["owner"] == "run mine"
+    assert found["program", "studied"]["owner"] == "study s"
     assert found["matrix", "mine"]["kept"] == "named"
     total = sum(p.stat().st_size for p in full.rglob("*") if p.is_file())
     assert sum(item["nbytes"] for item in found.values()) == total
@@ -144,8 +147,9 @@ def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
     run = run_dir.create("mine")
     run.write("run.json", {"run_id": "mine", "platform": "local", "address": address})
     run.write("result.json", {"status": "stopped"})
-    staged = file(tmp_path / "store" / "theirs" / "y#1", 9)
-    young = file(tmp_path / "store" / "theirs" / "z#1", 9, age_s=0)
+    staged = file(tmp_path / "store" / "theirs" / "y#1", 9, head=b"EPHMSIG1")
+    young = file(tmp_path / "store" / "theirs" / "z#1", 9, age_s=0, head=b"EPHM")
+    users = file(tmp_path / "store" / "notes" / "task#12", 9, head=b"text")
     found = listed("--store", address)
     assert found["run", "mine"]["objects"] == 2
     assert found["executor", "map-0101-010203-abcd"]["owner"] == "not known here"
@@ -154,6 +158,7 @@ def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
     assert done.exit_code == 0, done.output
     assert not staged.exists()
     assert young.exists()
+    assert users.exists(), "a file of the user's that is called so"
     left = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
     assert left >= {"x", "b"}, "of others"
     assert "spec" not in left, "of the run"

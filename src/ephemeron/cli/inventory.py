@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlparse
 from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.communication.object_frame import MAGIC
 from ephemeron.config.paths import bytes_below, datasets_store, home, statuses
 from ephemeron.errors import EphemeronError
 from ephemeron.executor import remains as executors
@@ -154,11 +155,14 @@ def _scratch(folder: Path, kind: str) -> Iterator[Item]:
 
 def _programs(folder: Path) -> Iterator[Item]:
     """Code that was sent by value. A run that is resumed reads it again."""
-    texts = [
-        (f.run_id, "".join(p.read_text(errors="replace") for p in f.path.glob("*.json"))) for f in run_dir.all_runs()
-    ]
+    folders = {f"run {f.run_id}": f.path for f in run_dir.all_runs()}
+    folders |= {f"study {p.name}": p for p in _folders(home() / "studies")}
+    texts = {
+        user: "".join(p.read_text(errors="replace") for kind in ("*.json", "*.toml") for p in path.glob(kind))
+        for user, path in folders.items()
+    }
     for path in _folders(folder):
-        user = next((f"run {run}" for run, text in texts if path.name in text), "")
+        user = next((user for user, text in texts.items() if path.name in text), "")
         yield Item(
             kind="program", name=path.name, place=str(path), nbytes=bytes_below(path), owner=user or "nobody",
             kept=user or _busy(path),
@@ -223,13 +227,21 @@ def _in_store(address: str) -> Iterator[Item]:
 
 
 def _staged(address: str, name: str) -> list[Path]:
-    """Files that puts into a folder have begun and not ended."""
+    """Files that puts of ours into a folder have begun and not ended. Others may have such names, too: they begin otherwise."""
     if not address.startswith("file:"):
         return []
     files = Path(unquote(urlparse(address).path)).rglob("*#*")
-    return [
-        p for p in files if p.is_file() and _STAGED.fullmatch(p.name) and time.time() - p.stat().st_mtime > _YOUNG_S
-    ]
+    old = (p for p in files if p.is_file() and _STAGED.fullmatch(p.name) and time.time() - p.stat().st_mtime > _YOUNG_S)
+    return [p for p in old if _begins_as_ours(p)]
+
+
+def _begins_as_ours(path: Path) -> bool:
+    """Whether a file is empty, or begins as our objects do, signed or not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) in (b"", MAGIC)
+    except OSError:
+        return False
 
 
 def _whole(path: Path, why: str) -> Item:
