@@ -52,7 +52,7 @@ PROGRAMS = [
     ("resnet-plateau", "resnet:Digits", ("sklearn",), 5, {"loss", "accuracy"}),
     ("gan", "gan:Ring", (), 20, {"loss", "radius"}),
     ("lora", "lora:task", ("peft", "datasets"), 2, {"loss"}),
-    ("tabular", "tabular:Diabetes", ("sklearn",), 10, {"loss", "mae", "rmse"}),
+    ("tabular", "tabular:Diabetes", ("sklearn",), 10, {"loss", "mae", "mse", "rmse"}),
     (
         "lightning", "lightning:module:Classifier,module:Digits", ("lightning", "sklearn"), 2,
         {"loss", "val_loss", "val_acc"},
