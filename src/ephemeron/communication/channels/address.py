@@ -30,6 +30,12 @@ def store_address(address: str) -> str:
     return "folder" if address == "direct" else address.removeprefix(DIRECT)
 
 
+def check_channel(address: str) -> None:
+    """Refuses an address that a run cannot use: `check_address`, but that a run may start a parameter server of its own."""
+    if address != "parameter_server":
+        check_address(address)
+
+
 def check_address(address: str) -> None:
     """Refuses an address that says by itself that it cannot be opened.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from ephemeron.communication.channels import public_address
-from ephemeron.communication.channels.address import check_address
+from ephemeron.communication.channels.address import check_channel
 from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, PlanInfeasible
@@ -88,7 +88,7 @@ def dry_run(job: Job, configuration: Configuration, *, limits: Limits, prices: P
         JobError: what `train` would refuse, or the steps fail, differ when they are repeated, or cannot be restored.
         PlanInfeasible: the steps need more than a function's quota.
     """
-    check_address(configuration.store)
+    check_channel(configuration.store)
     public, _ = public_address(configuration.store)
     configuration = dataclasses.replace(configuration, channel=public)
     prepared = prepare(job, configuration, run_id=RUN, limits=limits, prices=prices)

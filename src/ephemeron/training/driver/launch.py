@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.communication.channels import public_address
-from ephemeron.communication.channels.address import check_address
+from ephemeron.communication.channels.address import check_channel
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.keys import Keys
@@ -240,7 +240,7 @@ def admitted(
     job: Job, c: Configuration, cloud: Settings | Sequence[Settings] | None
 ) -> tuple[Configuration, Settings | None, dict[str, str], Limits, float]:
     """Configuration as the platform admits it, the cloud's settings, secrets of the channel, limits, and seconds of a cold start."""
-    check_address(c.channel)
+    check_channel(c.channel)
     public, secrets = public_address(c.channel)
     c = dataclasses.replace(c, channel=public)
     if c.platform in CLOUDS:
