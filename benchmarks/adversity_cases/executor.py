@@ -315,7 +315,8 @@ def remains() -> None:
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(100))
-        os.utime(path.parent, (old, old))
+        for each in (path, path.parent):
+            os.utime(each, (old, old))
     listed = [
         json.loads(line)
         for line in CliRunner().invoke(main, ["runs", "clean", "--dry-run", "--json"]).stdout.splitlines()
