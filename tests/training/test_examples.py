@@ -106,3 +106,18 @@ def test_the_first_command_of_the_readme_prints_what_it_shows(home, capfd, monke
         accuracy = re.search(r"^finished .* accuracy ([\d.]+)$", text, re.MULTILINE)
         assert accuracy is not None
         assert float(accuracy[1]) > 0.98
+
+
+@pytest.mark.slow
+def test_the_plans_of_the_readme_are_those_of_the_profile_beside_the_job(home, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = EXAMPLES / "superresolution"
+    rows = re.findall(r"^\| (\d+) s \| (\d+ × [\d,]+ MB).* \| ([\d.]+ \w+) \| (\$[\d.]+) \|$", (EXAMPLES.parent / "README.md").read_text(), re.MULTILINE)  # fmt: skip
+    assert [row[0] for row in rows] == ["600", "120", "60"]
+    for deadline, functions, seconds, cost in rows:
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", str(folder / "job.toml"), "--profile", str(folder / "profile.json"), "--platform", "aws", "--deadline-s", deadline])  # fmt: skip
+        assert ended.value.code == 0
+        printed = capfd.readouterr().out
+        assert functions in printed
+        assert f"{seconds} for {cost}" in printed
