@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ephemeron import FunctionExecutor
 from ephemeron.communication.channels import open_channel
 from ephemeron.executor.remains import claimed, find_remains, remove_remains
 
@@ -77,3 +78,18 @@ def test_a_channel_that_does_not_answer_keeps_its_record(folders: Path) -> None:
 
     asyncio.run(scenario())
     assert folder.exists()
+
+
+@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", "store"])
+def test_simulated_executors_are_not_stopped_by_the_remains_of_others(
+    folders: Path, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Remains lie in channels of real time, which would wait for ever in virtual time."""
+    monkeypatch.setenv("EPHEMERON_HOME", str(folders.parent))
+    is_removed = address == "store"
+    folder = _left(folders, "map-1", (tmp_path / "store").as_uri() if is_removed else address)
+    with FunctionExecutor("simulated", progress=False) as pool:
+        for _ in range(3):
+            assert pool.submit(divmod, 7, 2).result(60) == (3, 1)
+        pool.shutdown()
+        assert folder.exists() is not is_removed

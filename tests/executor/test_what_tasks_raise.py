@@ -131,14 +131,16 @@ def test_functions_survive_what_tasks_raise():
     def own():
         raise type("Own", (BaseException,), {})("a")
 
-    for task in (cancelled, interrupted, own):
+    def quits():
+        raise SystemExit(3)
+
+    tasks = {"CancelledError": cancelled, "KeyboardInterrupt": interrupted, "Own": own, "SystemExit": quits}
+    for task in tasks.values():
         task.__module__ = "__main__"  # by value: functions do not have this module
     with FunctionExecutor("local", max_workers=1, retries=0) as pool:
-        futures = [pool.submit(task) for task in (cancelled, interrupted, own)]
-        quits, well = pool.submit("sys:exit", 3), pool.submit(divmod, 7, 2)
-        for future, name in zip(
-            [*futures, quits], ["CancelledError", "KeyboardInterrupt", "Own", "SystemExit"], strict=True
-        ):
+        futures = [pool.submit(task) for task in tasks.values()]
+        well = pool.submit(divmod, 7, 2)
+        for future, name in zip(futures, tasks, strict=True):
             with pytest.raises(TaskFailed, match=f"^{name}"):
                 future.result(120)
         assert well.result(120) == (3, 1)

@@ -121,6 +121,7 @@ class Driver(ABC):
         try:
             with logs.context(run=self._session.run):
                 self._run()
+                asyncio.run(remains.remove_remains(self._folder.parent))  # other executors' channels live in real time
         except BaseException as e:  # noqa: BLE001 - every future tells it
             if isinstance(e, OSError) and e.strerror:  # no room, no right to write, too many open files
                 e = PlatformError(f"the executor has failed: {e.strerror}{f' ({e.filename})' if e.filename else ''}")
@@ -134,7 +135,6 @@ class Driver(ABC):
         async with opened(self._options, run=self._session.run, folder=self._folder, secrets=self._secrets) as place:
             with remains.claimed(self._folder, place.address):
                 await self._session.live(place)
-            await remains.remove_remains(self._folder.parent)
 
 
 class LiveDriver(Driver):
