@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-slow test-all test-nightly lint types layers clean
+.PHONY: train test test-slow test-all test-times test-nightly lint types layers clean
 
 train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
@@ -23,6 +23,11 @@ test-slow: $(VENV)/test.stamp $(VENV)/emulator.stamp
 
 test-all: $(VENV)/test.stamp $(VENV)/emulator.stamp
 	$(BIN)/python -m pytest -n 4 --dist loadscope
+
+# Duration, CPU seconds, processes and memory of every test of both lanes (tests/measuring.py).
+test-times: $(VENV)/test.stamp $(VENV)/emulator.stamp
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow" --times tests/times/fast.json
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow --times tests/times/slow.json
 
 # Thirty small changes of the code that each break a guarantee: the tests have to notice every one.
 test-nightly: $(VENV)/test.stamp

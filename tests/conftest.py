@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bytecode import compile_ahead
+from measuring import Measuring
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
 # Thousands of processes are started here; without a cache each would compile all it imports once more.
@@ -55,6 +56,14 @@ LONGEST = (
     "sparse/job/test_clicks_notebook.py",
 )  # fmt: skip
 """Groups in the order in which they begin; all others follow. A long group that begins last keeps one process busy alone."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Measuring(config), "measuring")
 
 
 def group_of(nodeid: str) -> str:
