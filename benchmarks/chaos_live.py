@@ -416,7 +416,8 @@ def s3_server() -> Iterator[int]:
     """Port of moto's server, with the bucket of all schedules."""
     import urllib.request
 
-    from benchmarks.servers import answers_on, free_port
+    from benchmarks.servers import answers_on
+    from ephemeron.testing._emulation.ports import free_port
 
     port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ephemeron.testing._emulation.ports import free_port
+
 
 @dataclass(slots=True)
 class Server:
@@ -22,12 +24,6 @@ class Server:
         """Ends the process in any state."""
         self.process.kill()
         self.process.wait()
-
-
-def free_port() -> int:
-    """Unused port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def answers_on(port: int) -> bool:

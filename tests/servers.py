@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ephemeron.testing._emulation.ports import free_port
+
 
 @dataclass
 class ServerProcess:
@@ -25,11 +27,6 @@ class ServerProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str, limit_s: float = 180) -> None:

@@ -7,11 +7,11 @@ in a scratch folder beside a copy of the examples. What this machine cannot run 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -93,15 +93,7 @@ def ephemeron(command: str, env: dict[str, str]) -> None:
 def a_store(env: dict[str, str]) -> Iterator[dict[str, str]]:
     """The store that docs/sparse.md says how to start, at free ports."""
     Path("token").write_text("a token of these tests\n")
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-                break
-            except (OSError, OverflowError):
-                continue
-    words = ["sparse-store", "--listen", f"127.0.0.1:{port}", "--shards", "2", "--token-file", "token"]
+    words = ["sparse-store", "--listen", "127.0.0.1:0", "--shards", "2", "--token-file", "token"]
     command = [
         sys.executable,
         "-c",
@@ -114,8 +106,10 @@ def a_store(env: dict[str, str]) -> Iterator[dict[str, str]]:
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline(), "the store did not start"  # its addresses
-            yield {"7090": str(port), "7091": str(port + 1)}
+            line = process.stdout.readline()
+            assert line, "the store did not start"
+            ports = [address.rpartition(":")[2] for address in json.loads(line)["addresses"]]
+            yield dict(zip(("7090", "7091"), ports, strict=True))
         finally:
             process.terminate()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import socket
 import sys
 import threading
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from ephemeron.communication.channels.parameter_server import MemoryParameterSer
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
+from ephemeron.testing._emulation.ports import free_port
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_launch import matched_every, prepared_groups
 from ephemeron.training.driver.group_runs import members_of
@@ -98,9 +98,7 @@ class RecordingProxy:
     """Passes connections on to a port of this machine, and keeps every byte of both directions."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.behind = int(free.getsockname()[1])
+        self.behind = free_port()
         self.port, self._loop = 0, asyncio.new_event_loop()
         self.seen = bytearray()
         self._listening, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)

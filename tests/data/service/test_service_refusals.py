@@ -20,6 +20,7 @@ from ephemeron.data.service.messages import FlowRequest
 from ephemeron.data.service.protocol import DELETE_FLOW
 from ephemeron.data.service.timeouts import ServiceTimeouts
 from ephemeron.errors import JobError, LoadersLost, SampleFailed, ServiceRefused, ServiceUnreachable
+from ephemeron.testing._emulation.ports import free_port
 
 
 def picky(sample: tuple[Any, int]) -> tuple[Any, int]:
@@ -89,9 +90,7 @@ def stranger() -> Iterator[str]:
 
 
 def test_nobody_there(deaf: str, stranger: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        nobody = f"127.0.0.1:{sock.getsockname()[1]}"
-    for address in (nobody, deaf, stranger):
+    for address in (f"127.0.0.1:{free_port()}", deaf, stranger):
         with pytest.raises(ServiceUnreachable, match=f"no data service answers at {address}"):
             mixed().prepare_read(RemoteReader(address, token="t", timeout_s=0.3))
 

@@ -41,8 +41,9 @@ from ephemeron.functions.async_invoke.records import (
 from ephemeron.functions.aws.deploy.package import build_zip
 from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.base import Call
+from ephemeron.testing._emulation.ports import free_port
 from ephemeron.testing.lambda_service import LambdaService
-from servers import answers_on, free_port, wait_until
+from servers import answers_on, wait_until
 
 pytestmark = pytest.mark.slow
 

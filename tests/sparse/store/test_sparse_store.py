@@ -14,6 +14,7 @@ from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable, Token
 from ephemeron.sparse.store import SGD, AdaGrad, BlockingSparseStore, Compression, Initial, SparseStore, Sum
 from ephemeron.sparse.store.server import ShardServer
 from ephemeron.sparse.store.state import ShardState
+from ephemeron.testing._emulation.ports import free_port
 
 ROWS = 10_000
 
@@ -193,7 +194,7 @@ async def test_wrong_addresses_and_tokens() -> None:
     with pytest.raises(JobError, match="write HOST:PORT"):
         await SparseStore.connect(["here"], TOKEN)
     with pytest.raises(ServiceUnreachable, match=r"shard 0 of the sparse store at 127\.0\.0\.1"):
-        await SparseStore.connect([free_address()], TOKEN, connect_s=0.2)
+        await SparseStore.connect([f"127.0.0.1:{free_port()}"], TOKEN, connect_s=0.2)
 
 
 @on_loop
@@ -369,12 +370,6 @@ async def test_bytes_of_another_protocol_end_a_connection_and_nothing_else() -> 
             writer.close()
         assert (await store.read("w")).sum() == 0
         assert len(servers[0].connections) == 1
-
-
-def free_address() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
 @on_loop

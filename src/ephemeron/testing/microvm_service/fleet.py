@@ -34,21 +34,19 @@ class Fleet:
         memory_gb: quota of the account: baselines of all MicroVMs that are not terminated.
         variables: for every MicroVM.
         ahead: MicroVMs of each version that are started in advance, stopped once they are ready, as after a snapshot.
-        free_port: a port of loopback that is free.
         on_line: takes each line of their output, with the MicroVM's id.
     """
 
     def __init__(
         self, folder: Path, enforcement: Enforcement, *, memory_gb: float, variables: Mapping[str, str], ahead: int,
-        free_port: Callable[[], int], on_line: Callable[[str, str], None],
+        on_line: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self.faults, self.memory_gb = FaultConfig(), memory_gb
         self.all: dict[str, Microvm] = {}
         self.requests: list[Mapping[str, Any]] = []
         """Of all MicroVMs, in order."""
         self._folder, self._enforcement, self._variables = folder, enforcement, variables
-        self._free_port, self._on_line = free_port, on_line
-        self._ahead, self._stocking = ahead, asyncio.Lock()
+        self._on_line, self._ahead, self._stocking = on_line, ahead, asyncio.Lock()
         self._spares: dict[tuple[str, str], list[Microvm]] = {}
         self._by_token: dict[str, Microvm] = {}
         self._tasks = EmulatorTasks()
@@ -61,7 +59,7 @@ class Fleet:
         """A MicroVM that has not been started."""
         id = f"microvm-{uuid.uuid4()}"
         return Microvm(
-            id, arn, version, request, port=self._free_port(), folder=self._folder / f"vm-{next(_names)}",
+            id, arn, version, request, folder=self._folder / f"vm-{next(_names)}",
             enforcement=self._enforcement, variables=self._variables, on_line=lambda line: self._on_line(id, line),
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ import psutil
 from ephemeron.communication.rpc.http import Response, ask
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
+from ephemeron.testing._emulation.ports import ReservedPort
 from ephemeron.testing.microvm_service.images import BURST, ImageVersion
 
 HOOKS = "/aws/lambda-microvms/runtime/v1"
@@ -41,7 +42,6 @@ class Microvm:
         arn: of the image.
         version: of the image.
         request: of RunMicrovm; empty while an image is built.
-        port: that its hooks listen on.
         folder: for its files; removed in the end.
         enforcement: how limits are imposed on this machine.
         variables: of the service, for every MicroVM; the image's own come after them.
@@ -49,10 +49,13 @@ class Microvm:
     """
 
     def __init__(
-        self, id: str, arn: str, version: ImageVersion, request: Mapping[str, Any], *, port: int, folder: Path,
+        self, id: str, arn: str, version: ImageVersion, request: Mapping[str, Any], *, folder: Path,
         enforcement: Enforcement, variables: Mapping[str, str], on_line: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.id, self.arn, self.version, self.request, self.port = id, arn, version, request, port
+        self.id, self.arn, self.version, self.request = id, arn, version, request
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
+        """Where its hooks listen."""
         self.state, self.reason = "PENDING", ""
         self.started_at, self.terminated_at = time.time(), 0.0
         self.last_request = time.monotonic()
@@ -166,6 +169,7 @@ class Microvm:
         self.kill()
         if self._process is not None:
             await self._process.dispose()
+        self._reserved.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _tree(self) -> list[psutil.Process]:

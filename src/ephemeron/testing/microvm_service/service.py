@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import secrets
-import socket
 import time
 import uuid
 from collections import deque
@@ -102,7 +101,7 @@ class MicrovmService(EmulatedService):
             }
             self._fleet = Fleet(
                 self._folder / "microvms", self._enforcement, memory_gb=self._memory_gb, variables={**here, **self._variables},
-                ahead=self._ahead, free_port=_free_port, on_line=lambda id, line: self.output.append(f"{id} {line.rstrip()}"),
+                ahead=self._ahead, on_line=lambda id, line: self.output.append(f"{id} {line.rstrip()}"),
             )  # fmt: skip
         return self._fleet
 
@@ -355,11 +354,6 @@ def _ports(wanted: Mapping[str, Any]) -> range:
     if "range" in wanted:
         return range(wanted["range"]["startPort"], wanted["range"]["endPort"] + 1)
     return range(wanted["port"], wanted["port"] + 1)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def _from_s3(uri: str) -> bytes:

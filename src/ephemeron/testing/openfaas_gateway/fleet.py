@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -66,7 +65,7 @@ class Fleet:
         for _ in range(function.replicas - len(current) if image is not None else 0):
             assert image is not None
             replica = Replica(
-                function, image, self._enforcement, variables=self._environment(function), folder=self._folder, port=_free_port()
+                function, image, self._enforcement, variables=self._environment(function), folder=self._folder
             )  # fmt: skip
             mine.append(replica)
             replica.start()
@@ -119,8 +118,3 @@ def find(functions: dict[str, GatewayFunction], name: str) -> GatewayFunction:
     if function is None:
         raise GatewayApiError(404, f"Not Found: error finding function {name}")
     return function
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])

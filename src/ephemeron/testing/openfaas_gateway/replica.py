@@ -24,6 +24,7 @@ from pathlib import Path
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
+from ephemeron.testing._emulation.ports import ReservedPort
 from ephemeron.testing.openfaas_gateway.functions import GatewayFunction, Image, seconds
 
 _DEFAULT_S = 30.0
@@ -48,14 +49,14 @@ class Replica:
         enforcement: how limits are imposed on this machine.
         variables: of every replica.
         folder: for its temporary files; removed in the end.
-        port: of loopback, free.
     """
 
     def __init__(
         self, function: GatewayFunction, image: Image, enforcement: Enforcement, *, variables: Mapping[str, str], folder: Path,
-        port: int,
     ) -> None:  # fmt: skip
-        self.function, self.port = function, port
+        self.function = function
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self.pid = 0
         self.ready = False
         self.leaving = False
@@ -142,6 +143,7 @@ class Replica:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._clear()
+        self._reserved.close()
         await asyncio.to_thread(shutil.rmtree, self._tmp, ignore_errors=True)
 
     def kill(self) -> None:
