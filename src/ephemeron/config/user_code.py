@@ -25,6 +25,8 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _lock = threading.RLock()
 _alone = threading.Lock()
 _served: set[str] = set()
+_places: dict[str, tuple[ModuleSpec, str]] = {}
+"""Files of loaded modules, by name: there are thousands, and each search asks for all of them."""
 
 
 def resolve(target: str, folders: Sequence[Path]) -> Any:
@@ -105,7 +107,7 @@ def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
     """
     known: dict[str, str] = {}
     for name in [name for name in sys.modules if "." not in name]:
-        loaded = _place_of(getattr(sys.modules[name], "__spec__", None), known)
+        loaded = _place_of_loaded(name, known)
         if name == "ephemeron" or not (name == top or _root(loaded) in _served):
             continue
         ours = PathFinder.find_spec(name, folders)
@@ -117,6 +119,16 @@ def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
         for stale in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
             del sys.modules[stale]
     _served.update(folders)
+
+
+def _place_of_loaded(name: str, known: dict[str, str]) -> str:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if name in _places and _places[name][0] is spec:
+        return _places[name][1]
+    place = _place_of(spec, known)
+    if spec is not None and spec.has_location:  # others have folders that change with `sys.path`
+        _places[name] = spec, place
+    return place
 
 
 def _place_of(spec: ModuleSpec | None, known: dict[str, str]) -> str:
@@ -186,7 +198,7 @@ def isolated(folder: Path, *, hidden: Sequence[Path] = ()) -> Iterator[None]:
 def _forget_below(roots: Sequence[Path]) -> None:
     known: dict[str, str] = {}
     inside = tuple(str(root).rstrip(os.sep) + os.sep for root in roots)
-    for name, module in list(sys.modules.items()):
-        place = _place_of(getattr(module, "__spec__", None), known)
+    for name in list(sys.modules):
+        place = _place_of_loaded(name, known)
         if place and name != "__main__" and f"{place}{os.sep}".startswith(inside):
             del sys.modules[name]

@@ -200,7 +200,7 @@ def generators_in(*things: Any) -> tuple[Any, ...]:
     libraries (`random`, `numpy.random.mtrand`, `torch.default_generator`) are not included.
     """
     found: dict[int, Any] = {}
-    todo, seen = deque(things), set[int]()
+    todo, seen, kinds = deque(things), set[int](), set[type]()
     shared = {id(each) for each in _library_generators()}
     while todo and len(seen) < _MOST_VISITED:
         thing = todo.popleft()
@@ -212,11 +212,14 @@ def generators_in(*things: Any) -> tuple[Any, ...]:
                 found[id(thing)] = thing
             continue
         if len(todo) < _MOST_VISITED:
-            todo.extend(each for each in _within(thing) if each is not None and not isinstance(each, _NO_HOLDERS))
+            todo.extend(
+                each for each in _within(thing, kinds) if each is not None and not isinstance(each, _NO_HOLDERS)
+            )
     return tuple(found.values())
 
 
-def _within(thing: Any) -> Iterable[Any]:
+def _within(thing: Any, kinds: set[type]) -> Iterable[Any]:
+    """What a thing holds; what the methods of a class name is left out for `kinds`, to which its classes are added."""
     if isinstance(thing, list | tuple | dict):
         if len(thing) > _LONGEST:
             return ()
@@ -236,7 +239,10 @@ def _within(thing: Any) -> Iterable[Any]:
     if isinstance(thing, type):
         return ()
     attributes = getattr(thing, "__dict__", None)
-    methods = [f for kind in type(thing).__mro__[:-1] for f in vars(kind).values() if isinstance(f, FunctionType)]
+    # A model has hundreds of modules of few classes.
+    new = [kind for kind in type(thing).__mro__[:-1] if kind not in kinds]
+    kinds.update(new)
+    methods = [f for kind in new for f in vars(kind).values() if isinstance(f, FunctionType)]
     return (*(attributes.values() if isinstance(attributes, dict) else ()), *(g for f in methods for g in _named_by(f)))
 
 
