@@ -26,7 +26,7 @@ from ephemeron.functions.base import Call, Limits, Outcome, Platform
 from ephemeron.functions.cgroups import PERIOD_US, detect
 from ephemeron.functions.daemon_messages import InvocationParams
 from ephemeron.functions.local import LocalPlatform, default_limits, default_memory_mb
-from ephemeron.testing.platform_contract import PlatformContract
+from ephemeron.testing.platform_contract import PlatformConnectionContract, PlatformContract
 from ephemeron.testing.platform_entries import declaration
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ Scenario: TypeAlias = Callable[[LocalPlatform], Coroutine[Any, Any, None]]
 needs_cgroups = pytest.mark.skipif(detect().kind == "none", reason="no writable control groups here")
 
 
-class TestContract(PlatformContract):
+class Local:
     enforce = True
 
     @pytest.fixture(autouse=True)
@@ -55,9 +55,16 @@ class TestContract(PlatformContract):
             await platform.shutdown()
 
 
-@pytest.mark.slow
-class TestContractUnenforced(TestContract):
+class TestContract(Local, PlatformContract):
+    pass
+
+
+class TestContractUnenforced(Local, PlatformConnectionContract):
+    """And what else ends a call without control groups; the end by memory is below."""
+
     enforce = False
+    test_a_function_dies_at_its_lifetime = PlatformContract.test_a_function_dies_at_its_lifetime
+    test_cancel_all_ends_everything = PlatformContract.test_cancel_all_ends_everything
 
 
 @pytest.fixture

@@ -6,21 +6,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.testing.channel_contract import ChannelContract
-    from ephemeron.testing.platform_contract import PlatformContract
-    from ephemeron.testing.task_queue_contract import TaskQueueContract
+    from ephemeron.testing.channel_contract import ChannelConnectionContract, ChannelContract
+    from ephemeron.testing.platform_contract import PlatformConnectionContract, PlatformContract
+    from ephemeron.testing.task_queue_contract import TaskQueueConnectionContract, TaskQueueContract
     from ephemeron.testing.training_matrix import TrainingMatrix
     from ephemeron.testing.training_world import TrainingWorld
 
 _LAZY = {
+    "ChannelConnectionContract": "channel_contract",
     "ChannelContract": "channel_contract",
+    "PlatformConnectionContract": "platform_contract",
     "PlatformContract": "platform_contract",
+    "TaskQueueConnectionContract": "task_queue_contract",
     "TaskQueueContract": "task_queue_contract",
     "TrainingMatrix": "training_matrix",
     "TrainingWorld": "training_world",
 }
 
-__all__ = ["ChannelContract", "PlatformContract", "TaskQueueContract", "TrainingMatrix", "TrainingWorld"]
+__all__ = [
+    "ChannelConnectionContract", "ChannelContract", "PlatformConnectionContract", "PlatformContract", "TaskQueueConnectionContract",
+    "TaskQueueContract", "TrainingMatrix", "TrainingWorld",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

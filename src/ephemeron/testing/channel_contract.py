@@ -4,6 +4,8 @@
         async def open(self) -> Channel:
             return MyChannel(...)
 
+`ChannelConnectionContract` is the part of it that a variant needs (TLS, another transport) of a channel that passes the whole.
+
 Each test opens the channel in an event loop of its own, works below a unique prefix, and removes the objects that it
 put. Nothing asserts a duration: where time matters, the order of events is checked. Fixtures can be used by
 overriding `open` in a class with an autouse fixture that stores what it needs on `self`.
@@ -27,8 +29,8 @@ from ephemeron.errors import ChannelTimeout, KeyExists
 _Scenario: TypeAlias = Callable[[Channel, str], Coroutine[Any, Any, None]]
 
 
-class ChannelContract:
-    """Base class of a pytest class; subclasses say how to open the channel."""
+class ChannelConnectionContract:
+    """Connection part of the contract: that it connects, carries bytes unchanged, and reports errors of its own kind."""
 
     many_keys: int = 1_200
     """Keys in the listing test; more than 1,000 passes the page limit of object stores."""
@@ -78,6 +80,70 @@ class ChannelContract:
 
         self.run(scenario)
 
+    def test_five_megabytes_arrive_unchanged(self) -> None:
+        async def scenario(channel: Channel, prefix: str) -> None:
+            data = bytes(range(251)) * 20_000
+            await channel.put(f"{prefix}/a", [data[:1_000_001], data[1_000_001:]])
+            assert await _fetched(channel, f"{prefix}/a") == data
+
+        self.run(scenario)
+
+    def test_get_waits_for_a_later_put(self) -> None:
+        async def scenario(channel: Channel, prefix: str) -> None:
+            reading = asyncio.create_task(channel.get(f"{prefix}/a", deadline=_in(60)))
+            await channel.put(f"{prefix}/other", [b"y"])  # the reader has begun, and this is not its key
+            assert not reading.done()
+            await channel.put(f"{prefix}/a", [b"x"])
+            received = await reading
+            assert bytes(received.data) == b"x"
+            assert received.waited_s >= 0
+
+        self.run(scenario)
+
+    def test_get_gives_up_at_its_deadline(self) -> None:
+        async def scenario(channel: Channel, prefix: str) -> None:
+            deadline = _in(0.2)
+            with pytest.raises(ChannelTimeout, match=prefix) as caught:
+                await channel.get(f"{prefix}/a", deadline=deadline)
+            assert caught.value.key == f"{prefix}/a"
+            assert asyncio.get_running_loop().time() >= deadline - 0.01
+
+        self.run(scenario)
+
+    def test_create_wants_the_key_free(self) -> None:
+        async def scenario(channel: Channel, prefix: str) -> None:
+            await channel.put(f"{prefix}/a", [b"first"], create=True)
+            with pytest.raises(KeyExists, match=prefix):
+                await channel.put(f"{prefix}/a", [b"second"], create=True)
+            assert await _fetched(channel, f"{prefix}/a") == b"first"
+            await channel.put(f"{prefix}/a", [b"third"])
+            with pytest.raises(KeyExists):
+                await channel.put(f"{prefix}/a", [b"fourth"], create=True)
+            await channel.delete([f"{prefix}/a"])
+            await channel.put(f"{prefix}/a", [b"fifth"], create=True)
+            assert await _fetched(channel, f"{prefix}/a") == b"fifth"
+
+        self.run(scenario)
+
+    def test_deleted_is_gone_and_deleting_nothing_is_harmless(self) -> None:
+        async def scenario(channel: Channel, prefix: str) -> None:
+            for name in "abcd":
+                await channel.put(f"{prefix}/{name}", [b"x"])
+            await channel.delete([f"{prefix}/{name}" for name in ("nothing", "a", "nowhere/at/all", "b", "c")])
+            assert await channel.list(prefix) == [f"{prefix}/d"]
+            assert await channel.fetch(f"{prefix}/a") is None
+            assert [await channel.exists(f"{prefix}/{name}") for name in ("d", "a", "")] == [True, False, False]
+            await channel.delete([f"{prefix}/a"])
+            await channel.delete([])
+            await channel.delete(f"{prefix}/{name}" for name in "d")
+            assert await channel.list(prefix) == []
+
+        self.run(scenario)
+
+
+class ChannelContract(ChannelConnectionContract):
+    """The whole contract: base class of a pytest class; subclasses say how to open the channel."""
+
     def test_buffers_of_all_kinds_are_concatenated(self) -> None:
         async def scenario(channel: Channel, prefix: str) -> None:
             floats: Any = memoryview(bytes(range(16))).cast("f")
@@ -96,14 +162,6 @@ class ChannelContract:
             received = await channel.get(f"{prefix}/a", deadline=_in(60))
             assert bytes(received.data) == b""
             assert await channel.list(prefix) == [f"{prefix}/a"]
-
-        self.run(scenario)
-
-    def test_five_megabytes_arrive_unchanged(self) -> None:
-        async def scenario(channel: Channel, prefix: str) -> None:
-            data = bytes(range(251)) * 20_000
-            await channel.put(f"{prefix}/a", [data[:1_000_001], data[1_000_001:]])
-            assert await _fetched(channel, f"{prefix}/a") == data
 
         self.run(scenario)
 
@@ -153,28 +211,6 @@ class ChannelContract:
 
         self.run(scenario)
 
-    def test_get_waits_for_a_later_put(self) -> None:
-        async def scenario(channel: Channel, prefix: str) -> None:
-            reading = asyncio.create_task(channel.get(f"{prefix}/a", deadline=_in(60)))
-            await channel.put(f"{prefix}/other", [b"y"])  # the reader has begun, and this is not its key
-            assert not reading.done()
-            await channel.put(f"{prefix}/a", [b"x"])
-            received = await reading
-            assert bytes(received.data) == b"x"
-            assert received.waited_s >= 0
-
-        self.run(scenario)
-
-    def test_get_gives_up_at_its_deadline(self) -> None:
-        async def scenario(channel: Channel, prefix: str) -> None:
-            deadline = _in(0.2)
-            with pytest.raises(ChannelTimeout, match=prefix) as caught:
-                await channel.get(f"{prefix}/a", deadline=deadline)
-            assert caught.value.key == f"{prefix}/a"
-            assert asyncio.get_running_loop().time() >= deadline - 0.01
-
-        self.run(scenario)
-
     def test_a_deadline_in_the_past_makes_one_attempt(self) -> None:
         async def scenario(channel: Channel, prefix: str) -> None:
             with pytest.raises(ChannelTimeout):
@@ -217,21 +253,6 @@ class ChannelContract:
 
         self.run(scenario)
 
-    def test_create_wants_the_key_free(self) -> None:
-        async def scenario(channel: Channel, prefix: str) -> None:
-            await channel.put(f"{prefix}/a", [b"first"], create=True)
-            with pytest.raises(KeyExists, match=prefix):
-                await channel.put(f"{prefix}/a", [b"second"], create=True)
-            assert await _fetched(channel, f"{prefix}/a") == b"first"
-            await channel.put(f"{prefix}/a", [b"third"])
-            with pytest.raises(KeyExists):
-                await channel.put(f"{prefix}/a", [b"fourth"], create=True)
-            await channel.delete([f"{prefix}/a"])
-            await channel.put(f"{prefix}/a", [b"fifth"], create=True)
-            assert await _fetched(channel, f"{prefix}/a") == b"fifth"
-
-        self.run(scenario)
-
     def test_one_of_many_concurrent_creates_wins(self) -> None:
         async def scenario(channel: Channel, prefix: str) -> None:
             async def attempt(i: int) -> bool:
@@ -244,21 +265,6 @@ class ChannelContract:
             won = await asyncio.gather(*(attempt(i) for i in range(self.readers)))
             assert sum(won) == 1
             assert await _fetched(channel, f"{prefix}/lease") == b"%d" % won.index(True)
-
-        self.run(scenario)
-
-    def test_deleted_is_gone_and_deleting_nothing_is_harmless(self) -> None:
-        async def scenario(channel: Channel, prefix: str) -> None:
-            for name in "abcd":
-                await channel.put(f"{prefix}/{name}", [b"x"])
-            await channel.delete([f"{prefix}/{name}" for name in ("nothing", "a", "nowhere/at/all", "b", "c")])
-            assert await channel.list(prefix) == [f"{prefix}/d"]
-            assert await channel.fetch(f"{prefix}/a") is None
-            assert [await channel.exists(f"{prefix}/{name}") for name in ("d", "a", "")] == [True, False, False]
-            await channel.delete([f"{prefix}/a"])
-            await channel.delete([])
-            await channel.delete(f"{prefix}/{name}" for name in "d")
-            assert await channel.list(prefix) == []
 
         self.run(scenario)
 

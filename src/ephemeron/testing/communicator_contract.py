@@ -4,7 +4,8 @@
         @pytest.fixture
         def world(self): ...            # a `CommunicatorWorld`
 
-Each test is a coroutine of its own event loop, in real time.
+`CommunicatorConnectionContract` is the part of it that a variant needs (certificates, a relay) of a communicator that passes the
+whole. Each test is a coroutine of its own event loop, in real time.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def together(
     asyncio.run(run())
 
 
-class CommunicatorContract:
-    """See the module."""
+class CommunicatorConnectionContract:
+    """Connection part of the contract: that it connects, carries bytes unchanged, and reports errors of its own kind."""
 
     def test_every_region_receives_what_the_others_publish(self, world: CommunicatorWorld) -> None:
         async def work(opened: Opened) -> None:
@@ -120,6 +121,37 @@ class CommunicatorContract:
 
         together(world, work)
 
+    def test_what_does_not_come_is_not_waited_for_beyond_the_deadline(self, world: CommunicatorWorld) -> None:
+        async def work(opened: Opened) -> None:
+            east = await opened("east")
+            await opened("north")
+            with pytest.raises(ChannelTimeout):
+                await east.get("north", 0, 1, deadline=asyncio.get_running_loop().time() - 1)
+
+        together(world, work)
+
+    def test_a_second_launch_of_a_region_is_refused(self, world: CommunicatorWorld) -> None:
+        async def work(opened: Opened) -> None:
+            await opened("east")
+            with pytest.raises(JobError, match="takes part already"):
+                await opened("east", identity="another launch")
+            with pytest.raises(JobError, match="takes part already"):
+                await opened("east", identity="another launch", fence=5)
+
+        together(world, work)
+
+    def test_an_older_attempt_is_refused(self, world: CommunicatorWorld) -> None:
+        async def work(opened: Opened) -> None:
+            await opened("east", fence=3)
+            with pytest.raises(RegionSuperseded):
+                await opened("east", fence=2)
+
+        together(world, work)
+
+
+class CommunicatorContract(CommunicatorConnectionContract):
+    """The whole contract; see the module."""
+
     def test_the_first_payload_of_a_round_stays(self, world: CommunicatorWorld) -> None:
         async def work(opened: Opened) -> None:
             east, north = await opened("east"), await opened("north")
@@ -129,15 +161,6 @@ class CommunicatorContract:
             await east.publish(update("east", 2))
             await received(north, "east", 2)
             assert await received(north, "east", 1) == b"first"
-
-        together(world, work)
-
-    def test_what_does_not_come_is_not_waited_for_beyond_the_deadline(self, world: CommunicatorWorld) -> None:
-        async def work(opened: Opened) -> None:
-            east = await opened("east")
-            await opened("north")
-            with pytest.raises(ChannelTimeout):
-                await east.get("north", 0, 1, deadline=asyncio.get_running_loop().time() - 1)
 
         together(world, work)
 
@@ -172,24 +195,6 @@ class CommunicatorContract:
                 assert await received(again, "east", number) == f"east 0 {number}".encode()
             await again.publish(update("north", 1, fence=2))
             assert await received(east, "north", 1)
-
-        together(world, work)
-
-    def test_a_second_launch_of_a_region_is_refused(self, world: CommunicatorWorld) -> None:
-        async def work(opened: Opened) -> None:
-            await opened("east")
-            with pytest.raises(JobError, match="takes part already"):
-                await opened("east", identity="another launch")
-            with pytest.raises(JobError, match="takes part already"):
-                await opened("east", identity="another launch", fence=5)
-
-        together(world, work)
-
-    def test_an_older_attempt_is_refused(self, world: CommunicatorWorld) -> None:
-        async def work(opened: Opened) -> None:
-            await opened("east", fence=3)
-            with pytest.raises(RegionSuperseded):
-                await opened("east", fence=2)
 
         together(world, work)
 

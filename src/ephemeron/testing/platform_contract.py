@@ -8,6 +8,10 @@
 The platform is deployed with the entries of `ephemeron.testing.platform_entries`. No test asserts a duration beyond the bill
 itself, and nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
 
+`PlatformConnectionContract` is the part of it that a variant needs (other instances, another enforcement of limits) of a platform
+that passes the whole; what the variant does differently besides is taken from the whole, test by test:
+`test_x = PlatformContract.test_x`.
+
 Tests that a platform cannot run are skipped with its reason in `cannot`; faults of its provider
 (throttling, delivering a call twice) is shown where the test class knows how to make the provider do so.
 """
@@ -35,8 +39,8 @@ from ephemeron.testing.platform_entries import TimedResult
 _Scenario: TypeAlias = Callable[[Platform, str], Coroutine[Any, Any, None]]
 
 
-class PlatformContract:
-    """Base class of a pytest class; subclasses say how to open the platform."""
+class PlatformConnectionContract:
+    """Connection part of the contract: that calls arrive, return, fail, die and are cancelled, and their events come in order."""
 
     limits = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=4)
     """Limits of the platform under test."""
@@ -115,6 +119,74 @@ class PlatformContract:
 
         self.run(scenario)
 
+    def test_a_function_that_dies_is_lost_after_its_last_word(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "vanish"))
+            assert outcome.status == "lost"
+            assert outcome.error
+            events = await self._events(platform, run, lambda e: isinstance(e, Ended))
+            assert [e.text for e in events if isinstance(e, Note)] == ["last word"]
+
+        self.run(scenario)
+
+    def test_cancelling_ends_it_now_and_twice_is_harmless(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "forever"))
+            await self._events(platform, run, lambda e: isinstance(e, Note))
+            await invocation.cancel()
+            assert (await invocation.wait()).status == "cancelled"
+            await invocation.cancel()
+            assert (await invocation.wait()).status == "cancelled"
+
+        self.run(scenario)
+
+    def test_events_come_in_order_between_invoked_and_ended(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "talk", events=200, attempt=2))
+            outcome = await invocation.wait()
+            events = await self._events(platform, run, lambda e: isinstance(e, Ended))
+            first, *said, last = events
+            assert isinstance(first, Invoked)
+            assert isinstance(last, Ended)
+            assert (first.invocation, first.attempt, first.reason) == (invocation.id, 2, "start")
+            assert [e.text for e in said if isinstance(e, Note)] == [f"event {n}" for n in range(200)]
+            assert (last.invocation, last.status, last.billed_s) == (invocation.id, "ok", outcome.billed_s)
+            assert (last.memory_mb, last.gb_seconds) == (self.memory_mb, outcome.gb_seconds)
+
+        self.run(scenario)
+
+    async def _two_invocations(self, platform: Platform, run: str, first: str) -> None:
+        """Both begin and both end, by different names."""
+        ended: list[Ended] = []
+
+        def both_end(event: Event) -> bool:
+            if isinstance(event, Ended):
+                ended.append(event)
+            return len(ended) == 2
+
+        events = await self._events(platform, run, both_end)
+        invoked = [e for e in events if isinstance(e, Invoked)]
+        assert [e.reason for e in invoked] == ["start", "duplicate"]
+        assert {(e.rank, e.attempt) for e in invoked} == {(0, 0)}
+        assert invoked[0].invocation == first
+        assert {e.invocation for e in ended} == {e.invocation for e in invoked}
+
+    async def _outcome(self, platform: Platform, call: Call) -> Outcome:
+        return await (await platform.invoke(call)).wait()
+
+    async def _events(self, platform: Platform, run: str, last: Callable[[Event], bool]) -> list[Event]:
+        """The stream from its beginning up to the first event that is wanted."""
+        out: list[Event] = []
+        async for event in platform.events(run):
+            out.append(event)
+            if last(event):
+                break
+        return out
+
+
+class PlatformContract(PlatformConnectionContract):
+    """The whole contract: base class of a pytest class; subclasses say how to open the platform."""
+
     def test_a_deployed_function_serves_every_entry(self) -> None:
         async def scenario(platform: Platform, run: str) -> None:
             assert (await self._outcome(platform, self.call(run, "echo", say="before"))).value["said"] == "before"
@@ -163,16 +235,6 @@ class PlatformContract:
 
         self.run(scenario)
 
-    def test_a_function_that_dies_is_lost_after_its_last_word(self) -> None:
-        async def scenario(platform: Platform, run: str) -> None:
-            outcome = await self._outcome(platform, self.call(run, "vanish"))
-            assert outcome.status == "lost"
-            assert outcome.error
-            events = await self._events(platform, run, lambda e: isinstance(e, Ended))
-            assert [e.text for e in events if isinstance(e, Note)] == ["last word"]
-
-        self.run(scenario)
-
     def test_a_function_that_is_killed_from_outside_is_lost(self) -> None:
         self.needs("kill")
 
@@ -214,17 +276,6 @@ class PlatformContract:
 
         self.run(scenario)
 
-    def test_cancelling_ends_it_now_and_twice_is_harmless(self) -> None:
-        async def scenario(platform: Platform, run: str) -> None:
-            invocation = await platform.invoke(self.call(run, "forever"))
-            await self._events(platform, run, lambda e: isinstance(e, Note))
-            await invocation.cancel()
-            assert (await invocation.wait()).status == "cancelled"
-            await invocation.cancel()
-            assert (await invocation.wait()).status == "cancelled"
-
-        self.run(scenario)
-
     def test_cancelling_at_once_does_not_wait_for_the_start(self) -> None:
         async def scenario(platform: Platform, run: str) -> None:
             invocation = await platform.invoke(self.call(run, "forever"))
@@ -238,21 +289,6 @@ class PlatformContract:
             invocations = [await platform.invoke(self.call(run, "forever", rank=rank)) for rank in range(3)]
             await platform.cancel_all(run)
             assert [(await i.wait()).status for i in invocations] == ["cancelled"] * 3
-
-        self.run(scenario)
-
-    def test_events_come_in_order_between_invoked_and_ended(self) -> None:
-        async def scenario(platform: Platform, run: str) -> None:
-            invocation = await platform.invoke(self.call(run, "talk", events=200, attempt=2))
-            outcome = await invocation.wait()
-            events = await self._events(platform, run, lambda e: isinstance(e, Ended))
-            first, *said, last = events
-            assert isinstance(first, Invoked)
-            assert isinstance(last, Ended)
-            assert (first.invocation, first.attempt, first.reason) == (invocation.id, 2, "start")
-            assert [e.text for e in said if isinstance(e, Note)] == [f"event {n}" for n in range(200)]
-            assert (last.invocation, last.status, last.billed_s) == (invocation.id, "ok", outcome.billed_s)
-            assert (last.memory_mb, last.gb_seconds) == (self.memory_mb, outcome.gb_seconds)
 
         self.run(scenario)
 
@@ -351,34 +387,6 @@ class PlatformContract:
             await self._two_invocations(platform, run, invocation.id)
 
         self.run(scenario)
-
-    async def _two_invocations(self, platform: Platform, run: str, first: str) -> None:
-        """Both begin and both end, by different names."""
-        ended: list[Ended] = []
-
-        def both_end(event: Event) -> bool:
-            if isinstance(event, Ended):
-                ended.append(event)
-            return len(ended) == 2
-
-        events = await self._events(platform, run, both_end)
-        invoked = [e for e in events if isinstance(e, Invoked)]
-        assert [e.reason for e in invoked] == ["start", "duplicate"]
-        assert {(e.rank, e.attempt) for e in invoked} == {(0, 0)}
-        assert invoked[0].invocation == first
-        assert {e.invocation for e in ended} == {e.invocation for e in invoked}
-
-    async def _outcome(self, platform: Platform, call: Call) -> Outcome:
-        return await (await platform.invoke(call)).wait()
-
-    async def _events(self, platform: Platform, run: str, last: Callable[[Event], bool]) -> list[Event]:
-        """The stream from its beginning up to the first event that is wanted."""
-        out: list[Event] = []
-        async for event in platform.events(run):
-            out.append(event)
-            if last(event):
-                break
-        return out
 
 
 def _timed(outcome: Outcome) -> TimedResult:

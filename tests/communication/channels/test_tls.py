@@ -21,7 +21,7 @@ pytest.importorskip("cryptography", reason="no maker of certificates; pip instal
 from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.tls import CA_ENV, authority
 from ephemeron.errors import ChannelUnreachable, JobError
-from ephemeron.testing import ChannelContract
+from ephemeron.testing.channel_contract import ChannelConnectionContract
 from tls_world import DAY, Authority, in_front_of
 
 if TYPE_CHECKING:
@@ -78,10 +78,7 @@ def refusal(address: str) -> str:
     return said
 
 
-class TestCacheOverTls(ChannelContract):
-    readers = 12
-    rewrites = 10
-
+class TestCacheOverTls(ChannelConnectionContract):
     @pytest.fixture(autouse=True)
     def _server(self, port: int, trusted: None) -> None:
         self.address = f"rediss://127.0.0.1:{port}/1"

@@ -16,7 +16,7 @@ from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
 from ephemeron.communication.direct.pushed_channel import PushedChannel
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import Transport, UnixTransport
-from ephemeron.testing import ChannelContract
+from ephemeron.testing.channel_contract import ChannelConnectionContract, ChannelContract
 from ephemeron.testing.direct_world import DirectWorld, all_connected, until
 
 
@@ -73,10 +73,8 @@ async def nothing(*told: object) -> list[Buffer]:
     return []
 
 
-class PeerContract(ChannelContract):
+class Members:
     members = 3
-    readers = 20
-    many_keys = 300
     pushed = True
     cut: tuple[tuple[int, int], ...] = ()
     made: Callable[[], list[Transport]] | None = None
@@ -109,6 +107,11 @@ class PeerContract(ChannelContract):
         await all_connected(*meshes)
 
 
+class PeerContract(Members, ChannelContract):
+    readers = 20
+    many_keys = 300
+
+
 class TestPushed(PeerContract):
     """As contributions and merged shards are."""
 
@@ -135,22 +138,21 @@ class TestAskedFor(PeerContract):
     pushed = False
 
 
-class TestOverSockets(PeerContract):
+class TestOverSockets(Members, ChannelConnectionContract):
     made = staticmethod(lambda: [UnixTransport()])
 
 
-class TestOverSharedMemory(PeerContract):
+class TestOverSharedMemory(Members, ChannelConnectionContract):
     made = staticmethod(lambda: [SharedTransport()])
 
 
-class TestThroughAThird(PeerContract):
+class TestThroughAThird(Members, ChannelConnectionContract):
     cut = ((0, 1),)
 
 
-class TestThroughTheStore(PeerContract):
+class TestThroughTheStore(Members, ChannelConnectionContract):
     members = 2
     cut = ((0, 1),)
-    rewrites = 10
 
     @pytest.fixture(autouse=True)
     def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -30,7 +30,7 @@ from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.base import Call, Limits, Platform
 from ephemeron.functions.source_bundle import digest
 from ephemeron.testing.lambda_service import LambdaService
-from ephemeron.testing.platform_contract import PlatformContract
+from ephemeron.testing.platform_contract import PlatformConnectionContract, PlatformContract
 
 CALLS = 4
 
@@ -54,8 +54,15 @@ def settings(service: LambdaService) -> AwsSettings:
 
 
 @pytest.mark.slow
-class TestManagedInstancesContract(PlatformContract):
-    cannot: ClassVar[dict[str, str]] = {"memory": "calls of one environment share its memory"}
+class TestManagedInstancesContract(PlatformConnectionContract):
+    """And what is read from logs in JSON, and what calls that share an environment must not share."""
+
+    test_a_function_dies_at_its_lifetime = PlatformContract.test_a_function_dies_at_its_lifetime
+    test_a_function_that_is_killed_from_outside_is_lost = (
+        PlatformContract.test_a_function_that_is_killed_from_outside_is_lost
+    )
+    test_the_bill_is_exact_and_rounded_up = PlatformContract.test_the_bill_is_exact_and_rounded_up
+    test_invocations_share_nothing_but_the_channel = PlatformContract.test_invocations_share_nothing_but_the_channel
 
     @pytest.fixture(autouse=True)
     def _world(self, service: LambdaService, settings: AwsSettings, tmp_path: Path) -> None:
@@ -66,12 +73,6 @@ class TestManagedInstancesContract(PlatformContract):
     async def open(self, limits: Limits) -> AsyncIterator[Platform]:
         async with opened(self.settings, self.folder, limits=limits) as platform:
             yield platform
-
-    def throttle(self, requests: int) -> None:
-        self.service.throttle(requests)
-
-    def deliver_twice(self) -> None:
-        self.service.deliver_twice(1)
 
 
 def test_calls_share_an_environment_and_not_a_process(settings: AwsSettings, tmp_path: Path) -> None:

@@ -19,18 +19,20 @@ from ephemeron.communication.signing import SigningKey
 from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import ObjectQueue, RedisQueue, TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.queue import TaskQueue
-from ephemeron.testing.task_queue_contract import Open, TaskQueueContract
+from ephemeron.testing.task_queue_contract import Open, TaskQueueConnectionContract, TaskQueueContract
 
 numbers = itertools.count()
 
 
-class TestInMemory(TaskQueueContract):
+class InVirtualTime:
     lease_s = 30.0
     test_timeout_s = 100_000.0
 
     def loop(self, main: Coroutine[Any, Any, None]) -> None:
         virtual_time.run(main)
 
+
+class TestInMemory(InVirtualTime, TaskQueueContract):
     @asynccontextmanager
     async def world(self) -> AsyncIterator[Open]:
         channel = MemoryChannel()
@@ -38,7 +40,7 @@ class TestInMemory(TaskQueueContract):
         assert not channel.objects
 
 
-class TestInMemoryFramed(TestInMemory):
+class TestInMemoryFramed(InVirtualTime, TaskQueueConnectionContract):
     @asynccontextmanager
     async def world(self) -> AsyncIterator[Open]:
         channel = MemoryChannel()
@@ -57,7 +59,7 @@ class TestInAFolder(TaskQueueContract):
             yield lambda owner: ObjectQueue(channel, "q", owner=owner, lease_s=self.lease_s)
 
 
-class TestInACache(TaskQueueContract):
+class TestInACache(TaskQueueConnectionContract):
     @pytest.fixture(autouse=True)
     def _where(self, valkey_server: Any) -> None:
         self.address = valkey_server.address
@@ -70,8 +72,8 @@ class TestInACache(TaskQueueContract):
             assert await channel.list(f"{name}.") == []
 
 
-class TestInRedis(TaskQueueContract):
-    lease_s = 1.0
+class InRedis:
+    lease_s: float
     signing: SigningKey | None = None
 
     @pytest.fixture(autouse=True)
@@ -85,6 +87,8 @@ class TestInRedis(TaskQueueContract):
             yield lambda owner: RedisQueue(channel, name, owner=owner, lease_s=self.lease_s, signing=self.signing)
             assert await channel.list(f"{name}.") == []
 
+
+class TestInRedis(InRedis, TaskQueueContract):
     def test_each_executor_takes_its_share_and_leaves_one_to_an_idle_one(self) -> None:
         async def scenario(view: Open) -> None:
             for n in range(6):
@@ -100,8 +104,7 @@ class TestInRedis(TaskQueueContract):
         self.run(scenario)
 
 
-@pytest.mark.slow
-class TestInRedisSigned(TestInRedis):
+class TestInRedisSigned(InRedis, TaskQueueConnectionContract):
     signing = SigningKey.new()
 
 

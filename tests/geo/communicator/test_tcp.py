@@ -13,7 +13,15 @@ from tcp_regions import TcpWorld
 
 from ephemeron.communication.direct.rendezvous_service import RendezvousService
 from ephemeron.errors import ChannelTimeout, RegionSuperseded, UpdateForgotten
-from ephemeron.testing.communicator_contract import NAMES, CommunicatorContract, Opened, received, together, update
+from ephemeron.testing.communicator_contract import (
+    NAMES,
+    CommunicatorConnectionContract,
+    CommunicatorContract,
+    Opened,
+    received,
+    together,
+    update,
+)
 from ephemeron.testing.direct_world import until
 from ephemeron.training.worker.spec import GroupNetwork
 
@@ -24,7 +32,7 @@ class TestTcpCommunicator(CommunicatorContract):
         return TcpWorld(leave_s=3.0)
 
 
-class TestTcpCommunicatorWithCertificates(CommunicatorContract):
+class TestTcpCommunicatorWithCertificates(CommunicatorConnectionContract):
     @pytest.fixture
     def world(self, tmp_path: Path) -> TcpWorld:
         authority = Authority(tmp_path)
@@ -44,7 +52,7 @@ class RelayedWorld(TcpWorld):
         await self.service.close()
 
 
-class TestTcpCommunicatorThroughARelay(CommunicatorContract):
+class TestTcpCommunicatorThroughARelay(CommunicatorConnectionContract):
     @pytest.fixture
     def world(self, monkeypatch: pytest.MonkeyPatch) -> TcpWorld:
         monkeypatch.setenv("EPHEMERON_RENDEZVOUS_TOKEN", "token of the relay")
