@@ -307,12 +307,19 @@ def _state_of(generator: Any) -> Callable[[], None]:
 def words_of(generator: Any) -> Any:
     """State of a generator as a value that can be compared."""
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
+        return _words(generator.bit_generator.state)
     if isinstance(generator, np.random.RandomState):
-        return repr(generator.get_state(legacy=False))
+        return _words(generator.get_state(legacy=False))
     if isinstance(generator, random.Random):
         return generator.getstate()
     return generator.get_state().numpy().tobytes()
+
+
+def _words(state: Any) -> Any:
+    """A state of NumPy's without arrays, which cannot be compared as a whole."""
+    if isinstance(state, dict):
+        return {name: _words(value) for name, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 # -- generators as arguments -------------------------------------------------------------------------------
