@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import json
 import pickle
+import sys
 import threading
 
 import pytest
@@ -109,6 +110,23 @@ def test_a_computation_on_a_thread_raises_errors(error):
 
     with pytest.raises(RaisedByUserCode, match=f"^{type(error).__name__}: a$"):
         asyncio.run(main())
+
+
+def test_a_thread_that_computes_nothing_has_ended_once_it_is_closed():
+    """A process in which one still ends would not be used again."""
+
+    async def main():
+        compute = ThreadCompute(1)
+        assert await compute(lambda: 7, samples=1) == 7
+        turns = sys.getswitchinterval()
+        sys.setswitchinterval(60)  # others run only when they are waited for
+        try:
+            compute.close()
+            assert not [thread for thread in threading.enumerate() if thread.name.startswith("compute")]
+        finally:
+            sys.setswitchinterval(turns)
+
+    asyncio.run(main())
 
 
 def test_a_description_is_short_and_can_be_written_everywhere():

@@ -33,6 +33,8 @@ if "IMPORT_ARRIVED" in os.environ:
 
 
 async def dispatch(context: Context, request: Mapping[str, Any]) -> dict[str, Any]:
+    if request.get("held"):
+        await context.channel.get("go", deadline=context.deadline)
     out: dict[str, Any] = await globals()[request["function"]](context)
     return {"pid": os.getpid(), "parent": os.getppid(), "imported_by": IMPORTED_BY, "cold": context.cold, **out}
 

@@ -253,16 +253,20 @@ def run(folder: Path, scenario: Callable[[LocalPlatform], Coroutine[Any, Any, No
     asyncio.run(asyncio.wait_for(main(), 240))
 
 
-def call(function: str, *, rank: int, memory_mb: int = 256) -> Call:
+def call(function: str, *, rank: int, memory_mb: int = 256, held: bool = False) -> Call:
     return Call(
         run="a run", rank=rank, attempt=0, memory_mb=memory_mb, lifetime_s=60.0, channel="folder", origin=time.time(),
-        entry="test", request={"function": function},
+        entry="test", request={"function": function, "held": held},
     )  # fmt: skip
 
 
 async def outcomes(platform: LocalPlatform, function: str, *, count: int, memory_mb: int = 256) -> list[dict[str, Any]]:
-    """Values of so many calls at once."""
-    invocations = [await platform.invoke(call(function, rank=rank, memory_mb=memory_mb)) for rank in range(count)]
+    """Values of so many calls at once: none ends before the last one has begun."""
+    calls = [call(function, rank=rank, memory_mb=memory_mb, held=count > 1) for rank in range(count)]
+    invocations = [await platform.invoke(each) for each in calls]
+    if count > 1:
+        async with open_channel("folder", base=platform.channel_base) as channel:
+            await channel.put("go", [b""])
     ended: list[Outcome] = [await i.wait() for i in invocations]
     assert [o.status for o in ended] == ["ok"] * count, ended
     return [dict(o.value) for o in ended]

@@ -249,8 +249,6 @@ from pathlib import Path
 from ephemeron.functions import fork_server
 from ephemeron.functions.fork_server import Forks
 
-fork_server._ANSWER_S = 0.2
-
 async def main(logs):
     forks = Forks.make(logs)
     env = {**os.environ, "EPHEMERON_PRELOAD": ""}
@@ -263,7 +261,12 @@ async def main(logs):
     first = await start()
     (server,) = forks.pids
     os.kill(server, signal.SIGSTOP)
-    second = await start()
+    fork_server._ANSWER_S = 0.2
+    starting = asyncio.create_task(start())
+    while server in forks.pids:
+        await asyncio.sleep(0.01)
+    fork_server._ANSWER_S = 60.0  # of the other one
+    second = await starting
     assert second is not None and forks.pids not in ([], [server]), forks.pids
     print(await first.wait(), await second.wait())  # nobody holds the other end of their connections
     await forks.close()
@@ -275,7 +278,12 @@ asyncio.run(main(Path(sys.argv[1])))
 def test_a_fork_server_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     env = {**os.environ, "EPHEMERON_PRELOAD": ""}
     done = subprocess.run(
-        [sys.executable, "-c", _SILENT, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _SILENT, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert (done.stdout, done.returncode) == ("-9 -9\n", 0), done.stderr
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -36,6 +36,7 @@ class ThreadCompute:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
+        self._latest: Future[Any] | None = None
 
     def _prepare(self) -> None:
         torch: Any = sys.modules.get("torch")  # code that computes with it has imported it
@@ -43,10 +44,12 @@ class ThreadCompute:
             torch.set_num_threads(self.threads)
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work)
+        made = self._latest = self._executor.submit(_guarded, work)
+        return await asyncio.wrap_future(made)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Ends the thread, unless it computes what nobody waits for any more: a process with a thread left is not used again."""
+        self._executor.shutdown(wait=self._latest is None or self._latest.done(), cancel_futures=True)
 
 
 def _guarded(work: Callable[[], T]) -> T:
