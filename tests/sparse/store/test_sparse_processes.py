@@ -92,10 +92,18 @@ async def test_shards_that_are_killed_in_the_middle_of_pushes_lose_nothing_with_
 async def test_a_frozen_shard_is_killed_and_started_again(tmp_path: Path) -> None:
     options = ShardOptions(journal=JournalOptions(log=True, log_interval_s=0.01))
     processes = ShardProcesses([options], token=TOKEN, channel=tmp_path.as_uri(), frozen_s=3.0)
+    processes._frozen_s = 60.0
     async with await SparseStore.connect(await processes.start(), TOKEN) as store:
         await store.create("w", 10, optimizer=SGD(learning_rate=1))
-        os.kill(processes.pids[0], signal.SIGSTOP)
-        await store.push("w", [1], [-1])
+        processes._frozen_s, seen, frozen = 3.0, processes.reports[0], processes.pids[0]
+        while processes.reports[0] is seen:
+            await asyncio.sleep(0.01)
+        os.kill(frozen, signal.SIGSTOP)
+        pushing = asyncio.create_task(store.push("w", [1], [-1]))
+        while processes.pids[0] == frozen:
+            await asyncio.sleep(0.01)
+        processes._frozen_s = 60.0  # a slow one is not frozen
+        await pushing
         assert (await store.multi_get("w", [1])).item() == 1
         assert processes.restarts == 1
     await processes.close()

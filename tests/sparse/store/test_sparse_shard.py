@@ -196,16 +196,16 @@ class SlowLog(MemoryChannel):
 async def test_a_shard_whose_log_is_slow_is_not_taken_for_a_frozen_one() -> None:
     channel = SlowLog()
     process = await Process(channel, LOGGED).started()
-    async with client(channel, answer_s=0.2) as store:
+    async with client(channel, answer_s=1.0) as store:
         creating = asyncio.create_task(store.create("w", ROWS, optimizer=Sum()))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
         assert not creating.done()
         channel.open.set()
         await creating
         channel.open.clear()
         await store.push("w", [1], [1])
         flushing = asyncio.create_task(store.flush())
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
         assert not flushing.done()
         channel.open.set()
         await flushing

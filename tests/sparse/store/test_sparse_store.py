@@ -273,8 +273,9 @@ async def test_a_replaced_client_changes_nothing_more() -> None:
 @on_loop
 async def test_requests_fail_when_a_shard_stays_away() -> None:
     async with served() as (addresses, servers):
-        store = await SparseStore.connect(addresses, TOKEN, connect_s=0.2)
+        store = await SparseStore.connect(addresses, TOKEN)
         await store.create("w", 10, optimizer=Sum())
+        store.links[0]._connect_s = 0.2
         await servers[0].close()
         with pytest.raises(ServiceUnreachable, match="does not answer"):
             await store.multi_get("w", [1])
@@ -286,8 +287,9 @@ async def test_requests_fail_when_a_shard_stays_away() -> None:
 @on_loop
 async def test_pushes_that_are_lost_for_good_are_not_forgotten_in_silence() -> None:
     async with served() as (addresses, servers):
-        store = await SparseStore.connect(addresses, TOKEN, connect_s=0.2)
+        store = await SparseStore.connect(addresses, TOKEN)
         await store.create("w", 10, optimizer=Sum())
+        store.links[0]._connect_s = 0.2
         await servers[0].close()
         await store.push("w", [1], [1])
         with pytest.raises(ServiceUnreachable, match="does not answer"):
