@@ -126,7 +126,7 @@ def test_a_frozen_function_that_wakes_changes_nothing(weights: str, home: Path) 
 
     slow = "delay:rank=1,factor=20"
     try:
-        result, events = go(slow, on_event=freeze, peer_timeout_s=3.0)
+        result, events = go(slow, on_event=freeze, peer_timeout_s=10.0)  # longer than the others are ever silent
     finally:
         for process in frozen:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -109,8 +109,8 @@ def test_another_process_changes_the_functions_of_a_run(home: Path) -> None:
             asked.append(subprocess.Popen([PROGRAM, "stop", "last"], text=True))
 
     result = train(job, configure(job, **HOW), on_event=seen, check=False)
-    told = asked[0].communicate(timeout=60)[0]
-    asked[1].wait(timeout=60)
+    told = asked[0].communicate(timeout=240)[0]
+    asked[1].wait(timeout=240)
     assert '"workers": 3' in told
     assert result.summary.status == "stopped", result.causes
     assert [g.workers for g in result.summary.generations] == [2, 3]
@@ -127,7 +127,7 @@ def test_another_process_changes_the_functions_of_a_run(home: Path) -> None:
             asked.append(subprocess.Popen([PROGRAM, "stop", "last"], text=True))
 
     again = resume("last", on_event=until_it_moves, check=False)
-    asked[2].wait(timeout=60)
+    asked[2].wait(timeout=240)
     assert again.summary.status == "stopped", again.causes
     resumed = max(i for i, e in enumerate(more) if isinstance(e, RunStarted))
     progress = [e for e in more[resumed:] if isinstance(e, Progress)]

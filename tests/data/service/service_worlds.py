@@ -118,7 +118,11 @@ class World:
         """Processes in which loader functions run or have run."""
         place = str(self.router(flow).folder)
         hosts = [p for p in self._named(place) if "daemon_process" in command_of(p)]
-        return [child for host in hosts for child in host.children(recursive=True)]
+        found = []
+        for host in hosts:
+            with suppress(psutil.NoSuchProcess):
+                found += host.children(recursive=True)
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs for this service."""
@@ -149,9 +153,10 @@ class World:
                 self.coordinator.ensure(self.settings)  # one that was killed has ended nobody
             self.coordinator.kill(gently=True, wait_s=30)
             time.sleep(0.05)
-        names = [" ".join(p.cmdline())[:200] for p in left if p.is_running()]
+        names = list(filter(None, (command_of(p)[:200] for p in left)))
         for process in left:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         assert not names, f"left behind: {names}"
 
 

@@ -90,7 +90,7 @@ def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[
 
 @pytest.mark.slow
 def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
-    world = own_world(idle_s=1.0, ends_when_idle=False)
+    world = own_world(idle_s=4.0, ends_when_idle=False)  # longer than this process may be kept from looking
     read = world.read(mixed())
     assert state_of(world, "test/mixed") == "created"
     with read.to_shuffled(4, plain) as shuffled:

@@ -243,8 +243,11 @@ print(made["L"].name, report.resumed, report.tasks)
     finally:
         first.kill()
         first.wait()
-        for process in with_variable("LC_MARKS", str(marks)):  # functions go on without a client
-            process.kill()
+        left = with_variable("LC_MARKS", str(marks))
+        for process in left:  # functions go on without a client, and end with their host
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=60)
     (marks / "halt").unlink()
     [found] = clean(store, dry_run=False, lease_s=1.0)
     assert (found.running, found.unfinished) == ("", 10)

@@ -96,11 +96,11 @@ async def test_a_frozen_shard_is_killed_and_started_again(tmp_path: Path) -> Non
     async with await SparseStore.connect(await processes.start(), TOKEN) as store:
         await store.create("w", 10, optimizer=SGD(learning_rate=1))
         processes._frozen_s, seen, frozen = 3.0, processes.reports[0], processes.pids[0]
-        while processes.reports[0] is seen:
+        while processes.reports[0] is seen:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
         os.kill(frozen, signal.SIGSTOP)
         pushing = asyncio.create_task(store.push("w", [1], [-1]))
-        while processes.pids[0] == frozen:
+        while processes.pids[0] == frozen:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
         processes._frozen_s = 60.0  # a slow one is not frozen
         await pushing
