@@ -280,7 +280,7 @@ def test_a_member_that_has_gone_has_no_route_through_the_store(monkeypatch: pyte
             await b.close()
             await until(lambda: not a.connected(1) and lost == [1])
 
-    run(scenario)
+    simulation.run(scenario())
 
 
 def test_a_silent_connection_is_given_up() -> None:
@@ -293,7 +293,7 @@ def test_a_silent_connection_is_given_up() -> None:
             await until(lambda: a.transport_of(1) == "forwarded" == b.transport_of(0))
             assert a.transport_of(2) == "simulated"
 
-    run(scenario)
+    simulation.run(scenario())
 
 
 @pytest.mark.parametrize("kind", ["shared", "unix", "tcp"])
@@ -347,7 +347,7 @@ def test_requests_are_answered_or_fail() -> None:
             with pytest.raises(LinkFailed, match="lost"):
                 await waiting
 
-    run(scenario)
+    simulation.run(scenario())
 
 
 @pytest.mark.parametrize(

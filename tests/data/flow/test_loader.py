@@ -58,7 +58,8 @@ def test_small_and_prime(samples):
 @pytest.mark.parametrize("times", [1, 2])
 def test_loaders_that_die_or_stand_still_lose_and_double_nothing(tmp_path, undisturbed, times, sign):
     f = flow(101).map("harm", Once(tmp_path, 50, times, sign))
-    with f.prepare_read(LocalReader(2, lease_s=0.3)).to_shuffled(8, seed=5) as shuffled:
+    lease_s = 0.3 if sign == signal.SIGSTOP else 60.0  # the dead are seen at once, and a slow one is not lost
+    with f.prepare_read(LocalReader(2, lease_s=lease_s)).to_shuffled(8, seed=5) as shuffled:
         assert [pairs(shuffled), pairs(shuffled)] == undisturbed
         if sign == signal.SIGKILL:
             assert shuffled.counters.lost_loaders == times
@@ -323,7 +324,7 @@ def test_tensors_keep_their_types():
 def test_counters_name_the_stage_that_bounds():
     def slow(data):
         total = 0.0
-        for i in range(20_000):
+        for i in range(100_000):
             total += i
         return data
 
