@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from ephemeron.config.paths import replace_file
 from ephemeron.errors import JobError, RunNotFound
 from ephemeron.training.driver import run_dir as homes
 
@@ -116,3 +118,38 @@ def test_a_file_that_is_absent_or_damaged_reads_as_none(home, content):
     if content is not None:
         (folder.path / "result.json").write_bytes(content)
     assert folder.read("result.json") is None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before it is looked at", "afterwards"])
+def test_a_run_may_be_removed_while_runs_are_listed(first, home, monkeypatch):
+    make("kept")
+    gone = make("gone").path
+    status = Path.stat
+
+    def removing(path, **options):
+        if path != gone / "run.json":
+            return status(path, **options)
+        if first:
+            shutil.rmtree(gone, ignore_errors=True)
+        found = status(path, **options)
+        shutil.rmtree(gone)
+        return found
+
+    monkeypatch.setattr(Path, "stat", removing)
+    assert {run.run_id for run in homes.all_runs()} == ({"kept"} if first else {"kept", "gone"})
+    assert not os.path.lexists(gone)
+
+
+def test_two_that_replace_a_file_at_once_both_succeed_and_it_is_whole(tmp_path, monkeypatch):
+    file, replace = tmp_path / "profile.json", Path.replace
+
+    def another_comes_first(part, target):
+        monkeypatch.undo()
+        replace_file(file, "of the other")
+        assert file.read_text() == "of the other"
+        return replace(part, target)
+
+    monkeypatch.setattr(Path, "replace", another_comes_first)
+    replace_file(file, "of this one")
+    assert file.read_text() == "of this one"
+    assert list(tmp_path.iterdir()) == [file]

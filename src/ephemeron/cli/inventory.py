@@ -20,7 +20,7 @@ from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.communication.object_frame import MAGIC
-from ephemeron.config.paths import bytes_below, datasets_store, home, statuses
+from ephemeron.config.paths import bytes_below, datasets_store, home, present, statuses
 from ephemeron.errors import EphemeronError
 from ephemeron.executor import remains as executors
 from ephemeron.executor.drivers import OWNER
@@ -222,7 +222,7 @@ def _in_store(address: str) -> Iterator[Item]:
         )  # fmt: skip
     if old := _staged(address, ""):
         yield Item(
-            kind="staging", name="*#N", place=address, nbytes=sum(p.stat().st_size for p in old), objects=len(old), owner="nobody"
+            kind="staging", name="*#N", place=address, nbytes=sum(status.st_size for _, status in present(old)), objects=len(old), owner="nobody"
         )  # fmt: skip
 
 
@@ -231,8 +231,8 @@ def _staged(address: str, name: str) -> list[Path]:
     if not address.startswith("file:"):
         return []
     files = Path(unquote(urlparse(address).path)).rglob("*#*")
-    old = (p for p in files if p.is_file() and _STAGED.fullmatch(p.name) and time.time() - p.stat().st_mtime > _YOUNG_S)
-    return [p for p in old if _begins_as_ours(p)]
+    old = (p for p, status in present(files) if _STAGED.fullmatch(p.name) and time.time() - status.st_mtime > _YOUNG_S)
+    return [p for p in old if p.is_file() and _begins_as_ours(p)]
 
 
 def _begins_as_ours(path: Path) -> bool:

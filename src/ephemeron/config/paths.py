@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -43,6 +44,23 @@ def folder_of(url: str) -> Path:
         whole = Path(unquote(url.partition("://")[2])).absolute().as_uri()
         raise JobError(f"{url} is not a folder on this machine", remedy=f"write {whole}, if that is meant")
     return Path(unquote(parts.path))
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Writes a file as a whole: who reads it meanwhile sees the old content or the new one, and several may write it at once."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def present(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Those of some files that are still there, with their statuses: another process may remove what was listed."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield path, path.stat()
 
 
 def statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

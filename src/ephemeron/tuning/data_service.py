@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ephemeron.communication.channels import credentials
+from ephemeron.config.paths import replace_file
 from ephemeron.data.flow_spec import SERVICE_VARIABLE
 from ephemeron.data.service import ServiceSettings
 from ephemeron.data.service.address import TOKEN_VARIABLE
@@ -70,7 +71,7 @@ async def shared_service(folder: Path, loaders: int) -> AsyncIterator[None]:
     settings = ServiceSettings(loaders=loaders, ends_when_idle=True, port=port)
     process = ManagedProcess("coordinator", folder, token)
     address = await asyncio.to_thread(process.ensure, settings)
-    stored.write_text(str(address.port))
+    replace_file(stored, str(address.port))
     watching = asyncio.create_task(_watched(process, dataclasses.replace(settings, port=address.port)))
     try:
         with credentials.environment({SERVICE_VARIABLE: f"{address.host}:{address.port}", TOKEN_VARIABLE: token}):

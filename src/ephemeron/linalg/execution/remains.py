@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
-from ephemeron.config.paths import home
+from ephemeron.config.paths import home, present
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.tasks.open_queue import open_queue
 from ephemeron.linalg.execution.claims import CLAIM, COMMAND, TEMPORARY, ProgramClaim, claims_of
@@ -385,5 +385,5 @@ def home_store() -> str:
 def _age_s(address: str, name: str) -> float | None:
     if not address.startswith("file:"):
         return None
-    times = [path.stat().st_mtime for path in tile_store.folder_of(address).glob(f"{name}/*") if path.exists()]
+    times = [status.st_mtime for _, status in present(tile_store.folder_of(address).glob(f"{name}/*"))]
     return max(0.0, time.time() - min(times)) if times else None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ephemeron.config.paths import replace_file
 from ephemeron.config.typed import Count, NonNegative, Positive, build, plain
 from ephemeron.errors import JobError
 from ephemeron.sparse.job.prediction import Line, RunCosts, StepCosts, cpu_step_s
@@ -72,9 +73,7 @@ class SparseProfile:
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(self.to_json())
-        part.replace(path)
+        replace_file(path, self.to_json())
 
     def costs(self) -> StepCosts:
         """Costs by non-negative least squares over the cells; errors are relative."""

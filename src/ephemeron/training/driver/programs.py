@@ -11,6 +11,8 @@ import hashlib
 import inspect
 import os
 import re
+import secrets
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -184,7 +186,15 @@ def _written(task: object) -> tuple[str, Path, *tuple[Path, ...]]:
         ) from e
     digest = hashlib.sha256(data).hexdigest()[:16]
     folder = home() / "programs" / digest
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _OBJECT).write_bytes(data)
-    (folder / f"ephemeron_program_{digest}.py").write_text(_MODULE)
+    if not folder.exists():
+        part = folder.with_name(f"{digest}.{secrets.token_hex(6)}.part")
+        part.mkdir(parents=True)
+        (part / _OBJECT).write_bytes(data)
+        (part / f"ephemeron_program_{digest}.py").write_text(_MODULE)
+        try:
+            part.rename(folder)  # as a whole: another run of the same task may read it from then on
+        except OSError:
+            if not folder.exists():
+                raise
+            shutil.rmtree(part)
     return f"ephemeron_program_{digest}:task", folder, *folders_in(data)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ephemeron.communication.signing import SigningKey, create_key, read_key
 from ephemeron.config.paths import home as home
+from ephemeron.config.paths import present
 from ephemeron.errors import JobError, RunNotFound, UserError
 
 KEY_FILE = "signing.key"
@@ -152,6 +153,5 @@ def find(run_id: str) -> RunFolder:
 
 def all_runs() -> list[RunFolder]:
     """All runs, newest first."""
-    folder = runs_folder()
-    found = [RunFolder(p) for p in folder.iterdir() if (p / "run.json").exists()] if folder.is_dir() else []
-    return sorted(found, key=lambda r: (r.path / "run.json").stat().st_mtime, reverse=True)
+    found = present(runs_folder().glob("*/run.json"))
+    return [RunFolder(path.parent) for path, _ in sorted(found, key=lambda each: each[1].st_mtime_ns, reverse=True)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron import logs
+from ephemeron.config.paths import present
 from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
@@ -254,8 +255,8 @@ def _sweep(sessions: Path) -> None:
     from ephemeron.functions.daemon_files import LOCK_FILE
     from ephemeron.functions.local import is_hosted
 
-    for lock in sessions.glob(f"*/{LOCK_FILE}"):
-        if time.time() - lock.stat().st_mtime > _STARTS_S and not is_hosted(lock.parent):
+    for lock, status in present(sessions.glob(f"*/{LOCK_FILE}")):
+        if time.time() - status.st_mtime > _STARTS_S and not is_hosted(lock.parent):
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 

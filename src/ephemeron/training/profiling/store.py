@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.config import typed
+from ephemeron.config.paths import replace_file
 from ephemeron.errors import JobError
 from ephemeron.functions.host import cores
 from ephemeron.training.driver import run_dir
@@ -74,9 +75,7 @@ def save(name: str, channel: str, known: Known) -> None:
     value = {"machine": this_machine(), "platform": typed.plain(known.platform), "fit": typed.plain(known.fit)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(value, indent=2) + "\n")
-        part.replace(path)
+        replace_file(path, json.dumps(value, indent=2) + "\n")
         _log.info("kept the platform's profile in %s", path)
     except OSError as e:
         raise JobError(
