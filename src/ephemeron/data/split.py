@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -82,6 +83,11 @@ def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep"
     Raises:
         JobError: there are no ranks, a batch size is below 1, `samples` is negative, or all of them would be dropped.
     """
+    return _planned(samples, tuple(batches), last)
+
+
+@lru_cache(maxsize=64)  # asked for several times in each iteration
+def _planned(samples: int, batches: tuple[int, ...], last: LastBatch) -> SampleSplit:
     if not batches:
         raise JobError("there are no ranks to split samples among", remedy="use at least one worker")
     if samples < 0:
@@ -97,7 +103,7 @@ def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep"
     full, remainder = divmod(samples, sum(batches))
     shares = _largest_remainder(remainder, batches)
     counts = tuple(full * batch + share for batch, share in zip(batches, shares, strict=True))
-    return SampleSplit(samples=samples, batches=tuple(batches), counts=counts, last=last)
+    return SampleSplit(samples=samples, batches=batches, counts=counts, last=last)
 
 
 def assign(samples: int, split: SampleSplit, seed: int) -> list[Indices]:
