@@ -87,14 +87,14 @@ def kill_everything(world: World) -> None:
 
 Fault = Callable[[World], None]
 FAULTS: list[tuple[Fault, tuple[int, ...]]] = [
-    (kill_loaders, (0, 3, 4, 10, 19, 25)),
+    (kill_loaders, (0, 19)),
     (stop_a_loader, (2,)),
-    (kill_shard, (1, 12, 20)),
+    (kill_shard, (12,)),
     (stop_shard, (5,)),
-    (kill_router, (0, 7, 30)),
+    (kill_router, (7,)),
     (stop_router, (3,)),
-    (kill_coordinator, (4, 21)),
-    (kill_control, (6, 28)),
+    (kill_coordinator, (21,)),
+    (kill_control, (6,)),
     (kill_everything, (9,)),
 ]
 
@@ -115,12 +115,12 @@ def test_nothing_is_lost(world: World, fault: Fault, batches: tuple[int, ...]) -
     assert next(number) == 40
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_drawn_together_through_deaths(world: World, seed: int) -> None:
+def test_drawn_together_through_deaths(world: World) -> None:
     """Two jobs whose order only the router knows; each sample once per epoch and job, and its bytes are right."""
+    seed = 1
     rng = random.Random(seed)
     truth = dict(plain(local(mixed(SAMPLES, FLOW).clone()).to_mapped(seed=seed).__getitems__(range(SAMPLES))))
-    reads = [world.read(mixed(SAMPLES, FLOW), job=f"together-{seed}-{n}") for n in range(2)]
+    reads = [world.read(mixed(SAMPLES, FLOW), job=f"together-{n}") for n in range(2)]
     shuffled = [read.to_shuffled(BATCH, plain, seed=seed, prefetch=2, sampling="shared") for read in reads]
     points = {(rng.randrange(2), rng.randrange(20)): fault for fault in (kill_router, kill_shard, kill_control)}
     for epoch in range(2):
@@ -165,7 +165,7 @@ class Unreliable:
 HAPPENED: Counter[str] = Counter()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_are_lost_and_calls_repeated(world: World, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng, connect = random.Random(seed), ServiceAddress.connect
     with monkeypatch.context() as patch:

@@ -214,9 +214,8 @@ def test_a_flow_in_use_is_not_deleted(one_shard: World) -> None:
 def test_a_router_that_cannot_start_says_why(own_world: Callable[..., World]) -> None:
     """Not that some call failed, but what the process said as it ended."""
     world = own_world()
-    world.service = type(world.service)(folder=world.folder, settings=world.settings, timeout_s=1.0)
     (world.folder / "flows").mkdir(parents=True)
     (world.folder / "flows" / "test--mixed").write_text("a file where a folder should be")
-    reader = world.reader(timeout_s=1.0)
+    reader = world.reader(timeout_s=3.0)
     with pytest.raises(ServiceUnreachable, match=r"the router cannot be started: .*File exists"):
         epochs_of(mixed().prepare_read(reader))
