@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickletools
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 _OWN = Path(__file__).resolve().parents[2]
@@ -30,8 +31,13 @@ def is_installed(module: object) -> bool:
     file = getattr(module, "__file__", None)
     if not file:
         return True
-    roots = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-    return any(Path(file).resolve().is_relative_to(root) for root in (*roots, _OWN))
+    place = Path(file).resolve()
+    return any(place.is_relative_to(root) for root in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    return (*(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")), _OWN)
 
 
 def folders_in(pickled: bytes) -> list[Path]:
