@@ -133,6 +133,7 @@ def test_an_environment_within_the_folder_is_not_looked_at(module, tmp_path, mon
     path.parent.mkdir(parents=True)
     path.write_text("def g(): return 2\n")
     monkeypatch.setattr(environment, "__file__", str(path))
+    monkeypatch.setattr(environment.__spec__, "origin", str(path))
     monkeypatch.setattr(module_folders, "_installed", lambda: (path.parent,))
     assert imported_sources.edited_since(tmp_path / "mods") == {}
     assert str(path) not in imported_sources._seen

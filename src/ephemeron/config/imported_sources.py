@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ephemeron.config.module_folders import is_installed
+from ephemeron.config.user_code import place_of_loaded
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +28,12 @@ _told: dict[str, bytes] = {}
 
 def edited_since(folder: Path) -> dict[Path, bytes]:
     """Files of a folder, with their content when they were imported, that were edited since then and not reloaded."""
-    inside, edited = f"{folder.resolve()}{os.sep}", {}
+    inside, edited, known_folders = f"{folder.resolve()}{os.sep}", dict[Path, bytes](), dict[str, str]()
     for name, module in list(sys.modules.items()):
-        spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-        if name == "__main__" or spec is None or type(spec.loader) is not SourceFileLoader or not file:
+        spec = getattr(module, "__spec__", None)
+        if name == "__main__" or spec is None or type(spec.loader) is not SourceFileLoader:
             continue
-        path = os.path.realpath(file)
+        path = place_of_loaded(name, known_folders)
         if not path.startswith(inside) or is_installed(module):  # an environment is not sent, wherever it is
             continue
         try:

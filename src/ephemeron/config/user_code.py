@@ -107,7 +107,7 @@ def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
     """
     known: dict[str, str] = {}
     for name in [name for name in sys.modules if "." not in name]:
-        loaded = _place_of_loaded(name, known)
+        loaded = place_of_loaded(name, known)
         if name == "ephemeron" or not (name == top or _root(loaded) in _served):
             continue
         ours = PathFinder.find_spec(name, folders)
@@ -121,7 +121,8 @@ def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
     _served.update(folders)
 
 
-def _place_of_loaded(name: str, known: dict[str, str]) -> str:
+def place_of_loaded(name: str, known: dict[str, str]) -> str:
+    """`_place_of` a loaded module, whose file is looked up once."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     if name in _places and _places[name][0] is spec:
         return _places[name][1]
@@ -199,6 +200,6 @@ def _forget_below(roots: Sequence[Path]) -> None:
     known: dict[str, str] = {}
     inside = tuple(str(root).rstrip(os.sep) + os.sep for root in roots)
     for name in list(sys.modules):
-        place = _place_of_loaded(name, known)
+        place = place_of_loaded(name, known)
         if place and name != "__main__" and f"{place}{os.sep}".startswith(inside):
             del sys.modules[name]
