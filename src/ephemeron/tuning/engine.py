@@ -61,15 +61,17 @@ class Engine:
         simulated: whether trials take place in virtual time.
         on_trial: called with every trial that has begun or ended.
         on_change: called when anything has changed.
+        sessions: opens the session that runs take place in.
     """
 
     def __init__(
         self, file: StudyFile, folder: StudyFolder, study: optuna.Study, predictor: Predictor, *, places: int, token: str,
         seconds: float, simulated: bool, on_trial: OnTrial, on_change: Callable[[], None],
+        sessions: Callable[..., Session] = Session,
     ) -> None:  # fmt: skip
         self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
         self._places, self._token, self._simulated = places, token, simulated
-        self._on_trial, self._on_change = on_trial, on_change
+        self._on_trial, self._on_change, self._sessions = on_trial, on_change, sessions
         self._before_s, self._began_at = seconds, 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._trials: dict[int, TrialRun] = {}
@@ -114,12 +116,14 @@ class Engine:
             return self._close("budget")
         tasks: set[asyncio.Task[None]] = set()
         async with (
-            Session(max_functions=self._places, budget_usd=left_usd) as session,
+            self._sessions(max_functions=self._places, budget_usd=left_usd) as session,
             contextlib.AsyncExitStack() as stack,
         ):
-            for helper in [self._deadline()] + ([] if self._simulated else [self._look()]):
-                task = asyncio.create_task(helper)
-                stack.callback(task.cancel)
+            helpers = {asyncio.create_task(self._deadline())}
+            if not self._simulated:
+                helpers.add(asyncio.create_task(self._look()))
+            for helper in helpers:
+                stack.callback(helper.cancel)
             for trial in self._study.get_trials(deepcopy=False):
                 if not trial.state.is_finished():
                     self._go_on(session, trial, tasks)
@@ -127,7 +131,9 @@ class Engine:
                 self._begin(session, tasks)
                 if not tasks:
                     break
-                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(tasks | helpers, return_when=asyncio.FIRST_COMPLETED)
+                tasks -= done
+                helpers -= done
                 for task in done:
                     task.result()
         if self._over == "stopped":

@@ -54,7 +54,8 @@ class TrialRun:
         """Why it ends early; empty: it does not."""
         self.started = bool(trial.user_attrs.get(STARTED))
         self.value: float | None = None
-        self.cost_usd = self.seconds = 0.0
+        self.cost_usd: float = trial.user_attrs.get(COST, 0.0)
+        self.seconds: float = trial.user_attrs.get(SECONDS, 0.0)
         self._metric, self._on_change = metric, on_change
         self._known = set(trial.intermediate_values)
         self._merger: StepMerger | None = None
@@ -87,7 +88,8 @@ class TrialRun:
         """Ends the trial's functions at once."""
         if not self.ending:
             self.ending = reason
-            self.store(ENDING, reason)
+            for name, known in ((COST, self.cost_usd), (SECONDS, self.seconds), (ENDING, reason)):
+                self.store(name, known)
             _log.info("ending trial %d: %s", self.number, reason)
             self.stop.kill(reason)
 
