@@ -3,6 +3,8 @@
 Where the calling thread has no loop, the coroutine gets one there, and signals reach it as the loop's signal handlers.
 Where the thread has one, which cannot be entered twice, the coroutine runs on a thread of its own while the caller
 waits, and what interrupts the waiting (`KeyboardInterrupt`) is passed on to it.
+
+Requests that take place outside an event loop say so with `in_real_time`, for loops whose time is virtual.
 """
 
 from __future__ import annotations
@@ -17,6 +19,28 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class VirtualClock:
+    """Of an event loop: its time stands still while tasks wait for something that takes place in real time."""
+
+    real_waits = 0
+    """Tasks that do."""
+
+
+@contextlib.contextmanager
+def in_real_time() -> Iterator[None]:
+    """Inside, a task waits for what takes place outside its event loop."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualClock):
+        yield
+        return
+    loop.real_waits += 1
+    try:
+        yield
+    finally:
+        loop.real_waits -= 1
+
 
 Runner = Callable[[Coroutine[Any, Any, Any]], Any]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

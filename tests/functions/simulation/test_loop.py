@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import time
 
 import pytest
 
+from ephemeron.communication.channels import open_channel
 from ephemeron.errors import SimulationDeadlock
 from ephemeron.functions.simulation import VirtualTimeLoop, run
 
@@ -160,3 +162,37 @@ def test_it_is_an_ordinary_loop():
         return seen
 
     assert run(scenario()) == [1, 2]
+
+
+def test_the_clock_stands_still_while_threads_work_for_the_loop():
+    """A client that polls would else let hours of virtual time pass, and every lease and lifetime with them."""
+    polls = list[float]()
+
+    async def poll():
+        while True:
+            polls.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.25)
+
+    async def scenario():
+        polling = asyncio.create_task(poll())
+        await asyncio.sleep(1.1)
+        await asyncio.to_thread(time.sleep, 0.05)  # the work
+        polling.cancel()
+
+    run(scenario())
+    assert polls == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_the_clock_stands_still_while_a_store_answers(tmp_path):
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        passing = asyncio.create_task(asyncio.sleep(900))
+        async with open_channel(tmp_path.as_uri()) as channel:
+            await asyncio.gather(*(channel.put(f"a/{n}", [b"value"]) for n in range(20)))
+            assert len(await channel.list("a/")) == 20
+            assert bytes(await channel.fetch("a/7")) == b"value"
+            assert not await channel.exists("a/20")
+            await channel.delete(["a/7", "a/20"])
+        assert (loop.time(), passing.done()) == (0.0, False)
+
+    run(scenario())

@@ -26,6 +26,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
 
+from ephemeron.blocking import in_real_time
 from ephemeron.communication.channels._buffers import flat, joined
 from ephemeron.communication.channels.base import Buffer, Channel, Traits
 from ephemeron.communication.channels.sizes import SupportsSizes
@@ -89,13 +90,14 @@ class ObjectsChannel(Channel, SupportsSizes):
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
         try:
-            await obstore.put_async(
-                self._store,
-                self._path(key),
-                flat(buffers) if size_of(buffers) >= _LARGE else joined(buffers),
-                mode="create" if create else "overwrite",
-                use_multipart=False,
-            )
+            with in_real_time():
+                await obstore.put_async(
+                    self._store,
+                    self._path(key),
+                    flat(buffers) if size_of(buffers) >= _LARGE else joined(buffers),
+                    mode="create" if create else "overwrite",
+                    use_multipart=False,
+                )
         except AlreadyExistsError as e:
             if is_conflict(e):
                 raise self._unreachable(e, key) from e
@@ -105,8 +107,9 @@ class ObjectsChannel(Channel, SupportsSizes):
 
     async def fetch(self, key: str) -> memoryview | None:
         try:
-            found = await obstore.get_async(self._store, self._path(key))
-            return memoryview(await found.bytes_async())
+            with in_real_time():
+                found = await obstore.get_async(self._store, self._path(key))
+                return memoryview(await found.bytes_async())
         except _FAILURES as e:
             if _is_absent(e):
                 return None
@@ -114,7 +117,8 @@ class ObjectsChannel(Channel, SupportsSizes):
 
     async def exists(self, key: str) -> bool:
         try:
-            await obstore.head_async(self._store, self._path(key))
+            with in_real_time():
+                await obstore.head_async(self._store, self._path(key))
         except _FAILURES as e:
             if _is_absent(e):
                 return False
@@ -126,7 +130,8 @@ class ObjectsChannel(Channel, SupportsSizes):
         if not paths:
             return
         try:
-            await obstore.delete_async(self._store, paths)
+            with in_real_time():
+                await obstore.delete_async(self._store, paths)
         except _FAILURES as e:
             if not _is_absent(e):
                 raise self._unreachable(e, None) from e
@@ -156,7 +161,8 @@ class ObjectsChannel(Channel, SupportsSizes):
         if self._local:
             folder = folder.partition("/")[0]
         try:
-            found = await obstore.list(self._store, folder or None).collect_async()
+            with in_real_time():
+                found = await obstore.list(self._store, folder or None).collect_async()
         except _FAILURES as e:
             raise self._unreachable(e, None) from e
         known = {self._key(str(meta["path"])): int(meta["size"]) for meta in found}
@@ -164,7 +170,8 @@ class ObjectsChannel(Channel, SupportsSizes):
 
     async def _delete_one(self, path: str) -> None:
         try:
-            await obstore.delete_async(self._store, path)
+            with in_real_time():
+                await obstore.delete_async(self._store, path)
         except _FAILURES as e:
             if not _is_absent(e):
                 raise self._unreachable(e, self._key(path)) from e

@@ -25,10 +25,6 @@ class _StandingLoop(VirtualTimeLoop):
         super().__init__()
         self.simulated = 0
         """Coroutines that have begun and not ended."""
-        self._woken = threading.Event()
-
-    def _write_to_self(self) -> None:  # called after each `call_soon_threadsafe`
-        self._woken.set()
 
     def _advance(self) -> None:
         try:

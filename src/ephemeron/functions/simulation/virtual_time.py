@@ -1,7 +1,8 @@
 """Virtual time: an asyncio loop whose clock jumps to the next deadline instead of waiting for it.
 
 Ordinary coroutines run unchanged; `loop.time()` is the virtual now. Ties are broken by the order of
-scheduling, so two runs are the same to the last bit. Real sockets, threads and subprocesses do not fit in here.
+scheduling, so two runs are the same to the last bit. Real sockets and subprocesses do not fit in here. While threads work for the
+loop, and inside `in_real_time` (requests to folders and object stores), the clock stands still.
 
 A run of hundreds of workers is millions of timers and callbacks, so the loop's inner part is written anew: timers
 are tuples in a heap, which compare in C and keep their order among equals, and no selector is asked. Against
@@ -15,11 +16,13 @@ import asyncio
 import contextvars
 import gc
 import heapq
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ephemeron.blocking import VirtualClock, in_real_time
 from ephemeron.errors import SimulationDeadlock
 
 T = TypeVar("T")
@@ -28,7 +31,7 @@ GARBAGE_EVERY = 50_000
 """New objects between two searches for cycles. Tasks leave hardly any, and the usual 700 cost a third of the time."""
 
 
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
+class VirtualTimeLoop(VirtualClock, asyncio.SelectorEventLoop):
     """An event loop in virtual time, starting at 0."""
 
     _ready: deque[asyncio.Handle]
@@ -39,6 +42,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
         self._cancelled = 0
+        self._woken = threading.Event()
 
     def time(self) -> float:
         return self._now
@@ -64,6 +68,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         heapq.heappush(self._timers, (when, self._count, handle))
         return handle
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        future = super().run_in_executor(executor, func, *args)
+        self.real_waits += 1
+
+        def ended(_: asyncio.Future[Any]) -> None:
+            self.real_waits -= 1
+
+        future.add_done_callback(ended)
+        return future
+
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        with in_real_time():
+            await super().shutdown_default_executor(*args)
+
+    def _write_to_self(self) -> None:  # called after each `call_soon_threadsafe`
+        self._woken.set()
+
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Timers of waits that ended well stay in the heap until they are most of it."""
         self._cancelled += 1
@@ -86,6 +107,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 handle._run()
 
     def _advance(self) -> None:
+        if self.real_waits:
+            self._woken.wait()
+            self._woken.clear()
+            return
         timers = self._timers
         while timers and timers[0][2].cancelled():
             self._due(heapq.heappop(timers)[2])
