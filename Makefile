@@ -2,15 +2,15 @@
 #   make train    installs into .venv and trains handwritten digits on four functions
 #   make test     installs into .venv and runs the tests (about ten minutes on two cores)
 # `make test-all` runs the slow tests, too: all platforms and emulators end to end, kill matrices, long simulations.
-# A test that starts real processes has a second try, listed as a rerun; what differs in its result fails at once (tests/conftest.py).
-# A third of the random schedules of faults runs there; EPHEMERON_FULL_MATRIX=1 runs all of them.
+# `make test-changed` runs what a change can touch, `make test-repeat` one test many times, `make test-nightly` an hour of what takes too
+# long for each landing. docs/tests.md describes them. EPHEMERON_FULL_MATRIX=1 runs all random schedules of faults instead of a third.
 # PYTHON chooses the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-slow test-all test-times test-nightly lint types layers clean
+.PHONY: train test test-slow test-all test-times test-changed test-repeat test-nightly lint types layers clean
 
 train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
@@ -29,9 +29,18 @@ test-times: $(VENV)/test.stamp $(VENV)/emulator.stamp
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow" --times tests/times/fast.json
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow --times tests/times/slow.json
 
-# Thirty small changes of the code that each break a guarantee: the tests have to notice every one.
-test-nightly: $(VENV)/test.stamp
-	$(BIN)/python tests/mutation.py
+# What a change can touch, by the graph of imports: against where this branch left main, or BASE=commit. LANE=fast, LANE=slow or both.
+test-changed: $(VENV)/test.stamp $(VENV)/emulator.stamp
+	$(BIN)/python tests/affected.py $(if $(BASE),--base $(BASE)) --lane $(or $(LANE),both)
+
+# One test N times, on J processes, until it fails: make test-repeat TEST=tests/path.py::name N=200. Nothing is tried a second time.
+test-repeat: $(VENV)/test.stamp $(VENV)/emulator.stamp
+	$(BIN)/python -m pytest -q -x -n $(or $(J),0) --dist load --count $(or $(N),200) -p no:rerunfailures \
+		-o addopts=--timeout=900 -o tmp_path_retention_policy=failed '$(TEST)'
+
+# What takes too long for each landing, within an hour: NIGHTLY="--minutes 6 --only mutants soak" for parts of it.
+test-nightly: $(VENV)/test.stamp $(VENV)/emulator.stamp
+	$(BIN)/python tests/nightly.py $(NIGHTLY)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests benchmarks examples

@@ -143,6 +143,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `-n 4`, processes take groups and files, whole. (Marks of pytest-xdist 3.8 do nothing with pytest 9.)"""
+    if config.getoption("dist") != "loadscope":  # one test many times
+        return None
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     class Grouped(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
