@@ -35,8 +35,7 @@ test-changed: $(VENV)/test.stamp $(VENV)/emulator.stamp
 
 # One test N times, on J processes, until it fails: make test-repeat TEST=tests/path.py::name N=200. Nothing is tried a second time.
 test-repeat: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -q -x -n $(or $(J),0) --dist load --count $(or $(N),200) -p no:rerunfailures \
-		-o addopts=--timeout=900 -o tmp_path_retention_policy=failed '$(TEST)'
+	$(BIN)/python tests/repeating.py '$(TEST)' --count $(or $(N),200) --jobs $(or $(J),1)
 
 # What takes too long for each landing, within an hour: NIGHTLY="--minutes 6 --only mutants soak" for parts of it.
 test-nightly: $(VENV)/test.stamp $(VENV)/emulator.stamp

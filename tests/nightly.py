@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import repeating
 from mutation import mutants
 from quarantine import quarantined
 
@@ -79,30 +80,30 @@ def call(command: Sequence[str], limit_s: float, **environ: str) -> tuple[int | 
         command, cwd=ROOT, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
-    interrupted = threading.Event()
-
-    def end(number: int) -> None:
-        interrupted.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-
-    timers = [threading.Timer(limit_s, end, [signal.SIGINT]), threading.Timer(limit_s + GRACE_S, end, [signal.SIGKILL])]
     lines: list[str] = []
-    try:
-        for timer in timers:
-            timer.start()
+
+    def show() -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip("\n"))
             print(f"    {line}", end="", flush=True)
-        status = process.wait()
+
+    reader = threading.Thread(target=show)
+    reader.start()
+    status: int | None = None
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(limit_s)
+        if status is None:
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
     finally:
-        for timer in timers:
-            timer.cancel()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)  # what it leaves keeps the pipe open
         process.wait()
-    return (None if interrupted.is_set() else status), lines
+        reader.join()
+    return status, lines
 
 
 def turned(names: Sequence[str], day: int) -> list[str]:
@@ -143,48 +144,34 @@ def schedules(day: int, seconds: float) -> Found:
 
 
 def run_tests(
-    ids: Sequence[str], seconds: float, more: Sequence[str], **environ: str
+    commands: Sequence[tuple[list[str], dict[str, str]]], seconds: float
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Runs tests, each argument in a process of its own: last line, failed tests, and whether it was reached whole."""
+    """Runs commands of pytest, two at once: the last line of each, failed tests, and whether it came to its end."""
     end = time.monotonic() + seconds
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:rerunfailures",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=--timeout=900",
-    ]
-    command += ["-o", "tmp_path_retention_policy=failed", "-rf", *more]
 
-    def run(test: str) -> tuple[str, list[str], bool]:
+    def run(asked: tuple[list[str], dict[str, str]]) -> tuple[str, list[str], bool]:
         left = end - time.monotonic()
         if left < 5:
             return "not begun", [], False
-        status, lines = call([*command, test], left, **environ)
+        status, lines = call(asked[0], left, **asked[1])
         failed = [text for line in lines for text in re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", line)]
-        if status not in (0, 1, None):
-            failed.append(test)
-        return (lines or ["nothing"])[-1], failed, status is not None
+        if status not in (0, 1, None) and not failed:
+            failed.append(f"{asked[0][-1]} (exit {status})")
+        return (lines or ["nothing"])[-1].strip("= "), failed, status is not None
 
     with ThreadPoolExecutor(PROCESSES) as pool:
-        yield from pool.map(run, ids)
+        yield from pool.map(run, commands)
 
 
 def matrix(day: int, seconds: float) -> Found:
     """The tests of which the lanes run a part."""
     names, found = turned(FULL_MATRIX, day), Found("")
-    for name, (last, failed, whole) in zip(
-        names, run_tests(names, seconds, [], EPHEMERON_FULL_MATRIX="1"), strict=True
-    ):
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:rerunfailures", "-p", "no:cacheprovider"]
+    words += ["-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed", "-rf"]
+    commands = [([*words, name], {"EPHEMERON_FULL_MATRIX": "1"}) for name in names]
+    for name, (last, failed, whole) in zip(names, run_tests(commands, seconds), strict=True):
         found.failures += [f"EPHEMERON_FULL_MATRIX=1 python -m pytest -n 0 {shlex.quote(each)}" for each in failed]
-        found.missed += [] if whole else [f"{name} ({last.strip('= ')})"]
+        found.missed += [] if whole else [f"{name} ({last})"]
     found.done = f"{len(names) - len(found.missed)} of {len(names)} modules whole"
     return found
 
@@ -222,11 +209,13 @@ def soak(day: int, seconds: float) -> Found:
 
 def quarantine(day: int, seconds: float) -> Found:
     """Tests that may be tried a second time."""
-    names, found, said = turned(list(quarantined()), day), Found("no test is in quarantine"), []
-    for name, (last, _, whole) in zip(names, run_tests(names, seconds, ["--count", str(TIMES)]), strict=True):
-        said.append(f"{name}: {last.strip('= ')}")
-        found.missed += [] if whole else [name]
-    return Found("; ".join(said) or found.done, missed=found.missed)
+    names = turned(list(quarantined()), day)
+    ran = run_tests([repeating.command(name, TIMES, 1) for name in names], seconds)
+    ends = dict(zip(names, ran, strict=True))
+    return Found(
+        "; ".join(f"{name}: {last}" for name, (last, _, _) in ends.items()) or "no test is in quarantine",
+        missed=[name for name, (_, _, whole) in ends.items() if not whole],
+    )
 
 
 PARTS: dict[str, tuple[Callable[[int, float], Found], float]] = {
