@@ -146,6 +146,18 @@ def test_v2_enables_the_controllers_at_the_nearest_ancestor_that_lets_it(
     assert read(root / "a.slice", "cgroup.subtree_control") == "+cpu +memory"
 
 
+def test_two_threads_that_try_at_once_do_not_disturb_each_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, limit = v1(root), cgroups._limit
+
+    def another_meanwhile(group: cgroups.ControlGroup, memory_mb: int) -> None:
+        monkeypatch.setattr(cgroups, "_limit", limit)
+        limit(group, memory_mb)
+        assert detect(root, own).kind == "v1"
+
+    monkeypatch.setattr(cgroups, "_limit", another_meanwhile)
+    assert detect(root, own).kind == "v1"
+
+
 @pytest.mark.parametrize("kind", ["no v2 controllers", "hybrid without controllers", "nothing", "no permission"])
 def test_what_cannot_be_enforced_is_said(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = root / "own"

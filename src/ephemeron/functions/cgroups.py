@@ -16,6 +16,7 @@ watched by the owner of the process, and `Enforcement.unenforced` says so.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -33,6 +34,7 @@ PERIOD_US = 20_000
 _LEAST_QUOTA_US = 1_000
 """The kernel refuses less."""
 _UNLIMITED = 1 << 60
+_probes = itertools.count(1)
 _OURS = re.compile(r"ephemeron-(\d+)-\w+")
 
 Kind = Literal["v1", "v2", "none"]
@@ -146,7 +148,10 @@ def _works(enforcement: Enforcement) -> bool:
     try:
         if enforcement.kind == "v2":
             _delegate(enforcement.parents[0])
-        group = ControlGroup(enforcement.kind, tuple(p / f"ephemeron-{os.getpid()}-probe" for p in enforcement.parents))
+        number = next(_probes)  # other threads may try, too
+        group = ControlGroup(
+            enforcement.kind, tuple(p / f"ephemeron-{os.getpid()}-probe{number}" for p in enforcement.parents)
+        )
         try:
             _limit(group, 64)
             group.set_cpu(0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _DRAIN_S = 1.0
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _REMOVALS = 200
+_numbers = itertools.count(1)
+"""Of control groups, for all emulators of this process."""
 
 
 def inherited() -> dict[str, str]:
@@ -43,7 +46,7 @@ class LimitedProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], enforcement: Enforcement, number: int, *, memory_mb: int, env: Mapping[str, str],
+        cls, command: Sequence[str], enforcement: Enforcement, *, memory_mb: int, env: Mapping[str, str],
         folder: Path | None, on_line: Callable[[str], None],
     ) -> LimitedProcess:  # fmt: skip
         """Starts a process that runs the command once its limits are set.
@@ -51,13 +54,12 @@ class LimitedProcess:
         Args:
             command: program and arguments.
             enforcement: how limits are imposed on this machine.
-            number: unique on this machine; names the control group.
             memory_mb: quota.
             env: its environment variables.
             folder: its working folder; None: that of this process.
             on_line: takes each line of its output.
         """
-        group = enforcement.group(os.getpid(), number, memory_mb=memory_mb)
+        group = enforcement.group(os.getpid(), next(_numbers), memory_mb=memory_mb)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", str(_BOOTSTRAP), str(os.getpid()), *command, env=env, cwd=folder,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

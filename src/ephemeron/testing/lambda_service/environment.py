@@ -116,7 +116,7 @@ class LambdaEnvironment:
         self._server = await listen(self._runtime_api(), host=self._host)
         self._began = time.monotonic()
         self._process = await LimitedProcess.start(
-            [*self._launcher, sys.executable, "-P", "-m", "awslambdaric", self.function.handler], self._enforcement, self._n,
+            [*self._launcher, sys.executable, "-P", "-m", "awslambdaric", self.function.handler], self._enforcement,
             memory_mb=self.function.memory_mb, env=self._environment(), folder=self.function.folder, on_line=self._log,
         )  # fmt: skip
         self.pid = self._process.pid

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -31,7 +30,6 @@ _GUEST = Path(__file__).with_name("guest")
 _POLL_S = 0.05
 _BUILD_S = 300.0
 _MB_PER_VCPU = 2048
-_numbers = itertools.count(1)
 
 
 class Microvm:
@@ -100,7 +98,7 @@ class Microvm:
         }  # fmt: skip
         command = [sys.executable if part.startswith("python") else part for part in self.version.command]
         self._process = await LimitedProcess.start(
-            command, self._enforcement, next(_numbers), memory_mb=memory_mb, env=env, folder=root, on_line=self._on_line
+            command, self._enforcement, memory_mb=memory_mb, env=env, folder=root, on_line=self._on_line
         )
         self._process.group.set_cpu(BURST * self.version.memory_mb / _MB_PER_VCPU)
         end = time.monotonic() + float(self.version.hooks.get("readyTimeoutInSeconds", _BUILD_S))

@@ -33,7 +33,7 @@ _RESTART_S = 0.2
 _PROBE_S = 2.0
 _LOG_LINES = 1_000
 _HOP = ("connection", "host", "content-length", "transfer-encoding")
-_numbers = itertools.count(500_000)
+_numbers = itertools.count(1)
 
 
 class Gone(Exception):
@@ -167,7 +167,7 @@ class Replica:
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         self._process = await LimitedProcess.start(
-            command, self._enforcement, self._n, memory_mb=self.function.memory_mb or 1 << 20, env=self._environment(),
+            command, self._enforcement, memory_mb=self.function.memory_mb or 1 << 20, env=self._environment(),
             folder=self._image.folder, on_line=self._print,
         )  # fmt: skip
         self.pid = self._process.pid
