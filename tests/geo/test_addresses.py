@@ -9,6 +9,7 @@ from test_control import World
 
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.errors import RegionSuperseded
+from ephemeron.functions import simulation
 from ephemeron.geo.communicator.addresses import ControlledAddresses
 from ephemeron.geo.communicator.base import Update
 from ephemeron.geo.communicator.network import RegionNetwork
@@ -83,10 +84,10 @@ def test_an_address_of_an_older_attempt_or_another_launch_is_refused() -> None:
             await addresses(world, "north", identity="another", fence=9).announce("c:1")
         book = addresses(world, "east")
         assert (await book.look_up())["north"].endpoint == "a:1"
-        while await book.look_up():  # until its lease has ended
-            pass
+        while await book.look_up():  # noqa: ASYNC110 - until its lease has ended
+            await asyncio.sleep(0.1)
         for task in world.running.values():
             task.cancel()
         await asyncio.gather(*world.running.values(), return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 240))
+    simulation.run(scenario())

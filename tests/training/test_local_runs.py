@@ -83,11 +83,11 @@ def test_other_channels_give_the_same_weights(channel, undisturbed, home, reques
     elif channel == "s3":
         address = request.getfixturevalue("s3")
     how = {"channel": address} if address else {"pattern": "parameter-server"}
-    result, _ = go(**how)
+    result, events = go(**how)
     assert result.summary.status == "finished"
     assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
-    if channel == "redis":
-        assert result.summary.traffic.polls <= 20  # the cache waits by itself; only rank 0 looks for a stop
+    if channel == "redis":  # the cache waits by itself, 10 s at a time; rank 0 looks for a stop in each iteration
+        assert result.summary.traffic.polls <= 20 + 3 * max(event.t for event in events) / 10
 
 
 CLIENT = """

@@ -40,7 +40,9 @@ async def blocked_clients(channel: CacheChannel, n: int, readers: Sequence[async
         await asyncio.sleep(0.005)
 
 
-def test_a_reader_waits_inside_the_server(valkey_server: ServerProcess) -> None:
+def test_a_reader_waits_inside_the_server(valkey_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ephemeron.communication.channels.cache._BLOCK_S", 60.0)
+
     async def scenario() -> None:
         async with CacheChannel(valkey_server.address) as channel:
             assert isinstance(channel, CacheChannel)

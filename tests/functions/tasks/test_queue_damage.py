@@ -26,11 +26,11 @@ def flipped(data: bytes) -> bytes:
 CHANGES: list[Change] = [flipped, lambda data: data[:-5], lambda data: b"another"]
 
 
-def with_queue(valkey_server: Any, scenario: Callable[[Callable[[str], RedisQueue], Redis, str], Any]) -> None:
+def with_queue(valkey_server: Any, scenario: Callable[[Callable[..., RedisQueue], Redis, str], Any]) -> None:
     async def main() -> None:
         name, key = f"d{next(numbers)}", SigningKey.new()
         async with CacheChannel(valkey_server.address) as channel, Redis.from_url(valkey_server.address) as client:
-            view = lambda owner: RedisQueue(channel, name, owner=owner, lease_s=0.2, signing=key)  # noqa: E731
+            view = lambda owner, lease_s=30.0: RedisQueue(channel, name, owner=owner, lease_s=lease_s, signing=key)  # noqa: E731
             await scenario(view, client, f"{name}.queue/")
             await view("end").clear()
 
@@ -45,7 +45,7 @@ def test_damaged_tasks_are_an_error_with_their_key(change: Change, valkey_server
         await client.hset(key, "tasks", change(await client.hget(key, "tasks")))
         for owner in ("one", "two"):  # the lease of the first one ends: each that is started for it says why it ends
             with pytest.raises(SignatureRefused, match=batch):
-                await view(owner).take(1)
+                await view(owner, 0.2).take(1)
             await asyncio.sleep(0.25)
 
     with_queue(valkey_server, scenario)
