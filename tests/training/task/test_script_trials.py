@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once  # noqa: E402, F401
+from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once, warm  # noqa: E402, F401
 from training_runs import configuration  # noqa: E402
 
 import ephemeron  # noqa: E402
@@ -18,7 +18,7 @@ from ephemeron.communication.keys import Keys  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired  # noqa: E402
 from ephemeron.functions.base import Limits  # noqa: E402
-from ephemeron.training.driver import prepare  # noqa: E402
+from ephemeron.training.driver import prepare, script_trial  # noqa: E402
 from ephemeron.training.driver.programs import job_of  # noqa: E402
 from ephemeron.training.driver.renewal import renewed  # noqa: E402
 from ephemeron.training.planner.prices import load_prices  # noqa: E402
@@ -148,7 +148,8 @@ def test_only_scripts_take_arguments():
 
 
 @pytest.mark.slow
-def test_a_dry_run_does_two_steps():
+def test_a_dry_run_does_two_steps_after_a_trial_in_a_fresh_process(monkeypatch):
+    monkeypatch.setattr(prepare, "script_trial", script_trial.script_trial)
     found = ephemeron.training.driver.dry_run(SCRIPT, workers=2)
     assert (found.program, found.iterations, found.epochs, found.samples) == ("points.py", 18, 3, 90)
     assert len(found.first_steps.losses) == 2
