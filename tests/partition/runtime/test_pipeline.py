@@ -98,9 +98,9 @@ def test_a_checkpoint_goes_on_in_another_placement(name, tmp_path):
 def test_a_checkpoint_loads_into_the_original_model(tmp_path):
     from safetensors.torch import load_file
 
-    e, _ = traced("bert")
-    (args, kwargs), *_ = batches("bert", e)
-    with made("bert") as pipe:
+    e, _ = traced("gpt-2")
+    (args, kwargs), *_ = batches("gpt-2", e)
+    with made("gpt-2") as pipe:
         pipe.step(args, kwargs=kwargs)
         pipe.save(tmp_path)
         state = pipe.state_dict()

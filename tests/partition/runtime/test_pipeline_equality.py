@@ -60,10 +60,10 @@ def trained(name: str, case: str, dtype: Any) -> tuple[dict[str, Any], list[floa
 
 
 def tried() -> list[tuple[str, str]]:
-    """Each model in one of the schedules with micro-batches, by turns, and every other one in the plain schedule."""
+    """Each model in one of the schedules with micro-batches, by turns, and every fourth in the plain schedule."""
     turns = ("gpipe, recomputed", "1f1b")
     return [
-        *((name, "plain") for k, name in enumerate(MODELS) if k % 2 == 0 or name in WHOLE),
+        *((name, "plain") for k, name in enumerate(MODELS) if k % 4 == 0 or name in WHOLE),
         *((name, turns[k % 2]) for k, name in enumerate(MODELS)),
         *((name, "1f1b, anywhere, parameters apart") for name in ANYWHERE),
     ]
@@ -82,8 +82,8 @@ def test_stages_train_as_the_unsplit_model_does(name, case):
     e.model.load_state_dict(state, strict=True)
 
 
-@pytest.mark.parametrize("name", ["u-net", "llama"])
-def test_single_precision_is_as_good_as_it_can_be(name):
+def test_single_precision_is_as_good_as_it_can_be():
+    name = "u-net"
     state, losses = trained(name, "1f1b", torch.float32)
     expected, expected_losses = whole(name, MICRO_BATCHES, torch.float32)
     assert furthest(state, expected) <= 1e-6
