@@ -40,6 +40,8 @@ READERS = {
     "tests/test_errors.py": ("src/*.py",),
     "tests/test_imports.py": ("src/*.py",),
     "tests/test_mutants.py": ("src/*.py", "tests/*.py"),
+    "tests/test_nightly.py": ("tests/*.py",),
+    "tests/test_quarantined_tests.py": ("src/*.py", "tests/*.py"),
 }  # fmt: skip
 """Tests that look into files whose names they do not have: patterns of what they read."""
 PACKAGES = {"ephemeron": "src/ephemeron", "benchmarks": "benchmarks"}

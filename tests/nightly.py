@@ -203,7 +203,7 @@ def soak(day: int, seconds: float) -> Found:
             found.missed.append(kind)
         elif status:
             found.failures.append(f"python {shlex.join(command)}: {'; '.join(lines[-4:])}")
-    found.done = "; ".join(said)
+    found.done = "; ".join(said) or "nothing was looked at"
     return found
 
 
@@ -245,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{name}: {found.done}, {len(found.failures)} failed, in {(time.monotonic() - began) / 60:.1f} of {seconds / 60:.1f} minutes"
         )
         if found.missed:
-            said.append("    not reached: " + ", ".join(found.missed))
+            more = f" and {len(found.missed) - 8} more" if len(found.missed) > 8 else ""
+            said.append("    not reached: " + ", ".join(found.missed[:8]) + more)
         said += [f"    FAILED {failure}" for failure in found.failures]
         failures += found.failures
     print(
