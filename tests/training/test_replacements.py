@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from training_runs import WORLD, synthetic
 
+from ephemeron.config.typed import build, plain
 from ephemeron.events import Ended, FaultFired, Invoked, Note
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.replacement import MOST_TRIES
+from ephemeron.training.worker.request import WorkerRequest
 
 PATTERNS = [
     {"pattern": "k-reduce", "sync": "bsp"},
@@ -135,3 +138,30 @@ def test_an_attempt_that_was_claimed_and_never_started_is_replaced(workers, monk
     monkeypatch.undo()
     assert run.sha == synthetic(workers=workers, **short).sha
     assert run.left == {"run/spec", "run/result"}
+
+
+def test_a_successor_is_started_although_the_time_is_over(monkeypatch):
+    """The platform may kill a function a little after its limit, and claiming an attempt takes time: what is left is negative by then."""
+    successor, left_s, invoke = (
+        getattr(InvocationLifecycle, name) for name in ("invoke_successor", "_left_s", "invoke")
+    )
+    over, sent = set(), []
+
+    async def late(self):
+        over.add(self.rank)
+        await successor(self)
+        over.discard(self.rank)
+
+    async def arrives(self, rank, attempt, reason, request, **more):
+        sent.append(build(WorkerRequest, json.loads(json.dumps(plain(request))), where="request"))
+        await invoke(self, rank, attempt, reason, request, **more)
+
+    monkeypatch.setattr(InvocationLifecycle, "invoke_successor", late)
+    monkeypatch.setattr(InvocationLifecycle, "_left_s", lambda self: -0.011 if self.rank in over else left_s(self))
+    monkeypatch.setattr(InvocationLifecycle, "invoke", arrives)
+    short = {"workers": 2, "function_timeout_s": 15.0, "samples": 64 * 20, "epochs": 1}
+    run = synthetic(**short)
+    assert run.ending.status == "finished", run.ending.causes
+    assert {request.hand_within_s for request in sent} == {0.0}
+    monkeypatch.undo()
+    assert run.sha == synthetic(**short).sha

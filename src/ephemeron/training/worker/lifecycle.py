@@ -270,7 +270,7 @@ class InvocationLifecycle:
             raise InvocationExit("fenced")
         self.lease.has_successor = True
         _log.info("invokes its successor, attempt %d", self.attempt + 1)
-        hand_within_s = round(self._left_s(), 3)  # by then this invocation has handed off, or was killed
+        hand_within_s = max(0.0, round(self._left_s(), 3))  # by then this invocation has handed off, or was killed
         request = WorkerRequest(hand_within_s=hand_within_s, reached=self._reached(), not_after=not_after)
         await self.invoke(self.rank, self.attempt + 1, "relay", request)
 
