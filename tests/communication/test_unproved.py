@@ -215,7 +215,7 @@ def test_an_http_listener_bounds_bodies_time_and_nesting() -> None:
         return Response()
 
     async def main() -> None:
-        listener = await listen(answer, max_body=300_000, request_s=0.3)
+        listener, hasty = await listen(answer, max_body=300_000), await listen(answer, request_s=0.3)
         port = listener.port
         too_large = await http_answer(port, b"POST / HTTP/1.1\r\nContent-Length: 300001\r\n\r\n")
         assert b" 413 " in too_large.splitlines()[0]
@@ -226,15 +226,16 @@ def test_an_http_listener_bounds_bodies_time_and_nesting() -> None:
         assert (nested.status, nested.body) == (400, b"the JSON is nested too deeply")
         # Closed after their time, without an answer: half a head, half a body, nothing.
         for half in (b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab", b""):
-            assert await http_answer(port, half) == b""
+            assert await http_answer(hasty.port, half) == b""
         # Kept alive beyond that time.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
             await asyncio.sleep(0.5)
         writer.close()
         await listener.close()
+        await hasty.close()
 
     asyncio.run(main())
 

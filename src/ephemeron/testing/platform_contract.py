@@ -338,7 +338,8 @@ class PlatformContract(PlatformConnectionContract):
     def test_one_too_many_at_once_is_refused_and_later_accepted(self) -> None:
         async def scenario(platform: Platform, run: str) -> None:
             n = self.limits.concurrency
-            running = [await platform.invoke(self.call(run, "forever", rank=rank)) for rank in range(n)]
+            calls = [self.call(run, "forever", rank=rank, lifetime_s=60.0) for rank in range(n)]  # while all start
+            running = [await platform.invoke(call) for call in calls]
             with pytest.raises(InvocationRefused, match=str(n)):
                 await platform.invoke(self.call(run, "echo", rank=n))
             await running[0].cancel()
