@@ -101,7 +101,7 @@ def test_bounds_and_plans_against_every_placement(seed, schedule):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32), skip=st.sampled_from([0, 2]))
 def test_near_chains_are_solved_to_proof(seed, skip):
     rng = Random(seed)

@@ -91,9 +91,9 @@ def test_a_pipeline_is_as_fast_as_exhaustive_search_finds(seed):
 
 
 @pytest.mark.slow
-def test_eight_operators_in_a_pipeline_of_three():
+def test_seven_operators_in_a_pipeline_of_three():
     rng = Random(7)
-    graph = drawn_graph(rng, 8)
+    graph = drawn_graph(rng, 7)
     topology = drawn_topology(rng, graph, 3, room=6.0)
     plan = place(graph, topology, schedule=PIPELINED, budget=THOROUGH)
     assert plan.value_s == pytest.approx(least_bottleneck_s(graph, topology, PIPELINED), rel=2e-3)
@@ -123,9 +123,9 @@ def test_the_bound_is_never_above_the_value(world, objective):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["iteration", "throughput"])
-@pytest.mark.parametrize("block", range(7))
+@pytest.mark.parametrize("block", range(3))
 def test_never_worse_than_a_baseline(objective, block):
-    """280 random instances: each baseline is run and simulated separately."""
+    """120 random instances: each baseline is run and simulated separately."""
     rng = Random(f"{objective} {block}")
     budget = SearchBudget(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
     schedule = PIPELINED if objective == "throughput" else Schedule()
