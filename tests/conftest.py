@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import warm_processes
 from bytecode import compile_ahead
 from measuring import Measuring
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
@@ -61,8 +63,12 @@ LONGEST = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
 
+    parser.addoption("--cold-starts", action="store_true", help="have each Python process make its own imports")
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--cold-starts"):
+        warm_processes.enable()
     config.pluginmanager.register(Measuring(config), "measuring")
 
 
@@ -138,6 +144,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") or group_of(item.nodeid) in TOGETHER:
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=list(RESULTS)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with warm_processes.cold() if item.get_closest_marker("cold_start") else contextlib.nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

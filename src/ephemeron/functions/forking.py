@@ -122,14 +122,17 @@ def _forked() -> ForkReply | None:
     if threads > 1:
         return ForkReply(kind="refused", text=f"imports have started {threads - 1} threads")
     try:
-        pid = _fork_away()
+        pid = fork_away()
     except OSError as e:
         return ForkReply(kind="refused", text=f"no process can be forked: {e}")
     return ForkReply(kind="forked", pid=pid) if pid else None
 
 
-def _fork_away() -> int:
-    """Forks a session leader whose parent is the nearest subreaper; returns 0 in it.
+def fork_away(*, leads_session: bool = True) -> int:
+    """Forks a process whose parent is the nearest subreaper; returns 0 in it.
+
+    Args:
+        leads_session: it leads a session of its own.
 
     Raises:
         OSError: the kernel does not let us.
@@ -144,7 +147,8 @@ def _fork_away() -> int:
         if last:
             os._exit(0)
         os.close(reading)
-        os.setsid()
+        if leads_session:
+            os.setsid()
         os.write(writing, str(os.getpid()).encode())
         os.close(writing)
         return 0
