@@ -125,15 +125,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-RESULTS = ("weights", r"'[0-9a-f]{32,}'", r"assert b['\"]", "[Nn]ot equal", "[Nn]ot close")
-"""How a failed assertion about a result reads (digests, bytes, arrays): it is never put down to a busy machine."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups begin first; a test that starts real processes has a second try, which the summary lists as a rerun.
-
-    On a machine that is busy with other things a process may be late for any limit. What differs in its result fails at once.
-    """
+    """The longest groups begin first."""
     unmarked = [
         str(path) for path in {i.path for i in items if i.get_closest_marker("slow")} if not has_slow_tests(path)
     ]
@@ -141,9 +134,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"slow tests, but no mark.slow in the module: {', '.join(unmarked)}")
     order = {group: n for n, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
-    for item in items:
-        if item.get_closest_marker("slow") or group_of(item.nodeid) in TOGETHER:
-            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=list(RESULTS)))
 
 
 @pytest.hookimpl(wrapper=True)

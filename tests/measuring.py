@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+from leaks import Leaks
+
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
 LOOK_S = 0.05
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -109,6 +111,9 @@ class Measuring:
         self.target: str | None = None if self.is_worker else config.getoption("--times")
         self.began, self.cpu_before = time.time(), self.account.cpu_s()
         self.tests: dict[str, dict[str, Any]] = {}
+        self.leaks = (
+            None if self._has_workers() else Leaks(self.account.folder and self.account.folder / "cgroup.procs")
+        )
         parent = self.account.folder and self.account.folder.parent
         self.looker = Looker(parent) if self.target and parent and not self._has_workers() else None
 
@@ -121,15 +126,31 @@ class Measuring:
         if self.target and self.looker is None and self.account.folder is not None:
             self.looker = Looker(ACCOUNTS / f"ephemeron-tests-{node.workerinput['testrunuid']}")
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._cpu, self._start = self.account.cpu_s(), time.time()
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Iterator[None]:
+        if self.leaks is not None:
+            self.leaks.begin()
         return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        self._cpu, self._start, self._next = self.account.cpu_s(), time.time(), nextitem
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
+        if self.leaks is None or fixturedef.scope == "function":
+            return (yield)
+        with self.leaks.allowed():
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: Any = yield
         if call.when == "teardown":
+            left = self.leaks.after(item, self._next) if self.leaks else ""
+            if left and report.passed:
+                report.outcome, report.longrepr = "failed", left
             report.cost = {"start": self._start, "wall_s": time.time() - self._start, "cpu_s": self.account.cpu_s() - self._cpu}  # fmt: skip
         return report
 
@@ -155,6 +176,8 @@ class Measuring:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.looker:
             self.looker.close()
+        if self.leaks:
+            self.leaks.close()
         if self.account.folder is not None and not self.is_worker:
             _leave(self.account.folder, self.looker and self.looker._folder)
         if self.target:

@@ -136,6 +136,11 @@ def enable() -> None:
     _enabled = sys.platform == "linux"
 
 
+def own_servers() -> set[int]:
+    """Processes of this process's fork servers."""
+    return {process.pid for process in _kept if isinstance(process, subprocess.Popen)}
+
+
 @contextlib.contextmanager
 def cold() -> Iterator[None]:
     """Inside, all processes start as ever, with their own imports."""

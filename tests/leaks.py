@@ -1,0 +1,167 @@
+"""What a test leaves behind fails it: processes, sockets, shared memory, control groups, and files outside its folder.
+
+Processes are those of the test process's control group for accounting (`measuring`), which they cannot leave: not by a session of
+their own, nor by the end of their parents. Looked at after the teardown of a test, or of the last test of its module where the test
+has a fixture of a wider scope; what such a fixture starts while it is set up may stay as long as it lives. What is just ending has
+some time for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import warm_processes
+from ephemeron.functions import cgroups
+
+END_S = 45.0
+"""In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Leaks:
+    """Compares what there is after tests with what there was before them.
+
+    Args:
+        procs: the file that lists the processes of this test process; None: processes are not looked at.
+    """
+
+    def __init__(self, procs: Path | None) -> None:
+        self._procs = procs
+        self._folder = Path(tempfile.mkdtemp(prefix="e-"))
+        """Temporary files of this process and of its descendants."""
+        self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "EPHEMERON_HOME")}
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # for the folders of the tests themselves
+        (self._folder / "tmp").mkdir()
+        os.environ |= {"TMPDIR": str(self._folder / "tmp"), "EPHEMERON_HOME": str(self._folder / "home")}
+        tempfile.tempdir = None
+        self._groups = cgroups.detect()
+        self._before: dict[str, set[object]] = {}
+        self._tests: list[str] = []
+        self.waited_s = 0.0
+        self.left = 0
+
+    def begin(self) -> None:
+        """What is there now is not of tests."""
+        self._before = self._there()
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """What a fixture of a wider scope starts, and opens, may stay."""
+        before = self._there()
+        yield
+        for kind, things in self._there().items():
+            self._before[kind] |= things - before[kind]
+
+    def after(self, item: pytest.Item, following: pytest.Item | None) -> str:
+        """What is left, in words; empty: nothing. To be called after each test."""
+        self._tests.append(item.nodeid)
+        if following is not None and following.path == item.path and _has_wider_fixtures(item):
+            return ""
+        tests, self._tests = self._tests, []
+        left = self._left()
+        end = time.monotonic() + END_S
+        if left["socket"]:
+            gc.collect()  # an exception holds the frames in which it was raised
+        while any((left := self._left()).values()) and time.monotonic() < end:
+            self.waited_s += 0.05
+            time.sleep(0.05)
+        found = [f"{kind} {thing}" for kind, things in left.items() for thing in self._described(kind, things)]
+        for pid in left["process"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        for name in left["file"]:
+            path = self._folder / "tmp" / str(name)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        self._before = self._there()
+        self.left += len(found)
+        if not found:
+            return ""
+        return "\n".join(["left behind:", *found, "by one of:" if len(tests) > 1 else "by", *tests])
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for name, value in self._outer.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        tempfile.tempdir = None
+
+    def _left(self) -> dict[str, set[object]]:
+        there = self._there()
+        return {kind: things - self._before[kind] for kind, things in there.items()}
+
+    def _there(self) -> dict[str, set[object]]:
+        return {
+            "process": set(self._processes()), "socket": set(_sockets()), "shared memory": set(_segments()),
+            "control group": set(self._dead_groups()), "file": {path.name for path in (self._folder / "tmp").glob("*")},
+        }  # fmt: skip
+
+    def _processes(self) -> Iterator[int]:
+        if self._procs is None:
+            return
+        kept = warm_processes.own_servers()
+        for pid in map(int, self._procs.read_text().split()):
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if pid == os.getpid() or pid in kept or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if "from multiprocessing.resource_tracker import main" not in " ".join(process.cmdline()):
+                    yield pid
+
+    def _dead_groups(self) -> Iterator[str]:
+        """Control groups of dead hosts that the next host would not remove."""
+        dead = [g for parent in self._groups.parents for g in parent.glob("ephemeron-*-*") if _is_dead(g)]
+        if dead:
+            self._groups.clean()
+        yield from (str(group) for group in dead if group.exists())
+
+    def _described(self, kind: str, things: set[object]) -> Iterator[str]:
+        for thing in things:
+            if kind == "process":
+                with contextlib.suppress(psutil.Error):
+                    yield f"{thing}: {' '.join(psutil.Process(int(str(thing))).cmdline())[:300]}"
+            else:
+                yield str(thing)
+
+
+def _has_wider_fixtures(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "_fixtureinfo", None)
+    known = {} if fixtures is None else fixtures.name2fixturedefs
+    return any(found[-1].scope in ("class", "module", "package") for found in known.values())
+
+
+def _sockets() -> Iterator[str]:
+    for fd in os.listdir("/proc/self/fd"):
+        if int(fd) >= warm_processes.HIGH:
+            continue
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if target.startswith("socket:"):
+                yield f"{target} (descriptor {fd})"
+
+
+def _segments() -> Iterator[str]:
+    """Shared memory that no process has."""
+    names = {path.name for path in SHARED_MEMORY.glob("*")} if SHARED_MEMORY.is_dir() else set()
+    if names:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                names = {name for name in names if f"/dev/shm/{name}" not in maps}
+    yield from names
+
+
+def _is_dead(group: Path) -> bool:
+    match = cgroups._OURS.fullmatch(group.name)
+    return match is not None and not psutil.pid_exists(int(match[1]))
