@@ -1,8 +1,8 @@
 """What a test leaves behind fails it: processes, sockets, shared memory, control groups, and files outside its folder.
 
 Processes are those of the test process's control group for accounting (`measuring`), which they cannot leave: not by a session of
-their own, nor by the end of their parents. Looked at after the teardown of a test, or of the last test of its module where the test
-has a fixture of a wider scope; what such a fixture starts while it is set up may stay as long as it lives. What is just ending has
+their own, nor by the end of their parents. Looked at after the teardown of a test, or, while a fixture of a class or a module is set up, after the teardown
+of the last test that has it; what such a fixture starts while it is set up may stay as long as it lives. What is just ending has
 some time for it.
 """
 
@@ -24,7 +24,7 @@ import pytest
 import warm_processes
 from ephemeron.functions import cgroups
 
-END_S = 45.0
+END_S = 30.0
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -47,6 +47,8 @@ class Leaks:
         tempfile.tempdir = None
         self._groups = cgroups.detect()
         self._before: dict[str, set[object]] = {}
+        self._wide: set[pytest.FixtureDef[object]] = set()
+        """Fixtures of classes, modules and packages that are set up."""
         self._tests: list[str] = []
         self.waited_s = 0.0
         self.left = 0
@@ -56,17 +58,19 @@ class Leaks:
         self._before = self._there()
 
     @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
+    def allowed(self, fixture: pytest.FixtureDef[object]) -> Iterator[None]:
         """What a fixture of a wider scope starts, and opens, may stay."""
+        if fixture.scope != "session":
+            self._wide.add(fixture)
         before = self._there()
         yield
         for kind, things in self._there().items():
             self._before[kind] |= things - before[kind]
 
-    def after(self, item: pytest.Item, following: pytest.Item | None) -> str:
+    def after(self, nodeid: str) -> str:
         """What is left, in words; empty: nothing. To be called after each test."""
-        self._tests.append(item.nodeid)
-        if following is not None and following.path == item.path and _has_wider_fixtures(item):
+        self._tests.append(nodeid)
+        if self._wide:
             return ""
         tests, self._tests = self._tests, []
         left = self._left()
@@ -88,6 +92,10 @@ class Leaks:
         if not found:
             return ""
         return "\n".join(["left behind:", *found, "by one of:" if len(tests) > 1 else "by", *tests])
+
+    def ended(self, fixture: pytest.FixtureDef[object]) -> None:
+        """A fixture is torn down."""
+        self._wide.discard(fixture)
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -133,12 +141,6 @@ class Leaks:
                     yield f"{thing}: {' '.join(psutil.Process(int(str(thing))).cmdline())[:300]}"
             else:
                 yield str(thing)
-
-
-def _has_wider_fixtures(item: pytest.Item) -> bool:
-    fixtures = getattr(item, "_fixtureinfo", None)
-    known = {} if fixtures is None else fixtures.name2fixturedefs
-    return any(found[-1].scope in ("class", "module", "package") for found in known.values())
 
 
 def _sockets() -> Iterator[str]:

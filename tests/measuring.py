@@ -133,22 +133,26 @@ class Measuring:
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        self._cpu, self._start, self._next = self.account.cpu_s(), time.time(), nextitem
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._cpu, self._start = self.account.cpu_s(), time.time()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
         if self.leaks is None or fixturedef.scope == "function":
             return (yield)
-        with self.leaks.allowed():
+        with self.leaks.allowed(fixturedef):
             return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[object]) -> None:
+        if self.leaks is not None:
+            self.leaks.ended(fixturedef)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: Any = yield
         if call.when == "teardown":
-            left = self.leaks.after(item, self._next) if self.leaks else ""
+            left = self.leaks.after(item.nodeid) if self.leaks else ""
             if left and report.passed:
                 report.outcome, report.longrepr = "failed", left
             report.cost = {"start": self._start, "wall_s": time.time() - self._start, "cpu_s": self.account.cpu_s() - self._cpu}  # fmt: skip
