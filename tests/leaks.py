@@ -26,6 +26,7 @@ from ephemeron.functions import cgroups
 
 END_S = 30.0
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
+_LISTENS = "0A"
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -144,13 +145,21 @@ class Leaks:
 
 
 def _sockets() -> Iterator[str]:
+    """Sockets of this process; not the connections of HTTP clients, which are kept for the next request."""
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
-        if int(fd) >= warm_processes.HIGH:
-            continue
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
-            if target.startswith("socket:"):
-                yield f"{target} (descriptor {fd})"
+            if target.startswith("socket:") and int(fd) < warm_processes.HIGH:
+                found[target[8:-1]] = fd
+    if not found:
+        return
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] != _LISTENS:
+                found.pop(fields[9], None)
+    yield from (f"{inode} (descriptor {fd})" for inode, fd in found.items())
 
 
 def _segments() -> Iterator[str]:
