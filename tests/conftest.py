@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, settings
 
 import warm_processes
 from bytecode import compile_ahead
-from measuring import Measuring
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
+
+pytest_plugins = ["measuring"]
 
 # Thousands of processes are started here; without a cache each would compile all it imports once more.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -61,7 +62,6 @@ LONGEST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
 
     parser.addoption("--cold-starts", action="store_true", help="have each Python process make its own imports")
 
@@ -69,7 +69,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--cold-starts"):
         warm_processes.enable()
-    config.pluginmanager.register(Measuring(config), "measuring")
 
 
 def group_of(nodeid: str) -> str:

@@ -24,7 +24,7 @@ import pytest
 import warm_processes
 from ephemeron.functions import cgroups
 
-END_S = 30.0
+END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
 _LISTENS = "0A"
 SHARED_MEMORY = Path("/dev/shm")
@@ -92,7 +92,9 @@ class Leaks:
         self.left += len(found)
         if not found:
             return ""
-        return "\n".join(["left behind:", *found, "by one of:" if len(tests) > 1 else "by", *tests])
+        return "\n".join(
+            [f"left behind: {len(found)} things", *found, "by one of:" if len(tests) > 1 else "by", *tests]
+        )
 
     def ended(self, fixture: pytest.FixtureDef[object]) -> None:
         """A fixture is torn down."""

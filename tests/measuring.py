@@ -27,6 +27,15 @@ import pytest
 
 from leaks import Leaks
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Measuring(config), "costs of tests")
+
+
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
 LOOK_S = 0.05
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -172,7 +181,7 @@ class Measuring:
             found = self.looker and self.looker.between(worker, start, start + cost["wall_s"])
             cost |= dict(zip(("processes", "peak_mb"), found or (None, None), strict=True)) | {"worker": worker}
             test |= {
-                name: round(value, 3 if name.endswith("_s") else 0) if isinstance(value, float) else value
+                name: round(value, 2 if name.endswith("_s") else 0) if isinstance(value, float) else value
                 for name, value in cost.items()
             }
 
@@ -199,9 +208,14 @@ class Measuring:
             "reruns": sum(test["reruns"] for test in ran.values()),
             "failed": sum(test["outcome"] == "failed" for test in ran.values()),
         }
-        lines = [f"{json.dumps(name)}: {json.dumps(test)}" for name, test in ran.items()]
+        fields = ("wall_s", "cpu_s", "processes", "peak_mb")
+        lines = [f"{json.dumps(name)}: {json.dumps([test[f] for f in fields])}" for name, test in ran.items()]
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f'{{"lane": {json.dumps(whole)},\n "each": {{\n' + ",\n".join(lines) + "\n}}\n")
+        target.write_text(
+            f'{{"lane": {json.dumps(whole)},\n "fields": {json.dumps(fields)},\n "each": {{\n'
+            + ",\n".join(lines)
+            + "\n}}\n"
+        )
 
 
 def _leave(*folders: Path | None) -> None:

@@ -53,7 +53,7 @@ COLD = (("-m", "ephemeron.functions.function_main"), ("-m", "pip"), ("-m", "venv
 """Commands that are never forked. Functions without a fork server are charged for the imports they make themselves."""
 SLOW = ("ephemeron", "torch")
 """In code that takes long to import."""
-ALIKE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "MALLOC_", "GLIBC_", "TORCH", "LC_ALL", "LANG")
+ALIKE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "MALLOC_", "GLIBC_", "TORCH", "LC_ALL", "LANG", "EPHEMERON_PRELOAD")
 """Environment variables that take effect while a process starts, or imports: where they differ, it starts as ever."""
 MOST_BYTES = 150_000
 """Of a request: a longer one is no packet."""
@@ -120,6 +120,8 @@ class ForkServer:
         self._control.close()
 
 
+forked = 0
+"""Processes that were forked for this one."""
 _enabled = False
 _server: ForkServer | None = None
 _served: Request | None = None
@@ -134,6 +136,11 @@ def enable() -> None:
     """From here on, this process's Python processes begin warm. Does nothing where the system cannot."""
     global _enabled
     _enabled = sys.platform == "linux"
+
+
+def is_available() -> bool:
+    """Whether processes begin warm here."""
+    return not _cold and _ready() is not None
 
 
 def own_servers() -> set[int]:
@@ -179,6 +186,8 @@ def _ready() -> ForkServer | None:
 
 
 def _start() -> None:
+    global _environment
+    _environment = dict(os.environ)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import {__name__}; {__name__}.main({theirs.fileno()})"
@@ -208,6 +217,8 @@ def _executed(self: subprocess.Popen[Any], *positional: Any, **named: Any) -> No
     pid = None if _cold else _forked(given)
     if pid is None:
         return _execute_child(self, *positional, **named)
+    global forked
+    forked += 1
     self.pid = pid
     self._child_created = True  # type: ignore[attr-defined]
     self._close_pipe_fds(

@@ -32,6 +32,7 @@ Scenario: TypeAlias = Callable[[LocalPlatform], Coroutine[Any, Any, None]]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.cold_start,
     pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only"),
 ]
 needs_cgroups = pytest.mark.skipif(detect().kind == "none", reason="no writable control groups here")
