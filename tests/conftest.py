@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import subprocess
 import sys
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 import warm_processes
 from bytecode import compile_ahead
+from quarantine import entry_of, quarantined
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
 pytest_plugins = ["measuring"]
@@ -47,18 +50,8 @@ TOGETHER = {
 library's (Lithops) or costly fixtures."""
 
 
-LONGEST = (
-    "functions", "clouds", "training/test_groups.py", "training/test_elastic.py", "partition/runtime/test_pipeline_equality.py",
-    "services", "training/test_direct_recovery.py", "clusters", "training/profiling/test_cloud_profile.py",
-    "training/test_sessions.py", "training/test_direct_local.py", "training/test_convergence.py", "training/test_run_logging.py",
-    "tuning/siren/test_workflow.py", "partition/test_tracing_models.py", "training/profiling/test_profiling.py",
-    "training/task/test_scripts.py", "training/test_region_joining.py", "training/test_region_training.py",
-    "training/test_region_faults.py", "integrations/test_transformers.py", "integrations/test_lightning.py",
-    "tuning/test_studies.py", "training/task/test_programs.py", "training/test_direct.py", "training/test_golden.py",
-    "training/planner/test_search.py", "training/test_chaos_simulated.py", "training/test_notebook.py",
-    "sparse/job/test_clicks_notebook.py",
-)  # fmt: skip
-"""Groups in the order in which they begin; all others follow. A long group that begins last keeps one process busy alone."""
+TIMES = Path(__file__).parent / "times"
+"""What the tests of a lane have cost (`make test-times`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,15 +117,34 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups begin first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests in quarantine have a second try. In a lane, the longest groups begin first: a long one that begins last keeps one process busy alone."""
     unmarked = [
         str(path) for path in {i.path for i in items if i.get_closest_marker("slow")} if not has_slow_tests(path)
     ]
     if unmarked:
         raise pytest.UsageError(f"slow tests, but no mark.slow in the module: {', '.join(unmarked)}")
-    order = {group: n for n, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+    entries = quarantined()
+    for item in items:
+        if entry_of(item.nodeid, entries) is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+    if hasattr(config, "workerinput"):
+        known = recorded_s()
+        total: dict[str, float] = defaultdict(float)
+        for item in items:
+            total[group_of(item.nodeid)] += known.get(item.nodeid, UNKNOWN_S)
+        items.sort(key=lambda item: -total[group_of(item.nodeid)])
+
+
+UNKNOWN_S = 1.0
+
+
+def recorded_s() -> dict[str, float]:
+    """Seconds that each test took when its lane was measured last."""
+    found: dict[str, float] = {}
+    for path in TIMES.glob("*.json"):
+        found |= {name: cost[0] for name, cost in json.loads(path.read_text())["each"].items()}
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

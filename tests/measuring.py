@@ -18,7 +18,7 @@ import platform
 import resource
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from leaks import Leaks
+from quarantine import quarantined
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -102,6 +103,12 @@ class Looker:
                     self._seen[procs.parent.name].append((time.time(), pids, memory))
 
 
+def _reason(report: Any) -> str:
+    """Why a test was skipped, without its place."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
 def _private_bytes(pid: int) -> int:
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
@@ -118,7 +125,8 @@ class Measuring:
         self.account = Account(account_of(config))
         self.is_worker = hasattr(config, "workerinput")
         self.target: str | None = None if self.is_worker else config.getoption("--times")
-        self.began, self.cpu_before = time.time(), self.account.cpu_s()
+        self.began = time.time()
+        self.left_over = 0
         self.tests: dict[str, dict[str, Any]] = {}
         self.leaks = (
             None if self._has_workers() else Leaks(self.account.folder and self.account.folder / "cgroup.procs")
@@ -132,7 +140,7 @@ class Measuring:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """The lane's groups are named by xdist, in the first process it makes."""
-        if self.target and self.looker is None and self.account.folder is not None:
+        if self.looker is None and self.account.folder is not None:
             self.looker = Looker(ACCOUNTS / f"ephemeron-tests-{node.workerinput['testrunuid']}")
 
     @pytest.hookimpl(wrapper=True)
@@ -189,12 +197,37 @@ class Measuring:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.looker:
             self.looker.close()
+        if not self.is_worker and self.looker:
+            self.left_over = sum(len(p.read_text().split()) for p in self.looker._folder.glob("*/cgroup.procs"))
         if self.leaks:
             self.leaks.close()
         if self.account.folder is not None and not self.is_worker:
             _leave(self.account.folder, self.looker and self.looker._folder)
         if self.target:
             self._write(Path(self.target))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """What a lane has skipped, tried again and left, and what took longest."""
+        tell, ran = terminalreporter.write_line, [t for t in self.tests.items() if "wall_s" in t[1]]
+        if not self._has_workers() and not self.target:
+            return
+        terminalreporter.section("this lane")
+        reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
+        tell(f"skipped: {sum(reasons.values())} tests, for {len(reasons)} reasons")
+        for reason, n in reasons.most_common():
+            tell(f"  {n:4d}  {reason}")
+        again = [name for name, test in self.tests.items() if test["reruns"]]
+        tell(f"second tries: {len(again)}, quarantined: {len(quarantined())}")
+        for name, entry in quarantined().items():
+            tell(
+                f"  {name} since {entry.date} ({entry.owner}): {entry.reason}{' - TRIED AGAIN' if name in again else ''}"
+            )
+        tell("slowest ten, seconds and CPU seconds:")
+        for name, test in sorted(ran, key=lambda t: -t[1]["wall_s"])[:10]:
+            tell(f"  {test['wall_s']:6.1f} {test['cpu_s']:6.1f}  {name}")
+        tell(
+            f"CPU seconds of all tests: {sum(test['cpu_s'] for _, test in ran):.0f}, processes left over: {self.left_over}"
+        )
 
     def _write(self, target: Path) -> None:
         ran = {name: test for name, test in sorted(self.tests.items()) if "wall_s" in test}
