@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -26,7 +27,8 @@ from ephemeron.functions import cgroups
 
 END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
-_LISTENS = "0A"
+OTHERS = re.compile(r"ray|lithops-\w+|ephemeron-\w{8}|eph-\w{8}")
+"""Folders that libraries keep for all their sessions, and those of functions that were killed, which are lost with a machine."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -85,8 +87,10 @@ class Leaks:
         for pid in left["process"]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        for name in left["file"]:
-            path = self._folder / "tmp" / str(name)
+        for path in (
+            *((self._folder / "tmp" / str(n)) for n in left["file"]),
+            *((SHARED_MEMORY / str(n)) for n in left["shared memory"]),
+        ):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self._before = self._there()
         self.left += len(found)
@@ -115,7 +119,7 @@ class Leaks:
     def _there(self) -> dict[str, set[object]]:
         return {
             "process": set(self._processes()), "socket": set(_sockets()), "shared memory": set(_segments()),
-            "control group": set(self._dead_groups()), "file": {path.name for path in (self._folder / "tmp").glob("*")},
+            "control group": set(self._dead_groups()), "file": {path.name for path in (self._folder / "tmp").glob("*") if not OTHERS.fullmatch(path.name)},
         }  # fmt: skip
 
     def _processes(self) -> Iterator[int]:
@@ -147,26 +151,23 @@ class Leaks:
 
 
 def _sockets() -> Iterator[str]:
-    """Sockets of this process; not the connections of HTTP clients, which are kept for the next request."""
+    """Sockets of this process that listen: servers."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
-            if target.startswith("socket:") and int(fd) < warm_processes.HIGH:
+            if target.startswith("socket:"):
                 found[target[8:-1]] = fd
-    if not found:
-        return
-    for kind in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+    for kind, field, listening, inode in (("tcp", 3, "0A", 9), ("tcp6", 3, "0A", 9), ("unix", 3, "00010000", 6)):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:] if found else ():
             fields = line.split()
-            if fields[3] != _LISTENS:
-                found.pop(fields[9], None)
-    yield from (f"{inode} (descriptor {fd})" for inode, fd in found.items())
+            if fields[field] == listening and fields[inode] in found:
+                yield f"{' '.join(fields[1:2] if kind != 'unix' else fields[7:])} (descriptor {found[fields[inode]]})"
 
 
 def _segments() -> Iterator[str]:
-    """Shared memory that no process has."""
-    names = {path.name for path in SHARED_MEMORY.glob("*")} if SHARED_MEMORY.is_dir() else set()
+    """Shared memory that no process has. Semaphores of killed processes (sem.*) stay, whoever made them."""
+    names = {path.name for path in SHARED_MEMORY.glob("*") if not path.name.startswith("sem.")}
     if names:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):

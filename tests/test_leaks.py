@@ -12,6 +12,8 @@ import pytest
 
 SUITE = """
 import asyncio, socket, subprocess, sys, tempfile, threading
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 import pytest
 
 LASTS = [sys.executable, "-c", "input()"]
@@ -31,8 +33,10 @@ def test_process():
 def test_socket():
     kept.append(socket.create_server(("127.0.0.1", 0)))
 
-def test_loop():
-    kept.append(asyncio.new_event_loop())
+def test_shared_memory():
+    memory = SharedMemory(create=True, size=10)
+    resource_tracker.unregister(memory._name, "shared_memory")
+    memory.close()
 
 def test_file():
     tempfile.mkstemp()
@@ -59,7 +63,7 @@ def test_what_is_left_behind_fails_the_test_and_costs_are_written(tmp_path: Path
     command = [sys.executable, "-m", "pytest", "-p", "measuring", "--times", str(times), "-p", "no:cacheprovider", "."]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    left = {"process", "socket", "loop", "file"}
+    left = {"process", "socket", "shared_memory", "file"}
     if not Path("/sys/fs/cgroup/cpuacct/cgroup.procs").exists():
         left.discard("process")
     failed = {
