@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -53,7 +54,7 @@ class Inbox:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await scenario()
 
     asyncio.run(main())
@@ -137,6 +138,24 @@ def test_a_newer_attempt_takes_the_place_of_an_older_one() -> None:
             assert inbox.numbers == [1, 3]
             assert connected == [(2, 1)]
             await until(lambda: zombie.superseded)
+
+    run(scenario)
+
+
+def test_a_member_that_stood_still_gives_up_no_connection() -> None:
+    async def scenario() -> None:
+        async with joined(DirectWorld(2, silence_s=0.4), MADE["unix"]) as (a, b):
+            lost: list[int] = []
+            inbox = Inbox(b)
+            for mesh in (a, b):
+                mesh.on_lost.append(lost.append)
+            await asyncio.sleep(0.2)  # it watches
+            time.sleep(1.0)  # noqa: ASYNC251 - nothing runs in this process
+            for n in range(8):
+                await asyncio.sleep(0.1)
+                a.send(1, Kind.CONTRIBUTION, n)
+            await until(lambda: inbox.numbers == list(range(8)))
+            assert lost == []
 
     run(scenario)
 

@@ -458,17 +458,24 @@ class Mesh(Connecting):
             await asyncio.sleep(_GONE_AGAIN_S)
 
     async def _watch(self) -> None:
-        """Gives up connections that are silent although they were asked for an answer."""
+        """Gives up connections that are silent although they were asked for an answer.
+
+        While this process stands still itself, nothing is read: their silence counts from its end.
+        """
         loop = asyncio.get_running_loop()
+        heard_since = looked = loop.time()
         while True:
             await asyncio.sleep(self._silence_s / 4)
+            if loop.time() - looked > self._silence_s / 2:
+                heard_since = loop.time()
+            looked = loop.time()
             self.update_routes()
-            self.upgrades.watch(self._silence_s)
+            self.upgrades.watch(self._silence_s, heard_since)
             for rank, peer in self._peers.items():
                 connection = peer.connection
                 if connection is None:
                     continue
-                silent_s = loop.time() - max(connection.last_received, peer.since)
+                silent_s = looked - max(connection.last_received, peer.since, heard_since)
                 if silent_s > self._silence_s:
                     connection.close()
                     self._lost(connection, f"silent for {silent_s:.1f} s", closed=False)

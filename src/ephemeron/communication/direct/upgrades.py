@@ -297,11 +297,11 @@ class Upgrades:
         if not released:
             self._release(new)
 
-    def watch(self, silence_s: float) -> None:
+    def watch(self, silence_s: float, heard_since: float) -> None:
         """Gives up old connections from which nothing comes any more."""
         now = asyncio.get_running_loop().time()
         for old, new in list(self._switches.items()):
-            silent_s = now - max(old.last_received, new.switched_at or 0.0)
+            silent_s = now - max(old.last_received, new.switched_at or 0.0, heard_since)
             if silent_s > silence_s:
                 self.closed(old, f"silent for {silent_s:.1f} s")
 
