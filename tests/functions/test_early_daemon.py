@@ -26,6 +26,7 @@ from ephemeron.functions.early_daemon import early_daemon, want_functions
 from ephemeron.functions.function_process import FunctionProcess, WarmPool
 from ephemeron.functions.local import LocalPlatform, sweep
 from ephemeron.functions.passed_on import daemon_environment
+from running import until
 
 HERE = Path(__file__).parent
 LIMITS = Limits(memory_max_mb=4096)
@@ -236,7 +237,7 @@ def test_a_spare_process_that_dies_is_not_begun_again(env: Mapping[str, str]) ->
 
 
 async def until_warm(platform: LocalPlatform, count: int) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while (await platform.status()).warm != count:
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.02)
@@ -300,10 +301,3 @@ def folders_of(pid: int) -> list[Path]:
 
 def nothing_left(env: Mapping[str, str]) -> bool:
     return not functions_of(env) and not daemons_of(env)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)

@@ -23,6 +23,7 @@ from ephemeron.functions.base import Call, Limits, Outcome
 from ephemeron.functions.cgroups import detect
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.local import LocalPlatform
+from running import until_async
 
 HERE = Path(__file__).parent
 ENV = {"EPHEMERON_PRELOAD": "fork_entries", "EPHEMERON_ENTRIES": "test=fork_entries:dispatch", "PYTHONPATH": str(HERE)}
@@ -126,9 +127,9 @@ def test_a_fork_server_killed_in_the_midst_of_its_imports_is_replaced(folder: Pa
 
     async def scenario(platform: LocalPlatform) -> None:
         running = [await platform.invoke(call(platform, "whoami", rank=n)) for n in range(2)]
-        await until(lambda: len(os.listdir(arrived)) == 1)
+        await until_async(lambda: len(os.listdir(arrived)) == 1)
         os.kill(int(os.listdir(arrived)[0]), signal.SIGKILL)
-        await until(lambda: len(os.listdir(arrived)) == 2)
+        await until_async(lambda: len(os.listdir(arrived)) == 2)
         (arrived / "go").touch()
         outcomes = [await r.wait() for r in running]
         assert [o.status for o in outcomes] == ["ok", "ok"], outcomes
@@ -140,7 +141,7 @@ def test_a_fork_server_killed_in_the_midst_of_its_imports_is_replaced(folder: Pa
 def test_a_function_is_cancelled_while_the_fork_server_imports(folder: Path, tmp_path: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         running = await platform.invoke(call(platform, "whoami"))
-        await until(lambda: bool(os.listdir(tmp_path / "arrived")))
+        await until_async(lambda: bool(os.listdir(tmp_path / "arrived")))
         await running.cancel()
         assert (await running.wait()).status == "cancelled"
 
@@ -175,7 +176,7 @@ def test_nothing_of_a_killed_host_lives_on(folder: Path) -> None:
         await events(platform, 1)
         status = await platform.status()
         os.kill(platform.host_pid, signal.SIGKILL)
-        await until(lambda: all(gone(pid) for pid in (*status.fork_servers, *status.running.values())))
+        await until_async(lambda: all(gone(pid) for pid in (*status.fork_servers, *status.running.values())))
 
     run(folder, scenario)
 
@@ -219,7 +220,7 @@ def test_code_that_comes_with_a_call_is_that_calls(folder: Path) -> None:
 def test_children_whose_parents_have_ended_are_reaped(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         orphan = (await outcome(platform, "leave_orphan")).value["orphan"]
-        await until(lambda: not psutil.pid_exists(orphan))
+        await until_async(lambda: not psutil.pid_exists(orphan))
 
     run(folder, scenario)
 
@@ -329,13 +330,6 @@ async def events(platform: LocalPlatform, notes: int) -> list[Event]:
         if sum(isinstance(e, Note) for e in out) == notes:
             break
     return out
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

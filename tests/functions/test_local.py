@@ -28,6 +28,7 @@ from ephemeron.functions.daemon_messages import InvocationParams
 from ephemeron.functions.local import LocalPlatform, default_limits, default_memory_mb
 from ephemeron.testing.platform_contract import PlatformConnectionContract, PlatformContract
 from ephemeron.testing.platform_entries import declaration
+from running import until_async
 
 HERE = Path(__file__).parent
 ENV = {"EPHEMERON_PRELOAD": "", "EPHEMERON_ENTRIES": "test=local_entries:dispatch", "PYTHONPATH": str(HERE)}
@@ -152,9 +153,9 @@ def test_a_process_that_is_not_clean_is_not_reused(folder: Path, entry: str) -> 
         assert second["cold"]
         assert second["pid"] != first.value.get("pid")
         if entry == "leave_child":
-            await until(lambda: gone(first.value["child"]))
+            await until_async(lambda: gone(first.value["child"]))
         if entry == "leave_child" and not platform.unenforced:
-            await until(lambda: gone(first.value["stray"]))
+            await until_async(lambda: gone(first.value["stray"]))
 
     run(folder, scenario)
 
@@ -162,7 +163,7 @@ def test_a_process_that_is_not_clean_is_not_reused(folder: Path, entry: str) -> 
 def test_an_idle_process_is_given_up(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         pid = (await outcome(platform, "whoami")).value["pid"]
-        await until(lambda: gone(pid))
+        await until_async(lambda: gone(pid))
         assert (await platform.status()).warm == 0
         assert (await outcome(platform, "whoami")).value["cold"]
 
@@ -247,7 +248,7 @@ def test_functions_outlive_a_killed_client_and_another_one_attaches(folder: Path
         host = platform.host_pid
         await platform.close()
         # Nobody is attached, nothing runs: the host ends by itself, and takes the warm process along.
-        await until(lambda: gone(host) and gone(function))
+        await until_async(lambda: gone(host) and gone(function))
         with pytest.raises(DaemonGone):
             await LocalPlatform.attach(folder)
 
@@ -263,7 +264,7 @@ def test_functions_do_not_outlive_their_host(folder: Path) -> None:
         lost = await held.wait()
         assert lost.status == "lost"
         assert "is gone" in lost.error
-        await until(lambda: gone(function))
+        await until_async(lambda: gone(function))
         with pytest.raises(DaemonGone):
             await platform.invoke(call(platform, "whoami"))
         # The next host closes what its predecessor left open, and removes its groups.
@@ -292,7 +293,7 @@ def test_shutdown_leaves_no_process_no_group_no_socket(folder: Path) -> None:
         assert stat.S_IMODE(socket_folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "host.json").stat().st_mode) == 0o600
         await platform.shutdown()
-        await until(lambda: all(gone(pid) for pid in (platform.host_pid, warm, *running)))
+        await until_async(lambda: all(gone(pid) for pid in (platform.host_pid, warm, *running)))
         assert groups(platform.host_pid) == []
         assert not socket_folder.exists()
         assert not (folder / "host.json").exists()
@@ -340,7 +341,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_open(
 
     async def main() -> None:
         starting = asyncio.create_task(start(folder, linger_s=0.1))
-        await until((folder / when).exists)
+        await until_async((folder / when).exists)
         starting.cancel()
         await asyncio.wait([starting])
         if not starting.cancelled():  # it was ready in the same moment
@@ -445,13 +446,6 @@ async def events(platform: LocalPlatform, last: Callable[[Event], bool]) -> list
 
 def platform_channel(platform: LocalPlatform) -> Any:
     return open_channel("folder", base=platform.channel_base)
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import test_local
-from test_local import ENV, LIMITS, gone, platform_channel, until
+from test_local import ENV, LIMITS, gone, platform_channel
 
 from ephemeron.errors import DaemonGone
 from ephemeron.events import Ended, Event, Invoked, Note, from_json
 from ephemeron.functions.base import Call, Outcome
 from ephemeron.functions.local import LocalPlatform, is_hosted
+from running import until_async
 
 
 def together(tmp_path: Path, scenario: Callable[..., Coroutine[Any, Any, None]], *names: str, **env: str) -> None:
@@ -105,15 +106,15 @@ def test_to_cancel_or_leave_one_run_leaves_the_others_alone(tmp_path: Path) -> N
 def test_functions_go_on_without_their_clients_and_another_one_attaches(tmp_path: Path) -> None:
     async def scenario(host: LocalPlatform, a: LocalPlatform) -> None:
         await a.invoke(call(a, "hold"))
-        await until(lambda: any(isinstance(event, Note) for event in written(a)))
+        await until_async(lambda: any(isinstance(event, Note) for event in written(a)))
         for client in (a, host):
             await client.close()
         again = await LocalPlatform.attach(a.run_dir)
         assert len((await again.status()).running) == 1
         await platform_channel(a).put("go", [b""])
-        await until(lambda: any(isinstance(event, Ended) for event in written(a)))
+        await until_async(lambda: any(isinstance(event, Ended) for event in written(a)))
         await again.close()
-        await until(lambda: gone(host.host_pid))  # no client is connected, and nothing runs
+        await until_async(lambda: gone(host.host_pid))  # no client is connected, and nothing runs
         assert not is_hosted(a.run_dir)
         assert not (a.run_dir / "host.json").exists()
 
@@ -133,7 +134,7 @@ def test_a_killed_daemon_is_replaced_by_one_for_all_its_runs(tmp_path: Path) -> 
         held = [await run.invoke(call(run, "hold")) for run in (a, b)]
         os.kill(dead, signal.SIGKILL)
         assert [(await each.wait()).status for each in held] == ["lost", "lost"]
-        await until(lambda: a.host_pid != dead and b.host_pid != dead)
+        await until_async(lambda: a.host_pid != dead and b.host_pid != dead)
         assert a.host_pid == b.host_pid
         assert [(await outcome(run, "whoami")).status for run in (a, b)] == ["ok", "ok"]
         for run in (a, b):

@@ -40,7 +40,7 @@ class ChannelConnectionContract:
     """Overwrites in the test for torn objects."""
     cancel_turns: int = 40
     """Most turns of the event loop before a waiting `get` is cancelled."""
-    test_timeout_s: float = 120.0
+    test_timeout_s: float = 300.0
     """A test that takes longer has hung."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from ephemeron.geo.communicator import Communicator, Update
 from ephemeron.geo.communicator.members import EntranceRequest, note_absent
 
 NAMES = ("east", "north", "west")
-_LIMIT_S = 30.0
+_LIMIT_S = 120.0
 
 
 class CommunicatorWorld(ABC):

@@ -47,7 +47,7 @@ class DirectWorld:
         return mesh
 
 
-async def until(holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
+async def until(holds: Callable[[], bool], *, within_s: float = 120.0) -> None:
     """Waits for a condition.
 
     Raises:

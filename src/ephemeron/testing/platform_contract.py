@@ -48,7 +48,7 @@ class PlatformConnectionContract:
     """Quota of most calls."""
     channel = "folder"
     """Address given to functions."""
-    test_timeout_s: float = 120.0
+    test_timeout_s: float = 300.0
     """A test that takes longer has hung."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """Cases that the platform cannot show, and why: `memory` (a quota that kills), `kill` (a death from outside)."""

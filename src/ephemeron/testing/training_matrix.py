@@ -87,7 +87,7 @@ class TrainingMatrix:
         how: dict[str, Any] = {"function_timeout_s": world.relay_lifetime_s} if case.relays else {}
         faults = case.faults + (world.relay_faults if case.relays else ())
         if case.drops:
-            how["peer_timeout_s"] = world.peer_timeout_s  # a rank that misses a lost object waits for that long
+            how["peer_timeout_s"] = world.patient_s  # a rank that misses a lost object waits for that long
         result, events = world.go(faults=faults, **how)
         world.check_same(result)
         fired = [e.fault for e in of(events, FaultFired)]

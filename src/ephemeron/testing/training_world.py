@@ -18,13 +18,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.events import Event
+from ephemeron.events import Event, Progress
 from ephemeron.training.driver import Result, configure, train
 from ephemeron.training.job import Job, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PEER_TIMEOUT_S = 120.0
+"""Silence after which peers replace a rank, where nothing is lost that only peers miss: deaths are seen by the client. Longer than a
+function is late on a machine that is busy with other things, where a needless replacement changes what the run does."""
 SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 48, "checkpoint_every": 3}
 
 
@@ -49,7 +52,7 @@ class TrainingWorld:
     relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
     peer_timeout_s: float = 8.0
     """Shortest wait before a silent peer is replaced, in runs that lose a put: longer than a function takes to start beside
-    others, since a needless replacement changes which attempt a fault hits."""
+    others, since a needless replacement changes which attempt a fault hits. See `patient_s`."""
     slow_relays: bool = False
     """Nothing is ever warm, so passing lifetimes takes minutes: only with EPHEMERON_FULL_MATRIX=1."""
 
@@ -64,7 +67,7 @@ class TrainingWorld:
             on_event: sees everything that happens.
             channel: one of the names in `channels`, or an address.
             job: another one.
-            peer_timeout_s: see `train`; None: 20 s, or the world's own where functions take longer to start.
+            peer_timeout_s: see `train`; None: `PEER_TIMEOUT_S`.
             how: of the configuration, instead of the world's own.
 
         Returns:
@@ -84,7 +87,7 @@ class TrainingWorld:
             faults=[parse_fault(f) for f in faults],
             on_event=see,
             cloud=self.settings,
-            peer_timeout_s=max(20.0, self.peer_timeout_s) if peer_timeout_s is None else peer_timeout_s,
+            peer_timeout_s=PEER_TIMEOUT_S if peer_timeout_s is None else peer_timeout_s,
             check=False,
         )
         return result, events
@@ -99,6 +102,12 @@ class TrainingWorld:
         """The run in which nothing happens."""
         with _home(self.folder / "undisturbed"):
             return self.go()
+
+    @cached_property
+    def patient_s(self) -> float:
+        """`peer_timeout_s`, or longer where functions take longer to start, as on a machine that is busy with other things."""
+        first = {e.rank: e.t for e in reversed(of(self.undisturbed[1], Progress))}
+        return max(self.peer_timeout_s, 3 * max(first.values()))
 
     def check_same(self, result: Result) -> None:
         """Whether a run has ended as the undisturbed one did, bit for bit."""

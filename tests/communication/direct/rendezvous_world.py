@@ -16,7 +16,7 @@ from ephemeron.communication.direct.rendezvous import Rendezvous, ServiceAddress
 from ephemeron.communication.direct.rendezvous_service import RendezvousService, ServiceLimits
 
 SERVICE_TOKEN, RUN_TOKEN = "the service's token", "the run's token"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 TRANSPORTS: dict[str, type[MeetingTransport]] = {"punched": PunchedTransport, "relay": RelayTransport}
 
 

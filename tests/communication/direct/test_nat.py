@@ -21,7 +21,7 @@ from ephemeron.testing.nat_network import Host, NatNetwork, unavailable
 
 WHY_NOT = unavailable()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.slow]
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 SERVICE = "198.51.100.1"
 NBYTES = 2_000_000
 Behaviour = Literal["endpoint-independent", "symmetric"]

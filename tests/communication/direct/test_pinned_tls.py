@@ -84,7 +84,7 @@ class Between:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await scenario()
 
     asyncio.run(main())

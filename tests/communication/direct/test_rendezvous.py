@@ -402,7 +402,7 @@ def test_runs_members_and_tickets_are_limited() -> None:
 
 def test_tickets_are_redeemed_once_and_expire() -> None:
     async def main() -> None:
-        async with service(limits=ServiceLimits(ticket_s=1.0)) as (serving, address):
+        async with service() as (serving, address):
             first, second = await control(address, name="a"), await control(address, name="b")
             await first.send(Invite(number=7, name="b", purpose="punched", timeout_s=5))
             ours, theirs = await first.receive(), await second.receive()
@@ -415,6 +415,7 @@ def test_tickets_are_redeemed_once_and_expire() -> None:
             await until(lambda: ours.ticket not in serving._tickets)
             await again.send(Redeem(ticket=ours.ticket))
             assert await is_closed(again.sock)
+            serving.limits = ServiceLimits(ticket_s=0.3)  # from here on
             two = await proved(address)
             await two.send(Redeem(ticket=theirs.ticket))
             here, there = await one.receive(), await two.receive()

@@ -58,7 +58,7 @@ async def pair(token: str = "t") -> tuple[SharedConnection, SharedConnection, Sh
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await scenario()
 
     asyncio.run(main())

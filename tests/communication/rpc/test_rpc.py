@@ -70,7 +70,7 @@ def table(*entries: tuple[int, int, int, int]) -> bytes:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await scenario()
 
     asyncio.run(main())

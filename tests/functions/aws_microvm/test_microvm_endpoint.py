@@ -15,13 +15,14 @@ pytest.importorskip("websockets", "15", reason="no WebSocket; pip install 'ephem
 import websockets.asyncio.client
 import websockets.exceptions
 from microvm_world import keys, settings_of
-from test_microvm_service import APPLICATION, archive, built, started, until
+from test_microvm_service import APPLICATION, archive, built, started
 
 from ephemeron.communication.direct.connection import LinkFailed
 from ephemeron.functions.aws_microvm.api import MicrovmApi
 from ephemeron.functions.aws_microvm.endpoint import MicrovmEndpoints
 from ephemeron.functions.aws_microvm.settings import client
 from ephemeron.testing.microvm_service import MicrovmService
+from running import until
 
 ECHO = """
 import threading
@@ -71,7 +72,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 async def said(url: str, headers: Any, text: str = "x") -> str:
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(120),
         websockets.asyncio.client.connect(url, additional_headers=headers, proxy=None) as connection,
     ):
         await connection.send(text)

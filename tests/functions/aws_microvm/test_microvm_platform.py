@@ -54,7 +54,7 @@ def call(platform: AwsMicrovmPlatform, entry: str, *, rank: int = 0, **request: 
 
 def run(settings: AwsMicrovmSettings, folder: Path, scenario: Scenario) -> None:
     async def main() -> None:
-        async with asyncio.timeout(120), opened(settings, folder, limits=LIMITS) as platform:
+        async with asyncio.timeout(240), opened(settings, folder, limits=LIMITS) as platform:
             await scenario(platform)
 
     asyncio.run(main())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from ephemeron.functions.openfaas.platform import LIMITS, OpenFaasPlatform
 from ephemeron.functions.openfaas.settings import Credentials, OpenFaasSettings
 from ephemeron.functions.source_bundle import digest
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
+from running import until
 
 PASSWORD = "the tests' own"
 IMAGE = "registry.example/ephemeron:1"
@@ -53,7 +52,7 @@ def deployed(
         api = client(replace(settings, function=spec.service))
         api.deploy(spec)
         api.scale(replicas)
-        wait(lambda api=api: api.function().available >= replicas)
+        until(lambda api=api: api.function().available >= replicas)
     return settings
 
 
@@ -68,21 +67,3 @@ async def opened(
         yield platform
     finally:
         await platform.shutdown()
-
-
-def wait(true: Callable[[], Any], limit_s: float = 180.0) -> Any:
-    """Asks until it is so."""
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-    return value
-
-
-async def until(true: Callable[[], Any], limit_s: float = 180.0) -> Any:
-    """The same, beside other work."""
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.02)
-    return value

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openfaas_world import IMAGE, PASSWORD, client, settings_of, wait
+from openfaas_world import IMAGE, PASSWORD, client, settings_of
 
 from ephemeron.communication.rpc.http import HttpRequest, Response, listen
 from ephemeron.errors import GatewayError
@@ -27,6 +27,7 @@ from ephemeron.functions.openfaas.gateway import UNREACHABLE, FunctionSpec, Gate
 from ephemeron.functions.openfaas.settings import INSIDE, Credentials, OpenFaasSettings, credentials
 from ephemeron.functions.source_bundle import digest
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
+from running import until
 
 NAME = "ephemeron-api-test"
 
@@ -43,7 +44,7 @@ class Place:
         return spec_of(DeploymentSpec(**wanted), self.settings)
 
     def ready(self, replicas: int = 1) -> None:
-        wait(lambda: self.api.function().available >= replicas)
+        until(lambda: self.api.function().available >= replicas)
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +90,12 @@ def test_a_function_is_deployed_listed_scaled_and_deleted(place: Place) -> None:
     assert found.annotations["ephemeron.memory-mb"] == "256"
     assert NAME in [f.name for f in api.functions()]
     api.scale(2)
-    wait(lambda: api.function().replicas == 2)
+    until(lambda: api.function().replicas == 2)
     place.ready(2)
     assert api.deploy(place.spec(memory_mb=300)) == "updated"
-    wait(lambda: api.function().annotations["ephemeron.memory-mb"] == "300")
+    until(lambda: api.function().annotations["ephemeron.memory-mb"] == "300")
     api.delete()
-    wait(lambda: NAME not in [f.name for f in api.functions()])
+    until(lambda: NAME not in [f.name for f in api.functions()])
 
 
 def test_a_call_is_answered_and_an_asynchronous_one_accepted(place: Place) -> None:
@@ -192,7 +193,7 @@ def deploy_echo(
     )
     api.deploy(spec)
     api.scale(replicas)
-    wait(lambda: api.function().available >= replicas)
+    until(lambda: api.function().available >= replicas)
 
 
 def body(**said: Any) -> bytes:
@@ -219,9 +220,9 @@ def test_a_second_request_at_once_is_429_and_the_queue_tries_again_where_it_is_t
         gate = tmp_path / str(len(notes))
         calls = [api.invoke_async(body(until=str(gate))) for _ in range(2)]
         if not notes:
-            wait(lambda calls=calls: [call for call, _ in local.queue.delivered if call in calls])  # what is refused
+            until(lambda calls=calls: [call for call, _ in local.queue.delivered if call in calls])  # what is refused
         gate.touch()
-        statuses = wait(lambda calls=calls: over(local, calls))
+        statuses = until(lambda calls=calls: over(local, calls))
         assert sorted(statuses) == expected
 
 
@@ -250,17 +251,17 @@ def test_a_replica_whose_process_ends_is_started_again(api: Gateway, local: Open
 
     (first,) = ready()
     assert api.invoke(body(die=True)).status == 502
-    (second,) = wait(lambda: [pid for pid in ready() if pid != first])
+    (second,) = until(lambda: [pid for pid in ready() if pid != first])
     assert api.invoke(body()).status == 200
     os.kill(second, signal.SIGKILL)
-    wait(lambda: [pid for pid in ready() if pid != second])
+    until(lambda: [pid for pid in ready() if pid != second])
     assert api.invoke(body()).status == 200
 
 
 def test_from_no_replicas_a_call_starts_one(api: Gateway) -> None:
     deploy_echo(api)
     api.scale(0)
-    wait(lambda: api.function().available == 0)
+    until(lambda: api.function().available == 0)
     assert api.invoke(body()).status == 200
     assert api.function().replicas == 1
 
@@ -275,7 +276,7 @@ def test_secrets_are_files_and_missing_ones_are_refused(api: Gateway) -> None:
     api.set_secret("ephemeron-channel-password", "one")
     api.set_secret("ephemeron-channel-password", "two")
     api.deploy(spec)
-    wait(lambda: api.function().available == 1)
+    until(lambda: api.function().available == 1)
     assert json.loads(api.invoke(body()).body)["secrets"] == ["ephemeron-channel-password"]
     api.delete_secret("ephemeron-channel-password")
     with pytest.raises(GatewayError):
@@ -350,7 +351,7 @@ def test_the_death_of_a_replica_comes_as_a_call_back(api: Gateway, local: OpenFa
         assert "502" in told[1].text
         stranger = callbacks.url.rpartition("/")[0] + "/wrong"
         lost = await asyncio.to_thread(api.invoke_async, body(die=True), callback=stranger)
-        assert min(await asyncio.to_thread(wait, lambda: over(local, [lost]))) >= 500
+        assert min(await asyncio.to_thread(until, lambda: over(local, [lost]))) >= 500
         assert await callbacks.poll() == []
         await callbacks.close()
 

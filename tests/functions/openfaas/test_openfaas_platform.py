@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from faas_entry import ENTRIES
-from openfaas_world import IMAGE, PASSWORD, client, deployed, opened, settings_of, until, wait
+from openfaas_world import IMAGE, PASSWORD, client, deployed, opened, settings_of
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Note
@@ -21,6 +21,7 @@ from ephemeron.functions.entries import VARIABLE
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
+from running import until, until_async
 
 HERE = Path(__file__).parent
 
@@ -66,7 +67,7 @@ def test_a_call_waits_in_the_queue_while_the_only_replica_is_busy(settings: Open
     async def main() -> None:
         async with opened(settings, tmp_path) as platform:
             busy = await platform.invoke(call("forever", tmp_path))
-            await until(lambda: any("alive" in line for line in lines(tmp_path)))
+            await until_async(lambda: any("alive" in line for line in lines(tmp_path)))
             waiting = await platform.invoke(call("echo", tmp_path, attempt=1, say="my turn"))
             await busy.cancel()
             assert (await waiting.wait()).value["said"] == "my turn"
@@ -96,7 +97,7 @@ def test_the_death_of_the_whole_replica_is_told_by_the_call_back(
     async def main() -> None:
         async with opened(settings, tmp_path) as platform:
             invocation = await platform.invoke(call("forever", tmp_path))
-            await until(lambda: any("alive" in line for line in lines(tmp_path)))
+            await until_async(lambda: any("alive" in line for line in lines(tmp_path)))
             (replica,) = gateway.replicas()
             assert json.loads(replica.body)["id"] == invocation.id
             os.kill(replica.pid, signal.SIGKILL)
@@ -108,7 +109,7 @@ def test_the_death_of_the_whole_replica_is_told_by_the_call_back(
             assert [type(e) for e in events[1:]] == [Note, Ended]
 
     asyncio.run(main())
-    wait(lambda: [r for r in gateway.replicas() if r.ready])
+    until(lambda: [r for r in gateway.replicas() if r.ready])
 
 
 async def first_events(platform: Any, count: int) -> Any:
@@ -138,7 +139,7 @@ def test_output_of_the_code_is_in_the_functions_log(
             await (await platform.invoke(call("say_aloud", tmp_path))).wait()
 
     asyncio.run(main())
-    wait(lambda: "what the user printed" in gateway.log("ephemeron"))
+    until(lambda: "what the user printed" in gateway.log("ephemeron"))
     assert any(line.startswith("ephemeron: run run, rank 0, attempt 0: ") for line in gateway.log("ephemeron"))
 
 
@@ -154,7 +155,7 @@ def test_secrets_reach_the_code_as_variables_and_nothing_else_shows_them(
         variables={"EPHEMERON_ENTRIES": ENTRIES, "EPHEMERON_PRELOAD": "", "PYTHONPATH": f"{HERE}:{HERE.parents[2] / 'src'}"},
     )  # fmt: skip
     api.deploy(spec_of(wanted, secretly))
-    wait(lambda: api.function().available)
+    until(lambda: api.function().available)
 
     async def main() -> None:
         async with opened(secretly, tmp_path) as platform:

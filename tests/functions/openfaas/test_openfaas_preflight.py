@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from openfaas_world import IMAGE, PASSWORD, client, settings_of, wait
+from openfaas_world import IMAGE, PASSWORD, client, settings_of
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, PlanInfeasible, UserError
@@ -18,6 +18,7 @@ from ephemeron.functions.openfaas.settings import PASSWORD_ENV, USER_ENV, OpenFa
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 from ephemeron.training.driver import configure, train
 from ephemeron.training.job import DataSpec, Job, Simulation, Target
+from running import until
 
 CODE = Path(__file__).parents[2] / "training" / "code"
 JOB = Job(
@@ -231,7 +232,7 @@ def test_secrets_are_deployed_as_secrets_and_removed_with_the_function(
     removed = CliRunner().invoke(main, ["clean", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert removed.exit_code == 0, removed.output
     assert "deleted function ephemeron\ndeleted secret ephemeron-channel-password\n" in removed.output
-    wait(lambda: api.functions() == [])
+    until(lambda: api.functions() == [])
     again = CliRunner().invoke(main, ["clean", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert "there is no function ephemeron" in again.output
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from openfaas_world import PASSWORD, client, settings_of, wait
+from openfaas_world import PASSWORD, client, settings_of
 
 from ephemeron.cli.main import main
 from ephemeron.errors import GatewayError, JobError
@@ -18,6 +18,7 @@ from ephemeron.functions.openfaas.gateway import FunctionSpec
 from ephemeron.functions.openfaas.workflow import WorkflowStep, execute, parse_workflow
 from ephemeron.functions.openfaas.workflow_gateway import WorkflowGateway
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
+from running import until
 
 DIAMOND: dict[str, Any] = {
     "name": "training",
@@ -137,7 +138,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenFaasGatewa
         api = client(settings_of(found, function="words"))
         api.deploy(FunctionSpec(service="words", image="words", memory_mb=128, cpus=0.5))
         api.scale(2)
-        wait(lambda: api.invoke(b"are you there").status == 200)
+        until(lambda: api.invoke(b"are you there").status == 200)
         yield found
 
 

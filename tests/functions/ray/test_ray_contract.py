@@ -46,7 +46,7 @@ class TestRayContract(PlatformContract):
     def test_functions_outlive_the_platform_and_another_one_hears_of_them(self) -> None:
         async def main() -> None:
             settings = self.world.settings(variables=ENTRY)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 async with opened(settings, self.folder, run=self.run_id) as first:
                     started = await first.invoke(self.call(self.run_id, "forever"))
                     await self._events(first, self.run_id, lambda e: e.kind == "note")
@@ -77,7 +77,7 @@ def test_a_node_that_dies_takes_its_function_along_and_the_watch_says_so(world: 
     async def main() -> None:
         kit = PlatformContract()
         kit.channel = (tmp_path / "objects").as_uri()
-        async with asyncio.timeout(90), opened(world.settings(variables=ENTRY), tmp_path) as platform:
+        async with asyncio.timeout(240), opened(world.settings(variables=ENTRY), tmp_path) as platform:
             calls = [await platform.invoke(kit.call("run", "forever", rank=rank)) for rank in range(2)]
             alive: set[int] = set()
             async for event in platform.events("run"):

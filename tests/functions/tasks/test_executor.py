@@ -82,7 +82,7 @@ def threads(scenario: Callable[[World, ThreadCompute], Coroutine[Any, Any, None]
     async def main() -> None:
         compute = ThreadCompute(1)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(World(), compute)
         finally:
             compute.close()

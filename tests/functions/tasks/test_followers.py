@@ -89,7 +89,7 @@ class World:
 
 def world(address: str, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with CacheChannel(address) as server, asyncio.timeout(60):
+        async with CacheChannel(address) as server, asyncio.timeout(240):
             one = World(server)
             try:
                 await scenario(one)

@@ -78,7 +78,7 @@ def deployed(folder: Path, address: str, scenario: Callable[[Deployment], Any], 
     async def main() -> None:
         platform = await LocalPlatform.start(folder / "run", limits=Limits(memory_max_mb=4096), env=ENV)
         try:
-            async with asyncio.timeout(120), open_channel(address, base=folder / "run" / "channel") as channel:
+            async with asyncio.timeout(240), open_channel(address, base=folder / "run" / "channel") as channel:
                 one = Deployment(platform, channel, address, **how)
                 provisioning = asyncio.create_task(one.provisioner.run())
                 await scenario(one)

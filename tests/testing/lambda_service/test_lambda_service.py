@@ -6,9 +6,8 @@ import io
 import json
 import os
 import signal
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from botocore.config import Config  # noqa: E402
 from botocore.exceptions import ClientError  # noqa: E402
 
 from ephemeron.testing.lambda_service import LambdaService  # noqa: E402
+from running import until  # noqa: E402
 
 CODE = """
 import json, os, time
@@ -117,14 +117,6 @@ def send(client: Any, name: str, **event: Any) -> str:
     answer = client.invoke(FunctionName=name, InvocationType="Event", Payload=json.dumps(event))
     assert answer["StatusCode"] == 202
     return str(answer["ResponseMetadata"]["RequestId"])
-
-
-def until(true: Callable[[], Any], limit_s: float = 120.0) -> Any:
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-    return value
 
 
 def lines_of(path: Path) -> list[str]:

@@ -18,7 +18,7 @@ from ephemeron.testing._emulation.faults import FaultConfig
 
 T = TypeVar("T")
 
-_START_S = 30.0
+_START_S = 120.0
 _log = logging.getLogger(__name__)
 
 
