@@ -58,12 +58,12 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
                         os.kill(each.pid, signal.SIGKILL)
 
         clouds = [
-            deployed(service, memory_mb=MEMORY_MB, timeout_s=120, preload="torch,ephemeron.training.worker.loop"),
+            deployed(service, memory_mb=MEMORY_MB, timeout_s=600, preload="torch,ephemeron.training.worker.loop"),
             ray.settings(),
         ]
         result = train(
             JOB, configure(JOB, groups=(lambdas, cluster), group_store=f"{s3_server.address}/common", **common),
-            cloud=clouds, peer_timeout_s=45.0, on_event=kill,
+            cloud=clouds, peer_timeout_s=120.0, on_event=kill,
         )  # fmt: skip
     assert result.summary.platform == "aws+ray"
     assert [(group.name, group.platform, group.workers) for group in result.summary.groups] == [

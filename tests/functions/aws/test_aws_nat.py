@@ -158,7 +158,7 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
             )
             stack.enter_context(service)
             settings = deployed(
-                service, memory_mb=MEMORY_MB, timeout_s=120,
+                service, memory_mb=MEMORY_MB, timeout_s=600,
                 preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
             )  # fmt: skip
             store = valkey.address.replace("127.0.0.1", internet.host)

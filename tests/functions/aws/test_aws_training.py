@@ -60,7 +60,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
         s3 = {"AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}
         with LambdaService(concurrency=10, environment=s3) as service:
             settings = deployed(
-                service, memory_mb=MEMORY_MB, timeout_s=120,
+                service, memory_mb=MEMORY_MB, timeout_s=600,
                 preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
             )  # fmt: skip
             yield World(

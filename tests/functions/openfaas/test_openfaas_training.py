@@ -54,7 +54,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
         with OpenFaasGateway(password=PASSWORD, environment=s3_server.env) as gateway:
             settings = deployed(
                 gateway, tmp_path_factory.mktemp("image"), memory_mb=MEMORY_MB,
-                lifetime_s=120, replicas=8,
+                lifetime_s=600, replicas=8,
                 preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
             )  # fmt: skip
             assert (settings.every_s, settings.callback) == (EVERY_S, CALLBACK)
