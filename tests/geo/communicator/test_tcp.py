@@ -66,7 +66,7 @@ def test_a_region_that_only_connects_outwards_exchanges_with_those_that_listen()
             await each.publish(update(each.region, 1))
             assert await received(other, each.region, 1)
 
-    together(TcpWorld({"east": GroupNetwork()}), work)
+    together(TcpWorld({"east": GroupNetwork()}, leave_s=0.1), work)
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "none"])
@@ -119,7 +119,7 @@ def test_a_superseded_attempt_publishes_nothing_more() -> None:
                 number += 1
 
         with pytest.raises(RegionSuperseded):
-            await asyncio.wait_for(goes_on(), timeout=20)
+            await asyncio.wait_for(goes_on(), timeout=120)
         assert not [u for u in north.arrived({}) if u.payload == b"of the zombie"]
 
     together(TcpWorld(leave_s=0.1), work)
