@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,25 +11,12 @@ import pytest
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
 
-from aws_world import deployed, keys, opened
-from kit_entry import ENTRIES
+from aws_world import opened
 
 from ephemeron.functions.aws.settings import AwsSettings
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.testing.platform_contract import PlatformContract
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LambdaService]:
-    with keys(), LambdaService(concurrency=20) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def settings(service: LambdaService) -> AwsSettings:
-    # The deployed code leaves the kit out: functions find it where this interpreter does.
-    return deployed(service, entries=ENTRIES, folder=Path(__file__).parent)
 
 
 @pytest.mark.slow

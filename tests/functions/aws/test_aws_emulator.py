@@ -133,9 +133,11 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lambda]:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Lambda]:
-    with keys(), LambdaService() as running:
-        settings = deployed(running, entries=ENTRIES, folder=Path(__file__).parent, timeout_s=TIMEOUT_S)
+def service(shared_service: LambdaService) -> Iterator[Lambda]:
+    with keys():
+        settings = deployed(
+            shared_service, entries=ENTRIES, folder=Path(__file__).parent, timeout_s=TIMEOUT_S, function="emulated"
+        )
         yield Service(settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,8 @@ CALLS = 4
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[LambdaService]:
-    with keys(), LambdaService(concurrency=20) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def settings(service: LambdaService) -> AwsSettings:
-    located = settings_of(service)
+    located = settings_of(service, function="managed")
     variables = {"EPHEMERON_ENTRIES": ENTRIES, "EPHEMERON_PRELOAD": "", "PYTHONPATH": str(Path(__file__).parent)}
     wanted = LambdaSpec(
         role=ROLE, memory_mb=256, timeout_s=5_400, zipped=build_zip(), variables=variables, digest=digest(),
@@ -103,7 +97,7 @@ def test_what_is_deployed(service: LambdaService, settings: AwsSettings) -> None
     assert found.managed is not None
     assert (found.managed.provider, found.managed.calls) == ("pool", CALLS)
     assert settings.qualifier == "$LATEST.PUBLISHED"
-    configuration = client(settings, "lambda").get_function_configuration(FunctionName="ephemeron")
+    configuration = client(settings, "lambda").get_function_configuration(FunctionName="managed")
     assert configuration["MemorySize"] == CALLS * 256
     assert configuration["Environment"]["Variables"]["EPHEMERON_VCPUS"] == "0.125"
     on_lambda = LambdaSpec(role=ROLE, memory_mb=256, zipped=build_zip(), digest=digest())

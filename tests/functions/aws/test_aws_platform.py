@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
 
-from aws_world import deployed, keys, opened, settings_of
-from kit_entry import ENTRIES
+from aws_world import opened, settings_of
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.signing import SigningKey
@@ -31,17 +30,6 @@ from ephemeron.testing.lambda_service import LambdaService
 
 LIMITS = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=8, payload_bytes=16_000_000)
 Scenario: TypeAlias = Callable[[AwsPlatform], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LambdaService]:
-    with keys(), LambdaService(concurrency=20) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def settings(service: LambdaService) -> AwsSettings:
-    return deployed(service, entries=ENTRIES, folder=Path(__file__).parent)
 
 
 def call(platform: AwsPlatform, entry: str, **options: Any) -> Call:

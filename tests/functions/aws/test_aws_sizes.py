@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,13 @@ from ephemeron.functions.base import Call
 from ephemeron.testing.lambda_service import LambdaService
 
 SIZES = (384, 256, 512)
-NAMES = {256: "ephemeron-256", 384: "ephemeron", 512: "ephemeron-512"}
+NAMES = {256: "sized-256", 384: "sized", 512: "sized-512"}
 TOLD = ("AWS_LAMBDA_FUNCTION_NAME", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[LambdaService]:
-    with keys(), LambdaService(concurrency=20) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def settings(service: LambdaService) -> AwsSettings:
-    return deployed(service, entries=ENTRIES, folder=Path(__file__).parent, sizes=SIZES)
+    return deployed(service, entries=ENTRIES, folder=Path(__file__).parent, sizes=SIZES, function="sized")
 
 
 def capacity(memory_mb: int, channel: str) -> CapacityRequest:

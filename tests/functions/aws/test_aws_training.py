@@ -255,13 +255,13 @@ def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, mon
         api_of.delete_function_concurrency(FunctionName="ephemeron")
 
 
-def test_the_doctor_says_what_a_function_could_not_do(world: World, own_valkey: Any) -> None:
+def test_the_doctor_says_what_a_function_could_not_do(world: World, locked_valkey: Any) -> None:
     """Here the channel is reached, and there it is not: the function has no password."""
-    locked = own_valkey("--requirepass", "only-here")
+    password = locked_valkey.env["EPHEMERON_CHANNEL_PASSWORD"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPHEMERON_CHANNEL_PASSWORD", "only-here")
+        patch.setenv("EPHEMERON_CHANNEL_PASSWORD", password)
         patch.setattr("ephemeron.training.driver.diagnostics.ANSWER_S", 8.0)
-        said = refusal("--platform", "aws", "--aws-endpoint", world.service.url, "--channel", locked.address)
+        said = refusal("--platform", "aws", "--aws-endpoint", world.service.url, "--channel", locked_valkey.address)
     assert said.startswith("function: a function was called and ")
     assert "aws logs tail /aws/lambda/ephemeron" in said
-    assert "only-here" not in said
+    assert password not in said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,25 +10,12 @@ import pytest
 
 pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; pip install 'ephemeron[aws]'")
 
-from microvm_entries import ENTRIES
-from microvm_world import artifact, deployed, keys, opened
+from microvm_world import opened
 
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.testing.microvm_service import MicrovmService
 from ephemeron.testing.platform_contract import PlatformContract
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[MicrovmService]:
-    with keys(), MicrovmService(fetch=artifact) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def settings(service: MicrovmService) -> AwsMicrovmSettings:
-    # The deployed code leaves the kit out: functions find it where this interpreter does.
-    return deployed(service, entries=ENTRIES, preload="microvm_entries", folder=Path(__file__).parent)
 
 
 @pytest.mark.slow

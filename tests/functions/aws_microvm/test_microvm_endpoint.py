@@ -15,7 +15,7 @@ pytest.importorskip("websockets", "15", reason="no WebSocket; pip install 'ephem
 import websockets.asyncio.client
 import websockets.exceptions
 from microvm_world import keys, settings_of
-from test_microvm_service import APPLICATION, archive, built, started
+from test_microvm_service import APPLICATION, archive, built, started, state
 
 from ephemeron.communication.direct.connection import LinkFailed
 from ephemeron.functions.aws_microvm.api import MicrovmApi
@@ -55,6 +55,7 @@ class World:
         """Id of a new MicroVM, the port at which it listens, and endpoints as that MicroVM sees them."""
         before = self._ports()
         id = started(self.client, self.image, **more)
+        assert state(self.client, id) == "RUNNING", self.client.get_microvm(microvmIdentifier=id)["stateReason"]
         until(lambda: len(self._ports()) > len(before))
         return id, self._ports()[-1], MicrovmEndpoints(id, lambda: MicrovmApi(self.client))
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; pip install 'ephemeron[aws]'")
 
 from microvm_entries import ENTRIES
-from microvm_world import artifact, deployed, keys, opened
+from microvm_world import deployed, opened
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Suspended, Woken, from_json
@@ -32,17 +32,6 @@ from ephemeron.testing.microvm_service import MicrovmService
 
 LIMITS = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=8, payload_bytes=16_000_000)
 Scenario: TypeAlias = Callable[[AwsMicrovmPlatform], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[MicrovmService]:
-    with keys(), MicrovmService(fetch=artifact) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def settings(service: MicrovmService) -> AwsMicrovmSettings:
-    return deployed(service, entries=ENTRIES, preload="microvm_entries", folder=Path(__file__).parent)
 
 
 def call(platform: AwsMicrovmPlatform, entry: str, *, rank: int = 0, **request: Any) -> Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
 
-from ray_world import World, opened, two_nodes
+from ray_world import World, opened
 
 from ephemeron.events import Ended, Invoked
 from ephemeron.functions.base import Limits, Platform
@@ -24,16 +24,10 @@ pytestmark = pytest.mark.slow
 ENTRY = {"EPHEMERON_ENTRIES": declaration(), "EPHEMERON_PRELOAD": ""}
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with two_nodes(cpus=2, memory_mb=4096) as world:
-        yield world
-
-
 class TestRayContract(PlatformContract):
     @pytest.fixture(autouse=True)
-    def _world(self, world: World, tmp_path: Path) -> None:
-        self.world, self.folder = world, tmp_path / "run"
+    def _world(self, cluster: World, tmp_path: Path) -> None:
+        self.world, self.folder = cluster, tmp_path / "run"
         self.channel = (self.folder / "objects").as_uri()
         self.run_id = f"contract-{uuid.uuid4().hex[:8]}"
 
@@ -71,13 +65,11 @@ class TestRayContract(PlatformContract):
         assert mine == []
 
 
-def test_a_node_that_dies_takes_its_function_along_and_the_watch_says_so(world: World, tmp_path: Path) -> None:
-    """Last in this file: the cluster has one node less afterwards."""
-
+def test_a_node_that_dies_takes_its_function_along_and_the_watch_says_so(cluster: World, tmp_path: Path) -> None:
     async def main() -> None:
         kit = PlatformContract()
         kit.channel = (tmp_path / "objects").as_uri()
-        async with asyncio.timeout(240), opened(world.settings(variables=ENTRY), tmp_path) as platform:
+        async with asyncio.timeout(240), opened(cluster.settings(variables=ENTRY), tmp_path) as platform:
             calls = [await platform.invoke(kit.call("run", "forever", rank=rank)) for rank in range(2)]
             alive: set[int] = set()
             async for event in platform.events("run"):
@@ -85,7 +77,7 @@ def test_a_node_that_dies_takes_its_function_along_and_the_watch_says_so(world: 
                     alive.add(len(alive))
                 if len(alive) == 2:
                     break
-            world.lose(world.workers[0])
+            cluster.lose(cluster.workers[0])
             waits = [asyncio.create_task(c.wait()) for c in calls]
             done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             assert len(done) == len(left) == 1, "one on each node"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
 
-from ray_world import World, two_nodes
+from ray_world import World
 
 from cloud_profiles import measured
 from doctoring import left, refusal, texts
@@ -19,7 +18,7 @@ from ephemeron.errors import ChannelUnreachable, PlanInfeasible
 from ephemeron.events import Ended, Event, Invoked, Progress
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.training_world import of
-from tiny_job import JOB
+from tiny_job import JOB, SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +26,19 @@ MEMORY_MB = 768
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[World]:
-    # Room for all three on either node, so that the one that is left can take what the other one had.
-    with two_nodes(cpus=2, memory_mb=4096, gpus=1) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def world(cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
+def shared_world(shared_cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
     folder = tmp_path_factory.mktemp("ray")
     return TrainingWorld(
-        platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=cluster.settings(), folder=folder,
+        platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=shared_cluster.settings(), folder=folder,
         channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
         relay_faults=("delay:rank=1,factor=60",), slow_relays=True, peer_timeout_s=60.0,
     )  # fmt: skip
+
+
+@pytest.fixture
+def world(shared_world: TrainingWorld, cluster: World) -> TrainingWorld:
+    """On a cluster with both nodes."""
+    return shared_world
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +65,8 @@ def test_functions_reserve_whole_gpus_and_parts_of_them(cluster: World, world: T
     half = dataclasses.replace(world, settings=dataclasses.replace(cluster.settings(), gpus=0.5))
     with pytest.raises(PlanInfeasible, match=r"0\.5 GPUs are wanted, the Ray cluster has room for 4"):
         half.go(workers=5)
-    result, _ = half.go(workers=3)
-    assert result.summary.weights_sha256 == world.undisturbed[0].summary.weights_sha256
+    result, _ = half.go(job=SHORT, workers=1, aggregators=1, batch_size=720)
+    assert result.summary.status == "finished", result.causes
     two = dataclasses.replace(world, settings=dataclasses.replace(cluster.settings(), gpus=2))
     with pytest.raises(PlanInfeasible, match=r"2 GPUs; .* and 1 GPUs are on one node at most"):
         two.go()
@@ -107,7 +105,6 @@ def test_the_doctor_names_a_node_that_sees_another_folder(
 
 
 def test_a_node_dies(cluster: World, world: TrainingWorld) -> None:
-    """Last in this file: the cluster has one node less afterwards."""
     lost = []
 
     def watch(event: Event) -> None:
@@ -123,5 +120,5 @@ def test_a_node_dies(cluster: World, world: TrainingWorld) -> None:
 
 
 def test_a_profile_is_measured_there(world: TrainingWorld) -> None:
-    profile = measured(world, (MEMORY_MB, 1769))
+    profile = measured(world, (MEMORY_MB,))
     assert profile.fit.platform.warm_starts_s == (), "each call is a process"
