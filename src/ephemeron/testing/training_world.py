@@ -106,7 +106,7 @@ class TrainingWorld:
     @cached_property
     def patient_s(self) -> float:
         """`peer_timeout_s`, or longer where functions take longer to start, as on a machine that is busy with other things."""
-        first = {e.rank: e.t for e in reversed(of(self.undisturbed[1], Progress))}
+        first: dict[int, float] = {e.rank: e.t for e in reversed(of(self.undisturbed[1], Progress))}
         return max(self.peer_timeout_s, 3 * max(first.values()))
 
     def check_same(self, result: Result) -> None:
