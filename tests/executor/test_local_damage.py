@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -16,8 +17,10 @@ from ephemeron.executor import FunctionExecutor
 pytestmark = pytest.mark.slow
 
 
-def nap(x: float) -> float:
-    time.sleep(0.05)
+def waiting(x: float, damaged: Path) -> float:
+    """Ends when a batch was damaged."""
+    while not damaged.exists():
+        time.sleep(0.01)
     return x
 
 
@@ -50,13 +53,14 @@ def test_a_damaged_batch_ends_the_map_with_its_key(where: str, tmp_path, monkeyp
         while not damaged and not over.is_set():
             (in_folder if where == "folder" else in_cache)()
             time.sleep(0.002)
+        (tmp_path / "damaged").touch()
 
     thread = threading.Thread(target=watch)
     thread.start()
     address = (tmp_path / "store").as_uri() if where == "folder" else valkey_server.address
     errors = []
     with environment({}), FunctionExecutor(max_workers=2, channel=address, progress=False) as pool:
-        futures = [pool.submit(nap, n) for n in range(60)]
+        futures = [pool.submit(waiting, n, tmp_path / "damaged") for n in range(60)]
         for n, future in enumerate(futures):
             try:
                 assert future.result(timeout=120) == n

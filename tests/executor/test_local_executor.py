@@ -72,7 +72,7 @@ def test_functions_that_are_killed_lose_and_repeat_no_result(tmp_path):
     with FunctionExecutor(max_workers=2, retries=3) as executor:
         futures = executor.map_futures(fatal_once, range(60), [str(marks)] * 60)
         assert [f.result(timeout=240) for f in futures] == list(range(60))
-        assert executor.bill().invocations >= 5, "two, and one for each that was killed"
+        assert executor.bill().invocations >= 4, "three were killed, and one was not"
         assert executor.bill().tasks == 60
     assert {int(p.name) for p in marks.iterdir()} == {7, 27, 47}
 

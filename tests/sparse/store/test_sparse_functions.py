@@ -35,7 +35,7 @@ async def functions(
 ) -> AsyncIterator[ShardFunctions]:
     platform = await LocalPlatform.start(folder / "run", limits=Limits(), env=ENV)
     address = (folder / "objects").as_uri()
-    request = SparseShardRequest(options=ShardOptions(shards=shards, journal=journal), start_s=3.0, hand_over_s=3.0)
+    request = SparseShardRequest(options=ShardOptions(shards=shards, journal=journal), start_s=4.0, hand_over_s=4.0)
     try:
         started = ShardFunctions(
             platform, ObjectsChannel.open(address), run="a-store", key=SigningKey.new(), address=address, request=request,
@@ -55,13 +55,13 @@ async def push_for(store: SparseStore, total: np.ndarray, done: asyncio.Event) -
         total[rows] += 1
         await store.push("w", rows, np.ones(30))
         np.testing.assert_array_equal((await store.multi_get("w", rows)).ravel(), total[rows])
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
 @on_loop
 async def test_shards_hand_over_at_their_time_limit_and_lose_nothing_with_snapshots_alone(tmp_path: Path) -> None:
-    async with functions(tmp_path, JournalOptions(snapshot_s=3600), lifetime_s=12, shards=2) as started:
+    async with functions(tmp_path, JournalOptions(snapshot_s=3600), lifetime_s=16, shards=2) as started:
         async with await started.connect() as store:
             await store.create("w", ROWS, optimizer=Sum())
             total, done = np.zeros(ROWS), asyncio.Event()

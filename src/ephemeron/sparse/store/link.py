@@ -303,21 +303,26 @@ class ShardLink:
     def _watch(self) -> None:
         if self._timer is None:
             self._heard = asyncio.get_running_loop().time()
-            self._timer = asyncio.get_running_loop().call_later(self._answer_s / 4, self._check)
+            self._look_later()
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + self._answer_s / 4, self._check)
 
     def _check(self) -> None:
-        """Finds a frozen shard: it has something to answer, and does not."""
-        self._timer = None
+        """Finds a frozen shard: it has something to answer, and does not. While this process did not run, nothing was heard."""
+        assert self._timer is not None
+        late_s, self._timer = asyncio.get_running_loop().time() - self._timer.when(), None
         if self.failure is not None or not (self._requests or self._changes):
             return
-        loop = asyncio.get_running_loop()
+        self._heard += late_s
         if self._wire is not None:
-            if loop.time() - self._heard > self._answer_s:
+            if asyncio.get_running_loop().time() - self._heard > self._answer_s:
                 self._wire.end(ConnectionAbortedError(f"no answer for {self._answer_s:g} s"))
             else:  # what it has to answer may wait for its journal
                 self._send(pack(Kind.ACKNOWLEDGE, more=1))
                 self.ask()
-        self._timer = loop.call_later(self._answer_s / 4, self._check)
+        self._look_later()
 
 
 class _Wire(FrameProtocol):
