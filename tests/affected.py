@@ -45,7 +45,7 @@ READERS = {
 }  # fmt: skip
 """Tests that look into files whose names they do not have: patterns of what they read."""
 PACKAGES = {"ephemeron": "src/ephemeron", "benchmarks": "benchmarks"}
-DOTTED = re.compile(r"\b(?:ephemeron|benchmarks)(?:[.:]\w+)+\.?")
+DOTTED = re.compile(r"\b(?:ephemeron|benchmarks)(?:[.:]\w+)+\.?|^benchmarks\.$")
 FROM = re.compile(r"\bfrom +((?:ephemeron|benchmarks)[\w.]*) +import +\(?([\w, \n]+)")
 COMMAND = re.compile(r"""sys\.executable\)(\.with_name\(|\.parent */ *)["']ephemeron["']""")
 """The installed command, which runs `ephemeron.cli.main`."""
