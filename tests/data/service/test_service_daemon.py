@@ -47,7 +47,7 @@ def test_what_does_not_run_is_started_and_what_lives_is_adopted(part: ManagedPro
     other = ManagedProcess("coordinator", part.folder, TOKEN)
     assert other.ensure({"not": "used"}) == address
     assert other.settings() == json.loads(json.dumps(SETTINGS))
-    assert other.call(PING, Nothing(), timeout_s=10).settings["idle_s"] == 600
+    assert other.call(PING, Nothing(), timeout_s=60).settings["idle_s"] == 600
     other.kill(gently=True)
     assert not part.alive
     assert other.settings() is None
@@ -65,7 +65,7 @@ def test_the_killed_one_leaves_nothing_that_misleads(part: ManagedProcess) -> No
     second = part.ensure(SETTINGS)
     assert pid_of(part) != dead
     assert second.unix != first.unix
-    assert part.call(PING, Nothing(), timeout_s=10)
+    assert part.call(PING, Nothing(), timeout_s=60)
     assert not Path(first.unix).parent.exists(), "its socket is gone as well"
 
 
@@ -84,7 +84,7 @@ def test_several_who_start_it_at_once_find_the_same(part: ManagedProcess) -> Non
     for thread in threads:
         thread.join(60)
     assert found == [part.address()] * 4
-    assert part.call(PING, Nothing(), timeout_s=10)
+    assert part.call(PING, Nothing(), timeout_s=60)
 
 
 def test_an_address_of_somebody_else_is_not_believed(part: ManagedProcess) -> None:
