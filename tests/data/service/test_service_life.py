@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,10 @@ def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[.
         for part in (world.router("test/mixed"), world.shard("test/mixed")):
             signalled(part, signal.SIGKILL)
     until(lambda: not world.processes(), "all have ended")
+    kept = weakref.ref(shuffled)
+    del shuffled, iterator
+    gc.collect()  # of the error that closing has met, with its frames
+    assert kept() is None, "nothing holds a reader that was closed, nor its connections"
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ class RemotePool:
         self._threads.append(threading.Thread(target=self._beat, daemon=True))
         for thread in self._threads:
             thread.start()
-        weakref.finalize(self, _leave, self._over, client, self._consumer)  # also when the program ends
+        self._leave = weakref.finalize(self, _leave, self._over, client, self._consumer)  # also when the program ends
 
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
         indices = np.array([item.index for item in items], dtype=np.int64)
@@ -212,6 +212,7 @@ class RemotePool:
             self._asks.put(None)
         if not sys.is_finalizing():
             self._client.deregister(self._consumer)
+        self._leave.detach()  # it holds the client, and so the frames in which a connection of the client was lost
 
     # -- threads ------------------------------------------------------------------------------------------
 
