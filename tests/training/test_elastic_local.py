@@ -8,85 +8,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import make_job
+from training_runs import make_job, real
 
 import ephemeron
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, FaultFired, GenerationStarted, Progress, RunStarted
-from ephemeron.training.driver import Result, configure, resume, train
+from ephemeron.training.driver import configure, resume, train
 from ephemeron.training.job import DataSpec, Target, parse_fault
+from ephemeron.training.job.generation import ScheduledResize
 
 JOB = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=4)
-HOW: dict[str, Any] = {
-    "platform": "local",
-    "workers": 2,
-    "aggregators": 1,
-    "batch_size": 36,
-    "memory_mb": 704,
-    "checkpoint_every": 4,
-}
-SCHEDULE = [{"from_epoch": 1, "workers": 3}, {"from_epoch": 2, "workers": 2, "memory_mb": 640}]
+SHAPE: dict[str, Any] = {"workers": 2, "aggregators": 1, "batch_size": 36, "memory_mb": 704, "checkpoint_every": 4}
+SCHEDULE = (ScheduledResize(from_epoch=1, workers=3), ScheduledResize(from_epoch=2, workers=2, memory_mb=640))
 BEGINS = (20, 34)
 """First iterations of the generations of this schedule."""
 PROGRAM = str(Path(sys.executable).with_name("ephemeron"))
 
 
-def go(faults: tuple[str, ...] = (), on_event: Any = None, **how: Any) -> tuple[Result, list[Event]]:
-    events: list[Event] = []
-
-    def seen(event: Event) -> None:
-        events.append(event)
-        if on_event is not None:
-            on_event(event)
-
-    values = {**HOW, "schedule": SCHEDULE, **how}
-    result = train(JOB, configure(JOB, **values), faults=[parse_fault(f) for f in faults], on_event=seen, check=False)
-    return result, events
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[Event]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPHEMERON_HOME", str(tmp_path_factory.mktemp("home")))
-        return go()
-
-
-def left_in(result: Result) -> list[str]:
-    return sorted(p.name for p in (result.folder.path / "objects").rglob("*") if p.is_file())
-
-
 @pytest.mark.slow
-def test_functions_change(undisturbed: tuple[Result, list[Event]]) -> None:
-    result, events = undisturbed
+@pytest.mark.usefixtures("home")
+def test_whatever_dies_around_a_change_the_weights_are_those_of_the_simulated_run() -> None:
+    """The functions that grow, and all of them where their memory changes."""
+    deaths = [
+        "kill:rank=1,iteration=19,phase=upload",
+        "kill:rank=0,iteration=20",
+        "kill:rank=2,iteration=21,phase=upload",
+    ]
+    events: list[Event] = []
+    c = configure(JOB, platform="local", schedule=SCHEDULE, **SHAPE)
+    faults = [parse_fault(f) for f in (*deaths, "duplicate:rank=1")]
+    result = train(JOB, c, faults=faults, on_event=events.append, check=False)
     assert result.summary.status == "finished", result.causes
+    assert result.summary.weights_sha256 == real(JOB, schedule=SCHEDULE, **SHAPE).sha
+    assert sum(isinstance(e, FaultFired) for e in events) == len(deaths)
     assert [(g.from_iteration, g.workers, g.memory_mb) for g in result.summary.generations] == [
         (0, 2, 704), (BEGINS[0], 3, 704), (BEGINS[1], 2, 640),
     ]  # fmt: skip
-    assert left_in(result) == ["result", "spec"]
     assert {e.memory_mb for e in events if isinstance(e, Ended)} == {704, 640}
-    assert sum(e.iteration >= 0 for e in events if isinstance(e, Progress)) == 2 * 20 + 3 * 14 + 2 * 40
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "faults",
-    [
-        ("kill:rank=1,iteration=19,phase=upload", "kill:rank=0,iteration=20,phase=compute"),
-        (
-            "kill:rank=0,iteration=19,phase=download",
-            "kill:rank=2,iteration=21,phase=upload",
-            "kill:rank=1,iteration=33",
-        ),
-        ("kill:rank=0,iteration=34,phase=load", "duplicate:rank=1", "drop-put:rank=1,iteration=20"),
-    ],
-    ids=str,
-)
-def test_whatever_dies_around_a_change_the_weights_are_the_same(faults, undisturbed, home: Path) -> None:
-    result, events = go(faults)
-    assert result.summary.status == "finished", result.causes
-    assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
-    assert sum(isinstance(e, FaultFired) for e in events) >= 2
-    assert left_in(result) == ["result", "spec"]
+    three = {e.rank for e in events if isinstance(e, Progress) and BEGINS[0] <= e.iteration < BEGINS[1]}
+    assert three == {0, 1, 2}
+    assert sorted(p.name for p in (result.folder.path / "objects").rglob("*") if p.is_file()) == ["result", "spec"]
 
 
 @pytest.mark.slow
@@ -108,7 +69,7 @@ def test_another_process_changes_the_functions_of_a_run(home: Path) -> None:
         if begun and isinstance(event, Progress) and event.iteration > begun[0].from_iteration + 5 and len(asked) == 1:
             asked.append(subprocess.Popen([PROGRAM, "stop", "last"], text=True))
 
-    result = train(job, configure(job, **HOW), on_event=seen, check=False)
+    result = train(job, configure(job, platform="local", **SHAPE), on_event=seen, check=False)
     told = asked[0].communicate(timeout=240)[0]
     asked[1].wait(timeout=240)
     assert '"workers": 3' in told

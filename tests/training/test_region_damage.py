@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -68,12 +69,19 @@ def _name(key: str) -> str:
     return key.partition("/")[2]
 
 
+@cache
+def undisturbed(policy: str) -> tuple[set[str], str]:
+    """The kinds of all keys, and the weights, where nothing is damaged."""
+    with pytest.MonkeyPatch.context() as m:
+        _, kinds, whole, _ = trained(m, policy, "", DAMAGES[0], late=False)
+    assert whole
+    return kinds, whole
+
+
 @pytest.mark.parametrize("policy", ["diloco", "ama:staleness=2"])
 @pytest.mark.parametrize("kind", ["groups/far/#.#", "region/#", "region/out/#.#", "groups/members/near.#"])
 def test_regions_end(policy: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as m:
-        _, kinds, whole, _ = trained(m, policy, "", DAMAGES[0], late=False)
-    assert whole
+    kinds, whole = undisturbed(policy)
     assert kind in kinds
     for damage in DAMAGES:
         for late in (False, True):

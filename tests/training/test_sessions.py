@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def simulated(seed: int = 0, **overrides: Any) -> dict[str, Any]:
     return {"job": job, "configuration": configure(job, **SIMULATED)}
 
 
+@cache
+def alone(seed: int, epochs: int = 1) -> Result:
+    """A run by itself, in virtual time."""
+    return train(**simulated(seed, epochs=epochs))
+
+
+def weights(seed: int, epochs: int = 1) -> str | None:
+    return alone(seed, epochs).summary.weights_sha256
+
+
 @pytest.mark.slow
 def test_twenty_simulated_runs_share_eight_functions_and_train_as_if_alone() -> None:
     running, most, waits, cold = set(), 0, 0, 0
@@ -66,9 +77,9 @@ def test_twenty_simulated_runs_share_eight_functions_and_train_as_if_alone() -> 
             )
 
     results = asyncio.run(main())
-    alone = [train(**simulated(seed)).summary.weights_sha256 for seed in range(4)]
-    assert len(set(alone)) == 4
-    assert [each.summary.weights_sha256 for each in results] == alone * 5
+    wanted = [weights(seed) for seed in range(4)]
+    assert len(set(wanted)) == 4
+    assert [each.summary.weights_sha256 for each in results] == wanted * 5
     assert (most, waits, cold) == (8, 16, 8)
     late = [e for e in events_of(results[-1].folder) if isinstance(e, RunStarted)]
     assert any("waited" in note for note in late[0].notes)
@@ -91,7 +102,7 @@ def test_a_run_that_fails_leaves_the_others_alone() -> None:
     assert isinstance(refused, UserError)
     assert isinstance(failed, Result)
     assert failed.summary.status == "failed"
-    assert good.summary.weights_sha256 == train(**simulated(0)).summary.weights_sha256
+    assert good.summary.weights_sha256 == weights(0)
 
 
 def test_a_cancelled_call_stops_its_run_at_a_checkpoint_and_no_other() -> None:
@@ -142,7 +153,7 @@ def test_the_end_of_a_session_stops_what_runs_and_what_waits() -> None:
 
 @pytest.mark.slow
 def test_a_session_stops_its_runs_where_its_budget_is_spent() -> None:
-    cost = train(**simulated(0)).summary.cost_usd
+    cost = alone(0).summary.cost_usd
 
     async def main() -> tuple[list[Any], float]:
         async with Session(budget_usd=1.5 * cost, max_functions=4) as session:
@@ -155,7 +166,7 @@ def test_a_session_stops_its_runs_where_its_budget_is_spent() -> None:
 
     (a, b, c), spent = asyncio.run(main())
     assert [a.summary.status, b.summary.status] == ["stopped", "stopped"]
-    assert 0 < a.summary.iterations < 50 * train(**simulated(0)).summary.iterations
+    assert 0 < a.summary.iterations < 50 * alone(0).summary.iterations
     assert "was not begun: the session's budget" in str(c)
     assert 1.5 * cost <= spent < 4 * cost
     assert spent == pytest.approx(a.summary.cost_usd + b.summary.cost_usd)
@@ -223,7 +234,7 @@ def test_train_async_leaves_the_loop_free_and_ends_as_train_does() -> None:
 
     result, turns = asyncio.run(main())
     assert turns > 10
-    assert result.summary.weights_sha256 == train(**simulated(3)).summary.weights_sha256
+    assert result.summary.weights_sha256 == weights(3)
 
 
 def test_places_are_given_in_the_order_of_asking() -> None:
@@ -271,16 +282,18 @@ def test_three_local_runs_share_warm_processes_and_train_as_if_alone() -> None:
     assert cold.count(True) == 4  # those of the third run are warm
     assert cold.count(False) == 2
     for seed, result in enumerate(results):
-        assert result.summary.weights_sha256 == train(**simulated(seed)).summary.weights_sha256
+        assert result.summary.weights_sha256 == weights(seed)
         assert not (result.folder.path / "host.json").exists()
     assert not list((home_folder() / "sessions").iterdir())
 
 
 @pytest.mark.slow
 def test_tokens_of_runs_that_run_at_once_do_not_mix() -> None:
+    """Each has a parameter server of its own, which adds up its gradients."""
+
     def through_a_server(seed: int) -> dict[str, Any]:
         job = small(seed)
-        return {"job": job, "configuration": configure(job, **LOCAL, channel="parameter_server")}
+        return {"job": job, "configuration": configure(job, **LOCAL, pattern="parameter-server")}
 
     async def main() -> list[Result]:
         async with Session() as session:
@@ -289,8 +302,7 @@ def test_tokens_of_runs_that_run_at_once_do_not_mix() -> None:
     results = asyncio.run(main())
     tokens = {json.loads((result.folder.path / "server.json").read_text())["token"] for result in results}
     assert len(tokens) == 2
-    for seed, result in enumerate(results):
-        assert result.summary.weights_sha256 == train(**simulated(seed)).summary.weights_sha256
+    assert [result.summary.weights_sha256 for result in results] == [weights(seed) for seed in range(2)]
     assert "EPHEMERON_CHANNEL_TOKEN" not in os.environ
 
 
@@ -318,7 +330,7 @@ def test_a_cancelled_local_run_is_resumed_alone() -> None:
     assert other.finished
     result = resume(stopped)
     assert result.finished
-    assert result.summary.weights_sha256 == train(**simulated(0, epochs=3)).summary.weights_sha256
+    assert result.summary.weights_sha256 == weights(0, 3)
 
 
 CLIENT = """
@@ -356,4 +368,4 @@ def test_runs_of_a_session_outlive_its_client() -> None:
     for folder in all_runs():
         result = attach(folder.run_id)
         seed = int(folder.run_id.split("-")[1])
-        assert result.summary.weights_sha256 == train(**simulated(seed, epochs=3)).summary.weights_sha256
+        assert result.summary.weights_sha256 == weights(seed, 3)
