@@ -24,7 +24,7 @@ from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of, open_run
 from ephemeron.training.driver.run_dir import RunFolder, runs_folder
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, RunGroup, Target
 from ephemeron.training.region_activity import region_activities
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
@@ -133,10 +133,36 @@ def test_a_region_leaves_and_the_others_go_on(sync: str, leaver: str, monkeypatc
     assert result.summary.weights_sha256 is not None
 
 
+class Gate:
+    """Keeps the regions of a run from ending before another one has started.
+
+    Args:
+        file: which opens the gate of their model.
+        rank: of the other region, `far`.
+        kill: whether it is killed once, as soon as it has started.
+    """
+
+    def __init__(self, file: Path, rank: int, *, kill: bool = True) -> None:
+        self._file, self._rank, self._kill = file, rank, kill
+        self.model = Target(target="tiny:gated", options={"gate": str(file), "passes": 20})
+        self.killed: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Started) or event.rank != self._rank:
+            return
+        if self.killed or not self._kill:
+            self._file.touch()
+            return
+        [run] = runs_folder().iterdir()
+        self.killed += processes_of(run / "groups" / f"{run.name}-far")
+        for pid in self.killed:
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, refused, killed = run_platform.start, ["far"], list[int]()
+    start, refused, gate = run_platform.start, ["far"], Gate(tmp_path / "gate", 1)
 
     async def started(folder: RunFolder, *args: Any, **options: Any) -> Any:
         if folder.run_id.rpartition("-")[2] in refused:
@@ -144,31 +170,18 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
             raise PlatformError("no answer")
         return await start(folder, *args, **options)
 
-    seen: list[Event] = []
-
-    def on_event(event: Event) -> None:
-        """Kills the region once, a few iterations of the other one after it has started: it is joining then."""
-        if (isinstance(event, Started) and event.rank == 1) or (seen and isinstance(event, Progress)):
-            seen.append(event)
-        if len(seen) == 4 and not killed:
-            [run] = runs_folder().iterdir()
-            killed.extend(processes_of(run / "groups" / f"{run.name}-far"))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-
     monkeypatch.setattr(run_platform, "start", started)
     monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 1.0))
     groups = (
         RunGroup(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"),
         RunGroup(name="far", workers=1, batch_size=12),
     )
-    job = make_job(epochs=5)
+    job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
     configuration = configure(job, region_sync="diloco", group_communicator="tcp", **values)
-    slow = Fault(kind="delay", rank=0, factor=6.0)
-    result = train(job, configuration, faults=[slow], on_event=on_event)
+    result = train(job, configuration, faults=[Fault(kind="delay", rank=0, factor=6.0)], on_event=gate)
     assert result.finished
-    assert killed
+    assert gate.killed
     events = list(events_of(result.folder))
     own = computed(events, 1)
     assert 0 < min(own) < max(own)
@@ -191,8 +204,10 @@ def test_a_region_of_direct_links_joins_though_one_of_its_functions_is_killed_af
     assert [e.attempt for e in events if isinstance(e, Started) and e.rank == FAR + 1] == [0, 1]
 
 
-def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, admitted = [0], launch.admitted
+def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, admitted, gate = [0], launch.admitted, Gate(tmp_path / "gate", 1, kill=False)
 
     def refuse(*args: Any, **options: Any) -> Any:
         asked[0] += 1
@@ -205,9 +220,9 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(monk
     monkeypatch.setattr(launch, "_provisional", lambda c, cloud: admitted(make_job(), c, cloud))
     monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 0.5))
     groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="far", workers=1, batch_size=12))
-    job = make_job(epochs=4)
+    job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
-    result = train(job, configure(job, **values), faults=[Fault(kind="delay", rank=0, factor=6.0)])
+    result = train(job, configure(job, **values), faults=[Fault(kind="delay", rank=0, factor=6.0)], on_event=gate)
     assert result.finished
     assert asked[0] == 4
     events = list(events_of(result.folder))

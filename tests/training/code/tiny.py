@@ -1,5 +1,8 @@
 """Models for end-to-end tests."""
 
+import os
+import time
+
 import numpy as np
 import torch
 from torch import nn
@@ -29,6 +32,24 @@ def heavy(megabytes: int) -> nn.Module:
             return self.inner(x)
 
     return Heavy()
+
+
+def gated(gate: str, passes: int) -> nn.Module:
+    """A model that trains no further than so many batches until a file exists."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += self.training
+            while self.calls > passes and not os.path.exists(gate):
+                time.sleep(0.01)
+            return self.inner(x)
+
+    return Gated()
 
 
 def failing() -> nn.Module:
