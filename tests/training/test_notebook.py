@@ -23,18 +23,6 @@ print(result.summary.status, result.summary.iterations, result.model().training)
 """
 
 
-@pytest.mark.slow
-def test_a_notebook_trains_on_local_functions_and_shows_a_table(home: Path) -> None:
-    cells = [nbformat.v4.new_code_cell(text) for text in (LOAD, TRAIN, "result.metrics")]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    resources = {"metadata": {"path": str(EXAMPLES)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
-    _, trained, shown = (cell.outputs for cell in notebook.cells)
-    printed = "".join(output.text for output in trained if output.output_type == "stream" and output.name == "stdout")
-    assert "finished 12 " in printed
-    assert "<table" in shown[-1].data["text/html"]
-
-
 DEFINE = """
 import numpy as np, torch, ephemeron
 
@@ -63,12 +51,17 @@ SHOWN = "result = ephemeron.train(Line, workers=2, aggregators=1, batch_size=8, 
 
 
 @pytest.mark.slow
-def test_a_class_of_a_cell_trains_and_its_cell_shows_the_progress(home: Path) -> None:
+def test_jobs_of_files_and_classes_of_cells_train_on_local_functions(home: Path) -> None:
+    """The one shows a table of its metrics, the other its progress."""
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
-    cells = [nbformat.v4.new_code_cell(text) for text in (DEFINE, SHOWN, "result.model()")]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    _, trained, shown = (cell.outputs for cell in notebook.cells)
+    texts = (LOAD, TRAIN, "result.metrics", DEFINE, SHOWN, "result.model()")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+    resources = {"metadata": {"path": str(EXAMPLES)}}
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+    _, of_job, table, _, trained, shown = (cell.outputs for cell in notebook.cells)
+    printed = "".join(output.text for output in of_job if output.output_type == "stream" and output.name == "stdout")
+    assert "finished 12 " in printed
+    assert "<table" in table[-1].data["text/html"]
     (progress,) = [output.data for output in trained if output.output_type == "display_data"]
     assert ": finished" in progress["text/plain"]
     assert "iteration 6 of 6" in progress["text/plain"]
