@@ -11,7 +11,7 @@ from training_runs import WORLD, make_job
 
 from ephemeron.events import Ended, Invoked, Progress
 from ephemeron.geo import follower
-from ephemeron.training.driver import configure, launch, train
+from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of
@@ -70,24 +70,3 @@ def test_functions_come_back_though_the_leader_is_replaced() -> None:
     killed = trained(faults=[Fault(kind="kill", rank=0, iteration=iterations - 1, phase="wait")])
     assert killed.finished
     assert hashes(killed) == {killed.summary.weights_sha256}
-
-
-def test_functions_on_this_machine_end_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "LOCAL_COLD_START_S", 0.1)
-    groups = (
-        RunGroup(name="fast", workers=3, batch_size=4, share=1.0),
-        RunGroup(name="slow", workers=1, batch_size=4, share=3.0),
-    )
-    job = make_job(epochs=1)
-    values = {"platform": "local", "exchange_every": 5, "checkpoint_every": 7, "groups": groups}
-    result = train(job, configure(job, region_sync=SYNC, **values), faults=[Fault(kind="delay", rank=3, factor=8.0)])
-    assert result.finished
-    assert hashes(result) == {result.summary.weights_sha256}
-    events = list(events_of(result.folder))
-    [ended] = [event for event in events if isinstance(event, Ended) and event.outcome == "released"]
-    assert ended.rank == 2, "the leader stays, and the one that would replace it"
-    [back] = [event for event in events if isinstance(event, Invoked) and event.attempt == 1]
-    assert (back.rank, back.t > ended.t) == (2, True)
-    fast, slow = result.summary.groups
-    assert fast.released_s == pytest.approx(back.t - ended.t, abs=0.01)
-    assert slow.released_s == 0

@@ -200,7 +200,7 @@ def test_functions_are_given_back_while_the_run_goes_on(monkeypatch: pytest.Monk
     plans: list[OnlinePlan | None] = []
 
     def planned(regions: Sequence[RunningRegion]) -> OnlinePlan | None:
-        """The plan for these times in place of those that were measured, which depend on what else this machine does."""
+        """The plan for these times in place of those that were measured."""
         if not all(each.measured for each in regions) or len(regions) < 2 or plans:
             return None
         plans.append(online_plan([region(r.name, (r.workers, TIMES[r.name]), most=r.most, batch=12) for r in regions]))
@@ -212,7 +212,7 @@ def test_functions_are_given_back_while_the_run_goes_on(monkeypatch: pytest.Monk
         RunGroup(name="fast", workers=4, batch_size=3),
     )
     job = make_job(epochs=3)
-    c = configure(job, platform="local", groups=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
+    c = configure(job, platform="simulated", groups=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
     result = train(job, dataclasses.replace(c, region_replan_every_s=1.0))
     assert result.finished
     [plan] = plans
