@@ -350,6 +350,7 @@ def _begin_server() -> None:
         return _take(ours)
     control = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
     _close_but({control})
+    _rename([f"fork server of tests for process {os.getppid()}"], {})
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -387,7 +388,7 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
     for fd, number in zip(placed, request.descriptors, strict=True):
         os.dup2(fd, number)
         os.close(fd)
-    _rename(request)
+    _rename(request.command, request.env)
     os.environ.clear()
     os.environ.update(request.env)
     code = 1
@@ -449,13 +450,14 @@ def _set_up(request: Request) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _rename(request: Request) -> None:
+def _rename(command: Sequence[str], env: Mapping[str, str]) -> None:
     """Command line and environment in /proc.
 
     Raises:
         OSError: this kernel does not let us.
     """
-    parts = [b"".join(os.fsencode(part) + b"\0" for part in each) for each in (request.command, _lines(request.env))]
+    lines = [f"{k}={v}" for k, v in env.items()]
+    parts = [b"".join(os.fsencode(part) + b"\0" for part in each) for each in (command, lines)]
     memory = mmap.mmap(-1, sum(map(len, parts)) + 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(b"".join(parts))
     _kept.append(memory)
@@ -469,10 +471,6 @@ def _rename(request: Request) -> None:
     layout = struct.pack("11QQIi", *map(int, places), 0, 0, -1)  # as prctl_mm_map of <linux/prctl.h>; the rest stays
     if _libc.prctl(_SET_MM, ctypes.c_ulong(_MAP), layout, ctypes.c_ulong(len(layout)), ctypes.c_ulong(0)):
         raise OSError(ctypes.get_errno(), "this kernel does not change command lines")
-
-
-def _lines(env: Mapping[str, str]) -> list[str]:
-    return [f"{k}={v}" for k, v in env.items()]
 
 
 def _exit_code(code: object) -> int:
