@@ -49,9 +49,9 @@ def kill_all(marked: str) -> int:
 
 def test_eigenvectors_do_not_depend_on_deaths(tmp_path, monkeypatch):
     monkeypatch.setenv("LC_MARKS", str(tmp_path))
-    g = np.random.default_rng(3).standard_normal((300, 300))
+    g = np.random.default_rng(3).standard_normal((600, 600))  # the task is to take longer than the test may sleep
     store, again = ((tmp_path / name).as_uri() for name in ("store", "again"))
-    a = BigMatrix.from_numpy(g + g.T, tile=100, store=store, name="a")
+    a = BigMatrix.from_numpy(g + g.T, tile=200, store=store, name="a")
     with subprocess.Popen([sys.executable, "-c", SCRIPT, store], stdout=subprocess.PIPE, text=True) as client:
         folder = Path(client.stdout.readline().strip())
         while not is_leased(folder):
@@ -63,19 +63,24 @@ def test_eigenvectors_do_not_depend_on_deaths(tmp_path, monkeypatch):
     assert not found.running
 
     with FunctionExecutor("local", progress=False, max_workers=1) as pool:
-        killed = []
+        killed, is_over = list[int](), threading.Event()
 
         def kill_once() -> None:
             while not is_leased(pool.folder):
-                time.sleep(0.001)
+                if is_over.wait(0.001):
+                    return
             killed.append(kill_all(str(tmp_path)))
 
         killing = threading.Thread(target=kill_once)
         killing.start()
-        w, v = eigh(a, executor=pool)
-        killing.join()
+        try:
+            w, v = eigh(a, executor=pool)
+        finally:
+            is_over.set()
+            killing.join()
+        assert killed, "it ended too early"
         assert killed[0] >= 2, "host, function"
-        expected, vectors = eigh(BigMatrix.from_numpy(g + g.T, tile=100, store=again), executor=pool)
+        expected, vectors = eigh(BigMatrix.from_numpy(g + g.T, tile=200, store=again), executor=pool)
     assert w.tobytes() == expected.tobytes()
     assert v.to_numpy().tobytes() == vectors.to_numpy().tobytes()
     left = {path.parent.name for path in (tmp_path / "store").rglob("*") if path.is_file()}
