@@ -15,15 +15,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:.*is marked can-cache:UserWarning"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A service that tests share which do it no harm."""
+    """A service that tests of a module share which do it no harm."""
     world = World(tmp_path_factory.mktemp("service"), settings())
     yield world
     world.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three_shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The same, each flow in three shards."""
     world = World(tmp_path_factory.mktemp("service"), settings(shards=3, loaders=3))
