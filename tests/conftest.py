@@ -29,7 +29,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads each wait for each other, spinning
 
-for kit in ("channel_contract", "platform_contract", "task_queue_contract", "training_matrix", "training_world"):
+for kit in (
+    "channel_contract",
+    "communicator_contract",
+    "platform_contract",
+    "task_queue_contract",
+    "training_matrix",
+    "training_world",
+):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
 # No test asserts a duration. The lanes draw the same examples in each run; `--hypothesis-profile explore` draws others.
