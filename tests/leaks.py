@@ -70,10 +70,18 @@ class Leaks:
         for kind, things in self._there().items():
             self._before[kind] |= things - before[kind]
 
-    def after(self, nodeid: str) -> str:
-        """What is left, in words; empty: nothing. To be called after each test."""
+    def after(self, nodeid: str, *, shares: bool) -> str:
+        """What is left, in words; empty: nothing. To be called after each test.
+
+        Args:
+            nodeid: of the test.
+            shares: it has used a service of a folder of tests, which starts processes as it likes, and ends with the lane.
+        """
         self._tests.append(nodeid)
         if self._wide:
+            return ""
+        if shares:
+            self._tests, self._before = [], self._there()
             return ""
         tests, self._tests = self._tests, []
         left = self._left()

@@ -115,6 +115,11 @@ class Looker:
                     self._seen[procs.parent.name].append((time.time(), pids, memory))
 
 
+def _is_shared(fixture: pytest.FixtureDef[object]) -> bool:
+    """A fixture of the whole lane that is defined for a folder of tests."""
+    return fixture.scope == "session" and fixture.baseid.startswith("tests/")
+
+
 def _reason(report: Any) -> str:
     """Why a test was skipped, without its place."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -180,8 +185,10 @@ class Measuring:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: Any = yield
-        if call.when == "teardown":
-            left = self.leaks.after(item.nodeid) if self.leaks else ""
+        if call.when != "teardown":
+            self._shares = any(map(_is_shared, item._request._fixture_defs.values()))  # type: ignore[attr-defined]
+        else:
+            left = self.leaks.after(item.nodeid, shares=self._shares) if self.leaks else ""
             if left and report.passed:
                 report.outcome, report.longrepr = "failed", left
             report.cost = {"start": self._start, "wall_s": time.time() - self._start, "cpu_s": self.account.cpu_s() - self._cpu}  # fmt: skip

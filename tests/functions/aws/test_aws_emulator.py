@@ -109,7 +109,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lambda]:
         archive.extractall(code)
     environment = {
         "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(code), str(Path(__file__).parent)]),
-        "LAMBDA_TASK_ROOT": str(code), "AWS_REGION": "us-east-1", "AWS_LAMBDA_FUNCTION_NAME": "ephemeron",
+        "LAMBDA_TASK_ROOT": str(code), "AWS_REGION": "us-east-1", "AWS_LAMBDA_FUNCTION_NAME": "emulated",
         "AWS_LAMBDA_FUNCTION_TIMEOUT": str(TIMEOUT_S), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256",
         "EPHEMERON_ENTRIES": ENTRIES,
     }  # fmt: skip
@@ -295,6 +295,6 @@ def test_both_leave_the_same_records(emulator: Lambda, service: Lambda, wanted: 
         del records[-1]["value"]["pid"], records[-1]["value"]["cold"]
     assert seen[0] == seen[1]
     assert seen[0][-1]["value"]["env"] == {
-        "AWS_LAMBDA_FUNCTION_NAME": "ephemeron",
+        "AWS_LAMBDA_FUNCTION_NAME": "emulated",
         "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256",
     }
