@@ -27,6 +27,8 @@ from ephemeron.functions import cgroups
 
 END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
+OTHER_PROCESSES = ("from multiprocessing.resource_tracker import main", "lithops.scripts.cleaner")
+"""Of libraries: one for each process that uses them."""
 OTHERS = re.compile(r"ray|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}")
 """Folders that libraries keep for all their sessions, and those of functions that were killed, which are lost with a machine."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -139,7 +141,7 @@ class Leaks:
                 process = psutil.Process(pid)
                 if pid == os.getpid() or pid in kept or process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if "from multiprocessing.resource_tracker import main" not in " ".join(process.cmdline()):
+                if not any(word in " ".join(process.cmdline()) for word in OTHER_PROCESSES):
                     yield pid
 
     def _dead_groups(self) -> Iterator[str]:

@@ -57,6 +57,7 @@ ALIKE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "MALLOC_", "GLIBC_", "TORCH", 
 """Environment variables that take effect while a process starts, or imports: where they differ, it starts as ever."""
 MOST_BYTES = 150_000
 """Of a request: a longer one is no packet."""
+NAME = "fork server of tests"
 HIGH = 700
 """Descriptors of fork servers are at least this."""
 _SET_SUBREAPER, _GET_SUBREAPER, _SET_MM, _MAP = 36, 37, 35, 14
@@ -350,7 +351,7 @@ def _begin_server() -> None:
         return _take(ours)
     control = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
     _close_but({control})
-    _rename([f"fork server of tests for process {os.getppid()}"], {})
+    _rename([f"{NAME} for process {os.getppid()}"], {})
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

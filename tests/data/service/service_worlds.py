@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+import warm_processes
 from ephemeron.data.flow import Flow, FlowView, LocalReader
 from ephemeron.data.service import RemoteReader, Service, ServiceSettings
 from ephemeron.data.service.daemon import ManagedProcess
@@ -131,7 +132,8 @@ class World:
         """Everything that runs for this service."""
         mine = self._named(str(self.folder))
         try:
-            return list({*mine, *(child for p in mine for child in p.children(recursive=True))})
+            found = {*mine, *(child for p in mine for child in p.children(recursive=True))}
+            return [p for p in found if not command_of(p).startswith(warm_processes.NAME)]
         except psutil.NoSuchProcess:
             return self.processes()
 
