@@ -93,7 +93,7 @@ def ephemeron(command: str, env: dict[str, str]) -> None:
 def a_store(env: dict[str, str]) -> Iterator[dict[str, str]]:
     """The store that docs/sparse.md says how to start, at free ports."""
     Path("token").write_text("a token of these tests\n")
-    words = ["sparse-store", "--listen", "127.0.0.1:0", "--shards", "2", "--token-file", "token"]
+    words = ["sparse-store", "--listen", "127.0.0.1:0", "--shards", "2", "--token-file", "token", "--json"]
     command = [
         sys.executable,
         "-c",

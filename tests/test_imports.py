@@ -12,6 +12,8 @@ import pytest
 
 import ephemeron
 
+pytestmark = pytest.mark.cold_start
+
 ROOT = Path(ephemeron.__file__).parent
 DIGITS = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
 MODULES = sorted(
