@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -31,8 +32,9 @@ NAMES = [
 
 
 def fresh(program: str) -> subprocess.CompletedProcess[str]:
-    """A program in a Python that has imported nothing."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    """A program in a Python that has imported nothing, without variables of ours: libraries look through all that there are."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("EPHEMERON_")}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
