@@ -29,7 +29,7 @@ END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
 OTHER_PROCESSES = ("from multiprocessing.resource_tracker import main", "lithops.scripts.cleaner")
 """Of libraries: one for each process that uses them."""
-OTHERS = re.compile(r"ray|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}")
+OTHERS = re.compile(r"ray|tmp\w+wandb-\w+|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}")
 """Folders that libraries keep for all their sessions, and those of functions that were killed, which are lost with a machine."""
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -88,8 +88,8 @@ class Leaks:
         tests, self._tests = self._tests, []
         left = self._left()
         end = time.monotonic() + END_S
-        if left["socket"]:
-            gc.collect()  # an exception holds the frames in which it was raised
+        if any(left.values()):
+            gc.collect()  # an exception holds the frames in which it was raised, and what is to be removed with its owner
         while any((left := self._left()).values()) and time.monotonic() < end:
             self.waited_s += 0.05
             time.sleep(0.05)

@@ -42,11 +42,12 @@ from typing import Any, NoReturn
 from ephemeron.functions.forking import fork_away
 from ephemeron.functions.process_reset import renew_randomness
 
-PRELOAD = (
-    "torch", "numpy.random", "click", "psutil", "ephemeron.training.worker.loop", "ephemeron.training.worker.torch_trainer",
-    "ephemeron.communication.channels.object_store", "ephemeron.functions.daemon_process", "ephemeron.functions.function_main",
-    "ephemeron.cli.main", "ephemeron.executor.executor",
+PRELOAD = ("torch", "numpy.random", "click", "psutil")
+OWN = (
+    "training.worker.loop", "training.worker.torch_trainer", "communication.channels.object_store", "functions.daemon_process",
+    "functions.function_main", "cli.main", "executor.executor",
 )  # fmt: skip
+"""Modules of `ephemeron`; `affected` takes whole names for dependencies of all tests."""
 DETACHES = "ephemeron.functions.daemon_process"
 """Its process forks once and ends: the one that goes on gets a fork server, too."""
 COLD = (("-m", "ephemeron.functions.function_main"), ("-m", "pip"), ("-m", "venv"))
@@ -163,8 +164,8 @@ def cold() -> Iterator[None]:
 def main(control: int) -> NoReturn:
     """The first fork server of all."""
     sys.path.pop(0)
-    for name in PRELOAD:
-        importlib.import_module(name)
+    for name in (*PRELOAD, *(f".{own}" for own in OWN)):
+        importlib.import_module(name, "ephemeron")
     gc.collect()
     gc.freeze()
     _serve(socket.socket(fileno=control))

@@ -193,7 +193,7 @@ def test_a_command_that_was_stopped_goes_on(tmp_path, number):
     ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", "from ephemeron.cli.main import main; main()", *arguments],
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     wait_until(lambda: bool(list(store.glob("cholesky-*-L/*"))), process, "the command")
     process.send_signal(number)
