@@ -27,9 +27,11 @@ from ephemeron.functions import cgroups
 
 END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
-OTHER_PROCESSES = ("from multiprocessing.resource_tracker import main", "lithops.scripts.cleaner")
+OTHER_PROCESSES = ("from multiprocessing.resource_tracker import main", "lithops.scripts.cleaner", "wandb-core")
 """Of libraries: one for each process that uses them."""
-OTHERS = re.compile(r"ray|tmp\w+wandb-\w+|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}")
+OTHERS = re.compile(
+    r"ray|tmp\w+wandb-\w+|wandb-[\d-]+|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}"
+)
 """Folders that libraries keep for all their sessions, and those of functions that were killed, which are lost with a machine."""
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -76,6 +76,8 @@ class Request:
     command: list[str]
     env: dict[str, str]
     cwd: str | None
+    caller: int
+    """Its parent, once the process in between has ended."""
     descriptors: list[int]
     """Their numbers in the process; the first three are 0, 1 and 2."""
     leads_session: bool
@@ -250,7 +252,7 @@ def _forked(given: dict[str, Any]) -> int | None:
     passed = [fd for fd in given["pass_fds"] if fd > 2]
     request = Request(
         **parsed, command=command, env=env, cwd=None if given["cwd"] is None else os.fsdecode(given["cwd"]),
-        descriptors=[0, 1, 2, *passed], leads_session=bool(given["start_new_session"]),
+        caller=os.getpid(), descriptors=[0, 1, 2, *passed], leads_session=bool(given["start_new_session"]),
     )  # fmt: skip
     return server.fork(request, [*standard, *passed])
 
@@ -385,6 +387,9 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
     """Becomes the process that is wanted, to its end."""
     global _served
     _served = request
+    end = time.monotonic() + 60
+    while os.getppid() != request.caller and time.monotonic() < end:
+        time.sleep(0.0005)
     placed = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in descriptors]
     _close_but(set(placed))
     for fd, number in zip(placed, request.descriptors, strict=True):
