@@ -277,8 +277,8 @@ def _parsed(command: list[str]) -> dict[str, Any] | None:
         rest.pop(0)
     elif not rest[0].endswith(".py"):
         return None
-    if kind == "code" and not any(word in rest[0] for word in SLOW):
-        return None  # it has begun sooner than a process of PyTorch's size is forked
+    if kind == "code" and ("sys.modules" in rest[0] or not any(word in rest[0] for word in SLOW)):
+        return None  # it looks at what it has imported, or has begun sooner than a process of PyTorch's size is forked
     return {
         "kind": kind, "target": rest[0], "arguments": rest[1:], "safe_path": "-P" in flags, "unbuffered": "-u" in flags,
     }  # fmt: skip
