@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import pytest
@@ -34,6 +35,10 @@ OTHERS = re.compile(
 )
 """Folders that libraries keep for all their sessions, and those of functions that were killed, which are lost with a machine."""
 SHARED_MEMORY = Path("/dev/shm")
+
+
+Things: TypeAlias = dict[str, set[str]]
+"""Names by kind."""
 
 
 class Leaks:
@@ -53,12 +58,10 @@ class Leaks:
         os.environ |= {"TMPDIR": str(self._folder / "tmp"), "EPHEMERON_HOME": str(self._folder / "home")}
         tempfile.tempdir = None
         self._groups = cgroups.detect()
-        self._before: dict[str, set[object]] = {}
+        self._before: Things = {}
         self._wide: set[pytest.FixtureDef[object]] = set()
         """Fixtures of classes, modules and packages that are set up."""
         self._tests: list[str] = []
-        self.waited_s = 0.0
-        self.left = 0
 
     def begin(self) -> None:
         """What is there now is not of tests."""
@@ -72,7 +75,7 @@ class Leaks:
         before = self._there()
         yield
         for kind, things in self._there().items():
-            self._before[kind] |= things - before[kind]
+            self._before.setdefault(kind, set()).update(things - before[kind])
 
     def after(self, nodeid: str, *, shares: bool) -> str:
         """What is left, in words; empty: nothing. To be called after each test.
@@ -88,26 +91,24 @@ class Leaks:
             self._tests, self._before = [], self._there()
             return ""
         tests, self._tests = self._tests, []
-        left = self._left()
-        end = time.monotonic() + END_S
-        if any(left.values()):
+        left, there = self._left()
+        if left:
             gc.collect()  # an exception holds the frames in which it was raised, and what is to be removed with its owner
-        while any((left := self._left()).values()) and time.monotonic() < end:
-            self.waited_s += 0.05
-            time.sleep(0.05)
-        found = [f"{kind} {thing}" for kind, things in left.items() for thing in self._described(kind, things)]
-        for pid in left["process"]:
+            end = time.monotonic() + END_S
+            while left and time.monotonic() < end:
+                time.sleep(0.05)
+                left, there = self._left()
+        if not left:
+            self._before = there
+            return ""
+        found = [f"{kind} {described}" for kind, things in left.items() for described in things.values()]
+        for pid in left.get("process", ()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        for path in (
-            *((self._folder / "tmp" / str(n)) for n in left["file"]),
-            *((SHARED_MEMORY / str(n)) for n in left["shared memory"]),
-        ):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        for kind, folder in (("file", self._folder / "tmp"), ("shared memory", SHARED_MEMORY)):
+            for path in (folder / name for name in left.get(kind, ())):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self._before = self._there()
-        self.left += len(found)
-        if not found:
-            return ""
         return "\n".join(
             [f"left behind: {len(found)} things", *found, "by one of:" if len(tests) > 1 else "by", *tests]
         )
@@ -124,68 +125,77 @@ class Leaks:
                 os.environ[name] = value
         tempfile.tempdir = None
 
-    def _left(self) -> dict[str, set[object]]:
+    def _left(self) -> tuple[dict[str, dict[str, str]], Things]:
+        """What is new and a leak, described, by kind and name; and all that there is."""
         there = self._there()
-        return {kind: things - self._before[kind] for kind, things in there.items()}
+        judges = {
+            "process": living, "socket": _listening, "shared memory": _unused, "control group": self._lost_group,
+            "file": lambda names: {name: name for name in names if not OTHERS.fullmatch(name)},
+        }  # fmt: skip
+        new = {kind: names - self._before.get(kind, set()) for kind, names in there.items()}
+        left = {kind: judges[kind](names) for kind, names in new.items() if names}
+        return {kind: names for kind, names in left.items() if names}, there
 
-    def _there(self) -> dict[str, set[object]]:
+    def _there(self) -> Things:
+        parents = self._groups.parents
         return {
-            "process": set(self._processes()), "socket": set(_sockets()), "shared memory": set(_segments()),
-            "control group": set(self._dead_groups()), "file": {path.name for path in (self._folder / "tmp").glob("*") if not OTHERS.fullmatch(path.name)},
+            "process": set() if self._procs is None else set(self._procs.read_text().split()),
+            "socket": _sockets(),
+            "shared memory": set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set(),
+            "control group": {str(group) for parent in parents for group in parent.glob("ephemeron-*-*")},
+            "file": set(os.listdir(self._folder / "tmp")),
         }  # fmt: skip
 
-    def _processes(self) -> Iterator[int]:
-        if self._procs is None:
-            return
-        kept = warm_processes.own_servers()
-        for pid in map(int, self._procs.read_text().split()):
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if pid == os.getpid() or pid in kept or process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                if not any(word in " ".join(process.cmdline()) for word in OTHER_PROCESSES):
-                    yield pid
-
-    def _dead_groups(self) -> Iterator[str]:
-        """Control groups of dead hosts that the next host would not remove."""
-        dead = [g for parent in self._groups.parents for g in parent.glob("ephemeron-*-*") if _is_dead(g)]
-        if dead:
+    def _lost_group(self, groups: set[str]) -> dict[str, str]:
+        """Of a dead host, and the next host would not remove it."""
+        if dead := [group for group in groups if _is_dead(Path(group))]:
             self._groups.clean()
-        yield from (str(group) for group in dead if group.exists())
-
-    def _described(self, kind: str, things: set[object]) -> Iterator[str]:
-        for thing in things:
-            if kind == "process":
-                with contextlib.suppress(psutil.Error):
-                    yield f"{thing}: {' '.join(psutil.Process(int(str(thing))).cmdline())[:300]}"
-            else:
-                yield str(thing)
+        return {group: group for group in dead if Path(group).exists()}
 
 
-def _sockets() -> Iterator[str]:
-    """Sockets of this process that listen: servers."""
-    found = {}
+def living(pids: set[str]) -> dict[str, str]:
+    """Processes that are neither this one nor those of libraries and of the suite, described."""
+    kept, found = {os.getpid(), *warm_processes.own_servers()}, {}
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(int(pid))
+            command = " ".join(process.cmdline())
+            if process.pid in kept or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if not any(word in command for word in OTHER_PROCESSES):
+                found[pid] = f"{pid}: {command[:300]}"
+    return found
+
+
+def _sockets() -> set[str]:
+    found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
             if target.startswith("socket:"):
-                found[target[8:-1]] = fd
-    for kind, field, listening, inode in (("tcp", 3, "0A", 9), ("tcp6", 3, "0A", 9), ("unix", 3, "00010000", 6)):
-        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:] if found else ():
+                found.add(target[8:-1])
+    return found
+
+
+def _listening(inodes: set[str]) -> dict[str, str]:
+    """Servers of this process."""
+    found = {}
+    for kind, listens, number in (("tcp", "0A", 9), ("tcp6", "0A", 9), ("unix", "00010000", 6)):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[field] == listening and fields[inode] in found:
-                yield f"{' '.join(fields[1:2] if kind != 'unix' else fields[7:])} (descriptor {found[fields[inode]]})"
+            if fields[3] == listens and fields[number] in inodes:
+                found[fields[number]] = " ".join(fields[7:] if kind == "unix" else fields[1:2])
+    return found
 
 
-def _segments() -> Iterator[str]:
+def _unused(names: set[str]) -> dict[str, str]:
     """Shared memory that no process has. Semaphores of killed processes (sem.*) stay, whoever made them."""
-    names = {path.name for path in SHARED_MEMORY.glob("*") if not path.name.startswith("sem.")}
-    if names:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                maps = Path(f"/proc/{process.pid}/maps").read_text()
-                names = {name for name in names if f"/dev/shm/{name}" not in maps}
-    yield from names
+    names = {name for name in names if not name.startswith("sem.")}
+    for process in psutil.process_iter() if names else ():
+        with contextlib.suppress(psutil.Error, OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            names = {name for name in names if f"/dev/shm/{name}" not in maps}
+    return {name: name for name in names}
 
 
 def _is_dead(group: Path) -> bool:

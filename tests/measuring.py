@@ -5,7 +5,7 @@
 
 CPU seconds are those of the test's process and of all its descendants, living or not: every process of a lane is in a control
 group for accounting (`cpuacct`), which its children inherit. Processes are counted, and their memory is summed, by looking into
-these groups 20 times a second, so a process that lives for less may be missed. Without such groups (version 2 alone, no root) CPU
+these groups 10 times a second, so a process that lives for less may be missed. Without such groups (version 2 alone, no root) CPU
 seconds are those of the process and of the children that it waited for; processes and memory are null.
 """
 
@@ -25,8 +25,7 @@ from typing import Any
 
 import pytest
 
-import warm_processes
-from leaks import Leaks
+import leaks
 from quarantine import quarantined
 
 
@@ -39,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
-LOOK_S = 0.05
+LOOK_S = 0.1
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -93,13 +92,13 @@ class Looker:
 
     def left_over(self) -> int:
         """Processes of the lane that do not end with it."""
-        own = {os.getpid(), *warm_processes.own_servers()}
         end = time.monotonic() + 10
         while True:
-            texts = [procs.read_text() for procs in self._folder.glob("*/cgroup.procs")]
-            left = {int(pid) for text in texts for pid in text.split()} - own
-            if not left or time.monotonic() > end:
-                return len(left)
+            living = leaks.living(
+                {pid for procs in self._folder.glob("*/cgroup.procs") for pid in procs.read_text().split()}
+            )
+            if not living or time.monotonic() > end:
+                return len(living)
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -146,7 +145,7 @@ class Measuring:
         self.left_over = 0
         self.tests: dict[str, dict[str, Any]] = {}
         self.leaks = (
-            None if self._has_workers() else Leaks(self.account.folder and self.account.folder / "cgroup.procs")
+            None if self._has_workers() else leaks.Leaks(self.account.folder and self.account.folder / "cgroup.procs")
         )
         parent = self.account.folder and self.account.folder.parent
         self.looker = Looker(parent) if self.target and parent and not self._has_workers() else None

