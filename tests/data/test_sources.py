@@ -51,6 +51,7 @@ def test_digits_of_a_scikit_learn_without_the_file(monkeypatch: pytest.MonkeyPat
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits._table.cache_clear()  # this process may have read them
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingExtra, match=r"scikit-learn is not installed; run: pip install 'ephemeron\[digits\]'"):
