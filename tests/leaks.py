@@ -62,6 +62,8 @@ class Leaks:
         self._wide: set[pytest.FixtureDef[object]] = set()
         """Fixtures of classes, modules and packages that are set up."""
         self._tests: list[str] = []
+        """Those after which nothing was looked for yet."""
+        self._share = False
 
     def begin(self) -> None:
         """What is there now is not of tests."""
@@ -85,12 +87,13 @@ class Leaks:
             shares: it has used a service of a folder of tests, which starts processes as it likes, and ends with the lane.
         """
         self._tests.append(nodeid)
+        self._share |= shares
         if self._wide:
             return ""
-        if shares:
-            self._tests, self._before = [], self._there()
+        tests, self._tests, shared, self._share = self._tests, [], self._share, False
+        if shared:
+            self._before = self._there()
             return ""
-        tests, self._tests = self._tests, []
         left, there = self._left()
         if left:
             gc.collect()  # an exception holds the frames in which it was raised, and what is to be removed with its owner
