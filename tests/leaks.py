@@ -28,8 +28,13 @@ from ephemeron.functions import cgroups
 
 END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
-OTHER_PROCESSES = ("from multiprocessing.resource_tracker import main", "lithops.scripts.cleaner", "wandb-core")
-"""Of libraries: one for each process that uses them."""
+OTHER_PROCESSES = (
+    "from multiprocessing.resource_tracker import main",
+    "lithops.scripts.cleaner",
+    "wandb-core",
+    warm_processes.NAME,
+)
+"""Of libraries: one for each process that uses them; and fork servers of tests, which end with their processes."""
 OTHERS = re.compile(
     r"ray|tmp\w+wandb-\w+|wandb-[\d-]+|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}"
 )

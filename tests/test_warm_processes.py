@@ -79,6 +79,14 @@ def test_processes_of_warm_processes_are_warm_and_their_own_children(tmp_path: P
     assert run("-c", outer, cwd=tmp_path)[1] == "True True\n"
 
 
+def test_it_begins_in_the_folder_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert warm_processes.is_available()
+    monkeypatch.chdir(tmp_path)
+    program = "import ephemeron.errors, os; print(os.getcwd())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path.resolve()}\n"
+
+
 def test_random_numbers_are_drawn_anew(tmp_path: Path) -> None:
     program = "import ephemeron.errors, random, numpy; print(random.random(), numpy.random.rand())"
     first, second = (run("-c", program, cwd=tmp_path)[1].split() for _ in range(2))

@@ -75,7 +75,7 @@ class Request:
     arguments: list[str]
     command: list[str]
     env: dict[str, str]
-    cwd: str | None
+    cwd: str
     caller: int
     """Its parent, once the process in between has ended."""
     descriptors: list[int]
@@ -254,8 +254,12 @@ def _forked(given: dict[str, Any]) -> int | None:
         number if given[name] == -1 else given[name] for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
     ]
     passed = [fd for fd in given["pass_fds"] if fd > 2]
+    try:
+        folder = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
+    except OSError:
+        return None  # it is gone
     request = Request(
-        **parsed, command=command, env=env, cwd=None if given["cwd"] is None else os.fsdecode(given["cwd"]),
+        **parsed, command=command, env=env, cwd=folder,
         caller=os.getpid(), descriptors=[0, 1, 2, *passed], leads_session=bool(given["start_new_session"]),
     )  # fmt: skip
     return server.fork(request, [*standard, *passed])
@@ -436,8 +440,7 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
 
 def _set_up(request: Request) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if request.cwd is not None:
-        os.chdir(request.cwd)
+    os.chdir(request.cwd)
     time.tzset()
     tempfile.tempdir = None
     renew_randomness()
