@@ -63,11 +63,13 @@ TIMES = Path(__file__).parent / "times"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
 
-    parser.addoption("--cold-starts", action="store_true", help="have each Python process make its own imports")
+    parser.addoption(
+        "--warm-starts", action="store_true", help="fork Python processes from one that has made the imports"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--cold-starts"):
+    if config.getoption("--warm-starts"):
         warm_processes.enable()
 
 

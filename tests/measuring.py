@@ -31,6 +31,9 @@ from quarantine import quarantined
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
+    parser.addoption(
+        "--fail-leaks", action="store_true", help="a test that leaves processes, servers or files behind fails"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -147,6 +150,7 @@ class Measuring:
         self.leaks = (
             None if self._has_workers() else leaks.Leaks(self.account.folder and self.account.folder / "cgroup.procs")
         )
+        self.fails_leaks = self.leaks is not None and config.getoption("--fail-leaks")
         parent = self.account.folder and self.account.folder.parent
         self.looker = Looker(parent) if self.target and parent and not self._has_workers() else None
 
@@ -161,7 +165,7 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Iterator[None]:
-        if self.leaks is not None:
+        if self.fails_leaks:
             self.leaks.begin()
         return (yield)
 
@@ -172,13 +176,13 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
-        if self.leaks is None or fixturedef.scope == "function":
+        if not self.fails_leaks or fixturedef.scope == "function":
             return (yield)
         with self.leaks.allowed(fixturedef):
             return (yield)
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[object]) -> None:
-        if self.leaks is not None:
+        if self.fails_leaks:
             self.leaks.ended(fixturedef)
 
     @pytest.hookimpl(wrapper=True)
@@ -187,7 +191,7 @@ class Measuring:
         if call.when != "teardown":
             self._shares = any(map(_is_shared, item._request._fixture_defs.values()))  # type: ignore[attr-defined]
         else:
-            left = self.leaks.after(item.nodeid, shares=self._shares) if self.leaks else ""
+            left = self.leaks.after(item.nodeid, shares=self._shares) if self.fails_leaks else ""
             if left and report.passed:
                 report.outcome, report.longrepr = "failed", left
             report.cost = {"start": self._start, "wall_s": time.time() - self._start, "cpu_s": self.account.cpu_s() - self._cpu}  # fmt: skip

@@ -60,7 +60,19 @@ def test_what_is_left_behind_fails_the_test_and_costs_are_written(tmp_path: Path
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     times = tmp_path / "times.json"
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "LEAKS_END_S": "0.5"}
-    command = [sys.executable, "-m", "pytest", "-p", "measuring", "--times", str(times), "-p", "no:cacheprovider", "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "measuring",
+        "--fail-leaks",
+        "--times",
+        str(times),
+        "-p",
+        "no:cacheprovider",
+        ".",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     left = {"process", "socket", "shared_memory", "file"}
@@ -87,7 +99,7 @@ def test_cpu_seconds_include_those_of_detached_descendants(tmp_path: Path) -> No
     (tmp_path / "test_suite.py").write_text(test)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     times = tmp_path / "times.json"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "measuring", "--times", str(times), "."]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "measuring", "--fail-leaks", "--times", str(times), "."]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout  # what is just ending has time for it

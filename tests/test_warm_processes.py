@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -30,9 +31,11 @@ left_open.write("written at the end")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _available() -> None:
-    if not warm_processes.is_available():
-        pytest.skip("warm processes are disabled, or this system has none")
+def _warm() -> Iterator[None]:
+    with warm_processes.warm():
+        if not warm_processes.is_available():
+            pytest.skip("this system has no warm processes")
+        yield
 
 
 def run(*command: str, cwd: Path, **options: object) -> tuple[int, str, str]:

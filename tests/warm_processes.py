@@ -2,8 +2,8 @@
 
 The lanes start thousands of Python processes (clients, scripts, daemons, fork servers, services, shards), and most of them import
 PyTorch, which takes 1.5 CPU seconds. Here `subprocess.Popen` has a process forked that has made the imports, wherever it would start
-this interpreter in a way that a forked process can stand for; anything else, and everything under the mark `cold_start`, starts as
-ever. What is forked behaves like a fresh process: it is the caller's child, with the descriptors, environment, folder, command line
+this interpreter in a way that a forked process can stand for, if `--warm-starts` asks for it; anything else, and everything under the
+mark `cold_start`, starts as ever. What is forked behaves like a fresh process: it is the caller's child, with the descriptors, environment, folder, command line
 (in /proc, too), session and exit code that it would have; random states are drawn anew.
 
 A process that was forked here has a fork server from its birth, so its own children begin warm, too. To become its caller's child, a
@@ -130,7 +130,8 @@ _enabled = False
 _server: ForkServer | None = None
 _served: Request | None = None
 """What this process was forked for."""
-_cold = 0
+_cold = 1
+"""Above 0: processes start as ever."""
 _environment: Mapping[str, str] = dict(os.environ)
 """In which the imports were made."""
 _kept: list[object] = []
@@ -138,8 +139,8 @@ _kept: list[object] = []
 
 def enable() -> None:
     """From here on, this process's Python processes begin warm. Does nothing where the system cannot."""
-    global _enabled
-    _enabled = sys.platform == "linux"
+    global _cold, _enabled
+    _cold, _enabled = 0, sys.platform == "linux"
 
 
 def is_available() -> bool:
@@ -150,6 +151,18 @@ def is_available() -> bool:
 def own_servers() -> set[int]:
     """Processes of this process's fork servers."""
     return {process.pid for process in _kept if isinstance(process, subprocess.Popen)}
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[None]:
+    """Inside, this process's Python processes begin warm."""
+    global _cold, _enabled
+    before, _cold = _cold, 0
+    _enabled = _enabled or (_server is None and sys.platform == "linux")
+    try:
+        yield
+    finally:
+        _cold = before
 
 
 @contextlib.contextmanager
@@ -165,6 +178,8 @@ def cold() -> Iterator[None]:
 
 def main(control: int) -> NoReturn:
     """The first fork server of all."""
+    global _cold
+    _cold = 0
     sys.path.pop(0)
     for name in (*PRELOAD, *(f".{own}" for own in OWN)):
         importlib.import_module(name, "ephemeron")
