@@ -1,7 +1,7 @@
 """Runs a test until it fails: `make test-repeat TEST=tests/path.py::name N=200 J=1`, or `python tests/repeating.py TEST [--count N] [--jobs J]`.
 
-pytest-repeat gives each repetition parameters of its own, so a test of one parameter, `name[4]`, is no longer found by its name. This module
-is also the plugin that finds it. Nothing is tried a second time, and folders of repetitions that pass are removed at once.
+Each repetition has parameters of its own, so a test of one parameter, `name[4]`, is no longer found by its name. This module is also the
+plugin that repeats tests and finds it. Nothing is tried a second time, and folders of repetitions that pass are removed at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,26 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 WANTED = "EPHEMERON_TESTS_REPEATED"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--count", type=int, default=1, help="run each test so often")
+
+
+@pytest.fixture
+def repetition(request: pytest.FixtureRequest) -> object:
+    """Which one this is."""
+    return request.param
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A repetition has its number, and how many there are, as the last parameters of its name."""
+    count = metafunc.config.getoption("--count")
+    if count > 1:
+        metafunc.fixturenames.append("repetition")
+        ids = [f"{n}-{count}" for n in range(1, count + 1)]
+        metafunc.parametrize("repetition", range(count), indirect=True, ids=ids, scope="function")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
