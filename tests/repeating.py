@@ -58,7 +58,7 @@ def command(test: str, count: int, jobs: int, *more: str) -> tuple[list[str], di
     """What runs a test many times, and the variables for it."""
     words = [
         sys.executable, "-m", "pytest", "-q", "-n", str(jobs if jobs > 1 else 0), "--dist", "load", "--count", str(count), "-p", "repeating",
-        "-p", "no:rerunfailures", "-p", "no:cacheprovider", "-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed",
+        "-p", "no:rerunfailures", "-p", "no:repeat", "-p", "no:cacheprovider", "-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed",
         *more, test.partition("[")[0],
     ]  # fmt: skip
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
