@@ -65,7 +65,7 @@ class Read:
     names: set[str] = field(default_factory=set)
     """Imported when the module is, or by a function of it: `package.module.attribute`."""
     lazy: set[str] = field(default_factory=set)
-    """Of a package with `__getattr__`: names in strings and in functions, for whoever uses a name of it that has no home here."""
+    """Of a package with `__getattr__`: names in strings and in functions, for users of a name of it that has no home here."""
     homes: dict[str, str] = field(default_factory=dict)
     """Of a package: what it imports from elsewhere, for type checkers or not."""
     words: set[str] = field(default_factory=set)

@@ -197,7 +197,7 @@ def _listening(inodes: set[str]) -> dict[str, str]:
 
 
 def _unused(names: set[str]) -> dict[str, str]:
-    """Shared memory that no process has. Semaphores of killed processes (sem.*) stay, whoever made them."""
+    """Shared memory that no process has. Semaphores of killed processes (sem.*) are left out."""
     names = {name for name in names if not name.startswith("sem.")}
     for process in psutil.process_iter() if names else ():
         with contextlib.suppress(psutil.Error, OSError):

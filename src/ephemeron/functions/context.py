@@ -48,7 +48,7 @@ class ThreadCompute:
         return await asyncio.wrap_future(made)
 
     def close(self) -> None:
-        """Ends the thread, unless it computes what nobody waits for any more: a process with a thread left is not used again."""
+        """Ends the thread, unless it still computes a result that has no waiter: a process with a thread left is not used again."""
         self._executor.shutdown(wait=self._latest is None or self._latest.done(), cancel_futures=True)
 
 

@@ -7,7 +7,7 @@ import sys
 
 
 class ReservedPort:
-    """A port that the system gives to nobody else, until it is closed; refuses connections until the server listens there.
+    """A port that the system gives to no other process, until it is closed; refuses connections until the server listens there.
 
     A port that is looked up and let go may be given to any process before the server listens, even to the connection that asks
     whether it answers, which then answers itself. On Linux a socket that is bound and does not listen prevents that, and lets a
