@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -69,6 +70,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--warm-starts"):
         warm_processes.enable()
 
