@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import warm_processes
+from ephemeron.functions.function_process import with_threads
 
 PROGRAM = """
 import atexit, os, random, signal, sys, tempfile, threading
@@ -80,6 +81,51 @@ def test_processes_of_warm_processes_are_warm_and_their_own_children(tmp_path: P
     inner = "import gc, sys, os, ephemeron.errors; print(gc.get_freeze_count() > 0, os.getppid() == int(sys.argv[1]))"
     outer = f"import os, subprocess, sys, ephemeron.errors\nsubprocess.run([sys.executable, '-c', {inner!r}, str(os.getpid())])"
     assert run("-c", outer, cwd=tmp_path)[1] == "True True\n"
+
+
+BECOMES = """
+import ephemeron.errors, os, sys
+if len(sys.argv) == 1:
+    os.execvp(sys.executable, [sys.executable, "-P", __file__, str(os.getpid()), str(os.getppid())])
+import customized, gc, signal
+print(sys.argv[1:] == [str(os.getpid()), str(os.getppid())], sys.argv[0] == __file__, "\\0-P\\0" in open("/proc/self/cmdline").read())
+print(gc.get_freeze_count() > 0, file=sys.stderr)
+"""
+
+
+def test_a_program_that_becomes_another_one_stays_warm(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(BECOMES)
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['customized'] = sys")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "LANG": "en_US.UTF-8"}
+    command = [sys.executable, "-P", str(tmp_path / "program.py")]
+    warm = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    with warm_processes.cold():
+        fresh = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (warm.stdout, fresh.stdout) == ("True True True\n",) * 2, warm.stderr + fresh.stderr
+    assert (warm.stderr, fresh.stderr) == ("True\n", "False\n")
+
+
+def test_a_function_whose_libraries_have_one_thread_is_warm() -> None:
+    before = warm_processes.forked
+    env = with_threads(os.environ, 1.0)
+    subprocess.run([sys.executable, "-c", "import ephemeron.errors"], env=env, check=True)
+    assert warm_processes.forked == before + 1
+
+
+FIRST = """
+import os, subprocess, sys, warm_processes
+os.environ["OMP_NUM_THREADS"] = "3"  # as the tests' own set-up does, after that import
+with warm_processes.warm():
+    subprocess.run([sys.executable, "-c", "import ephemeron.errors"], check=True)
+print(warm_processes.forked)
+"""
+
+
+@pytest.mark.cold_start
+def test_the_first_process_is_warm_in_the_environment_that_there_is_by_then() -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", FIRST], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 def test_it_begins_in_the_folder_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ mark `cold_start`, starts as ever. What is forked behaves like a fresh process: 
 (in /proc, too), session and exit code that it would have; random states are drawn anew.
 
 A process that was forked here has a fork server from its birth, so its own children begin warm, too. To become its caller's child, a
-process is forked twice while the caller is a subreaper (prctl(2)), as functions are (`ephemeron.functions.forking`).
+process is forked twice while the caller is a subreaper (prctl(2)), as functions are (`ephemeron.functions.forking`). Where it becomes
+another program (exec), as functions of emulated platforms do under their limits, that program goes on in it, if it could be forked.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,12 +51,22 @@ OWN = (
 """Modules of `ephemeron`; `affected` takes whole names for dependencies of all tests."""
 DETACHES = "ephemeron.functions.daemon_process"
 """Its process forks once and ends: the one that goes on gets a fork server, too."""
-COLD = (("-m", "ephemeron.functions.function_main"), ("-m", "pip"), ("-m", "venv"))
-"""Commands that are never forked. Functions without a fork server are charged for the imports they make themselves."""
+COLD = (("-m", "pip"), ("-m", "venv"))
+"""Commands that are never forked."""
+FUNCTION = ("-m", "ephemeron.functions.function_main")
+SUPERVISORS = (
+    "ephemeron.functions.aws_microvm.handler", "ephemeron.functions.openfaas.handler", "localhost-runner-v2.py",
+)  # fmt: skip
+"""Of clouds' functions, which they start warm. Others without a fork server are charged for the imports they make themselves."""
 SLOW = ("ephemeron", "torch")
 """In code that takes long to import."""
 ALIKE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "MALLOC_", "GLIBC_", "TORCH", "LC_ALL", "LANG", "EPHEMERON_PRELOAD")
 """Environment variables that take effect while a process starts, or imports: where they differ, it starts as ever."""
+SAME = {
+    "LANG": lambda value: value.upper().endswith("UTF-8"), "EPHEMERON_PRELOAD": lambda value: value.startswith("torch,"),
+    "MKL_NUM_THREADS": lambda value: value == "1",
+}  # fmt: skip
+"""Values that are as good as none: Python's encoding is UTF-8 anyway, functions import PyTorch anyway, and the tests have one thread (OMP_NUM_THREADS)."""
 MOST_BYTES = 150_000
 """Of a request: a longer one is no packet."""
 NAME = "fork server of tests"
@@ -88,8 +99,8 @@ class Request:
 class ForkServer:
     """The caller's side of its fork server."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, pid: int = 0) -> None:
+        self._control, self._pid = control, pid
         self._owner = os.getpid()
         self._lock = threading.Lock()
 
@@ -122,6 +133,11 @@ class ForkServer:
 
     def close(self) -> None:
         self._control.close()
+
+    def end(self) -> None:
+        """Ends the server, which is this process's child."""
+        self.close()
+        os.waitpid(self._pid, 0)
 
 
 forked = 0
@@ -219,11 +235,11 @@ def _start() -> None:
     _take(ours)
 
 
-def _take(control: socket.socket) -> None:
+def _take(control: socket.socket, pid: int = 0) -> None:
     global _server
     high = socket.socket(fileno=fcntl.fcntl(control.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH))
     control.close()
-    _server = ForkServer(high)
+    _server = ForkServer(high, pid)
 
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -252,6 +268,21 @@ def _executed(self: subprocess.Popen[Any], *positional: Any, **named: Any) -> No
 subprocess.Popen._execute_child = _executed  # type: ignore[attr-defined]
 
 
+class _Becomes(BaseException):
+    """This process goes on as another program."""
+
+
+_execvp = os.execvp
+
+
+def _became(file: str, arguments: Sequence[str]) -> NoReturn:
+    """`os.execvp` of a process that was forked here."""
+    command = [os.fsdecode(argument) for argument in arguments]
+    if threading.active_count() == 1 and file == command[0] and _parsed(command) is not None and _is_alike(os.environ):
+        raise _Becomes(command)
+    _execvp(file, arguments)
+
+
 def _forked(given: dict[str, Any]) -> int | None:
     """The process id of a warm process; None: this one starts as ever."""
     plain = (
@@ -263,7 +294,7 @@ def _forked(given: dict[str, Any]) -> int | None:
     command = [os.fsdecode(argument) for argument in given["args"]]
     env = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if given["env"] is None else given["env"]).items()}
     parsed = _parsed(command)
-    if parsed is None or not _is_alike(env) or (server := _ready()) is None:
+    if parsed is None or (server := _ready()) is None or not _is_alike(env):
         return None
     standard = [
         number if given[name] == -1 else given[name] for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
@@ -290,7 +321,8 @@ def _parsed(command: list[str]) -> dict[str, Any] | None:
     while rest and rest[0] in ("-P", "-u"):
         flags.append(rest.pop(0))
     kind = {"-m": "module", "-c": "code"}.get(rest[0] if rest else "", "file")
-    if not rest or (tuple(rest[:2]) in COLD and rest[-1] != "forks"):
+    start = tuple(rest[:2])
+    if not rest or start in COLD or (start == FUNCTION and rest[-1] != "forks" and not _is_supervisor()):
         return None
     if kind != "file":
         rest.pop(0)
@@ -301,6 +333,10 @@ def _parsed(command: list[str]) -> dict[str, Any] | None:
     return {
         "kind": kind, "target": rest[0], "arguments": rest[1:], "safe_path": "-P" in flags, "unbuffered": "-u" in flags,
     }  # fmt: skip
+
+
+def _is_supervisor() -> bool:
+    return _served is not None and _served.target.endswith(SUPERVISORS)
 
 
 @functools.cache
@@ -318,7 +354,8 @@ def _is_script(path: str) -> bool:
 def _is_alike(env: Mapping[str, str]) -> bool:
     def of(variables: Mapping[str, str]) -> dict[str, str]:
         own = ("PYTHONPATH", "PYTHONUNBUFFERED")
-        return {k: v for k, v in variables.items() if k.startswith(ALIKE) and k not in own}
+        found = {k: v for k, v in variables.items() if k.startswith(ALIKE) and k not in own}
+        return {k: v for k, v in found.items() if k not in SAME or not SAME[k](v)}
 
     return of(env) == of(_environment)
 
@@ -372,9 +409,9 @@ def _serve(control: socket.socket) -> NoReturn:
 def _begin_server() -> None:
     """The fork server of this process, which has one thread yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork():
+    if pid := os.fork():
         theirs.close()
-        return _take(ours)
+        return _take(ours, pid)
     control = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
     _close_but({control})
     _rename([f"{NAME} for process {os.getppid()}"], {})
@@ -410,6 +447,7 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
     """Becomes the process that is wanted, to its end."""
     global _served
     _served = request
+    os.execvp = _became
     end = time.monotonic() + 60
     while os.getppid() != request.caller and time.monotonic() < end:
         time.sleep(0.0005)
@@ -418,9 +456,28 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
     for fd, number in zip(placed, request.descriptors, strict=True):
         os.dup2(fd, number)
         os.close(fd)
-    _rename(request.command, request.env)
     os.environ.clear()
     os.environ.update(request.env)
+    while True:
+        try:
+            code = _go_on(request)
+        except _Becomes as e:
+            (command,) = e.args
+            request = replace(request, **_parsed(command), command=command, env=dict(os.environ), cwd=os.getcwd())
+            _served = request
+            assert _server is not None
+            _server.end()  # it is not in the control groups that this process has entered since
+        else:
+            _end(code)
+
+
+def _go_on(request: Request) -> int | None:
+    """Runs the program to its end; its exit code, or None if it was interrupted.
+
+    Raises:
+        _Becomes: another one is to go on instead.
+    """
+    _rename(request.command, request.env)
     code = 1
     try:
         _begin_server()
@@ -440,7 +497,9 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
             with open(request.target, "rb") as file:
                 compiled = compile(file.read(), request.target, "exec")
             exec(compiled, main_module.__dict__)
-        code = 0
+        return 0
+    except _Becomes:
+        raise
     except SystemExit as e:
         code = _exit_code(e.code)
     except BaseException as e:  # noqa: BLE001 - a program's errors end its process
@@ -449,8 +508,8 @@ def _run(request: Request, descriptors: list[int]) -> NoReturn:
             trace = trace.tb_next
         sys.excepthook(type(e), e.with_traceback(trace), trace)
         if isinstance(e, KeyboardInterrupt):
-            _end(None)
-    _end(code)
+            return None
+    return code
 
 
 def _set_up(request: Request) -> None:
@@ -467,6 +526,9 @@ def _set_up(request: Request) -> None:
     added = [entry for entry in request.env.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in sys.path]
     sys.path[:0] = [*([] if first is None else [first]), *added]
     importlib.invalidate_caches()
+    if any(Path(entry, "sitecustomize.py").exists() for entry in added):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
     through = request.unbuffered or bool(request.env.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8")  # type: ignore[misc]
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):

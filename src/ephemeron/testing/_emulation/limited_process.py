@@ -17,7 +17,7 @@ from ephemeron.units import MIB
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _DRAIN_S = 1.0
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "OMP_NUM_THREADS")
 _REMOVALS = 200
 _numbers = itertools.count(500_000)
 """Of control groups: one sequence for all services of a process, apart from those of functions that it hosts itself."""
