@@ -42,6 +42,7 @@ READERS = {
     "tests/test_mutants.py": ("src/*.py", "tests/*.py"),
     "tests/test_nightly.py": ("tests/*.py",),
     "tests/test_quarantined_tests.py": ("src/*.py", "tests/*.py"),
+    "tests/test_structure.py": ("src/*",),
 }  # fmt: skip
 """Tests that look into files whose names they do not have: patterns of what they read."""
 PACKAGES = {"ephemeron": "src/ephemeron", "benchmarks": "benchmarks"}
