@@ -342,6 +342,14 @@ def test_a_start_that_is_interrupted_leaves_nothing_open(
     assert complaints == []
 
 
+def test_a_client_that_is_busy_once_it_is_connected_keeps_its_host(folder: Path) -> None:
+    async def scenario(platform: LocalPlatform) -> None:
+        time.sleep(1.0)  # noqa: ASYNC251 - nothing of its own runs meanwhile: as one that signs a large model
+        assert (await platform.status()).pid == platform.host_pid
+
+    run(folder, scenario, linger_s=0.1)
+
+
 def test_a_host_that_cannot_start_says_why(folder: Path) -> None:
     async def main() -> None:
         folder.mkdir(parents=True)

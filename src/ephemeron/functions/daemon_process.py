@@ -133,7 +133,7 @@ async def serve(
     await server.listen_unix(socket_path)
     daemon.address = DaemonAddress(pid=os.getpid(), socket=socket_path, token=token)
     write_private(folder / HOST_FILE, daemon.address)
-    tending = asyncio.create_task(daemon.tend())
+    tending = asyncio.create_task(daemon.tend(lambda: server.connections))
     try:
         ready()
         _log.info(

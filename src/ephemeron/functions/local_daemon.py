@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -114,7 +114,6 @@ class LocalDaemon:
         self._started: dict[str, _Started] = {}
         self._running: dict[str, _Started] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._clients = 0
         self._environments = max((f.number for f in begun), default=0)
         for environment in begun:
             self._pool.give(environment)
@@ -130,7 +129,7 @@ class LocalDaemon:
         reply: object = {}
         match method:
             case "attend":
-                await self._attend()
+                await asyncio.Event().wait()  # the client learns from its end that this process is gone
             case "invoke":
                 reply = InvocationParams(invocation=self.invoke(_read(InvokeParams, params).call))
             case "wait":
@@ -170,8 +169,12 @@ class LocalDaemon:
         while running := self._running_of(run):
             await self._cancel(running)
 
-    async def tend(self) -> None:
-        """Ends idle processes, and at last the daemon itself."""
+    async def tend(self, clients: Callable[[], int]) -> None:
+        """Ends idle processes, and at last the daemon itself.
+
+        Args:
+            clients: how many are connected. What they ask for may be long in coming: a client is busy, or waits for a core.
+        """
         while not self.stopping.is_set():
             await asyncio.sleep(_TICK_S)
             wanted = self._spares()
@@ -183,7 +186,7 @@ class LocalDaemon:
             for run in (self._own, *self._runs.values()):
                 if run.journal.problem:
                     run.journal.flush()
-            if self._clients or self._running:
+            if clients() or self._running:
                 self._busy = time.monotonic()
             elif time.monotonic() - self._busy > self._linger_s:
                 self.stopping.set()
@@ -332,14 +335,6 @@ class LocalDaemon:
             if victim.environment is not None and not victim.outcome.done():
                 victim.environment.kill("cancelled")
         await asyncio.gather(*(asyncio.shield(victim.outcome) for victim in victims))
-
-    async def _attend(self) -> None:
-        """Counts a client as connected while its `attend` request is open."""
-        self._clients += 1
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self._clients -= 1
 
     def _find(self, params: Mapping[str, object]) -> _Started:
         invocation = _read(InvocationParams, params).invocation
