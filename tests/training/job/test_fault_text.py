@@ -17,7 +17,7 @@ faults = st.one_of(
     ),
     st.builds(Fault, kind=st.just("drop-put"), rank=numbers, iteration=numbers, attempt=numbers),
     st.builds(Fault, kind=st.just("duplicate"), rank=numbers),
-    st.builds(Fault, kind=st.just("delay"), rank=numbers, factor=st.floats(1, 1e300)),
+    st.builds(Fault, kind=st.just("delay"), rank=numbers, factor=st.floats(1, 1e300), seconds=st.floats(0, 1e300)),
     st.builds(
         Fault,
         kind=st.just("cut"),
@@ -45,6 +45,7 @@ def test_text_and_back(fault):
         ("duplicate:rank=1", Fault(kind="duplicate", rank=1)),
         ("drop-put:rank=0,iteration=3", Fault(kind="drop-put", rank=0, iteration=3)),
         ("delay:rank=1,factor=10", Fault(kind="delay", rank=1, factor=10.0)),
+        ("delay:rank=1,factor=1,seconds=0.5", Fault(kind="delay", rank=1, seconds=0.5)),
         ("cut:rank=0,to=2,iteration=5,seconds=30", Fault(kind="cut", rank=0, to=2, iteration=5, seconds=30.0)),
         ("cut:rank=1,to=0,silent=1,iteration=5,seconds=0.5", Fault(kind="cut", rank=1, iteration=5, seconds=0.5, silent=1)),
     ],

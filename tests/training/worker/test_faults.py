@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from ephemeron.communication.keys import Keys
 from ephemeron.events import PHASES
+from ephemeron.functions.simulation import run
 from ephemeron.training.job import parse_fault
-from ephemeron.training.worker.faults import FaultInjector
+from ephemeron.training.worker.faults import Delayed, FaultInjector
 
 
 class Dead(Exception):
@@ -108,7 +112,23 @@ def test_merged_shards_can_be_dropped_too():
 
 
 def test_a_delay_slows_every_attempt_of_its_rank():
-    texts = ("delay:rank=1,factor=10", "delay:rank=1,factor=3", "delay:rank=2,factor=50")
+    texts = ("delay:rank=1,factor=10", "delay:rank=1,factor=3,seconds=0.5", "delay:rank=2,factor=50")
     assert injector(*texts, rank=0)[0].delay == 1
     assert injector(*texts, rank=1)[0].delay == 10
+    assert [injector(*texts, rank=rank)[0].longer_s for rank in range(3)] == [0, 0.5, 0]
     assert injector(*texts, rank=1, attempt=4)[0].delay == 10
+
+
+def test_a_delay_multiplies_all_computing_and_lengthens_that_over_samples():
+    async def inner(work, *, samples, batches=1):
+        await asyncio.sleep(2.0)
+        return work()
+
+    async def took() -> list[float]:
+        slow, ends = Delayed(inner, 3.0, 0.5), [0.0]
+        for samples in (0, 4):
+            assert await slow(lambda: "done", samples=samples) == "done"
+            ends.append(asyncio.get_running_loop().time())
+        return [after - before for before, after in pairwise(ends)]
+
+    assert run(took()) == [6.0, 6.5]

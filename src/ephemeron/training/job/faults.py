@@ -3,7 +3,7 @@
 kill:rank=2,iteration=5[,phase=upload][,attempt=0]    the function dies in the middle of that phase
 duplicate:rank=1                                      the platform delivers the call twice
 drop-put:rank=0,iteration=3[,attempt=0]               one put of that iteration is acknowledged and lost
-delay:rank=1,factor=10                                that rank computes ten times slower
+delay:rank=1,factor=10[,seconds=0.5]                  that rank computes ten times slower, and each batch half a second longer
 cut:rank=0,to=2,iteration=5,seconds=30[,silent=1][,attempt=0]    on a direct channel, rank 0 cannot reach rank 2 for 30 s
 """
 
@@ -19,7 +19,7 @@ _KEYS = {
     "kill": ({"rank", "iteration"}, {"phase", "attempt"}),
     "duplicate": ({"rank"}, set()),
     "drop-put": ({"rank", "iteration"}, {"attempt"}),
-    "delay": ({"rank", "factor"}, set()),
+    "delay": ({"rank", "factor"}, {"seconds"}),
     "cut": ({"rank", "to", "iteration", "seconds"}, {"silent", "attempt"}),
 }
 
@@ -50,7 +50,7 @@ class Fault:
             keys += [f"phase={self.phase}"]
         if self.kind == "delay":
             keys += [f"factor={self.factor!r}".removesuffix(".0")]
-        if self.kind == "cut":
+        if self.kind == "cut" or self.seconds:
             keys += [f"seconds={self.seconds!r}".removesuffix(".0"), *(["silent=1"] if self.silent else [])]
         if self.attempt:
             keys += [f"attempt={self.attempt}"]

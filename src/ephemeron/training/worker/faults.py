@@ -40,6 +40,8 @@ class FaultInjector:
         """Ranks that this one cannot reach."""
         self.delay = 1.0
         """Factor by which computation is slowed down."""
+        self.longer_s = 0.0
+        """Seconds by which each computation over samples takes longer, besides."""
         self._die, self._fired = die, fired
         self.iteration = -1
 
@@ -51,6 +53,7 @@ class FaultInjector:
         self._drops = [f for f in now if f.kind == "drop-put"]
         self._cuts = [f for f in now if f.kind == "cut"]
         self.delay = max((f.factor for f in mine if f.kind == "delay"), default=1.0)
+        self.longer_s = max((f.seconds for f in mine if f.kind == "delay"), default=0.0)
 
     @property
     def cuts_connections(self) -> bool:
@@ -84,14 +87,15 @@ class FaultInjector:
 
 
 class Delayed:
-    """Computation slowed down by a factor: a straggler."""
+    """Computation slowed down: a straggler."""
 
-    def __init__(self, inner: Compute, factor: float) -> None:
-        self._inner, self._factor = inner, factor
+    def __init__(self, inner: Compute, factor: float, longer_s: float = 0.0) -> None:
+        self._inner, self._factor, self._longer_s = inner, factor, longer_s
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         loop = asyncio.get_running_loop()
         began = loop.time()
         result = await self._inner(work, samples=samples, batches=batches)
-        await asyncio.sleep((self._factor - 1) * (loop.time() - began))
+        longer_s = self._longer_s if samples > 0 else 0.0
+        await asyncio.sleep((self._factor - 1) * (loop.time() - began) + longer_s)
         return result

@@ -174,8 +174,8 @@ class InvocationContext:
     def inject(self, faults: list[Fault]) -> None:
         """Injects these faults from now on, as far as they concern this attempt."""
         self.faults.arm(faults)
-        if self.faults.delay != 1:
-            self.compute = Delayed(self.ctx.compute, self.faults.delay)
+        if self.faults.delay != 1 or self.faults.longer_s:
+            self.compute = Delayed(self.ctx.compute, self.faults.delay, self.faults.longer_s)
 
     def emit(self, event: Event) -> None:
         """Hands an event to the platform."""
