@@ -22,10 +22,10 @@ class TestSimulated(TrainingMatrix):
     @pytest.fixture(scope="class")
     @classmethod
     def world(cls, tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
-        quick = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}, cold_start_s=0.05)
+        quick = Simulation(compute={"a": 5.0, "b": 4.0, "m": 0.0}, cold_start_s=0.05)
         return TrainingWorld(
-            platform="simulated", job=dataclasses.replace(JOB, simulation=quick), memory_mb=1769, relay_lifetime_s=5.0,
-            relay_faults=(), folder=tmp_path_factory.mktemp("simulated"),
+            platform="simulated", job=dataclasses.replace(JOB, simulation=quick), memory_mb=1769,
+            folder=tmp_path_factory.mktemp("simulated"),
         )  # fmt: skip
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 PEER_TIMEOUT_S = 120.0
 """Silence after which peers replace a rank, where nothing is lost that only peers miss: deaths are seen by the client. Longer than a
 function is late on a machine that is busy with other things, where a needless replacement changes what the run does."""
+LEAST_LIFETIME_S, STARTS = 5.0, 4
+"""Lifetimes that a run is to pass are at least so long, and so many times as long as functions take to start now."""
+LIFETIMES, SILENT = 1.25, 0.3
+"""Lifetimes that the iterations of such a run take together, and that a peer may be silent: longer than it takes to start."""
 SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 48, "checkpoint_every": 3}
 
 
@@ -46,13 +50,6 @@ class TrainingWorld:
     channels: Mapping[str, str | None] = field(default_factory=lambda: {"own": None})
     """Addresses by name; the first is used where a test names none. None: the platform's default."""
     shape: Mapping[str, Any] = field(default_factory=lambda: dict(SHAPE))
-    relay_lifetime_s: float = 5.0
-    """A short time limit, still longer than a cold start and a first iteration, which takes ten times as long as others:
-    the run passes it with `relay_faults`."""
-    relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
-    peer_timeout_s: float = 8.0
-    """Shortest wait before a silent peer is replaced, in runs that lose a put: longer than a function takes to start beside
-    others, since a needless replacement changes which attempt a fault hits. See `patient_s`."""
     slow_relays: bool = False
     """Nothing is ever warm, so passing lifetimes takes minutes: only with EPHEMERON_FULL_MATRIX=1."""
 
@@ -103,11 +100,20 @@ class TrainingWorld:
         with _home(self.folder / "undisturbed"):
             return self.go()
 
-    @cached_property
-    def patient_s(self) -> float:
-        """`peer_timeout_s`, or longer where functions take longer to start, as on a machine that is busy with other things."""
-        first: dict[int, float] = {e.rank: e.t for e in reversed(of(self.undisturbed[1], Progress))}
-        return max(self.peer_timeout_s, 3 * max(first.values()))
+    @staticmethod
+    def past_lifetimes(events: list[Any]) -> dict[str, Any]:
+        """Arguments of `go` for a run that passes the lifetime of every function, however fast the machine is.
+
+        Args:
+            events: of a run just before, with as many iterations.
+        """
+        began: dict[int, float] = {e.rank: e.t for e in reversed(of(events, Progress))}
+        lifetime_s = max(LEAST_LIFETIME_S, STARTS * max(began.values()))
+        each_s = LIFETIMES * lifetime_s / (1 + max(e.iteration for e in of(events, Progress)))
+        return {
+            "function_timeout_s": round(lifetime_s, 3), "peer_timeout_s": SILENT * lifetime_s,
+            "faults": (f"delay:rank=1,factor=1,seconds={each_s:.3f}",),
+        }  # fmt: skip
 
     def check_same(self, result: Result) -> None:
         """Whether a run has ended as the undisturbed one did, bit for bit."""

@@ -74,7 +74,7 @@ def test_calls_share_an_environment_and_not_a_process(settings: AwsSettings, tmp
         async with opened(settings, tmp_path) as platform:
             channel = (tmp_path / "objects").as_uri()
             calls = [
-                Call(run="run", rank=rank, attempt=0, memory_mb=256, lifetime_s=30.0, channel=channel, entry="forever")
+                Call(run="run", rank=rank, attempt=0, memory_mb=256, lifetime_s=300.0, channel=channel, entry="forever")
                 for rank in range(CALLS + 1)
             ]
             running = [await platform.invoke(call) for call in calls]

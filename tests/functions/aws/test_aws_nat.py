@@ -164,8 +164,7 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
             store = valkey.address.replace("127.0.0.1", internet.host)
             return World(
                 platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service, internet=internet,
-                channels={"direct": f"direct+{store}"}, folder=tmp_path, relay_lifetime_s=24.0,
-                relay_faults=("delay:rank=1,factor=120",),
+                channels={"direct": f"direct+{store}"}, folder=tmp_path,
             )  # fmt: skip
 
         yield make
@@ -182,15 +181,21 @@ def at(iteration: int, act: Callable[[], object]) -> tuple[Callable[[Event], Non
     return watch, done
 
 
+SLOWLY = "delay:rank=1,factor=1,seconds=0.2"
+"""So that what happens from outside in the middle of a run comes before its end."""
+
+
 def resumed(events: list[Any]) -> list[tuple[int, int]]:
     """Rank and iteration of every later attempt, in order."""
     return [(e.rank, e.iteration) for e in of(events, Loaded) if e.attempt]
 
 
-def test_deaths_behind_translators_that_are_punched(make_world: Callable[[Mapping], World], weights: str) -> None:
+def test_deaths_and_hand_offs_behind_translators_that_are_punched(
+    make_world: Callable[[Mapping], World], weights: str
+) -> None:
     world = make_world("endpoint-independent")
     watch, killed = at(2, lambda: world.kill(2))
-    faults = ("delay:rank=1,factor=20", "kill:rank=0,iteration=30,phase=upload")
+    faults = (SLOWLY, "kill:rank=0,iteration=30,phase=upload")
     result, events = world.go(on_event=watch, faults=faults, aggregators=0)
     assert result.summary.weights_sha256 == weights, result.causes
     assert killed == [True]
@@ -198,11 +203,21 @@ def test_deaths_behind_translators_that_are_punched(make_world: Callable[[Mappin
     assert {0, 2} <= {e.rank for e in of(events, Ended) if e.status == "lost"}
     assert {rank for rank, _ in resumed(events)} >= {0, 2}
     assert all(iteration > 0 for _, iteration in resumed(events)), "state of a live function"
+    sent = result.summary.traffic.direct_bytes_sent
+
+    how = world.past_lifetimes(events)
+    faults = (*how.pop("faults"), "kill:rank=2,iteration=0,phase=load,attempt=1")
+    result, events = world.go(faults=faults, aggregators=0, **how)
+    assert result.summary.weights_sha256 == weights, result.causes
+    assert "kill:rank=2,iteration=0,phase=load,attempt=1" in [e.fault for e in of(events, FaultFired)]
+    assert {e.rank for e in of(events, Invoked) if e.reason == "relay"} == set(range(3))
+    assert {rank for rank, _ in resumed(events)} == set(range(3))
+    sent += result.summary.traffic.direct_bytes_sent
     done = world.internet.end()
     assert done["meetings"] >= 3
     assert done["relayed_bytes"] == 0
     if world.internet.network is not None:
-        assert world.internet.between_functions > result.summary.traffic.direct_bytes_sent
+        assert world.internet.between_functions > sent
 
 
 def test_deaths_behind_symmetric_translators_with_and_without_the_relay(
@@ -216,7 +231,7 @@ def test_deaths_behind_symmetric_translators_with_and_without_the_relay(
         watch(event)
         watch_too(event)
 
-    faults = ("delay:rank=1,factor=20", "kill:rank=0,iteration=35,phase=upload")
+    faults = (SLOWLY, "kill:rank=0,iteration=35,phase=upload")
     result, events = world.go(on_event=both, faults=faults, aggregators=0)
     assert result.summary.weights_sha256 == weights, result.causes
     assert killed == [True]
@@ -236,19 +251,9 @@ def test_a_rendezvous_service_that_is_killed_leaves_connections_and_the_store(
 ) -> None:
     world = make_world("endpoint-independent")
     watch, killed = at(2, lambda: (world.internet.end(signal.SIGKILL), world.kill(2)))
-    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=20",), aggregators=0)
+    result, events = world.go(on_event=watch, faults=(SLOWLY,), aggregators=0)
     assert result.summary.weights_sha256 == weights, result.causes
     assert killed == [({}, True)]
     assert 2 in {rank for rank, _ in resumed(events)}
     if world.internet.network is not None:
         assert world.internet.between_functions > 0
-
-
-def test_hand_offs_past_the_lifetime_and_a_successor_dies(make_world: Callable[[Mapping], World], weights: str) -> None:
-    world = make_world("endpoint-independent")
-    faults = (*world.relay_faults, "kill:rank=2,iteration=0,phase=load,attempt=1")
-    result, events = world.go(faults=faults, aggregators=0, function_timeout_s=world.relay_lifetime_s)
-    assert result.summary.weights_sha256 == weights, result.causes
-    assert {e.rank for e in of(events, Invoked) if e.reason == "relay"} == set(range(3))
-    assert {rank for rank, _ in resumed(events)} == set(range(3))
-    assert world.internet.end()["relayed_bytes"] == 0

@@ -59,8 +59,7 @@ def world(valkey_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
             )  # fmt: skip
             yield World(
                 platform="aws-microvm", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
-                channels={"cache": valkey_server.address}, folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=30.0,
-                relay_faults=("delay:rank=1,factor=80",), peer_timeout_s=20.0,
+                channels={"cache": valkey_server.address}, folder=tmp_path_factory.mktemp("runs"),
             )  # fmt: skip
 
 
@@ -93,7 +92,7 @@ def test_a_host_fails(world: World) -> None:
         if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not lost:
             lost.append(world.lose(0))
 
-    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=1,seconds=0.2",))
     world.check_same(result)
     assert lost == [True]
     (end,) = [e for e in of(events, Ended) if e.status == "lost"]
@@ -112,7 +111,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
         if isinstance(event, Progress) and event.iteration >= 2:
             asked.set()
 
-    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=1,seconds=0.2",))
     stopper.join()
     assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):
@@ -145,7 +144,7 @@ def test_a_run_is_suspended_and_goes_on_where_it_was(world: World) -> None:
         if isinstance(event, Progress) and event.iteration >= 2:
             asked.set()
 
-    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=1,seconds=0.2",))
     other.join()
     world.check_same(result)
     assert states == [(3, ["SUSPENDED"] * 3)]

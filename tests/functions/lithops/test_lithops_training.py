@@ -28,8 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingWorld]:
         patch.setenv("LITHOPS_CONFIG", "{}")  # none of the machine's own
         yield TrainingWorld(
             platform="lithops", job=JOB, memory_mb=768, settings=LithopsSettings(every_s=0.1, places=12), folder=folder,
-            channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
-            relay_faults=("delay:rank=1,factor=60",), slow_relays=True, peer_timeout_s=45.0,
+            channels={"folder": (folder / "objects").as_uri()}, slow_relays=True,
         )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
             yield World(
                 platform="openfaas", job=JOB, memory_mb=MEMORY_MB, settings=settings, gateway=gateway,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
-                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=14.0, relay_faults=("delay:rank=1,factor=80",),
+                folder=tmp_path_factory.mktemp("runs"),
             )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_a_whole_replica_is_killed(world: World) -> None:
         if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not killed:
             killed.append(world.kill(0))
 
-    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=1,seconds=0.2",))
     world.check_same(result)
     assert killed == [True]
     lost = [e for e in of(events, Ended) if e.status == "lost"]
@@ -119,7 +119,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
         if isinstance(event, Progress) and event.iteration >= 2:
             asked.set()
 
-    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=1,seconds=0.2",))
     stopper.join()
     assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):

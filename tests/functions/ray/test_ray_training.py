@@ -30,8 +30,7 @@ def shared_world(shared_cluster: World, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("ray")
     return TrainingWorld(
         platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=shared_cluster.settings(), folder=folder,
-        channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
-        relay_faults=("delay:rank=1,factor=60",), slow_relays=True, peer_timeout_s=60.0,
+        channels={"folder": (folder / "objects").as_uri()}, slow_relays=True,
     )  # fmt: skip
 
 
@@ -112,7 +111,7 @@ def test_a_node_dies(cluster: World, world: TrainingWorld) -> None:
             lost.append(cluster.workers[0])
             cluster.lose(cluster.workers[0])
 
-    rough, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    rough, events = world.go(on_event=watch, faults=("delay:rank=1,factor=1,seconds=0.2",))
     assert len(lost) == 1
     world.check_same(rough)
     assert 1 <= [e.status for e in of(events, Ended)].count("lost") <= 2
