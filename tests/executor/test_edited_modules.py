@@ -113,7 +113,7 @@ def test_files_that_modules_read_are_sent_as_they_are(module, tmp_path):
 @pytest.mark.slow
 def test_a_warm_function_runs_the_reloaded_module(module):
     one = module("warm_one", "def f(): return 1\n")
-    with FunctionExecutor("local", max_workers=1, retries=0) as pool:
+    with FunctionExecutor("local", max_workers=1, retries=0, idle_timeout_s=120) as pool:
         assert pool.submit(one.f).result(120) == 1
         assert pool.submit(lambda: one.f()).result(120) == 1
         module("warm_one", "def f(): return 2\n")

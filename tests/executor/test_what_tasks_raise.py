@@ -137,7 +137,7 @@ def test_functions_survive_what_tasks_raise():
     tasks = {"CancelledError": cancelled, "KeyboardInterrupt": interrupted, "Own": own, "SystemExit": quits}
     for task in tasks.values():
         task.__module__ = "__main__"  # by value: functions do not have this module
-    with FunctionExecutor("local", max_workers=1, retries=0) as pool:
+    with FunctionExecutor("local", max_workers=1, retries=0, idle_timeout_s=120) as pool:
         futures = [pool.submit(task) for task in tasks.values()]
         well = pool.submit(divmod, 7, 2)
         for future, name in zip(futures, tasks, strict=True):

@@ -22,7 +22,7 @@ from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_record, read_result
 from ephemeron.training.driver.result import events_of
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunGroup, parse_fault
 from tiny_job import JOB
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
         ]
         result = train(
             JOB, configure(JOB, groups=(lambdas, cluster), group_store=f"{s3_server.address}/common", **common),
-            cloud=clouds, peer_timeout_s=120.0, on_event=kill,
+            cloud=clouds, peer_timeout_s=120.0, on_event=kill, faults=[parse_fault("delay:rank=1,factor=1,seconds=0.2")],
         )  # fmt: skip
     assert result.summary.platform == "aws+ray"
     assert [(group.name, group.platform, group.workers) for group in result.summary.groups] == [

@@ -25,6 +25,7 @@ from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions import local
 from ephemeron.functions.cgroups import detect
 from ephemeron.functions.local import LocalPlatform
+from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Target
@@ -63,13 +64,14 @@ def go(folder: Path, watch: Watch = lambda event, platform: None, **options: Any
     folder.mkdir(parents=True)
     channel_folder = folder / "objects"
     configuration = Configuration(
-        platform="local", channel=channel_folder.as_uri(), workers=2, aggregators=1, memory_mb=1769, function_timeout_s=60.0,
+        platform="local", channel=channel_folder.as_uri(), workers=2, aggregators=1, memory_mb=1769, function_timeout_s=600.0,
         batch_size=8, checkpoint_every=5,
     ).resolved()  # fmt: skip
     spec = RunSpec(
         run_id=folder.name, model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
         configuration=configuration, epochs=6, seed=1, dtype="float32", samples=128, prices=load_prices("objects"),
-        trainer="synthetic", trainer_options={"elements": 64}, cold_start_s=0.2,
+        trainer="synthetic", trainer_options={"elements": 64}, cold_start_s=0.2, peer_timeout_s=PEER_TIMEOUT_S,
+        faults=("delay:rank=0,factor=1,seconds=0.1",),  # what happens in the middle of the run comes before its end
     )  # fmt: skip
     prepared = Prepared(job=make_job(), spec=spec, objects={Keys(spec.run_id).spec: [spec.to_bytes()]}, model_bytes=0)
 

@@ -17,6 +17,7 @@ from training_runs import make_job
 
 from ephemeron.errors import ChannelError, UserError
 from ephemeron.events import Ended, Invoked, Progress
+from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver import attach, configure, resume, train
 from ephemeron.training.job import DataSpec, Target, parse_fault
 
@@ -27,7 +28,8 @@ HOW = {"platform": "local", "workers": 3, "aggregators": 2, "batch_size": 24, "m
 def go(job=JOB, faults=(), **how):
     events = []
     c = configure(job, **{**HOW, **how})
-    result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append, check=False)
+    faults = [parse_fault(f) for f in faults]
+    result = train(job, c, faults=faults, on_event=events.append, check=False, peer_timeout_s=PEER_TIMEOUT_S)
     return result, events
 
 
@@ -85,19 +87,21 @@ def test_other_channels_give_the_same_weights(channel, undisturbed, home, reques
         assert result.summary.traffic.polls <= 20 + 3 * max(event.t for event in events) / 10
 
 
+PACE = "delay:rank=0,factor=1,seconds=0.3"
+"""So that what happens in the middle of a run comes before its end."""
 CLIENT = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_local_runs import JOB, HOW
 from ephemeron.training.job import parse_fault
 from ephemeron.training.driver import configure, train
-train(JOB, configure(JOB, **HOW), faults=[parse_fault(f"delay:rank={{r}},factor=60") for r in range(3)])
+train(JOB, configure(JOB, **HOW), faults=[parse_fault({pace!r})], peer_timeout_s={patience})
 """
 
 
 def start_client(home: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """A client of its own, once its run has trained a little."""
-    code = CLIENT.format(tests=str(Path(__file__).parent))
+    code = CLIENT.format(tests=str(Path(__file__).parent), pace=PACE, patience=PEER_TIMEOUT_S)
     client = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True
     )
@@ -176,7 +180,7 @@ def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
 
     job = make_job()
     c = configure(job, **HOW, channel=server.address, channel_retry_s=3.0)
-    result = train(job, c, on_event=kill_later, check=False)
+    result = train(job, c, faults=[parse_fault(PACE)], on_event=kill_later, check=False)
     assert result.summary.status == "failed"
     assert "ChannelUnreachable" in result.causes[0]
     assert "given up after" in result.causes[0]

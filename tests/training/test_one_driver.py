@@ -22,6 +22,7 @@ from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
 from ephemeron.functions import passed_on
 from ephemeron.functions.local import LOCK_FILE as LOCAL_LOCK
 from ephemeron.functions.local import is_hosted
+from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver import attach, configure, records, resume, run_platform, train
 from ephemeron.training.driver import run_dir as homes
 from ephemeron.training.driver.cost import CostMeter, summarize
@@ -65,12 +66,11 @@ def start(slow: bool, **options: Any) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ephemeron.training.driver.launch.prepare", prepared)
         configuration = Configuration(
-            platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, function_timeout_s=60.0,
+            platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, function_timeout_s=600.0,
             batch_size=8, checkpoint_every=5,
         ).resolved()  # fmt: skip
-        return train(
-            make_job(), configuration, faults=[parse_fault("delay:rank=0,factor=60")] if slow else [], **options
-        )
+        faults = [parse_fault("delay:rank=0,factor=1,seconds=0.1")] if slow else []
+        return train(make_job(), configuration, faults=faults, peer_timeout_s=PEER_TIMEOUT_S, **options)
 
 
 @pytest.fixture

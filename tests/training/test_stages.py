@@ -19,6 +19,7 @@ from ephemeron.functions.base import Limits
 from ephemeron.partition import Graph, Node, PlacementPlan, Schedule
 from ephemeron.partition.serialization.documents import plan_to_json
 from ephemeron.partition.tracing import operators, trace
+from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver import attach, configure, train
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
@@ -299,7 +300,8 @@ def test_stages_and_replicas_say_how_many_functions():
 def local(job, faults=(), **how):
     events = []
     c = configure(job, platform="local", **how)
-    return train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append), events
+    faults = [parse_fault(f) for f in faults]
+    return train(job, c, faults=faults, on_event=events.append, peer_timeout_s=PEER_TIMEOUT_S), events
 
 
 @pytest.mark.slow
