@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "ephemeron"
 SNAPSHOTS = ROOT / "tests" / "snapshots"
 REGISTRIES = {
+    "ephemeron.config.own_processes": "programs of processes, by name",
     "ephemeron.functions.entries": "entries of functions, by name",
     "ephemeron.functions.registry": "providers of platforms, by name",
     "ephemeron.functions.tasks.resolver": "what makes a task of its description, by name",

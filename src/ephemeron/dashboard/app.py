@@ -198,9 +198,7 @@ async def _static(request: Request) -> Response:
 @cache
 def _contents(name: str) -> tuple[bytes, str] | None:
     """A file of `static/`, and its ETag. Only names that are there can be asked for."""
-    found = {
-        entry.name: entry for entry in files("ephemeron.dashboard").joinpath("static").iterdir() if entry.is_file()
-    }
+    found = {entry.name: entry for entry in files(__package__).joinpath("static").iterdir() if entry.is_file()}
     if name not in found:
         return None
     data = found[name].read_bytes()

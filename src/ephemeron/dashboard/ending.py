@@ -7,9 +7,9 @@ the dashboard. A trial is ended by a file in its folder, which its study reads.
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
+from ephemeron.config import own_processes
 from ephemeron.errors import UserError
 
 END_FILE = "end"
@@ -26,7 +26,7 @@ async def end_run(folder: Path, *, now: bool) -> str:
     Raises:
         UserError: it was not stopped; with the reason.
     """
-    arguments = [sys.executable, "-m", "ephemeron.dashboard.stop_process", str(folder), *(["--now"] if now else [])]
+    arguments = own_processes.command("stop-run", str(folder), *(["--now"] if now else []))
     process = await asyncio.create_subprocess_exec(
         *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

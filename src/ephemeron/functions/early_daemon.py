@@ -26,6 +26,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 
+from ephemeron.config import own_processes
 from ephemeron.config.typed import plain
 from ephemeron.functions.base import Limits
 from ephemeron.functions.daemon_messages import DaemonSettings, EarlyRequest, FunctionsWanted
@@ -50,14 +51,7 @@ class EarlyDaemon:
         self._connection, theirs = socket.socketpair()
         try:
             with theirs:
-                command = [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "ephemeron.functions.daemon_process",
-                    "early",
-                    str(theirs.fileno()),
-                ]
+                command = own_processes.command("daemon", "early", str(theirs.fileno()))
                 self._process = subprocess.Popen(
                     command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     cwd="/", pass_fds=[theirs.fileno()], start_new_session=True,

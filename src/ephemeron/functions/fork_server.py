@@ -22,6 +22,7 @@ from typing import IO, Protocol
 
 import psutil
 
+from ephemeron.config import own_processes
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError
 from ephemeron.functions.forking import ForkReply
@@ -53,8 +54,7 @@ async def spawn(
         OSError: no process can be made.
     """
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "ephemeron.functions.function_main", str(connection.fileno()), str(os.getpid()), *more,
-        stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd="/", pass_fds=[connection.fileno()],
+        *own_processes.command("function", str(connection.fileno()), str(os.getpid()), *more), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd="/", pass_fds=[connection.fileno()],
         start_new_session=True,
     )  # fmt: skip
 

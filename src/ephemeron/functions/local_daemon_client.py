@@ -11,12 +11,12 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from ephemeron.communication.rpc import Client
+from ephemeron.config import own_processes
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, JobError, PlatformError, ProtocolError, RemoteError, TokenRefused
 from ephemeron.functions.base import Limits
@@ -137,7 +137,7 @@ async def launch(settings: DaemonSettings, env: Mapping[str, str]) -> str:
 
 def _first_word(settings: DaemonSettings, env: Mapping[str, str], log: Path) -> str:
     # On a thread: asyncio's pipes would complain if the loop were closed while the daemon starts.
-    command = [sys.executable, "-P", "-m", "ephemeron.functions.daemon_process", json.dumps(plain(settings))]
+    command = own_processes.command("daemon", json.dumps(plain(settings)))
     with (
         log.open("ab") as err,
         subprocess.Popen(

@@ -25,7 +25,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(loader=PackageLoader("ephemeron.rendering"), autoescape=True, undefined=StrictUndefined)
+    return Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
 
 
 def render(template: str, **values: object) -> Markup:
@@ -48,7 +48,7 @@ def document(title: str, parts: Iterable[Markup], *, script: bool = False) -> st
 
 
 def _asset(name: str) -> str:
-    return files("ephemeron.rendering").joinpath("assets", name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def style_sheet() -> str:

@@ -15,13 +15,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from ephemeron.communication.rpc import BlockingClient
+from ephemeron.config import own_processes
 from ephemeron.config.paths import DATASETS_STORE, datasets_store
 from ephemeron.config.typed import build, plain
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
@@ -175,7 +175,7 @@ class ManagedProcess:
         write_json(self.folder / _SETTINGS, settings)
         with (self.folder / _LOG).open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ephemeron.data.service.process", self.kind, str(self.folder)],
+                own_processes.command("data-service", self.kind, str(self.folder)),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 env={**os.environ, **_whole_paths(), TOKEN_VARIABLE: self._token},
             )  # fmt: skip

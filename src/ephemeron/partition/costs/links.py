@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ephemeron.communication.rpc import Client
+from ephemeron.config import own_processes
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.partition.costs.fitting import LinkFit, fit_link
@@ -140,11 +140,7 @@ async def _started(names: Sequence[str], token: str) -> AsyncIterator[dict[str, 
         peers = {}
         for name in names:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "ephemeron.partition.costs.peer_process",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+                *own_processes.command("link-peer"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
             processes.append(process)
             assert process.stdout is not None

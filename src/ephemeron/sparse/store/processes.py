@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.rpc.auth import Token, token_text
+from ephemeron.config import own_processes
 from ephemeron.config.typed import Positive, build, plain
 from ephemeron.errors import EphemeronError, JobError, ServiceUnreachable, UserError
 from ephemeron.events import Traffic
@@ -160,9 +161,11 @@ class ShardProcesses:
 
     async def _start(self, shard: int) -> None:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ephemeron.sparse.store.processes", stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            *own_processes.command("sparse-shard"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
         self._processes[shard] = process
         assert process.stdin is not None
         process.stdin.write(json.dumps(plain(self._settings[shard])).encode() + b"\n")

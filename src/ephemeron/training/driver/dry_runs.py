@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import psutil
 from ephemeron.communication.channels import public_address
 from ephemeron.communication.channels.address import check_channel
 from ephemeron.communication.keys import Keys
+from ephemeron.config import own_processes
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.base import Limits
@@ -122,7 +122,7 @@ def do_first_steps(prepared: Prepared) -> FirstSteps:
                     out.write(buffer)
         work = folder / "cwd"
         work.mkdir()
-        command = [sys.executable, "-P", "-m", "ephemeron.training.worker.first_steps", str(folder)]
+        command = own_processes.command("first-steps", str(folder))
         process = subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         killed = threading.Event()
         watcher = threading.Thread(target=_watch, args=(process, quota_mb, killed), daemon=True)

@@ -8,11 +8,11 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ephemeron.config import own_processes
 from ephemeron.errors import ChannelUnreachable
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ IDLE_EXIT_S = 60.0
 """Seconds without a connected function after which the server ends by itself, because its client may have died."""
 STOP_S = 5.0
 """Seconds that a server may take to end before it is killed."""
-_MODULE = "ephemeron.communication.channels.parameter_server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,9 @@ class ServerProcess:
 def _is_server(pid: int) -> bool:
     """Whether a process is a parameter server: the number of one that has ended may be another process's by now."""
     try:
-        return _MODULE.encode() in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        return (
+            own_processes.module_of("parameter-server").encode() in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        )
     except FileNotFoundError:
         return not Path("/proc/self/cmdline").exists()
 
@@ -70,8 +71,7 @@ def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
     announce.unlink(missing_ok=True)
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, "--announce", str(announce),
-             "--idle-exit-s", str(IDLE_EXIT_S)],
+            own_processes.command("parameter-server", "--announce", str(announce), "--idle-exit-s", str(IDLE_EXIT_S)),
             env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip

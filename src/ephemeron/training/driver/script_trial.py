@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ephemeron.communication.channels.base import Buffer
+from ephemeron.config import own_processes
 from ephemeron.config.code_bundle import left_out, unbundle
 from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import BatchSource
@@ -199,7 +199,7 @@ def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays
             file=script.find(folders), arguments=script.arguments, folders=tuple(folders), seed=job.seed, workers=workers,
             out=place / "answer",
         )  # fmt: skip
-        command = [sys.executable, "-P", "-m", "ephemeron.training.driver.script_process", json.dumps(plain(request))]
+        command = own_processes.command("script-trial", json.dumps(plain(request)))
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", cwd=place / "cwd",

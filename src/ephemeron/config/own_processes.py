@@ -1,0 +1,42 @@
+"""Programs that ephemeron runs in processes of their own, by name: a table, as the entries of functions have one.
+
+They begin with `-P`: a file of the user's working folder, `json.py` say, takes no module's place.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+Program = Literal[
+    "function",
+    "daemon",
+    "parameter-server",
+    "sparse-shard",
+    "data-service",
+    "link-peer",
+    "first-steps",
+    "script-trial",
+    "stop-run",
+]
+_MODULES: dict[Program, str] = {
+    "function": "ephemeron.functions.function_main",
+    "daemon": "ephemeron.functions.daemon_process",
+    "parameter-server": "ephemeron.communication.channels.parameter_server",
+    "sparse-shard": "ephemeron.sparse.store.processes",
+    "data-service": "ephemeron.data.service.process",
+    "link-peer": "ephemeron.partition.costs.peer_process",
+    "first-steps": "ephemeron.training.worker.first_steps",
+    "script-trial": "ephemeron.training.driver.script_process",
+    "stop-run": "ephemeron.dashboard.stop_process",
+}
+
+
+def module_of(program: Program) -> str:
+    """The module that runs as `__main__` in such processes."""
+    return _MODULES[program]
+
+
+def command(program: Program, *arguments: str) -> list[str]:
+    """The command that starts a program with the client's interpreter."""
+    return [sys.executable, "-P", "-m", _MODULES[program], *arguments]
