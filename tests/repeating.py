@@ -13,11 +13,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
 WANTED = "EPHEMERON_TESTS_REPEATED"
+LANES = ("--warm-starts", "--fail-leaks")
+"""What the lanes are run with."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +52,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dropped)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many repetitions there were, and how long each took, with its fixtures."""
+    reports = [each for many in terminalreporter.stats.values() for each in many if isinstance(each, pytest.TestReport)]
+    ran = {each.nodeid for each in reports}
+    if ran and (count := config.getoption("--count")) > 1:
+        whole, each_s = count * len(set(map(original, ran))), sum(each.duration for each in reports) / len(ran)
+        terminalreporter.write_line(f"{len(ran)} of {whole} repetitions, {each_s:.2f} s each")
+
+
 def original(nodeid: str) -> str:
     """The name of a test, of that of a repetition of it."""
     return re.sub(r"\[(?:(.*)-)?\d+-\d+\]$", lambda found: f"[{found[1]}]" if found[1] is not None else "", nodeid)
@@ -61,6 +74,8 @@ def command(test: str, count: int, jobs: int, *more: str) -> tuple[list[str], di
         "-p", "no:rerunfailures", "-p", "no:repeat", "-p", "no:cacheprovider", "-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed",
         *more, test.partition("[")[0],
     ]  # fmt: skip
+    if (TESTS.parent / test.partition("::")[0]).is_relative_to(TESTS):
+        words += LANES
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     return words, {WANTED: test, "PYTHONPATH": path}
 

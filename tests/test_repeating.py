@@ -51,6 +51,7 @@ def test_a_test_runs_until_it_fails(tmp_path: Path) -> None:
     status, said = repeat("test_counts[a-1]", "--count", "50")
     assert status == 1
     assert "1 failed, 2 passed" in said
+    assert "3 of 50 repetitions, " in said
     assert "def test_counts(kind" in said, "the failure is shown"
     assert not (tmp_path / "seen-b").exists()
     status, said = repeat("test_counts[b]", "--count", "6")
