@@ -27,6 +27,7 @@ from ephemeron.training.job import load_job, parse_fault
 
 JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
 WORKERS = 4
+EPOCHS = 60
 
 
 class Timeline:
@@ -93,14 +94,15 @@ def pauses(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 @click.command()
-@click.option("--epochs", default=60, show_default=True, help="Length of a run.")
+@click.option("--epochs", default=EPOCHS, show_default=True, help="Length of a run.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each kind.")
 @click.option("--channel", default="direct", show_default=True, help="Address.")
 @click.option("--timeout-s", default=8.0, show_default=True, help="Function timeout of the runs with hand-offs.")
 @click.option("--json", "as_json", is_flag=True)
 def main(epochs: int, repeats: int, channel: str, timeout_s: float, as_json: bool) -> None:
     """Measures recovery and hand-off."""
-    faults = tuple(f"kill:rank={rank},iteration={t},phase=compute" for rank, t in ((2, 150), (1, 400), (3, 650)))
+    deaths_at = [(rank, t * epochs // EPOCHS) for rank, t in ((2, 150), (1, 400), (3, 650))]
+    faults = tuple(f"kill:rank={rank},iteration={t},phase=compute" for rank, t in deaths_at)
     deaths: list[dict[str, Any]] = []
     hand_offs: list[dict[str, Any]] = []
     weights = set()

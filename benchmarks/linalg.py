@@ -183,7 +183,7 @@ def least_bytes(operation: str, n: int, *, functions: int, memory_mb: int) -> fl
 
 
 def compare(
-    operation: str, n: int, arguments: argparse.Namespace, scalapack: linalg_peers.Scalapack, *, store: str, channel: str
+    operation: str, n: int, arguments: argparse.Namespace, scalapack: linalg_peers.Scalapack | None, *, store: str, channel: str
 ) -> dict[str, Any]:  # fmt: skip
     """One operation at one size: all sides, in turns."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -206,6 +206,7 @@ def compare(
                 raise RuntimeError(f"a residual of {residuals[-1]} n eps")
             return figures
         if side == "scalapack":
+            assert scalapack is not None
             return scalapack.run(operation, n, limit_s=arguments.limit_s)
         return linalg_peers.run(
             side, operation, n, tile=ours.tile, workers=arguments.functions, limit_s=arguments.limit_s
@@ -317,13 +318,15 @@ def main() -> None:
     before = environment()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells turn off for what runs in the background
     with stores(arguments.state, arguments.store) as (store, channel, folder):
-        scalapack = linalg_peers.Scalapack(folder, processes=arguments.functions)
+        scalapack = (
+            linalg_peers.Scalapack(folder, processes=arguments.functions) if "scalapack" in arguments.sides else None
+        )
         with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is written
             for n, operation in itertools.product(arguments.sizes, arguments.operations):
                 rows.append(compare(operation, n, arguments, scalapack, store=store, channel=channel))
                 free = shutil.disk_usage(store.removeprefix("file://")).free
                 print(f"{free / 1e9:.1f} GB are free for tiles", file=sys.stderr)
-        peers = {"scalapack": scalapack.version()}
+        peers = {} if scalapack is None else {"scalapack": scalapack.version()}
     write(
         {
             **before, "peers": peers, "repeats": arguments.repeats, "functions": arguments.functions,

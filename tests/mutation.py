@@ -64,7 +64,8 @@ def run_tests(source: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         pytest's exit status (None: it did not end in time) and its last lines.
     """
     command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:rerunfailures", "-o", "addopts=--timeout=300",
+        sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:rerunfailures", "--warm-starts", "-o",
+        "addopts=--timeout=300",
         *(f"tests/{test}" for test in tests),
     ]  # fmt: skip
     environ = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}

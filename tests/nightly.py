@@ -3,10 +3,11 @@
 | part | what | share of the time |
 |---|---|---|
 | schedules | 10,000 random schedules of faults in virtual time, of every kind, a part of them with a damaged object | 22/60 |
-| matrix | the tests of which the lanes run a part, with EPHEMERON_FULL_MATRIX=1 | 15/60 |
-| mutants | small changes that each break a guarantee: the tests notice every one | 11/60 |
-| soak | whether something grows as long as it is used | 5/60 |
-| quarantine | each test that may be tried a second time, 20 times | 5/60 |
+| matrix | the tests of which the lanes run a part, with EPHEMERON_FULL_MATRIX=1 | 11/60 |
+| mutants | small changes that each break a guarantee: the tests notice every one | 9/60 |
+| benchmarks | the smallest run of each benchmark for which the lanes are too short | 9/60 |
+| soak | whether something grows as long as it is used | 4/60 |
+| quarantine | each test that may be tried a second time, 20 times | 3/60 |
 
 A part begins nothing after its share, is interrupted a little later, and says what it did not reach. Seeds, and which mutants and tests come
 first, follow from the date, which `--date` repeats. A failure is printed with the command that repeats it alone; all are printed again at
@@ -31,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import benchmark_runs
 import repeating
 from mutation import mutants
 from quarantine import quarantined
@@ -50,12 +52,12 @@ SCHEDULES = {
 """Kinds of `benchmarks.chaos`, and the first of their million seeds (`benchmarks.chaos_schedules`)."""
 EACH = {"simulated": 1_200, "damaged": 2_800}
 """Schedules of one kind and night; 10,000 together."""
-FULL_MATRIX = (
-    "tests/functions/lithops/test_lithops_training.py", "tests/functions/ray/test_ray_training.py",
-    "tests/functions/tasks/test_task_schedules.py", "tests/training/planner/test_search.py",
-    "tests/training/test_direct_recovery.py", "tests/training/test_groups.py",
-)  # fmt: skip
-"""Tests of which EPHEMERON_FULL_MATRIX=1 runs more."""
+FULL_MATRIX = {
+    "tests/functions/lithops/test_lithops_training.py": "lifetimes", "tests/functions/ray/test_ray_training.py": "lifetimes",
+    "tests/functions/tasks/test_task_schedules.py": "", "tests/training/planner/test_search.py": "",
+    "tests/training/test_direct_recovery.py": "", "tests/training/test_groups.py": "",
+}  # fmt: skip
+"""Tests of which EPHEMERON_FULL_MATRIX=1 runs more, and words in the names of those of them that it changes (pytest -k)."""
 
 
 @dataclass
@@ -143,35 +145,37 @@ def schedules(day: int, seconds: float) -> Found:
     return found
 
 
-def run_tests(
+def run_all(
     commands: Sequence[tuple[list[str], dict[str, str]]], seconds: float
-) -> Iterator[tuple[str, list[str], bool]]:
-    """Runs commands of pytest, two at once: the last line of each, failed tests, and whether it came to its end."""
+) -> Iterator[tuple[int | None, list[str]]]:
+    """Runs commands, two at once: the exit status of each (None: it did not come to its end) and its lines."""
     end = time.monotonic() + seconds
 
-    def run(asked: tuple[list[str], dict[str, str]]) -> tuple[str, list[str], bool]:
+    def run(asked: tuple[list[str], dict[str, str]]) -> tuple[int | None, list[str]]:
         left = end - time.monotonic()
-        if left < 5:
-            return "not begun", [], False
-        status, lines = call(asked[0], left, **asked[1])
-        failed = [text for line in lines for text in re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", line)]
-        if status not in (0, 1, None) and not failed:
-            failed.append(f"{asked[0][-1]} (exit {status})")
-        return (lines or ["nothing"])[-1].strip("= "), failed, status is not None
+        return (None, ["not begun"]) if left < 5 else call(asked[0], left, **asked[1])
 
     with ThreadPoolExecutor(PROCESSES) as pool:
         yield from pool.map(run, commands)
 
 
+def last(lines: Sequence[str]) -> str:
+    """What a run of pytest says at its end."""
+    return (lines or ["nothing"])[-1].strip("= ")
+
+
 def matrix(day: int, seconds: float) -> Found:
     """The tests of which the lanes run a part."""
-    names, found = turned(FULL_MATRIX, day), Found("")
+    names, found = turned(list(FULL_MATRIX), day), Found("")
     words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:rerunfailures", "-p", "no:cacheprovider"]
-    words += ["-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed", "-rf"]
-    commands = [([*words, name], {"EPHEMERON_FULL_MATRIX": "1"}) for name in names]
-    for name, (last, failed, whole) in zip(names, run_tests(commands, seconds), strict=True):
+    words += [*repeating.LANES, "-rfE", "-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed"]
+    commands = [([*words, name, "-k", FULL_MATRIX[name]], {"EPHEMERON_FULL_MATRIX": "1"}) for name in names]
+    for name, (status, lines) in zip(names, run_all(commands, seconds), strict=True):
+        failed = [text for line in lines for text in re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", line)]
+        if status not in (0, None) and not failed:
+            failed = [name]
         found.failures += [f"EPHEMERON_FULL_MATRIX=1 python -m pytest -n 0 {shlex.quote(each)}" for each in failed]
-        found.missed += [] if whole else [f"{name} ({last})"]
+        found.missed += [f"{name} ({last(lines)})"] if status is None else []
     found.done = f"{len(names) - len(found.missed)} of {len(names)} modules whole"
     return found
 
@@ -189,6 +193,17 @@ def all_mutants(day: int, seconds: float) -> Found:
     found.missed = [name for name in names if how.get(name, "not") == "not"]
     if status not in (0, None) and not found.failures:
         found.failures.append(f"python {shlex.join(command)}: exit {status}")
+    return found
+
+
+def benchmarks(day: int, seconds: float) -> Found:
+    """The smallest run of each benchmark for which the lanes are too short."""
+    names, found = turned(list(benchmark_runs.LONG), day), Found("")
+    commands = [([sys.executable, "tests/benchmark_runs.py", name], {}) for name in names]
+    for name, (status, _) in zip(names, run_all(commands, seconds), strict=True):
+        found.missed += [name] if status is None else []
+        found.failures += [f"python tests/benchmark_runs.py {name}"] if status else []
+    found.done = f"{len(names) - len(found.missed)} of {len(names)} benchmarks"
     return found
 
 
@@ -210,17 +225,16 @@ def soak(day: int, seconds: float) -> Found:
 def quarantine(day: int, seconds: float) -> Found:
     """Tests that may be tried a second time."""
     names = turned(list(quarantined()), day)
-    ran = run_tests([repeating.command(name, TIMES, 1) for name in names], seconds)
-    ends = dict(zip(names, ran, strict=True))
+    ran = dict(zip(names, run_all([repeating.command(name, TIMES, 1) for name in names], seconds), strict=True))
     return Found(
-        "; ".join(f"{name}: {last}" for name, (last, _, _) in ends.items()) or "no test is in quarantine",
-        missed=[name for name, (_, _, whole) in ends.items() if not whole],
+        "; ".join(f"{name}: {last(lines)}" for name, (_, lines) in ran.items()) or "no test is in quarantine",
+        missed=[name for name, (status, _) in ran.items() if status is None],
     )
 
 
 PARTS: dict[str, tuple[Callable[[int, float], Found], float]] = {
-    "schedules": (schedules, 22.0), "matrix": (matrix, 15.0), "mutants": (all_mutants, 11.0), "soak": (soak, 5.0),
-    "quarantine": (quarantine, 5.0),
+    "schedules": (schedules, 22.0), "matrix": (matrix, 11.0), "mutants": (all_mutants, 9.0), "benchmarks": (benchmarks, 9.0),
+    "soak": (soak, 4.0), "quarantine": (quarantine, 3.0),
 }  # fmt: skip
 """What runs, and its minutes of an hour; the rest is for what is interrupted."""
 

@@ -11,6 +11,7 @@ from benchmarks import chaos_schedules
 
 import nightly
 import soak
+from benchmark_runs import LONG
 from nightly import EACH, FULL_MATRIX, PARTS, ROOT, SCHEDULES, Found, call, main, turned
 
 
@@ -91,6 +92,22 @@ def test_a_failed_schedule_is_printed_with_its_command(monkeypatch: pytest.Monke
     assert found.failures == ["python -m benchmarks.chaos --only simulated --seed 7000001 --schedules 1: ends"]
     assert found.missed == ["2750 of 2800 schedules with a damaged object"]
     assert len({seed // 1_000_000 for seed in asked}) == 6, "each kind has its million"
+
+
+def test_what_fails_and_what_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {
+        "siren": (1, ["no such file"]),
+        "starts": (None, []),
+        "tests/training/test_groups.py": (1, ["FAILED tests/t.py::f[a b] - no"]),
+    }
+    monkeypatch.setattr(
+        nightly, "call", lambda command, limit_s, **_: next((ends[word] for word in command if word in ends), (0, []))
+    )
+    found = nightly.benchmarks(739948, 60)
+    assert (found.failures, found.missed) == (["python tests/benchmark_runs.py siren"], ["starts"])
+    found = nightly.matrix(739948, 60)
+    assert found.failures == ["EPHEMERON_FULL_MATRIX=1 python -m pytest -n 0 'tests/t.py::f[a b]'"]
+    assert nightly.benchmarks(739948, 1).missed == nightly.turned(list(LONG), 739948)
 
 
 def test_what_grows_is_named() -> None:
