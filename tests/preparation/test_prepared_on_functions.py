@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -105,16 +104,33 @@ def test_mappers_and_reducers_that_are_killed(source, tmp_path):
 
 
 CLIENT = """
-import sys
+import functools, os, sys, time
+from pathlib import Path
 from ephemeron.executor import FunctionExecutor
 from ephemeron.preparation import FeatureHasher, Pipeline, StandardScaler, fitting, load_csv
 
 fitting.GROUP = 2
-source, out = sys.argv[1:]
+source, out, most = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def held(fn, out, most, client, *items):  # while so much is stored; 0: not at all
+    kept = ("loaded", "0", "done")
+    while most and sum(p.parent.name in kept for p in Path(out).rglob("*.json")) >= most:
+        if not Path(f"/proc/{client}").exists():
+            os._exit(1)
+        time.sleep(0.02)
+    return fn(*items)
+
+class Held:
+    def map(self, fn, *iterables):
+        return pool.map(functools.partial(held, fn, out, most, os.getpid()), *iterables)
+
+    def map_reduce(self, fn, items, combine, **options):
+        return pool.map_reduce(functools.partial(held, fn, out, most, os.getpid()), items, combine, **options)
+
 with FunctionExecutor(max_workers=2, preload=("pyarrow",)) as pool:
-    raw = load_csv(source, out=out + "/raw", label="click", partition_mb=0.015, pool=pool)
-    pipeline = Pipeline([StandardScaler(), FeatureHasher(n_features=256)]).fit(raw, pool=pool, state=out)
-    print(pipeline.transform(raw, out=out + "/data", partition_mb=0.02, pool=pool).version)
+    raw = load_csv(source, out=out + "/raw", label="click", partition_mb=0.015, pool=Held())
+    pipeline = Pipeline([StandardScaler(), FeatureHasher(n_features=256)]).fit(raw, pool=Held(), state=out)
+    print(pipeline.transform(raw, out=out + "/data", partition_mb=0.02, pool=Held()).version)
 """
 
 
@@ -123,26 +139,18 @@ def stored(out):
 
 
 def test_a_client_that_is_killed_again_and_again_goes_on(source, tmp_path):
-    out, kills = tmp_path / "out", 0
-    while kills < 3:
-        before = len(stored(out))
-        client = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, str(source), str(out)], stdout=subprocess.PIPE, text=True
-        )
-        deadline = time.monotonic() + 200
-        while client.poll() is None and len(stored(out)) < before + 3:
-            assert time.monotonic() < deadline, "no progress"
-            time.sleep(0.02)
-        if client.poll() is not None:
-            break
+    from servers import wait_until  # functions have this module, and not that one
+
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", CLIENT, str(source), str(out)]
+    for _ in range(3):
+        most = len(stored(out)) + 3
+        client = subprocess.Popen([*command, str(most)], stdout=subprocess.DEVNULL)
+        wait_until(lambda most=most: len(stored(out)) >= most, client, "the client")
         client.kill()
         client.wait()
-        kills += 1
-    assert kills >= 2
     kept = {p: p.stat().st_mtime_ns for p in stored(out)}
-    ran = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(source), str(out)], capture_output=True, text=True, timeout=250, check=False
-    )
+    ran = subprocess.run([*command, "0"], capture_output=True, text=True, timeout=250, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {p: p.stat().st_mtime_ns for p in kept} == kept, "what was stored is not made again"
     raw, whole = (
@@ -158,17 +166,16 @@ def test_a_client_that_is_killed_again_and_again_goes_on(source, tmp_path):
 
 
 def test_ctrl_c_leaves_a_state_from_which_the_command_goes_on(source, tmp_path):
+    from gates import holding_results
+    from servers import wait_until
+
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         f'source = "{source}"\nout = "out"\npartition_mb = 0.004\n[label]\ncolumn = "click"\n[run]\nmax_workers = 1\n'
     )
     command = [str(Path(sys.executable).with_name("ephemeron")), "prepare", str(recipe)]
-    client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 200
-    while not stored(tmp_path / "out"):
-        assert time.monotonic() < deadline
-        assert client.poll() is None
-        time.sleep(0.02)
+    client = subprocess.Popen(holding_results("prepare", str(recipe)), stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: bool(stored(tmp_path / "out")), client, "the command")
     client.send_signal(signal.SIGINT)
     _, said = client.communicate(timeout=100)
     assert client.returncode == 130, said

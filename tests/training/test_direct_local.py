@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from training_runs import make_job, real
 
-from ephemeron.events import Ended, Event, FaultFired, Loaded, Progress
+from ephemeron.events import Ended, Event, FaultFired, Loaded
 from ephemeron.training.driver import Result, configure, train
-from ephemeron.training.job import DataSpec, Target, parse_fault
+from ephemeron.training.job import DataSpec, Job, Target, parse_fault
+from gates import Gate
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ SHAPE: dict[str, Any] = {"workers": 4, "aggregators": 4, "batch_size": 24, "chec
 
 
 def go(
-    *faults: str, on_event: Callable[[Event], None] = lambda event: None, peer_timeout_s: float = 20.0, **how: Any
+    *faults: str, on_event: Callable[[Event], None] = lambda event: None, peer_timeout_s: float = 20.0, job: Job = JOB, **how: Any
 ) -> tuple[Result, list[Event]]:  # fmt: skip
     events: list[Event] = []
 
@@ -33,9 +32,9 @@ def go(
         events.append(event)
         on_event(event)
 
-    c = configure(JOB, **{"platform": "local", "channel": "direct", "memory_mb": 640, **SHAPE, **how})
+    c = configure(job, **{"platform": "local", "channel": "direct", "memory_mb": 640, **SHAPE, **how})
     result = train(
-        JOB, c, faults=[parse_fault(f) for f in faults], on_event=seen, check=False, peer_timeout_s=peer_timeout_s
+        job, c, faults=[parse_fault(f) for f in faults], on_event=seen, check=False, peer_timeout_s=peer_timeout_s
     )
     return result, events
 
@@ -84,44 +83,29 @@ def test_all_die_at_once_and_go_on_from_a_common_checkpoint(weights: str, home: 
     assert begun[0][1] in (8, 16)
 
 
-def test_hand_offs(weights: str, home: Path) -> None:
-    slow = "delay:rank=1,factor=40"
-    result, events = go(slow, "kill:rank=3,iteration=0,phase=load,attempt=1", function_timeout_s=5.0)
+def test_hand_offs(weights: str, home: Path, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.open(0.4)  # before each of 45 batches
+    job = dataclasses.replace(JOB, model=gate.model(0, dropout=0.2))
+    result, events = go("kill:rank=3,iteration=0,phase=load,attempt=1", job=job, function_timeout_s=8.0)
     assert result.summary.weights_sha256 == weights, result.causes
     assert {rank for rank, _ in resumed(events)} == set(range(4))
 
 
-def functions() -> list[psutil.Process]:
-    """Processes of this home that run functions, without the first one, from which they are forked."""
-    runs, found = str((Path(os.environ["EPHEMERON_HOME"]) / "runs").resolve()), []
-    for process in psutil.process_iter(["cmdline"]):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            ours = "ephemeron.functions.function_main" in (process.info["cmdline"] or [])
-            if ours and process.environ().get("HOME", "").startswith(runs):
-                found.append(process)
-    return sorted(found, key=lambda process: process.pid)[1:]
+def test_a_frozen_function_that_wakes_changes_nothing(weights: str, home: Path, tmp_path: Path) -> None:
+    """It freezes while it computes iteration 4; its replacement computes that when it has been woken."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (marks / "freeze").touch()
 
+    def wake(event: Event) -> None:
+        if isinstance(event, Loaded) and event.attempt == 1:
+            [frozen] = marks.glob("frozen-*")
+            os.kill(int(frozen.name.partition("-")[2]), signal.SIGCONT)
 
-def test_a_frozen_function_that_wakes_changes_nothing(weights: str, home: Path) -> None:
-    frozen: list[psutil.Process] = []
-    woken = threading.Event()
-
-    def freeze(event: Event) -> None:
-        if isinstance(event, Progress) and event.iteration == 3 and not frozen:
-            frozen.append(max(functions(), key=lambda process: process.cpu_times().user))
-            frozen[0].send_signal(signal.SIGSTOP)
-        if isinstance(event, Loaded) and event.attempt and not woken.is_set():
-            woken.set()
-            frozen[0].send_signal(signal.SIGCONT)
-
-    slow = "delay:rank=1,factor=20"
-    try:
-        result, events = go(slow, on_event=freeze, peer_timeout_s=10.0)  # longer than the others are ever silent
-    finally:
-        for process in frozen:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGCONT)
-    assert woken.is_set(), "the others have replaced it"
+    model = Target(target="tiny:freezing", options={"folder": str(marks), "dropout": 0.2})
+    job = dataclasses.replace(JOB, model=model)
+    result, events = go(job=job, on_event=wake, peer_timeout_s=15.0)  # longer than the others are ever silent
+    assert (marks / "woken").exists()
     assert result.summary.weights_sha256 == weights, result.causes
-    [(_, at)] = resumed(events)
-    assert at > 0
+    assert [at for _, at in resumed(events)] == [4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of
 from ephemeron.training.driver.run_dir import GROUPS, runs_folder
 from ephemeron.training.job import RunGroup
+from gates import Gate
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 EVERY = 4
@@ -32,14 +33,17 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class RegionKiller:
-    """Kills every process of region `far` at once, when its leader has finished one of these iterations.
+    """Kills every process of region `far` at once, when its leader has finished one of these iterations; the run waits for the first kill,
+    and goes on slowly until the last one.
 
     Args:
+        file: gate of the model.
         iterations: ascending.
     """
 
-    def __init__(self, *iterations: int) -> None:
-        self._left, self._run = list(iterations), ""
+    def __init__(self, file: Path, *iterations: int) -> None:
+        self._gate, self._left, self._run = Gate(file), list(iterations), ""
+        self.model = self._gate.model(iterations[0] + 4)
         self.killed: list[tuple[int, int]] = []
         """By kill: iterations that the leader had finished, and number of processes."""
         self.back: list[int] = []
@@ -57,22 +61,23 @@ class RegionKiller:
             for pid in found:
                 os.kill(pid, signal.SIGKILL)
             self.killed.append((event.iteration + 1, len(found)))  # type: ignore[union-attr]
+            self._gate.open(0.3 if self._left else 0.0)
 
 
-def trained(platform: str, on_event: Callable[[Event], None] | None = None, **overrides: Any) -> Result:
-    job = make_job(epochs=2)
+def trained(platform: str, kill: RegionKiller | None = None, **overrides: Any) -> Result:
+    job = make_job(epochs=2, **({} if kill is None else {"model": kill.model}))
     listen = "127.0.0.1:0" if overrides.get("group_communicator") == "tcp" else ""
     groups = (
         RunGroup(name="near", workers=1, batch_size=24, share=1, listen=listen),
         RunGroup(name="far", workers=2, batch_size=12, share=1),
     )
     values = {"platform": platform, "exchange_every": EVERY, "checkpoint_every": EVERY, **overrides}
-    return train(job, configure(job, groups=groups, **values), on_event=on_event)
+    return train(job, configure(job, groups=groups, **values), on_event=kill)
 
 
-def test_a_region_that_dies_twice_leaves_the_weights_as_they_are() -> None:
+def test_a_region_that_dies_twice_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
     values = {"region_sync": "diloco", "region_compression": "int4"}
-    kill = RegionKiller(6, 14)
+    kill = RegionKiller(tmp_path / "gate", 6, 14)
     result = trained("local", kill, group_communicator="tcp", **values)
     assert result.finished
     assert result.summary.weights_sha256 == trained("simulated", **values).summary.weights_sha256
@@ -81,8 +86,8 @@ def test_a_region_that_dies_twice_leaves_the_weights_as_they_are() -> None:
     assert max(lost) <= 2 * EVERY, "rounds that are repeated"
 
 
-def test_regions_under_an_asynchronous_policy_agree_though_one_dies() -> None:
-    kill = RegionKiller(7)
+def test_regions_under_an_asynchronous_policy_agree_though_one_dies(tmp_path: Path) -> None:
+    kill = RegionKiller(tmp_path / "gate", 7)
     result = trained("local", kill, region_sync="asgd-ga:staleness=1")
     assert result.finished
     assert len(kill.back) == 1

@@ -24,8 +24,9 @@ from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, events_of, open_run
 from ephemeron.training.driver.run_dir import RunFolder, runs_folder
-from ephemeron.training.job import Fault, RunGroup, Target
+from ephemeron.training.job import Fault, RunGroup
 from ephemeron.training.region_activity import region_activities
+from gates import Gate
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 NEAR, MID, FAR = 0, 1, 2
@@ -133,25 +134,25 @@ def test_a_region_leaves_and_the_others_go_on(sync: str, leaver: str, monkeypatc
     assert result.summary.weights_sha256 is not None
 
 
-class Gate:
-    """Keeps the regions of a run from ending before another one has started.
+class UntilItTrains:
+    """Keeps the regions of a run from ending before another one trains: its model waits until that one has started, then it goes on slowly.
 
     Args:
-        file: which opens the gate of their model.
+        file: gate of the model of all regions.
         rank: of the other region, `far`.
-        kill: whether it is killed once, as soon as it has started.
+        kill: at which event of that rank its processes are killed, once; None: never.
     """
 
-    def __init__(self, file: Path, rank: int, *, kill: bool = True) -> None:
-        self._file, self._rank, self._kill = file, rank, kill
-        self.model = Target(target="tiny:gated", options={"gate": str(file), "passes": 20})
+    def __init__(self, file: Path, rank: int, *, kill: type[Event] | None = Started) -> None:
+        self._gate, self._rank, self._kill = Gate(file), rank, kill
+        self.model = self._gate.model(20)
         self.killed: list[int] = []
 
     def __call__(self, event: Event) -> None:
-        if not isinstance(event, Started) or event.rank != self._rank:
+        if not isinstance(event, (Started, Progress)) or event.rank != self._rank:
             return
-        if self.killed or not self._kill:
-            self._file.touch()
+        if self.killed or type(event) is not self._kill:
+            self._gate.open(0.3 if isinstance(event, Started) else 0.0)
             return
         [run] = runs_folder().iterdir()
         self.killed += processes_of(run / "groups" / f"{run.name}-far")
@@ -162,7 +163,7 @@ class Gate:
 def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, refused, gate = run_platform.start, ["far"], Gate(tmp_path / "gate", 1)
+    start, refused, gate = run_platform.start, ["far"], UntilItTrains(tmp_path / "gate", 1)
 
     async def started(folder: RunFolder, *args: Any, **options: Any) -> Any:
         if folder.run_id.rpartition("-")[2] in refused:
@@ -179,7 +180,7 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
     configuration = configure(job, region_sync="diloco", group_communicator="tcp", **values)
-    result = train(job, configuration, faults=[Fault(kind="delay", rank=0, factor=6.0)], on_event=gate)
+    result = train(job, configuration, on_event=gate)
     assert result.finished
     assert gate.killed
     events = list(events_of(result.folder))
@@ -207,7 +208,7 @@ def test_a_region_of_direct_links_joins_though_one_of_its_functions_is_killed_af
 def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, admitted, gate = [0], launch.admitted, Gate(tmp_path / "gate", 1, kill=False)
+    asked, admitted, gate = [0], launch.admitted, UntilItTrains(tmp_path / "gate", 1, kill=None)
 
     def refuse(*args: Any, **options: Any) -> Any:
         asked[0] += 1
@@ -222,7 +223,7 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(
     groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
-    result = train(job, configure(job, **values), faults=[Fault(kind="delay", rank=0, factor=6.0)], on_event=gate)
+    result = train(job, configure(job, **values), on_event=gate)
     assert result.finished
     assert asked[0] == 4
     events = list(events_of(result.folder))
@@ -243,7 +244,7 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
     file.write_text("".join(map(table.format, ("far", "near", "other"))))
     said: list[str] = []
     asking: list[threading.Thread] = []
-    killed: list[int] = []
+    gate = UntilItTrains(tmp_path / "gate", 2, kill=Progress)
 
     def ask() -> None:
         for run, region in (
@@ -262,21 +263,12 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
         if isinstance(event, Progress) and not asking:
             asking.append(threading.Thread(target=ask))
             asking[0].start()
-        if isinstance(event, Progress) and event.rank == 2 and not killed:
-            [run] = runs_folder().iterdir()
-            killed.extend(processes_of(run / "groups" / f"{run.name}-far"))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
+        gate(event)
 
     groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="mid", workers=1, batch_size=12))
-    job = make_job(epochs=6)
+    job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
-    result = train(
-        job,
-        configure(job, region_sync="diloco", **values),
-        faults=[Fault(kind="delay", rank=0, factor=8.0)],
-        on_event=on_event,
-    )
+    result = train(job, configure(job, region_sync="diloco", **values), on_event=on_event)
     asking[0].join()
     assert result.finished
     no_run, nowhere, near, far, again = said
@@ -285,7 +277,7 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
     assert "has a region 'near' already" in near
     assert far == str((result.folder.run_id, 1))
     assert "has a region 'far' already" in again
-    assert killed
+    assert gate.killed
     events = list(events_of(result.folder))
     [added] = [event.group for event in events if isinstance(event, RegionAdded)]
     assert (added.name, added.first_rank, added.workers) == ("far", 2, 1)

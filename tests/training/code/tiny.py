@@ -1,7 +1,10 @@
 """Models for end-to-end tests."""
 
+import contextlib
 import os
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,22 +37,50 @@ def heavy(megabytes: int) -> nn.Module:
     return Heavy()
 
 
-def gated(gate: str, passes: int) -> nn.Module:
-    """A model that trains no further than so many batches until a file exists."""
+class _Gated(nn.Sequential):
+    """Trains no further than so many batches in each process until a file exists, and pauses before each later one for the seconds that it has."""
 
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-            self.calls = 0
+    def __init__(self, gate: str, passes: int, layers: nn.Sequential) -> None:
+        super().__init__(*layers)
+        self.gate, self.passes, self.calls = gate, passes, 0
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += self.training
-            while self.calls > passes and not os.path.exists(gate):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        if self.training and self.calls > self.passes:
+            while not os.path.exists(self.gate):
                 time.sleep(0.01)
-            return self.inner(x)
+            time.sleep(float(Path(self.gate).read_text() or 0))
+        return super().forward(x)
 
-    return Gated()
+
+def gated(gate: str, passes: int, **options: float) -> nn.Module:
+    """`mlp`, at a gate: see `gates` of the tests."""
+    return _Gated(gate, passes, mlp(**options))
+
+
+class _Freezing(nn.Sequential):
+    """The first process that comes to its fifth batch stops itself; one whose model is made after that trains when that one has been woken."""
+
+    def __init__(self, folder: str, layers: nn.Sequential) -> None:
+        super().__init__(*layers)
+        self.folder, self.calls = folder, 0
+        self.replaces = not os.path.exists(f"{folder}/freeze")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        if self.calls == 5 and not self.replaces:
+            with contextlib.suppress(FileNotFoundError):  # another one was first
+                os.rename(f"{self.folder}/freeze", f"{self.folder}/frozen-{os.getpid()}")
+                os.kill(os.getpid(), signal.SIGSTOP)
+                Path(self.folder, "woken").touch()
+        while self.replaces and not os.path.exists(f"{self.folder}/woken"):
+            time.sleep(0.01)
+        return super().forward(x)
+
+
+def freezing(folder: str, **options: float) -> nn.Module:
+    """`mlp` in functions of which one freezes, if `folder` has a file `freeze`."""
+    return _Freezing(folder, mlp(**options))
 
 
 def failing() -> nn.Module:
