@@ -9,7 +9,6 @@ import platform
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from ephemeron.errors import JobError, SingularMatrix
 from ephemeron.linalg import clean
 from ephemeron.linalg.execution.claims import ProgramClaim
 from ephemeron.linalg.matrices import tile_store
+from gates import holding_results
 from servers import wait_until
 
 TILES = [(4, 4), (4, 4)]
@@ -192,7 +192,7 @@ def test_a_command_that_was_stopped_goes_on(tmp_path, number):
         "linalg", "cholesky", str(tmp_path / "a.npy"), "--out", str(tmp_path / "l.npy"), "--tile", "20", "--channel", store.as_uri(), "--json",
     ]  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-c", "from ephemeron.cli.main import main; main()", *arguments],
+        holding_results(*arguments),
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     wait_until(lambda: bool(list(store.glob("cholesky-*-L/*"))), process, "the command")

@@ -39,6 +39,7 @@ from ephemeron.training.driver.run_status import status_of
 from ephemeron.training.job import Fault, RunGroup, Target
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
+from gates import Gate
 from random_schedules import seeds
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -190,19 +191,22 @@ def test_what_does_not_work_is_refused_by_name(changes: dict[str, Any], said: st
     assert not all_runs()
 
 
-SLOW = [Fault(kind="delay", rank=0, factor=40.0)]
 LOCAL = {"platform": "local", "groups": tuple(RunGroup(**{**_plain(group), "memory_mb": 512}) for group in PAIR)}
 
 
 @pytest.mark.slow
-def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_together() -> None:
+def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_together(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+
     def interrupt(event: Any) -> None:
         if isinstance(event, Progress) and event.rank == 0 and event.iteration == 7:
             os.kill(os.getpid(), signal.SIGINT)
+            gate.open(0.5)  # a rank stops between two iterations
 
-    job = make_job(epochs=3)
+    job = make_job(epochs=3, model=gate.model(12))
     how = configure(job, exchange_every=5, checkpoint_every=4, **LOCAL)
-    stopped = train(job, how, faults=SLOW, on_event=interrupt)
+    stopped = train(job, how, on_event=interrupt)
+    gate.open()
     assert stopped.summary.status == "stopped"
     assert {read_result(place).status for place in members_of(stopped.folder)} == {"stopped"}
     result = resume(stopped.summary.run_id)
@@ -220,15 +224,17 @@ def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_togeth
 
 
 @pytest.mark.slow
-def test_another_client_stops_all_groups() -> None:
+def test_another_client_stops_all_groups(tmp_path: Path) -> None:
     asked: list[threading.Thread] = []
+    gate = Gate(tmp_path / "gate")
 
     def on_event(event: Any) -> None:
         if isinstance(event, Progress) and event.rank == 0 and event.iteration == 6 and not asked:
             asked.append(threading.Thread(target=stop, args=("last",), daemon=True))
             asked[0].start()
+            gate.open(0.5)
 
-    job = make_job(epochs=400)  # it is stopped long before
+    job = make_job(epochs=40, model=gate.model(12))  # it is stopped long before
     stopped = train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), on_event=on_event)
     asked[0].join()
     assert stopped.summary.status == "stopped"
@@ -237,29 +243,34 @@ def test_another_client_stops_all_groups() -> None:
 
 
 CLIENT = """
+import sys
+from pathlib import Path
 from ephemeron.events import Progress
 from ephemeron.training.driver import configure, train
-from test_groups import LOCAL, SLOW, make_job
+from gates import Gate
+from test_groups import LOCAL, make_job
 
 def on_event(event):
     if isinstance(event, Progress) and event.rank == 0 and event.iteration == 3:
         print("begun", flush=True)
 
-job = make_job(epochs=3)
-train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), faults=SLOW, on_event=on_event)
+job = make_job(epochs=3, model=Gate(Path(sys.argv[1])).model(8))
+train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), on_event=on_event)
 """
 
 
 @pytest.mark.slow
-def test_groups_outlive_their_client_and_another_one_attaches() -> None:
-    here = Path(__file__).parent
+def test_groups_outlive_their_client_and_another_one_attaches(tmp_path: Path) -> None:
+    here, gate = Path(__file__).parent, Gate(tmp_path / "gate")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(here), str(here.parent)))}
-    with subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, env=env, text=True) as client:
+    command = [sys.executable, "-c", CLIENT, str(gate.file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "begun\n"
         client.kill()
     (folder,) = all_runs()
     assert status_of(folder) == "running"
+    gate.open()
     result = attach(folder.run_id)
     assert result.summary.weights_sha256 == undisturbed()
     progress = [(e.rank, e.iteration) for e in events_of(folder) if isinstance(e, Progress)]

@@ -21,8 +21,9 @@ from ephemeron.training.driver import Session, attach, configure, resume, train,
 from ephemeron.training.driver.places import Places
 from ephemeron.training.driver.result import Result, events_of
 from ephemeron.training.driver.run_dir import all_runs
-from ephemeron.training.job import Fault, Target
+from ephemeron.training.job import Target
 from ephemeron.training.loggers import LoggedRun, Logger
+from gates import Gate
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -307,8 +308,8 @@ def test_tokens_of_runs_that_run_at_once_do_not_mix() -> None:
 
 
 @pytest.mark.slow
-def test_a_cancelled_local_run_is_resumed_alone() -> None:
-    faults = [Fault(kind="delay", rank=0, factor=30.0)]
+def test_a_cancelled_local_run_is_resumed_alone(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
 
     async def main() -> tuple[str, Result]:
         ids: list[str] = []
@@ -319,8 +320,10 @@ def test_a_cancelled_local_run_is_resumed_alone() -> None:
                     ids.append(event.run_id)
                 if isinstance(event, Progress) and event.iteration == 3:
                     task.cancel()
+                    gate.open(0.5)  # a rank stops between two iterations
 
-            task = asyncio.create_task(session.train(**local(0, epochs=3), faults=faults, on_event=on_event))
+            held = local(0, epochs=3, model=gate.model(8))
+            task = asyncio.create_task(session.train(**held, on_event=on_event))
             other = asyncio.create_task(session.train(**local(1)))
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -328,6 +331,7 @@ def test_a_cancelled_local_run_is_resumed_alone() -> None:
 
     stopped, other = asyncio.run(main())
     assert other.finished
+    gate.open()
     result = resume(stopped)
     assert result.finished
     assert result.summary.weights_sha256 == weights(0, 3)
@@ -335,9 +339,10 @@ def test_a_cancelled_local_run_is_resumed_alone() -> None:
 
 CLIENT = """
 import asyncio, sys
+from pathlib import Path
+from gates import Gate
 from test_sessions import local
 from ephemeron.training.driver import Session
-from ephemeron.training.job import Fault
 from ephemeron.events import Progress
 
 async def main():
@@ -348,9 +353,9 @@ async def main():
             if len(begun) == 2:
                 print("begun", flush=True)
     async with Session() as session:
-        slow = [Fault(kind="delay", rank=0, factor=30.0)]
+        model = Gate(Path(sys.argv[1])).model(6)
         await asyncio.gather(*(
-            session.train(**local(i, epochs=3), faults=slow, on_event=lambda e, i=i: on_event(i, e)) for i in range(2)
+            session.train(**local(i, epochs=3, model=model), on_event=lambda e, i=i: on_event(i, e)) for i in range(2)
         ))
 
 asyncio.run(main())
@@ -358,13 +363,15 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_runs_of_a_session_outlive_its_client() -> None:
-    here = Path(__file__).parent
+def test_runs_of_a_session_outlive_its_client(tmp_path: Path) -> None:
+    here, gate = Path(__file__).parent, Gate(tmp_path / "gate")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(here), str(here.parent)))}
-    with subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, env=env, text=True) as client:
+    command = [sys.executable, "-c", CLIENT, str(gate.file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "begun\n"
         client.kill()
+    gate.open()
     for folder in all_runs():
         result = attach(folder.run_id)
         seed = int(folder.run_id.split("-")[1])
