@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from ephemeron.data.service.timeouts import ServiceTimeouts
 from running import command_of
 
 LIMIT_S = 180.0
-HASTY = ServiceTimeouts(
-    reader_lease_s=10.0, loader_lease_s=2.5, shard_s=2.5, router_s=4.0, orphan_s=10.0, loaders_idle_s=30.0
-)
+TIMEOUTS = ServiceTimeouts(orphan_s=10.0, loaders_idle_s=30.0)
+HASTY = replace(TIMEOUTS, loader_lease_s=2.5, shard_s=2.5, router_s=4.0)
+"""Where processes are stopped: on a busy machine one that was not may seem so, too, and is replaced."""
 
 
 def settings(**changed: Any) -> ServiceSettings:
-    """For tests: soon tired of waiting, and no PyTorch in loaders."""
-    return ServiceSettings(**{"preload": "", "idle_s": 120.0, "ends_when_idle": True, "timeouts": HASTY, **changed})
+    """For tests: what nobody needs ends soon, and no PyTorch in loaders."""
+    return ServiceSettings(**{"preload": "", "idle_s": 120.0, "ends_when_idle": True, "timeouts": TIMEOUTS, **changed})
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
@@ -127,6 +128,12 @@ class World:
             with suppress(psutil.NoSuchProcess):
                 found += host.children(recursive=True)
         return found
+
+    def kill_loaders(self, flow: str) -> None:
+        """Kills processes of its loaders; one may end with another."""
+        for process in until(lambda: self.loaders(flow), "loaders"):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs for this service."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_worlds import Numbered, World, drawn, epochs_of, local, until
+from service_worlds import Numbered, World, drawn, epochs_of, local
 
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
@@ -104,8 +104,7 @@ def test_loaders_read_the_version_and_the_store_that_the_reader_saw(
     read = world.read(flow)
     numbers(tmp_path / "second", 2)
     assert epochs_of(read, 1, seed=3) == expected
-    for process in until(lambda: world.loaders("me/pinned"), "loaders"):
-        process.kill()
+    world.kill_loaders("me/pinned")
     assert epochs_of(read, 1, seed=3) == expected
     assert epochs_of(local(flow), 1, seed=3) != expected, "there is a newer one"
 

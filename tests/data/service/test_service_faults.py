@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from service_worlds import World, epochs_of, local, mixed, plain, settings, signalled, until
+from service_worlds import HASTY, World, epochs_of, local, mixed, plain, settings, signalled, until
 
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.data.service import client as client_module
@@ -29,7 +29,7 @@ FLOW = "test/mortal"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("mortal"), settings(shards=2, loaders=2))
+    world = World(tmp_path_factory.mktemp("mortal"), settings(shards=2, loaders=2, timeouts=HASTY))
     yield world
     world.close()
 
@@ -39,14 +39,18 @@ def undisturbed(seed: int) -> list[list[Any]]:
 
 
 def kill_loaders(world: World) -> None:
-    for process in until(lambda: world.loaders(FLOW), "loaders"):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    world.kill_loaders(FLOW)
 
 
 def stop_a_loader(world: World) -> None:
-    process = until(lambda: world.loaders(FLOW), "loaders")[0]
-    process.send_signal(signal.SIGSTOP)
+    def stopped() -> psutil.Process | None:
+        for process in world.loaders(FLOW):
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+                return process
+        return None
+
+    process = until(stopped, "loaders")
     until(lambda: not process.is_running(), "it to be given up")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,30 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_worlds import HASTY, World, epochs_of, local, mixed, pid_of, plain, signalled, until
+from service_worlds import TIMEOUTS, World, epochs_of, local, mixed, pid_of, plain, signalled, until
 
 from ephemeron.data.flow import Flow
 from ephemeron.data.service.messages import FlowRequest, Nothing, ReaderRequest
 from ephemeron.data.service.protocol import ACCESS, DELETE_FLOW, HEARTBEAT_READER, LIST_FLOWS
 from ephemeron.errors import JobError
 from ephemeron.units import MB
+from gates import Gate
 from running import command_of
 
 LARGE = 200
 """Floats of an ordinary sample; a giant has a thousand times as many."""
-
-
-class Gate:
-    """Steps wait at it until it is opened, in whatever process."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __call__(self, sample: Any) -> Any:
-        end = time.monotonic() + 240
-        while not self.place.exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        return sample
 
 
 def state_of(world: World, flow: str) -> str:
@@ -47,7 +34,7 @@ def state_of(world: World, flow: str) -> str:
 @pytest.mark.slow
 def test_a_service_comes_and_goes_and_ends_without_its_folder(own_world: Callable[..., World]) -> None:
     """At last as when a temporary folder is cleared away at once: nobody can find it any more, so it must not stay."""
-    world = own_world(idle_s=1.0, timeouts=replace(HASTY, orphan_s=2.0))
+    world = own_world(idle_s=1.0, timeouts=replace(TIMEOUTS, orphan_s=2.0))
     here = epochs_of(local(mixed()), seed=3)
     assert epochs_of(world.read(mixed()), seed=3) == here
     until(lambda: not world.processes(), "nothing runs that nobody needs")
@@ -81,7 +68,7 @@ def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[.
 @pytest.mark.slow
 def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[..., World]) -> None:
     """The coordinator and a reader die at once: neither says that the reader has gone."""
-    world = own_world(timeouts=replace(HASTY, reader_lease_s=1.0, orphan_s=1.0))
+    world = own_world(timeouts=replace(TIMEOUTS, reader_lease_s=1.0, orphan_s=1.0))
     with world.read(mixed()).to_shuffled(4, plain) as shuffled:  # while somebody reads, the router stays
         next(iter(shuffled))
         router = world.router("test/mixed")
@@ -94,8 +81,9 @@ def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[
 
 @pytest.mark.slow
 def test_the_states_of_a_flow_whose_loaders_scale_to_zero_and_back(own_world: Callable[..., World]) -> None:
-    # `idle_s` is longer than this process may be kept from looking.
-    world = own_world(idle_s=4.0, ends_when_idle=False, timeouts=replace(HASTY, loaders_idle_s=0.5))
+    world = own_world(
+        idle_s=600.0, ends_when_idle=False, timeouts=replace(TIMEOUTS, loaders_idle_s=0.5, reader_lease_s=60.0)
+    )
     read = world.read(mixed())
     assert state_of(world, "test/mixed") == "created"
     with read.to_shuffled(4, plain, seed=2) as shuffled:
@@ -105,6 +93,8 @@ def test_the_states_of_a_flow_whose_loaders_scale_to_zero_and_back(own_world: Ca
         assert world.status("test/mixed")[0].readers == 1
         assert [first, list(shuffled)] == epochs_of(local(mixed()), 2, seed=2)
     until(lambda: state_of(world, "test/mixed") == "ready", "ready: its reader has said goodbye")
+    world.coordinator.kill()  # its successor waits for less long: nobody who looks could miss that it is ready
+    world = World(world.folder, replace(world.settings, idle_s=1.0))
     until(lambda: state_of(world, "test/mixed") == "idle", "idle")
     until(lambda: all("coordinator" in command_of(p) for p in world.processes()), "only the coordinator is left")
     assert world.coordinator.alive
@@ -185,8 +175,8 @@ def test_shards_of_an_older_version_are_not_adopted(own_world: Callable[..., Wor
 
 @pytest.mark.slow
 def test_a_slow_step_stops_only_its_own_flow(one_shard: World, tmp_path: Path) -> None:
-    gate = tmp_path / "open"
-    flow = Flow("test/gated").dataset(mixed(8).source.dataset).map("gate", Gate(gate))  # type: ignore[union-attr]
+    gate = Gate(tmp_path / "open")
+    flow = Flow("test/gated").dataset(mixed(8).source.dataset).map("gate", gate)  # type: ignore[union-attr]
     with one_shard.read(flow).to_shuffled(4, plain, shuffle=False) as shuffled:
         batches = iter(shuffled)
         found: list[Any] = []
@@ -194,6 +184,6 @@ def test_a_slow_step_stops_only_its_own_flow(one_shard: World, tmp_path: Path) -
         thread.start()
         assert epochs_of(one_shard.read(mixed()), seed=21) == epochs_of(local(mixed()), seed=21)
         assert not found
-        gate.touch()
+        gate.open()
         thread.join(240)
     assert [i for batch in found for i, _ in batch] == list(range(8))
