@@ -229,8 +229,8 @@ def _start() -> None:
     _environment = dict(os.environ)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import {__name__}; {__name__}.main({theirs.fileno()})"
-        command = [sys.executable, "-P", "-c", code]
+        code = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import {__name__}; {__name__}.main({theirs.fileno()})"
+        command = [sys.executable, "-c", code]  # without -P: IPython asks for `sys.flags.safe_path`
         _kept.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
     _take(ours)
 
