@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import pytest
+
 from doctoring import left
 from ephemeron.testing import TrainingWorld
 from ephemeron.training.planner.model.profile import Profile
-from ephemeron.training.profiling import profile_job
+from ephemeron.training.profiling import cloud, profile_job
 from tiny_job import JOB
+
+FEW = {"BATCHES": 3, "WINDOWS": 2, "MORE": 1}
+"""Of what is measured: how well it fits is no matter here."""
 
 
 def measured(world: TrainingWorld, sizes: tuple[int, ...]) -> Profile:
     """The profile of the tests' job; nothing is left in the channel."""
     channel = world.configured()["channel"]
     told: list[str] = []
-    profile = profile_job(
-        JOB, platform=world.platform, channel=channel, cloud=world.settings, sizes_mb=sizes, budget_usd=0.2,
-        on_budget=told.append,
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in FEW.items():
+            patch.setattr(cloud, name, count)
+        profile = profile_job(
+            JOB, platform=world.platform, channel=channel, cloud=world.settings, sizes_mb=sizes, budget_usd=0.2,
+            on_budget=told.append,
+        )  # fmt: skip
     found = profile.fit.platform
     assert profile.platform.name == world.platform
     assert found.sizes_mb == sizes

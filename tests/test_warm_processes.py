@@ -105,6 +105,32 @@ def test_a_program_that_becomes_another_one_stays_warm(tmp_path: Path) -> None:
     assert (warm.stderr, fresh.stderr) == ("True\n", "False\n")
 
 
+SUPERVISOR = """
+import gc, multiprocessing, os, subprocess, sys
+import ephemeron.errors
+
+def starts():
+    reading, writing = os.pipe()
+    program = f"import ephemeron.errors, gc, os; os.write({writing}, str(gc.get_freeze_count() > 0).encode())"
+    subprocess.run([sys.executable, "-c", program], pass_fds=[writing], check=True)
+    print(os.read(reading, 9).decode(), flush=True)
+
+opened = [open(os.devnull) for _ in range(30)]
+opened.append(opened)
+child = multiprocessing.get_context("fork").Process(target=starts)
+child.start()
+child.join()
+"""
+
+
+def test_a_child_of_a_supervisor_starts_processes_warm(tmp_path: Path) -> None:
+    """As in Lithops' runner, which has files open by then."""
+    program = tmp_path / "localhost-runner-v2.py"
+    program.write_text(SUPERVISOR)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_function_whose_libraries_have_one_thread_is_warm() -> None:
     before = warm_processes.forked
     env = with_threads(os.environ, 1.0)

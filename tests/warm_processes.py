@@ -24,6 +24,7 @@ import inspect
 import io
 import json
 import mmap
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -399,7 +400,11 @@ def _serve(control: socket.socket) -> NoReturn:
             pid = -1
         if pid == 0:
             control.close()
-            _run(request, descriptors)
+            try:
+                _run(request, descriptors)
+            finally:  # an error, which must not go on in the frames in which this server began
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
         for fd in descriptors:
             os.close(fd)
         with contextlib.suppress(OSError):
@@ -413,6 +418,9 @@ def _begin_server() -> None:
         theirs.close()
         return _take(ours, pid)
     control = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
+    # Files that are open here are closed below their objects, which would close other files of these numbers in their end.
+    gc.freeze()
+    _kept.append((sys.stdin, sys.stdout, sys.stderr, sys.modules["__main__"]))
     _close_but({control})
     _rename([f"{NAME} for process {os.getppid()}"], {})
     null = os.open(os.devnull, os.O_RDWR)
@@ -428,12 +436,20 @@ def _after_fork() -> None:
     _server.close()
     _server = None
     detaches = _served is not None and (_served.kind, _served.target) == ("module", DETACHES)
-    _served = None
+    if not _is_supervisor():
+        _served = None
     if detaches:
         _begin_server()
 
 
+def _after_multiprocessing(_: object) -> None:
+    """A supervisor may start its function in a child: Lithops does."""
+    if _server is None and _is_supervisor():
+        _begin_server()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+multiprocessing.util.register_after_fork(Request, _after_multiprocessing)
 
 
 def _close_but(kept: set[int]) -> None:

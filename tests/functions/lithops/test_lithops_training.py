@@ -41,6 +41,7 @@ class TestLithopsTraining(TrainingMatrix):
     """On the localhost backend, through a folder."""
 
 
+@pytest.mark.cold_start  # the one whose function makes its imports itself
 def test_the_doctor_has_a_function_called_and_leaves_nothing(world: TrainingWorld) -> None:
     where = world.configured()["channel"]
     said = texts("--platform", "lithops", "--channel", where)

@@ -14,6 +14,7 @@ from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits, Outcome
 from ephemeron.training.planner.model.profile import load_profile
 from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.profiling import cloud
 from ephemeron.training.profiling.cloud import SIZES, sizes_to_probe
 from ephemeron.training.profiling.probe_bill import BudgetSpent, ProbeBill, ProbeCosts, vcpus_of
 
@@ -92,6 +93,7 @@ def test_the_sizes_are_those_that_are_deployed_or_any() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cold_start  # it measures starts and memory
 def test_a_profile_of_lambda_and_the_plan_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
     pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
@@ -100,6 +102,7 @@ def test_a_profile_of_lambda_and_the_plan_from_it(tmp_path: Path, monkeypatch: p
     for name, value in (("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_REGION", "us-east-1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cloud, "MORE", 1)  # further calls, which only narrow an interval
     job, out, objects = tmp_path / "job.toml", tmp_path / "profile.json", tmp_path / "objects"
     job.write_text(JOB.format(code=CODE))
     with LambdaService(concurrency=4) as service:
