@@ -196,3 +196,16 @@ def test_the_clock_stands_still_while_a_store_answers(tmp_path):
         assert (loop.time(), passing.done()) == (0.0, False)
 
     run(scenario())
+
+
+def test_what_is_returned_is_not_described():
+    """Python does so for each handler of Ctrl-C that it compares; a simulation may return all that has happened in it."""
+
+    class Large:
+        def __repr__(self) -> str:
+            raise AssertionError("thousands of events")
+
+    async def main() -> Large:
+        return Large()
+
+    assert isinstance(run(main()), Large)

@@ -128,8 +128,14 @@ class VirtualTimeLoop(VirtualClock, asyncio.SelectorEventLoop):
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` in virtual time."""
+    results: list[T] = []
+
+    async def kept() -> None:  # a runner that handles Ctrl-C has its task described twice, with all that it returns
+        results.append(await main)
+
     with _rare_garbage_collection(), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main)
+        runner.run(kept())
+    return results[0]
 
 
 @contextmanager
