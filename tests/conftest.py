@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from hypothesis import HealthCheck, settings
 
 import warm_processes
 from bytecode import compile_ahead
+from forked_workers import fork_workers
 from quarantine import entry_of, quarantined
+from random_schedules import examples
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
 pytest_plugins = ["measuring"]
@@ -41,7 +44,9 @@ for kit in (
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
 # No test asserts a duration. The lanes draw the same examples in each run; `--hypothesis-profile explore` draws others.
-settings.register_profile("explore", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "explore", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("ephemeron", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("ephemeron")
 
@@ -82,33 +87,37 @@ def group_of(nodeid: str) -> str:
     return next((name for name, places in TOGETHER.items() if where.startswith(places)), where)
 
 
+ALL_SLOW = re.compile(r"^pytestmark = .*mark\.slow", re.MULTILINE)
+
+
 def has_slow_tests(module: Path) -> bool:
     """Slow tests are marked in their module, never only in a class that it inherits from."""
     return "mark.slow" in module.read_text()
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Before the processes of a run begin, all that they collect is compiled, once."""
-    config = session.config
-    if (
-        getattr(config.option, "numprocesses", None)
-        and not hasattr(config, "workerinput")
-        and not sys.dont_write_bytecode
-    ):
-        tests = Path(__file__).parent
-        modules = [
-            *tests.rglob("*.py"),
-            *(tests.parent / "src").rglob("*.py"),
-            *(tests.parent / "benchmarks").rglob("*.py"),
-        ]
-        if config.option.markexpr == "slow":
-            modules = [path for path in modules if not path.name.startswith("test_") or has_slow_tests(path)]
-        compile_ahead(config, modules)
+def is_collected(module: Path, markers: str) -> bool:
+    """Processes of one lane need not import what is in the other one alone."""
+    if markers not in ("slow", "not slow") or not module.name.startswith("test_"):
+        return True
+    return has_slow_tests(module) if markers == "slow" else not ALL_SLOW.search(module.read_text())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Before the processes of a run begin, all that they collect is compiled and imported, once."""
+    root = config.rootpath
+    code = [path for folder in ("src", "tests", "benchmarks") for path in (root / folder).rglob("*.py")]
+    code = [path for path in code if is_collected(path, config.option.markexpr)]
+    if not sys.dont_write_bytecode:
+        compile_ahead(config, code)
+    chosen = [root / arg.partition("::")[0] for arg in config.args]
+    modules = [path for path in code if path.name.startswith("test_") and {path, *path.parents} & {*chosen}]
+    fork_workers(config, len(specs), modules)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected stays for the whole run, so the collector of garbage need not look through it again and again."""
+    """What is collected stays for the whole run, so the collector of garbage need not look through it again and again, nor begin as often."""
     gc.disable()
     try:
         return (yield)
@@ -116,26 +125,22 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Each process of the slow lane would import all modules of the other one."""
-    if (
-        config.option.markexpr == "slow"
-        and collection_path.name.startswith("test_")
-        and not has_slow_tests(collection_path)
-    ):
-        return True
-    return None
+    return None if is_collected(collection_path, config.option.markexpr) else True
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Tests in quarantine have a second try. In a lane, the longest groups begin first: a long one that begins last keeps one process busy alone."""
     unmarked = [
         str(path) for path in {i.path for i in items if i.get_closest_marker("slow")} if not has_slow_tests(path)
     ]
     if unmarked:
         raise pytest.UsageError(f"slow tests, but no mark.slow in the module: {', '.join(unmarked)}")
+    yield  # takes the other lane's tests out
     entries = quarantined()
     for item in items:
         if entry_of(item.nodeid, entries) is not None:

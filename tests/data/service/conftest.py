@@ -10,8 +10,9 @@ from service_worlds import World, settings
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`mixed` draws in a step that may be cached, on purpose."""
+    folder = str(Path(__file__).parent)
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(folder):
             item.add_marker(pytest.mark.filterwarnings("ignore:.*is marked can-cache:UserWarning"))
 
 
