@@ -31,6 +31,7 @@ pytest_plugins = ["measuring"]
 # Thousands of processes are started here; without a cache each would compile all it imports once more.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+os.environ.setdefault("EPHEMERON_REPORT_PICTURE", "0")  # `pictures` is for tests that look at them
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads each wait for each other, spinning
 
 for kit in (
@@ -183,6 +184,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Grouped(config, log)
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write the pictures of their reports, as they do by themselves: half a second each."""
+    monkeypatch.delenv("EPHEMERON_REPORT_PICTURE")
 
 
 MOTO = Path(__file__).parents[1] / "benchmarks" / "moto_server.py"

@@ -26,7 +26,7 @@ def run(*arguments: str):
 
 
 @pytest.fixture
-def trained(home, tmp_path):
+def trained(home, pictures, tmp_path):
     result = run(
         "train", JOB, "--platform", "simulated", "--epochs", "1", "--sync", "hap", "--json", "--out", tmp_path / "out"
     )

@@ -53,6 +53,7 @@ def no_function_left(runs: Path | None = None) -> bool:
 def undisturbed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPHEMERON_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("EPHEMERON_REPORT_PICTURE")
         result, events = go()
     return result, events
 

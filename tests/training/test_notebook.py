@@ -71,7 +71,7 @@ def test_jobs_of_files_and_classes_of_cells_train_on_local_functions(home: Path)
 
 
 @pytest.mark.slow
-def test_the_notebook_of_the_examples_runs_and_a_kill_changes_nothing(home: Path) -> None:
+def test_the_notebook_of_the_examples_runs_and_a_kill_changes_nothing(home: Path, pictures: None) -> None:
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     path = EXAMPLES.parent / "notebook" / "digits.ipynb"
     notebook = nbformat.read(path, as_version=4)

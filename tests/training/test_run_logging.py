@@ -112,7 +112,7 @@ def losses(folder: RunFolder) -> dict[int, float]:
     return found
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("home", "pictures")
 def test_a_run_is_logged_with_parameters_metrics_bill_and_report() -> None:
     recorder = Recorder()
     result = train([recorder, "csv"])

@@ -15,7 +15,7 @@ import report_runs as runs
 
 from ephemeron.errors import MissingExtra, RunNotFound
 from ephemeron.events import Event, Note, to_json
-from ephemeron.training.report import RunSummary, read_events, render_html, write_png, write_report
+from ephemeron.training.report import PICTURE_VARIABLE, RunSummary, read_events, render_html, write_png, write_report
 from ephemeron.training.report.headline import Headline, usd
 
 RUNS = [
@@ -157,7 +157,7 @@ def folder(tmp_path: Path, events: list[Event], tail: str = "") -> Path:
     return tmp_path
 
 
-def test_report_of_a_folder(tmp_path: Path) -> None:
+def test_report_of_a_folder(pictures: None, tmp_path: Path) -> None:
     run = folder(tmp_path, runs.clean())
     (run / "result.json").write_text(json.dumps({"metrics": {"accuracy": 0.5}}))
     files = write_report(run, prices=runs.PRICES)
@@ -165,6 +165,13 @@ def test_report_of_a_folder(tmp_path: Path) -> None:
     assert "accuracy 0.500" in files[0].read_text()
     elsewhere = write_report(run, run / "out" / "deep", prices=runs.PRICES)
     assert [f.name for f in elsewhere if f.parent == run / "out" / "deep"] == ["report.html", "report.png"]
+
+
+def test_a_report_without_its_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PICTURE_VARIABLE, "0")
+    run = folder(tmp_path, runs.clean())
+    assert write_report(run, prices=runs.PRICES) == [run / "report.html"]
+    assert not (run / "report.png").exists()
 
 
 def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
@@ -191,7 +198,9 @@ def test_folder_without_events(tmp_path: Path) -> None:
         write_report(tmp_path, prices=runs.PRICES)
 
 
-def test_without_matplotlib_the_page_alone_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_page_alone_is_written(
+    pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = folder(tmp_path, runs.clean())
     with pytest.raises(MissingExtra, match=r"ephemeron\[report\]"):

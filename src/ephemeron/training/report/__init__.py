@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,12 @@ from ephemeron.training.report.run_summary import RunSummary
 __all__ = ["CostRates", "RunSummary", "read_events", "render_html", "write_png", "write_report"]
 
 
+PICTURE_VARIABLE = "EPHEMERON_REPORT_PICTURE"
+"""Environment variable; 0: reports are pages alone. A picture takes longer than a short run."""
+
+
 def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -> list[Path]:
-    """Writes report.html, and report.png where matplotlib is installed.
+    """Writes report.html, and report.png where matplotlib is installed and `PICTURE_VARIABLE` is not 0.
 
     Args:
         run_dir: folder with events.jsonl and, if the run came to an end, result.json; if it had a plan, plan.json.
@@ -36,7 +41,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -
         prices: see `RunSummary.from_events`.
 
     Returns:
-        The files written; without matplotlib, the page alone.
+        The files written; without a picture, the page alone.
 
     Raises:
         RunNotFound: the folder holds no events.
@@ -48,6 +53,8 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -
     page, picture = folder / "report.html", folder / "report.png"
     comparison = compare(run_dir, result) if result and story.status != "running" else None
     page.write_text(render_html(story, result, comparison), encoding="utf-8")
+    if os.environ.get(PICTURE_VARIABLE) == "0":
+        return [page]
     try:
         write_png(story, result, picture)
     except MissingExtra:
