@@ -55,7 +55,8 @@ EACH = {"simulated": 1_200, "damaged": 2_800}
 FULL_MATRIX = {
     "tests/functions/lithops/test_lithops_training.py": "lifetimes", "tests/functions/ray/test_ray_training.py": "lifetimes",
     "tests/functions/tasks/test_task_schedules.py": "", "tests/training/planner/test_search.py": "",
-    "tests/training/test_direct_recovery.py": "", "tests/training/test_groups.py": "",
+    "tests/training/test_direct_recovery.py": "", "tests/training/test_exactly_once.py": "stragglers or kills",
+    "tests/training/test_groups.py": "",
 }  # fmt: skip
 """Tests of which EPHEMERON_FULL_MATRIX=1 runs more, and words in the names of those of them that it changes (pytest -k)."""
 

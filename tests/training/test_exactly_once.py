@@ -10,6 +10,7 @@ import pytest
 from training_runs import WORLD, synthetic
 
 from ephemeron.events import PHASES, FaultFired, Invoked, Progress
+from random_schedules import seeds
 
 
 def count(seed: int, *, sync: str, kills: int = 0, pattern: str = "k-reduce", **how):
@@ -32,11 +33,14 @@ def count(seed: int, *, sync: str, kills: int = 0, pattern: str = "k-reduce", **
     return run, wrong or off
 
 
+SEEDS = seeds(range(12), 2)
+
+
 @pytest.mark.parametrize(
     ("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")]
 )
 def test_stragglers(sync, pattern):
-    wrong = {seed: off for seed in range(12) if (off := count(seed, sync=sync, pattern=pattern)[1])}
+    wrong = {seed: off for seed in SEEDS if (off := count(seed, sync=sync, pattern=pattern)[1])}
     assert not wrong
 
 
@@ -45,13 +49,13 @@ def test_stragglers(sync, pattern):
 )
 def test_kills(sync, pattern):
     fired, wrong = 0, {}
-    for seed in range(12):
+    for seed in SEEDS:
         run, off = count(seed, sync=sync, pattern=pattern, kills=2)
         fired += len(run.of(FaultFired))
         if off:
             wrong[seed] = off
     assert not wrong
-    assert fired > 8
+    assert fired > 2 * len(SEEDS) // 3
 
 
 @pytest.mark.parametrize("sync", ["asp", "hsp", "ssp:0", "ssp:2"])

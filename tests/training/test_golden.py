@@ -36,22 +36,23 @@ def one_worker(job, c, dtype):
     return {n: t.detach().numpy() for n, t in model.state_dict().items()}
 
 
+SGD = Target(target="SGD", options={"lr": 0.1, "momentum": 0.9})
+ADAM = Target(target="Adam")
+
+
 @pytest.mark.parametrize(
-    "how",
+    ("optimizer", "how"),
     [
-        {"workers": 2, "aggregators": 1},
-        {"workers": 3, "aggregators": 2, "batch_size": 7, "nonaggregator_batch_size": 19},
-        {"workers": 4, "aggregators": 4},
-        {"workers": 4, "aggregators": 2, "pattern": "pipelined"},
-        {"workers": 3, "aggregators": 2, "pattern": "parameter-server"},
-        {"workers": 1, "pattern": "standalone"},
+        (SGD, {"workers": 2, "aggregators": 1}),
+        (SGD, {"workers": 3, "aggregators": 2, "batch_size": 7, "nonaggregator_batch_size": 19}),
+        (ADAM, {"workers": 3, "aggregators": 2, "batch_size": 7, "nonaggregator_batch_size": 19}),
+        (ADAM, {"workers": 4, "aggregators": 4}),
+        (SGD, {"workers": 4, "aggregators": 2, "pattern": "pipelined"}),
+        (ADAM, {"workers": 4, "aggregators": 2, "pattern": "pipelined"}),
+        (SGD, {"workers": 3, "aggregators": 2, "pattern": "parameter-server"}),
+        (ADAM, {"workers": 1, "pattern": "standalone"}),
     ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "optimizer",
-    [Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), Target(target="Adam")],
-    ids=["SGD", "Adam"],
+    ids=lambda value: value.target if isinstance(value, Target) else str(value),
 )
 def test_float64_equals_one_worker(how, optimizer):
     job = make_job(dtype="float64", optimizer=optimizer)

@@ -76,15 +76,14 @@ def test_a_result_goes_with_its_last_handle(pool, folder):
     assert cholesky(a, executor=pool).report.tasks == 4, "computed again"
 
 
-@pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize(
-    ("made", "other"),
+    ("name", "made", "other"),
     [
-        (lambda a, pool: cholesky(a, executor=pool), lambda a, pool: solve(a, A[0], assume_a="positive definite", executor=pool)),
-        (lambda a, pool: lu(a, executor=pool)[2], lambda a, pool: solve(a, A[0], executor=pool)),
-        (lambda a, pool: qr(a, executor=pool)[0], lambda a, pool: lstsq(a, A[0], executor=pool)),
-        (lambda a, pool: matmul(a, a, executor=pool), lambda a, pool: (a @ a + a).compute(executor=pool)),
-        (lambda a, pool: matmul(a, a, executor=pool).T, lambda a, pool: (a @ a @ a).compute(executor=pool)),
+        ("mine", lambda a, pool: cholesky(a, executor=pool), lambda a, pool: solve(a, A[0], assume_a="positive definite", executor=pool)),
+        (None, lambda a, pool: lu(a, executor=pool)[2], lambda a, pool: solve(a, A[0], executor=pool)),
+        ("mine", lambda a, pool: qr(a, executor=pool)[0], lambda a, pool: lstsq(a, A[0], executor=pool)),
+        (None, lambda a, pool: matmul(a, a, executor=pool), lambda a, pool: (a @ a + a).compute(executor=pool)),
+        ("mine", lambda a, pool: matmul(a, a, executor=pool).T, lambda a, pool: (a @ a @ a).compute(executor=pool)),
     ],
     ids=["cholesky", "lu", "qr", "step of an expression", "view"],
 )  # fmt: skip

@@ -155,7 +155,7 @@ def test_streams_are_apart():
 
 
 @pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
-@pytest.mark.parametrize(("world", "aggregators"), [(4, 1), (4, 2), (4, 4), (8, 2)])
+@pytest.mark.parametrize(("world", "aggregators"), [(4, 1), (4, 4), (8, 2)])
 def test_a_group_polls_little_and_loses_little(pattern, world, aggregators):
     """Whole rounds over a store that cannot wait, against the same over one that can; jitter, and wrong clocks."""
     rounds, size = 25, 250_000
