@@ -8,6 +8,7 @@ threads and no child processes. Imports run without a CPU quota, as in clouds, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -41,6 +42,7 @@ from ephemeron.functions.process_messages import (
 from ephemeron.units import MIB
 
 _HAS_PROC = Path("/proc/self/status").exists()
+_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 OnMessage: TypeAlias = Callable[[EventMessage | InvokeSuccessor], None]
 _Queued: TypeAlias = Ready | Running | InvocationReply
@@ -314,8 +316,7 @@ class FunctionProcess:
         """Peak so far where the kernel keeps one, else the present size."""
         try:
             if tree:
-                process = psutil.Process(self.pid)
-                return float(sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))) / MIB
+                return float(sum(p.memory_info().rss for p in family(self.pid))) / MIB
             if _HAS_PROC:
                 for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
                     if line.startswith("VmHWM:"):
@@ -332,6 +333,26 @@ class FunctionProcess:
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         except OSError:
             pass  # then the peak is that of the process, which is an upper bound
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started, found without a look at the machine's other processes where the kernel lists children.
+
+    Raises:
+        psutil.Error, OSError: it has ended.
+    """
+    first = psutil.Process(pid)
+    if not _LISTS_CHILDREN:
+        return [first, *first.children(recursive=True)]
+    pids, found = [pid], [first]
+    for parent in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+                pids += map(int, listed.read_text().split())
+    for child in pids[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(child))
+    return found
 
 
 def with_threads(env: Mapping[str, str], vcpus: float) -> dict[str, str]:

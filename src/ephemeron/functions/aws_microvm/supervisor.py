@@ -28,7 +28,7 @@ from ephemeron.functions.aws_microvm.payload import RunPayload
 from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.functions.function_process import FunctionProcess
+from ephemeron.functions.function_process import FunctionProcess, family
 from ephemeron.functions.process_messages import Ready
 from ephemeron.functions.process_reset import renew_randomness
 
@@ -126,7 +126,7 @@ class MicrovmSupervisor(ProcessSupervisor):
         """CPU seconds of this process and of all that it has started, those that have ended included."""
         own = resource.getrusage(resource.RUSAGE_SELF)
         total = own.ru_utime + own.ru_stime
-        for process in psutil.Process().children(recursive=True):
+        for process in family(os.getpid())[1:]:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
                 total += times.user + times.system

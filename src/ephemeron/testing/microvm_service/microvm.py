@@ -19,6 +19,7 @@ import psutil
 
 from ephemeron.communication.rpc.http import Response, ask
 from ephemeron.functions.cgroups import Enforcement
+from ephemeron.functions.function_process import family
 from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
 from ephemeron.testing._emulation.ports import ReservedPort
 from ephemeron.testing.microvm_service.images import BURST, ImageVersion
@@ -174,7 +175,6 @@ class Microvm:
         if self._process is None or self._process.returncode is not None:
             return []
         try:
-            first = psutil.Process(self.pid)
-            return [first, *first.children(recursive=True)]
-        except psutil.Error:
+            return family(self.pid)
+        except (psutil.Error, OSError):
             return []
