@@ -368,11 +368,10 @@ def _is_subreaper() -> bool:
 
 
 def _children() -> set[int]:
-    own, found = os.getpid(), set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-            if int(file.read().rpartition(b")")[2].split()[1]) == own:
-                found.add(int(pid))
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found.update(map(int, file.read().split()))
     return found
 
 

@@ -175,6 +175,7 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     until(lambda: not world.service.microvms())
 
 
+@pytest.mark.cold_start  # the one whose functions make their imports themselves
 def test_functions_connect_through_their_endpoints(world: World) -> None:
     pytest.importorskip("websockets", "15", reason="no WebSocket; pip install 'ephemeron[aws-microvm]'")
     with MicrovmService(fetch=artifact) as service:
