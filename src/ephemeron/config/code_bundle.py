@@ -128,12 +128,12 @@ def unbundle(data: bytes, folder: Path) -> list[Path]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            places = {entry: _place(entry, folder) for entry in entries}
+            known: dict[PurePosixPath, Path] = {}
+            places = {entry: _place(entry, folder, known) for entry in entries}
+            for parent in {place if entry.is_dir() else place.parent for entry, place in places.items()}:
+                parent.mkdir(parents=True, exist_ok=True)
             for entry, place in places.items():
-                if entry.is_dir():
-                    place.mkdir(parents=True, exist_ok=True)
-                else:
-                    place.parent.mkdir(parents=True, exist_ok=True)
+                if not entry.is_dir():
                     place.write_bytes(archive.read(entry))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as e:
         raise CorruptMessage(f"code bundle of {len(data)} bytes is damaged: {e}") from None
@@ -241,11 +241,21 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
-    """Path of an entry, inside `folder`."""
+def _place(entry: zipfile.ZipInfo, folder: Path, known: dict[PurePosixPath, Path]) -> Path:
+    """Path of an entry, inside `folder`.
+
+    Args:
+        known: resolved folders. A bundle has hundreds of files, in few folders.
+    """
     path = PurePosixPath(entry.filename)
     inside = not path.is_absolute() and ".." not in path.parts and not any(c in entry.filename for c in "\\\0")
-    place = (folder / entry.filename).resolve() if inside else folder
+    place = folder
+    if inside:
+        if path.parent not in known:
+            known[path.parent] = (folder / path.parent).resolve()
+        place = known[path.parent] / path.name
+        if place.is_symlink():
+            place = place.resolve()
     if not inside or not place.is_relative_to(folder) or not path.parts or not path.parts[0].isdecimal():
         raise CorruptMessage(f"code bundle has an entry {entry.filename!r}, which is not inside a numbered folder")
     if stat.S_ISLNK(entry.external_attr >> 16):
