@@ -2,12 +2,12 @@
 
 | part | what | share of the time |
 |---|---|---|
-| schedules | 10,000 random schedules of faults in virtual time, of every kind, a part of them with a damaged object | 22/60 |
-| matrix | the tests of which the lanes run a part, with EPHEMERON_FULL_MATRIX=1 | 11/60 |
-| mutants | small changes that each break a guarantee: the tests notice every one | 9/60 |
-| benchmarks | the smallest run of each benchmark for which the lanes are too short | 9/60 |
+| schedules | 10,000 random schedules of faults in virtual time, of every kind, a part of them with a damaged object | 18/60 |
+| matrix | the tests of which the lanes run a part, with EPHEMERON_FULL_MATRIX=1 | 14/60 |
+| mutants | small changes that each break a guarantee: the tests notice every one | 8/60 |
+| benchmarks | the smallest run of each benchmark for which the lanes are too short | 8/60 |
 | soak | whether something grows as long as it is used | 4/60 |
-| quarantine | each test that may be tried a second time, 20 times | 3/60 |
+| quarantine | each test that may be tried a second time, 20 times | 5/60 |
 
 A part begins nothing after its share, is interrupted a little later, and says what it did not reach. Seeds, and which mutants and tests come
 first, follow from the date, which `--date` repeats. A failure is printed with the command that repeats it alone; all are printed again at
@@ -50,8 +50,10 @@ SCHEDULES = {
     "with a damaged object": ("damaged", 0),
 }  # fmt: skip
 """Kinds of `benchmarks.chaos`, and the first of their million seeds (`benchmarks.chaos_schedules`)."""
-EACH = {"simulated": 1_200, "damaged": 2_800}
+EACH = {"simulated": 1_500, "damaged": 1_000}
 """Schedules of one kind and night; 10,000 together."""
+COSTS = {"simulated": 1, "damaged": 8}
+"""Of one schedule, in proportion: a damaged object is tried with several runs."""
 FULL_MATRIX = {
     "tests/functions/lithops/test_lithops_training.py": "lifetimes", "tests/functions/ray/test_ray_training.py": "lifetimes",
     "tests/functions/tasks/test_task_schedules.py": "", "tests/training/planner/test_search.py": "",
@@ -119,17 +121,18 @@ def schedules(day: int, seconds: float) -> Found:
     """Random schedules of faults in virtual time."""
     found, end, ran = Found(""), time.monotonic() + seconds, 0
     whole = sum(EACH[kind] for kind, _ in SCHEDULES.values())
-    todo = whole
+    todo = sum(EACH[kind] * COSTS[kind] for kind, _ in SCHEDULES.values())
     for name in turned(list(SCHEDULES), day):
         kind, first = SCHEDULES[name]
         count = EACH[kind]
         first += day % (1_000_000 // count) * count
-        share = max(0.0, end - time.monotonic()) * count / todo
-        todo -= count
+        cost = count * COSTS[kind]
+        share = (end - time.monotonic()) * cost / todo
+        todo -= cost
         command = ["-m", "benchmarks.chaos", "--only", kind, "--seed", str(first), "--schedules", str(count)]
         command += ["--minutes", f"{share / 60:.3f}", "--jobs", str(PROCESSES)]
         print(f"{name}: python {shlex.join(command)}", flush=True)
-        status, lines = call([sys.executable, *command], share + 60)
+        status, lines = call([sys.executable, *command], share + 60) if share > 1 else (None, [])
         [did] = [int(n) for line in lines for n in re.findall(rf"^{kind}: (\d+) schedules", line)] or [0]
         ran += did
         again = [
@@ -234,8 +237,8 @@ def quarantine(day: int, seconds: float) -> Found:
 
 
 PARTS: dict[str, tuple[Callable[[int, float], Found], float]] = {
-    "schedules": (schedules, 22.0), "matrix": (matrix, 11.0), "mutants": (all_mutants, 9.0), "benchmarks": (benchmarks, 9.0),
-    "soak": (soak, 4.0), "quarantine": (quarantine, 3.0),
+    "schedules": (schedules, 18.0), "matrix": (matrix, 14.0), "mutants": (all_mutants, 8.0), "benchmarks": (benchmarks, 8.0),
+    "soak": (soak, 4.0), "quarantine": (quarantine, 5.0),
 }  # fmt: skip
 """What runs, and its minutes of an hour; the rest is for what is interrupted."""
 
