@@ -35,6 +35,7 @@ _SAMPLE, _STAGE, _BATCH = struct.Struct("<4sQQQ"), struct.Struct("<4sQQ"), struc
 _MOST_VISITED = 10_000
 _LONGEST = 1_000
 """Length from which on lists and dicts are taken for samples, not transforms."""
+_KINDS = (random.Random, np.random.Generator, np.random.RandomState)
 _NO_HOLDERS = (str, bytes, int, float, complex, np.ndarray, ModuleType)
 
 
@@ -239,10 +240,11 @@ def _within(thing: Any, kinds: set[type]) -> Iterable[Any]:
     if isinstance(thing, type):
         return ()
     attributes = getattr(thing, "__dict__", None)
-    # A model has hundreds of modules of few classes.
+    # A model has hundreds of modules of few classes; PyTorch's own have hundreds of methods, which name no generator but its global one.
     new = [kind for kind in type(thing).__mro__[:-1] if kind not in kinds]
     kinds.update(new)
-    methods = [f for kind in new for f in vars(kind).values() if isinstance(f, FunctionType)]
+    own = [kind for kind in new if kind.__module__.partition(".")[0] != "torch"]
+    methods = [f for kind in own for f in vars(kind).values() if isinstance(f, FunctionType)]
     return (*(attributes.values() if isinstance(attributes, dict) else ()), *(g for f in methods for g in _named_by(f)))
 
 
@@ -261,14 +263,10 @@ def _library_generators() -> Iterator[Any]:
 
 
 def _is_generator(thing: Any) -> bool:
-    if isinstance(thing, random.SystemRandom):
-        return False
-    return isinstance(thing, random.Random | np.random.Generator | np.random.RandomState) or _is_torch(thing)
-
-
-def _is_torch(thing: Any) -> bool:
+    if isinstance(thing, _KINDS):
+        return not isinstance(thing, random.SystemRandom)
     kind = getattr(sys.modules.get("torch"), "Generator", None)
-    return kind is not None and isinstance(thing, kind) and thing.device.type == "cpu"
+    return kind in type(thing).__mro__ and thing.device.type == "cpu"  # `isinstance` would ask a slow metaclass
 
 
 def _reseed(generator: Any, seed: int) -> None:

@@ -21,6 +21,7 @@ from ephemeron.training.task.losses import make_loss
 from ephemeron.training.task.optimizers import Scheduled, optimizers_of
 from ephemeron.training.task.schedulers import scheduler_for
 from ephemeron.training.task.task import Task, task_of
+from ephemeron.training.task.tensors import seed_torch
 from ephemeron.user_code import guarded, line_of
 
 Resolve = Callable[[str], Any]
@@ -200,7 +201,7 @@ def make_model(target: Target, resolve: Resolve, *, seed: int, dtype: str) -> nn
 def built(make: Callable[[], object], name: str, *, seed: int, dtype: str) -> nn.Module:
     """The module that a function returns, made under a seed, in a dtype. See `make_model`."""
     outside = torch.get_rng_state()
-    torch.manual_seed(seed % 2**64)  # any integer is a seed, as it is for the data
+    seed_torch(seed % 2**64)  # any integer is a seed, as it is for the data
     try:
         with guarded():
             model = make()

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from ephemeron.training.task.tensors import seed_torch
 from ephemeron.training.tensors import Arrays
 
 _NumpyState: TypeAlias = tuple[str, np.ndarray, int, int, float]
@@ -55,7 +56,7 @@ class RandomState:
     def seeded(cls, seed: int) -> GlobalState:
         """The states after seeding; the global ones stay as they are."""
         outside = cls.now()
-        torch.manual_seed(seed)
+        seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         own = cls.now()
