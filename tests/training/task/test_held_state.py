@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from script_runs import LOOP, run, script, trials_once, warm  # noqa: E402, F401
+from script_runs import LOOP, run, script, trials_once  # noqa: E402, F401
 from training_runs import WORLD, configuration, real  # noqa: E402
 
 import ephemeron  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once, warm  # noqa: E402, F401
+from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once  # noqa: E402, F401
 from training_runs import configuration  # noqa: E402
 
 import ephemeron  # noqa: E402
@@ -148,6 +148,7 @@ def test_only_scripts_take_arguments():
 
 
 @pytest.mark.slow
+@pytest.mark.cold_start
 def test_a_dry_run_does_two_steps_after_a_trial_in_a_fresh_process(monkeypatch):
     monkeypatch.setattr(prepare, "script_trial", script_trial.script_trial)
     found = ephemeron.training.driver.dry_run(SCRIPT, workers=2)

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once, warm  # noqa: E402, F401
+from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once  # noqa: E402, F401
 
 import ephemeron  # noqa: E402
 from ephemeron.errors import UserError  # noqa: E402
@@ -20,13 +20,14 @@ from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
 from ephemeron.training.job import EarlyStopping, parse_fault  # noqa: E402
 from ephemeron.training.task.script import Run  # noqa: E402
 from ephemeron.training.task.script_state import Registered  # noqa: E402
+from warm_processes import warm  # noqa: E402
 
 
-def alone(tmp_path, *arguments, start):
+def alone(tmp_path, *arguments):
     """Weights and losses of `python script.py`."""
     out = tmp_path / "alone.npz"
     command = [sys.executable, str(SCRIPT), "--out", str(out), *arguments]
-    done = start(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(np.load(out)), json.loads(Path(f"{out}.json").read_text())
 
@@ -48,7 +49,7 @@ def same(arrays, expected, tolerance=0.0):
 
 @pytest.mark.slow
 def test_one_function_is_the_script_alone_to_the_last_bit(tmp_path):
-    weights, curve = alone(tmp_path, start=subprocess.run)
+    weights, curve = alone(tmp_path)
     finished = run(1)
     same(finished.ending.arrays, weights)
     assert losses(finished) == curve
@@ -56,8 +57,9 @@ def test_one_function_is_the_script_alone_to_the_last_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_any_number_of_functions_is_the_script_alone(tmp_path, warm):  # noqa: F811
-    weights, curve = alone(tmp_path, *EXACT, start=warm.run)
+def test_any_number_of_functions_is_the_script_alone(tmp_path):
+    with warm():
+        weights, curve = alone(tmp_path, *EXACT)
     for workers in (2, 4):
         finished = run(workers, *EXACT)
         same(finished.ending.arrays, weights, 1e-12)
@@ -178,12 +180,12 @@ if run.world == 1 and len(sys.argv) > 1:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["mean", "sum"])
-def test_a_script_is_merged_by_the_weights_that_it_gives(how, tmp_path, warm):  # noqa: F811
+def test_a_script_is_merged_by_the_weights_that_it_gives(how, tmp_path):
     """A batch whose weights sum to 0 is a step with zero gradient, alone as on any number of functions."""
     made = script(tmp_path, WEIGHED.replace("{how}", how), before="model.double()")
     out = tmp_path / "alone.pt"
-    done = warm.run([sys.executable, str(made), str(out)], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    with warm():
+        subprocess.run([sys.executable, str(made), str(out)], cwd=tmp_path, check=True)
     expected = {name: value.numpy() for name, value in torch.load(out).items()}
     assert all(np.isfinite(value).all() for value in expected.values())
     for workers in (1, 2, 4):
