@@ -56,9 +56,11 @@ COSTS = {"simulated": 1, "damaged": 8}
 """Of one schedule, in proportion: a damaged object is tried with several runs."""
 FULL_MATRIX = {
     "tests/functions/lithops/test_lithops_training.py": "lifetimes", "tests/functions/ray/test_ray_training.py": "lifetimes",
-    "tests/functions/tasks/test_task_schedules.py": "", "tests/training/planner/test_search.py": "",
-    "tests/training/test_direct_recovery.py": "", "tests/training/test_exactly_once.py": "stragglers or kills",
-    "tests/training/test_groups.py": "",
+    "tests/functions/tasks/test_task_schedules.py": "", "tests/partition/runtime/test_pipeline_equality.py": "stages_train",
+    "tests/partition/test_place.py": "bound or baseline", "tests/partition/test_tracing_models.py": "stages",
+    "tests/training/planner/model/test_lives.py": "evaluations or feasible or predicted", "tests/training/planner/test_search.py": "",
+    "tests/training/test_direct_recovery.py": "", "tests/training/test_evaluation_hand_offs.py": "", "tests/training/test_exactly_once.py": "stragglers or kills",
+    "tests/training/test_groups.py": "", "tests/training/test_region_damage.py": "",
 }  # fmt: skip
 """Tests of which EPHEMERON_FULL_MATRIX=1 runs more, and words in the names of those of them that it changes (pytest -k)."""
 

@@ -1,12 +1,16 @@
-"""Seeds of randomised schedules: the lanes take some of them, the same in each run, and the whole range is there on request."""
+"""Seeds of randomised schedules, and cases of a matrix: the lanes take some of them, the same in each run, and all are there on request."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def seeds(whole: range, share: int) -> range:
-    """Each `share`-th seed of a range; with EPHEMERON_FULL_MATRIX=1 all of them."""
+def seeds(whole: Sequence[T], share: int) -> Sequence[T]:
+    """Each `share`-th seed or case; with EPHEMERON_FULL_MATRIX=1 all of them."""
     return whole if os.environ.get("EPHEMERON_FULL_MATRIX") else whole[::share]
 
 

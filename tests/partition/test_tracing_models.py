@@ -1,4 +1,4 @@
-"""Twenty models: each traced, checked, cut, and trained for 20 steps in pieces as well as whole."""
+"""Twenty models: each traced, checked, cut, and trained for 10 steps, at night 20, in pieces as well as whole."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from ephemeron.partition.tracing import (  # noqa: E402
     trace,
     train_step,
 )
+from random_schedules import examples  # noqa: E402
 
-STEPS = 20
+STEPS = examples(20)
 OPAQUE = {"data-dependent-branch": ("gate",)}
 """Modules that no tracer can look into, and nothing else is opaque."""
 SLICED = set(MODELS) - {"gnn"}
@@ -53,7 +54,7 @@ def traced(name: str, dtype: torch.dtype = torch.float32) -> tuple[Example, Trac
 
 
 def batches(name: str, e: Example) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Twenty; every fourth is the short one at the end of an epoch."""
+    """Every fourth is the short one at the end of an epoch."""
     draw = torch.Generator().manual_seed(1)
 
     def fresh(t: Any, short: bool) -> Any:
@@ -125,7 +126,7 @@ def test_a_model_is_traced_exactly(name):
     ids=str,
 )
 def test_stages_train_as_the_original_does(name, dtype, limit):
-    """The parts have the original's draws, because they follow one another; 20 steps, short batches among them."""
+    """The parts have the original's draws, because they follow one another; short batches among them."""
     e, tracing = traced(name, dtype)
     todo = batches(name, e)
     whole = copy.deepcopy(e.model).train()

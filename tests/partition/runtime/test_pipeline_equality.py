@@ -1,4 +1,4 @@
-"""Twenty models in two to four stages: trained for 20 steps, some of them on odd batches, they equal the unsplit model.
+"""Twenty models in two to four stages: trained for 10 steps, at night 20, some of them on odd batches, they equal the unsplit model.
 
 The unsplit model adds up gradients of the same micro-batches; the plain schedule is compared with the whole batch.
 """

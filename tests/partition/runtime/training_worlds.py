@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 
 from ephemeron.partition.runtime import cut as cut_batch
 from ephemeron.partition.tracing import ModelSplit, Tracing, graph_of, mean_square, split, trace
+from random_schedules import examples
 
-STEPS = 20
+STEPS = examples(20)
 WHOLE = {"gnn"}
 """Models whose first size is not samples: never cut into micro-batches."""
 SAMPLES = 7

@@ -21,6 +21,7 @@ from ephemeron.training.planner.model.lives import Handing, dies_too_early, leas
 from ephemeron.training.planner.model.prediction import Prediction, predict
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.profiling.simulated import world_profile
+from random_schedules import seeds
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "training"))
 from training_runs import Run, synthetic
@@ -95,7 +96,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", CASES[::2], ids=lambda v: "-".join(str(x) for x in v.values()))
+@pytest.mark.parametrize("values", seeds(CASES, 3), ids=lambda v: "-".join(str(x) for x in v.values()))
 def test_time_is_predicted_through_hand_overs(values: dict[str, Any]) -> None:
     case = Case(**{name: value for name, value in values.items() if name != "ratio"})
     lifetime_s = values["ratio"] * float(case.predicted().iteration_s)
@@ -116,7 +117,7 @@ def test_time_is_predicted_through_hand_overs(values: dict[str, Any]) -> None:
         {"workers": 4, "aggregators": 2, "step_s": 2.7, "sync": "hap"},
         {"workers": 4, "aggregators": 4, "step_s": 8.0},
         {"workers": 5, "aggregators": 4, "step_s": 4.0, "sync": "hap"},
-        pytest.param({"workers": 3, "aggregators": 2, "step_s": 4.0, "mb": 8.0, "sync": "hap"}, marks=pytest.mark.slow),
+        pytest.param({"workers": 3, "aggregators": 2, "step_s": 4.0, "mb": 4.0, "sync": "hap"}, marks=pytest.mark.slow),
         {"workers": 9, "aggregators": 5, "step_s": 4.0, "mb": 0.2, "sync": "hap"},
     ],
     ids=str,
@@ -150,7 +151,7 @@ def test_hap_is_refused_early_where_the_order_of_two_events_is_open() -> None:
 def test_lives_that_were_declared_feasible_and_failed() -> None:
     """Iterations of 2.9 s, lives of 7 to 12 s: at 10 s the run took 28 % longer than predicted, at the others none fitted."""
     case = Case(workers=4, aggregators=2, step_s=2.75, sync="hap")
-    for lifetime_s in (7.0, 8.0, 9.0, 10.0, 11.0, 12.0):
+    for lifetime_s in seeds((7.0, 8.0, 9.0, 10.0, 11.0, 12.0), 3):
         run = case.simulated(lifetime_s)
         assert run.ending.status == "finished", run.ending.causes
         assert replacements(run) == 0
@@ -163,7 +164,7 @@ EVALUATED = {"workers": 4, "aggregators": 2, "step_s": 2.75, "iterations": 23, "
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
 @pytest.mark.parametrize(
     "lifetime_s",
-    [6.0, *(pytest.param(float(s), marks=pytest.mark.slow) for s in (5, 7, 8, 9, 10, 12, 14, 16))],
+    [6.0, *(pytest.param(float(s), marks=pytest.mark.slow) for s in seeds((5, *range(7, 17)), 3))],
 )
 def test_evaluations_that_outlast_the_rest_of_a_life(sync: str, lifetime_s: float) -> None:
     """Iterations of 2.9 s, evaluations of 4 s: at 5 to 10 s runs were declared feasible and failed after 46 functions."""
