@@ -120,7 +120,7 @@ def a_partition(env: dict[str, str]) -> Iterator[dict[str, str]]:
     line = next(
         line for line in (DOCS / "partition.md").read_text().splitlines() if line.startswith("ephemeron partition ")
     )
-    ephemeron(f"{line} --time-limit-s 5", env)
+    ephemeron(f"{line} --time-limit-s 2", env)
     yield {}
 
 

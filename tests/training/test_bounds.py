@@ -183,7 +183,7 @@ BUDGETS = {
 def test_a_budget_is_used_and_not_exceeded(how):
     """An aggregator reads what all others send: as if all cost as much, a run of eight ended at half of its budget."""
     run = {
-        "samples": 8 * 16 * (60 if how == BUDGETS["one aggregator"] else 200),
+        "samples": 8 * 16 * (60 if how == BUDGETS["one aggregator"] else 100),
         "epochs": 1,
         "workers": 8,
         "world": QUICK,

@@ -367,13 +367,13 @@ def test_what_decides_is_checked(how, problem):
 
 
 def adapting(**limits: Any) -> Run:
-    job = make_job(epochs=12, limits=JobLimits(**limits))
+    job = make_job(epochs=8, limits=JobLimits(**limits))
     return real(job, workers=2, batch_size=16, adapt=True)
 
 
 @pytest.mark.slow
 def test_a_run_that_would_miss_its_deadline_gets_more_functions():
-    fixed = real(make_job(epochs=12), workers=2, batch_size=16)
+    fixed = real(make_job(epochs=8), workers=2, batch_size=16)
     took_s = fixed.trigger.ledger.ended_at
     run = adapting(deadline_s=0.85 * took_s)
     check_over(run)
@@ -385,12 +385,12 @@ def test_a_run_that_would_miss_its_deadline_gets_more_functions():
 
 @pytest.mark.slow
 def test_a_run_that_would_exceed_its_budget_gets_cheaper_functions():
-    job = make_job(epochs=12)
+    job = make_job(epochs=8)
     prices = load_prices("objects")
     fixed = real(job, workers=6, batch_size=16)
     cost_usd = fixed.trigger.ledger.cost_usd(fixed.trigger.ledger.ended_at)
     assert cost_usd > prices.functions_usd(0, 1)
-    limited = make_job(epochs=12, limits=JobLimits(budget_usd=0.85 * cost_usd))
+    limited = make_job(epochs=8, limits=JobLimits(budget_usd=0.85 * cost_usd))
     run = real(limited, workers=6, batch_size=16, adapt=True)
     changed = run.of(GenerationStarted)
     assert changed

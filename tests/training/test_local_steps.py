@@ -387,7 +387,7 @@ def test_what_has_no_meaning_is_refused(says, how):
 
 @pytest.mark.slow
 def test_local_steps_learn_as_well_with_a_quarter_of_the_exchanges():
-    job = make_job(model=Target(target="tiny:mlp", options={"hidden": 64}), optimizer=MOMENTUM, epochs=15)
+    job = make_job(model=Target(target="tiny:mlp", options={"hidden": 64}), optimizer=MOMENTUM, epochs=8)
     bsp, local = (real(job, **how).ending.final for how in ({}, {"local_steps": 4}))
     assert local.iterations < bsp.iterations / 3.5
     assert bsp.metrics["accuracy"] > 0.96

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -128,9 +129,20 @@ def test_real_runs_correct_the_environment() -> None:
     assert found.curve.rates == pytest.approx(wanted.curve.rates, rel=0.05)
 
 
-@pytest.mark.slow
-def test_a_policy_is_trained_stored_reused_and_not_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def learning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The training of policies, which imitates for a quarter of the time."""
     pytest.importorskip("stable_baselines3", reason="the extra siren is not installed")
+    from ephemeron.tuning.siren import learning
+
+    monkeypatch.setattr(learning, "ROUNDS", 3)
+    monkeypatch.setattr(learning, "FITTING", 250)
+    return learning
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("learning")
+def test_a_policy_is_trained_stored_reused_and_not_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ephemeron.training.job import ComputeModel, Simulation
 
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
@@ -160,9 +172,8 @@ def test_a_policy_is_trained_stored_reused_and_not_worse(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_training_is_reproducible_and_goes_on_from_its_file(tmp_path: Path) -> None:
-    pytest.importorskip("stable_baselines3", reason="the extra siren is not installed")
-    from ephemeron.tuning.siren.learning import learn
+def test_a_training_is_reproducible_and_goes_on_from_its_file(tmp_path: Path, learning: ModuleType) -> None:
+    learn = learning.learn
 
     wanted = spec(budget_usd=0.08, noise=Noise(), bounds=ActionBounds(most_workers=6, quotas_mb=(1792,)))
     (first, model), (second, _) = learn(wanted, steps=256, seed=3), learn(wanted, steps=256, seed=3)
