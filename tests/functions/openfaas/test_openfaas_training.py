@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openfaas_world import CALLBACK, EVERY_S, PASSWORD, deployed
+from openfaas_world import CALLBACK, EVERY_S, PASSWORD, client, deployed
 
 from cloud_profiles import measured
 from doctoring import left, refusal, texts
@@ -23,7 +24,7 @@ from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 from ephemeron.testing.training_world import of
 from ephemeron.training.driver import api, resume
-from tiny_job import JOB
+from tiny_job import JOB, SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +93,17 @@ def test_through_an_object_store_and_with_every_call_delivered_twice(world: Worl
     assert [e.outcome for e in of(events, Ended)].count("finished") == 3
     run = result.summary.run_id
     assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
+
+
+@pytest.mark.cold_start  # the one whose function makes its imports itself, of the code of its image
+def test_a_run_on_a_replica_of_its_own(world: World, tmp_path: Path) -> None:
+    alone = deployed(
+        world.gateway, tmp_path / "image", function="alone", memory_mb=MEMORY_MB, replicas=1, preload="torch"
+    )
+    result, events = dataclasses.replace(world, settings=alone).go(job=SHORT, workers=1, aggregators=1, batch_size=720)
+    client(alone).delete()
+    assert result.summary.status == "finished", result.causes
+    assert [e.outcome for e in of(events, Ended)] == ["finished"]
 
 
 def test_a_whole_replica_is_killed(world: World) -> None:
