@@ -12,6 +12,7 @@ from ephemeron.errors import JobError, SingularMatrix
 from ephemeron.linalg.algorithms import norms, slices
 from ephemeron.linalg.interpret import interpret
 from ephemeron.linalg.language.program import with_options
+from running import until
 
 TILE = 8
 
@@ -46,8 +47,9 @@ def stored(tmp_path):
     return lambda a, tile=TILE: linalg.BigMatrix.from_numpy(a, tile=tile, store=(tmp_path / "m").as_uri())
 
 
-def matrices(tmp_path):
-    return {path.parent.name for path in (tmp_path / "m").rglob("*") if path.is_file()}
+def is_left(tmp_path, names):
+    """These matrices and no other ones, once what nothing refers to is removed: a thread does that."""
+    return until(lambda: {path.parent.name for path in (tmp_path / "m").rglob("*") if path.is_file()} == names)
 
 
 @pytest.mark.slow
@@ -62,7 +64,7 @@ def test_slices_of_any_rows_and_columns(pool, stored, tmp_path):
         found.delete()
     total = (big[:, 1:] + big[:, :20]).compute(executor=pool)
     assert (total.to_numpy() == a[:, 1:] + a[:, :20]).all()
-    assert matrices(tmp_path) == {big.stored.name, total.stored.name}, "nothing else is left"
+    assert is_left(tmp_path, {big.stored.name, total.stored.name})
 
 
 @pytest.mark.slow
@@ -75,7 +77,7 @@ def test_norms_and_inverses(pool, stored, tmp_path):
         linalg.norm(big, 3, executor=pool)
     inverse = linalg.inv(big, executor=pool)
     assert np.linalg.norm(inverse.to_numpy() @ a - np.eye(20)) < 1e-13 * np.linalg.cond(a)
-    assert matrices(tmp_path) == {big.stored.name, inverse.stored.name}
+    assert is_left(tmp_path, {big.stored.name, inverse.stored.name})
     prediction = linalg.predict("inv", big, executor=pool)
     assert prediction.tasks == inverse.report.tasks
     with pytest.raises(np.linalg.LinAlgError):
@@ -92,7 +94,7 @@ def test_least_squares_as_numpy_has_it(stored, tmp_path):
     np.testing.assert_allclose(residuals, wanted[1], rtol=1e-12)
     assert rank == wanted[2] == 6
     np.testing.assert_allclose(s, wanted[3], rtol=1e-13)
-    assert matrices(tmp_path) == {big.stored.name, x.stored.name}
+    assert is_left(tmp_path, {big.stored.name, x.stored.name})
     dependent = a[:, [0, 1, 2, 3, 4, 4]]
     with pytest.warns(LinAlgWarning, match="the rank is 5, of 6 columns"):
         x, residuals, rank, s = np.linalg.lstsq(stored(dependent), b)

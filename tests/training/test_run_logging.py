@@ -251,7 +251,7 @@ def test_every_backend_has_a_run_of_two_clients_whole(
         k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"
     }  # a process of W&B that serves this test process
     client = subprocess.Popen([sys.executable, "-c", code], env={**own, "EPHEMERON_HOME": str(home)})
-    wait_until(lambda: any(_logged(p) for p in home.glob("runs/*/loggers.json")), client, "the client", 120)
+    wait_until(lambda: any(_logged(p) for p in home.glob("runs/*/loggers.json")), client, "the client")
     client.send_signal(ends)
     client.wait(180)
     (folder,) = (RunFolder(p) for p in (home / "runs").iterdir())

@@ -13,22 +13,26 @@ READ_BACK_BYTES = 1 << 20
 """Of larger objects it is asked whether they exist instead."""
 
 
-async def create_durable(channel: Channel, key: str, data: bytes, *, alike: bool = False) -> memoryview:
+async def create_durable(
+    channel: Channel, key: str, data: bytes, *, alike: bool = False, successor: str | None = None
+) -> memoryview:
     """Puts an object unless the key is taken, and returns the object that is stored there. See `create_durable_from`."""
-    there = await create_durable_from(channel, key, [data], alike=alike)
+    there = await create_durable_from(channel, key, [data], alike=alike, successor=successor)
     return memoryview(data) if there is None else there
 
 
 async def create_durable_from(
-    channel: Channel, key: str, buffers: Sequence[Buffer], *, alike: bool = False
+    channel: Channel, key: str, buffers: Sequence[Buffer], *, alike: bool = False, successor: str | None = None
 ) -> memoryview | None:
-    """Puts the concatenation of buffers unless the key is taken; returns what is there, None for a large object that was put now.
+    """Puts the concatenation of buffers unless the key is taken; returns what is there, None for an object that was put now and is large or
+    used up.
 
     Args:
         channel: where to.
         key: of the object.
         buffers: unlike what any other writer puts there, if it matters who was first.
         alike: all writers put what means the same, so that any may replace a damaged object.
+        successor: key of an object that is there before readers remove this one. They may be quicker than the writer, who then finds nothing.
 
     Raises:
         DamagedObject: what is there is damaged, and must not be replaced.
@@ -50,6 +54,8 @@ async def create_durable_from(
                 continue
             if there is not None:
                 return there
+            if successor is not None and await channel.exists(successor):
+                return None
         elif await channel.exists(key):
             return None
     raise ChannelUnreachable(f"the store has lost an object {_PUTS} times after it acknowledged it", key=key)

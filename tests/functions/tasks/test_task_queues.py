@@ -128,6 +128,32 @@ def test_an_owner_takes_first_what_its_own_results_have_released() -> None:
     virtual_time.run(scenario())
 
 
+def test_a_batch_that_is_done_before_its_publisher_looks_is_published_once() -> None:
+    """The publisher's process is busy: each time that it has put the batch, others have done and removed it before it reads it back."""
+
+    async def main() -> None:
+        channel = MemoryChannel()
+        other = ObjectQueue(channel, "q", owner="other")
+        taken = []
+
+        class Late(MemoryChannel):
+            async def fetch(self, key: str) -> Any:
+                for lease in await other.take(1):
+                    taken.extend(lease.tasks)
+                    await other.complete(lease, [TaskResult(id="a", data=b"x")])
+                return await channel.fetch(key)
+
+        late = Late()
+        late.objects = channel.objects
+        queue = ObjectQueue(late, "q", owner="publisher")
+        await queue.publish([TaskSpec(id="a", function="f")])
+        assert [task.id for task in taken] == ["a"]
+        assert [result.data for result in await queue.reader().read()] == [b"x"]
+        assert not await other.take(1)
+
+    virtual_time.run(main())
+
+
 async def counted_to_the_end(queue: TaskQueue) -> None:
     assert await queue.count("c", "m0", 2, last=5) == 2
     assert await queue.count("other", "m0", 2) == 2

@@ -92,7 +92,8 @@ class ObjectQueue(TaskQueue):
 
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
         batch, data = batch_name(tasks, order)
-        await create_durable(self._channel, self._keys.batch(batch), data, alike=True)
+        done = self._keys.log(batch, 0)  # stays when the batch is complete and removed
+        await create_durable(self._channel, self._keys.batch(batch), data, alike=True, successor=done)
         return batch
 
     def key_of(self, batch: str) -> str:
