@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LANE := $(BIN)/python -m pytest -n 4 --dist loadscope --warm-starts --fail-leaks
 
 .PHONY: train test test-slow test-all test-times test-changed test-repeat test-nightly lint types layers clean
 
@@ -16,18 +17,18 @@ train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
 
 test: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow"
+	$(LANE) -m "not slow"
 
 test-slow: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow
+	$(LANE) -m slow
 
 test-all: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 4 --dist loadscope
+	$(LANE)
 
 # Duration, CPU seconds, processes and memory of every test of both lanes (tests/measuring.py).
 test-times: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow" --times tests/times/fast.json
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m slow --times tests/times/slow.json
+	$(LANE) -m "not slow" --times tests/times/fast.json
+	$(LANE) -m slow --times tests/times/slow.json
 
 # What a change can touch, by the graph of imports: against where this branch left main, or BASE=commit. LANE=fast, LANE=slow or both.
 test-changed: $(VENV)/test.stamp $(VENV)/emulator.stamp

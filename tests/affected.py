@@ -350,7 +350,8 @@ def run(root: Path, tests: Sequence[str], lane: str, everything: bool) -> int:
     print(f"\n== {lane}", flush=True)
     processes = min(4, len(tests)) if len(tests) > 1 else 0
     command = [
-        sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "loadscope", "-m", "slow" if lane == "slow" else "not slow",
+        sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "loadscope", "--warm-starts", "--fail-leaks",
+        "-m", "slow" if lane == "slow" else "not slow",
         *([] if everything else tests),
     ]  # fmt: skip
     status = subprocess.call(command, cwd=root)

@@ -65,9 +65,11 @@ ALIKE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "MALLOC_", "GLIBC_", "TORCH", 
 """Environment variables that take effect while a process starts, or imports: where they differ, it starts as ever."""
 SAME = {
     "LANG": lambda value: value.upper().endswith("UTF-8"), "EPHEMERON_PRELOAD": lambda value: value.startswith("torch,"),
-    "MKL_NUM_THREADS": lambda value: value == "1",
+    "MKL_NUM_THREADS": lambda value: value == "1", "KMP_DUPLICATE_LIB_OK": lambda value: value == "True",
+    "KMP_INIT_AT_FORK": lambda value: value == "FALSE",
 }  # fmt: skip
-"""Values that are as good as none: Python's encoding is UTF-8 anyway, functions import PyTorch anyway, and the tests have one thread (OMP_NUM_THREADS)."""
+"""Values that are as good as none: Python's encoding is UTF-8 anyway, functions import PyTorch anyway, the tests have one thread (OMP_NUM_THREADS), and scikit-learn
+sets those of KMP when it is imported."""
 MOST_BYTES = 150_000
 """Of a request: a longer one is no packet."""
 NAME = "fork server of tests"
