@@ -181,6 +181,14 @@ def test_a_signal_reaches_it_and_nothing_stays_when_it_is_killed(tmp_path: Path)
         server.wait(60)
 
 
+def test_a_program_beside_a_copy_of_the_package_has_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "ephemeron").mkdir()
+    (tmp_path / "ephemeron" / "__init__.py").touch()
+    program = "import ephemeron; print(ephemeron.__file__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).parents[1] == tmp_path
+
+
 @pytest.mark.parametrize("change", [{"PYTHONHASHSEED": "7"}, {"OMP_NUM_THREADS": "2"}])
 def test_an_environment_that_matters_at_the_start_gets_a_fresh_process(change: dict[str, str]) -> None:
     before = warm_processes.forked

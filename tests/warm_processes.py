@@ -307,6 +307,8 @@ def _forked(given: dict[str, Any]) -> int | None:
         folder = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
     except OSError:
         return None  # it is gone
+    if parsed["kind"] == "code" and not parsed["safe_path"] and os.path.isdir(os.path.join(folder, "ephemeron")):
+        return None  # it looks at a copy of the package
     request = Request(
         **parsed, command=command, env=env, cwd=folder,
         caller=os.getpid(), descriptors=[0, 1, 2, *passed], leads_session=bool(given["start_new_session"]),
