@@ -144,7 +144,8 @@ def test_a_program_that_runs_is_left_alone(store: str) -> None:
 def test_a_client_that_waits_is_left_alone(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     asyncio.run(_fill(store))
-    alive = dataclasses.replace(DEAD, process_began=psutil.Process().create_time(), channel=(tmp_path / "no").as_uri())
+    began, queue = psutil.Process().create_time(), (tmp_path / "no").as_uri()
+    alive = dataclasses.replace(DEAD, process=os.getpid(), process_began=began, channel=queue)
     put(store, alive)
     left_alone(store, f"process {os.getpid()} of this machine waits for it")
     put(store, dataclasses.replace(alive, failed=True, channel=""))
