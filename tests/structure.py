@@ -199,7 +199,7 @@ def commands() -> str:
         lines.append(" ".join(words))
         with click.Context(command, info_name=words[-1]) as context:
             for parameter in command.get_params(context):
-                if getattr(parameter, "hidden", False) or (len(words) > 1 and parameter.opts[-1] in EVERYWHERE):
+                if getattr(parameter, "hidden", False) or parameter.opts[-1] in EVERYWHERE:
                     continue
                 names = [] if isinstance(parameter, click.Argument) else [*parameter.opts, *parameter.secondary_opts]
                 values = [] if getattr(parameter, "is_flag", False) else [parameter.make_metavar(context)]

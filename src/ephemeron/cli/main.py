@@ -256,7 +256,7 @@ def _output_options(command: F) -> F:
     "faults",
     multiple=True,
     metavar="FAULT",
-    help="Inject a fault (repeatable): kill:rank=2,iteration=5,phase=upload · duplicate:rank=1 · drop-put:rank=0,iteration=3 · delay:rank=1,factor=10 · cut:rank=0,to=2,iteration=5,seconds=30.",
+    help="Inject a fault (repeatable): kill:rank=2,iteration=5,phase=upload · duplicate:rank=1 · drop-put:rank=0,iteration=3 · delay:rank=1,factor=10 or …,factor=1,seconds=0.5 · cut:rank=0,to=2,iteration=5,seconds=30.",
 )
 @click.option(
     "--prices",
