@@ -103,6 +103,10 @@ def is_collected(module: Path, markers: str) -> bool:
     return has_slow_tests(module) if markers == "slow" else not ALL_SLOW.search(module.read_text())
 
 
+READ_THE_FOLDER = ("lithops",)
+"""Libraries, and folders of their tests, that read the name of the folder of temporary files when they are imported: each process of a lane has its own."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Before the processes of a run begin, all that they collect is compiled and imported, once."""
@@ -113,6 +117,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
         compile_ahead(config, code)
     chosen = [root / arg.partition("::")[0] for arg in config.args]
     modules = [path for path in code if path.name.startswith("test_") and {path, *path.parents} & {*chosen}]
+    modules = [path for path in modules if path.parent.name not in READ_THE_FOLDER]
     fork_workers(config, len(specs), modules)
 
 
