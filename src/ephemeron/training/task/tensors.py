@@ -16,7 +16,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 
 def seed_torch(seed: int) -> None:
     """As `torch.manual_seed`, which keeps a stack trace for every kind of accelerator that is absent, ten times as slow as seeding."""
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
+    if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
