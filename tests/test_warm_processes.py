@@ -147,6 +147,7 @@ print(warm_processes.forked)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.cold_start
 def test_the_first_process_is_warm_in_the_environment_that_there_is_by_then() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

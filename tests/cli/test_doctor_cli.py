@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from servers import ServerProcess
 
 
+@pytest.mark.slow
 def test_this_machine_is_well_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))

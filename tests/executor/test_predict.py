@@ -143,6 +143,7 @@ def quick(tmp_path, monkeypatch):
     return {"platform": "simulated", "max_workers": 1, "retries": 0, "progress": False}
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_one_and_no_folder_left(result, quick, tmp_path):
     outputs, bill = predict(result, {"x": X}, batch_size=2, **quick)
     state = {name: value.numpy() for name, value in result.state_dict().items()}

@@ -98,6 +98,7 @@ def loss_curve(run):
     return [total / samples for _, (total, samples) in sorted(sums.items())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", PROGRAMS)
 def test_one_function_is_lightnings_trainer_to_the_last_bit(target, home):
     made = job(target)
@@ -176,6 +177,7 @@ def test_a_module_without_validation_is_not_evaluated(home):
     assert run.ending.final.metrics == {"loss": None}
 
 
+@pytest.mark.slow
 def test_a_weight_beside_the_loss_is_that_of_the_mean(home):
     """A fifth of the samples is known, and many parts have none: functions equal one, and the loss told is that of all data."""
     from lightning_programs import samples

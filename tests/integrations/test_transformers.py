@@ -70,6 +70,7 @@ def reference(run, made, **options):
     return {name: value.detach().numpy() for name, value in trainer.model.state_dict().items()}, losses.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["language", pytest.param("classification", marks=pytest.mark.slow)])
 def test_one_function_is_the_trainer_of_transformers_to_the_last_bit(name, home):
     made = job(name, accumulate=1)

@@ -110,6 +110,7 @@ def check_random(text, n, m):
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(programs(), st.integers(1, 4), st.integers(1, 4))
 def test_random_programs(text, n, m):

@@ -119,6 +119,7 @@ def test_eleven_layers_on_six_devices_have_no_gap():
     assert gap <= 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "devices", "kinds"),
     [

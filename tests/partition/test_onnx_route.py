@@ -33,6 +33,7 @@ class TestWithOnnx:
         pytest.importorskip("onnx", reason="no ONNX; pip install 'ephemeron[onnx]'")
         pytest.importorskip("onnxscript", reason="no ONNX exporter; pip install 'ephemeron[onnx]'")
 
+    @pytest.mark.slow
     def test_a_model_becomes_a_file_and_the_file_a_graph(self, tmp_path):
         torch.manual_seed(0)
         e = MODELS["u-net"]()

@@ -144,6 +144,7 @@ def test_its_report_needs_nothing_else(example):
         assert words in page
 
 
+@pytest.mark.slow
 def test_measure_writes_a_graph_that_can_be_placed(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     out = tmp_path / "graph.json"

@@ -48,6 +48,7 @@ def test_it_is_resnet_18():
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_that_of_a_dataloader(folder):
     mine = on_flow(classification, classification.held_out(folder / "store"), batch_size=BATCH, width=WIDTH)
     theirs = on_dataloader(classification, Plain(folder), batch_size=BATCH, width=WIDTH)
@@ -56,6 +57,7 @@ def test_the_loss_curve_is_that_of_a_dataloader(folder):
     assert falls(mine, 0.8)
 
 
+@pytest.mark.slow
 def test_random_steps_draw_the_same_in_loaders_and_in_a_dataloader(folder):
     flow = classification.train(folder / "store")
     mine = on_flow(classification, flow, batch_size=BATCH, epochs=2, width=8)

@@ -63,6 +63,7 @@ def test_images_differ_in_size_and_in_the_number_of_their_objects(folder):
     assert {len(reader[i][1]["boxes"]) for i in range(60)} == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_that_of_a_dataloader(folder):
     mine = on_flow(detection, detection.held_out(folder / "store"), batch_size=BATCH)
     assert mine == on_dataloader(detection, Plain(folder), batch_size=BATCH)
@@ -70,6 +71,7 @@ def test_the_loss_curve_is_that_of_a_dataloader(folder):
     assert falls(mine, 0.8)
 
 
+@pytest.mark.slow
 def test_images_and_boxes_are_flipped_together_and_alike_everywhere(folder):
     flow = detection.train(folder / "store")
     mine = on_flow(detection, flow, batch_size=BATCH, epochs=2)

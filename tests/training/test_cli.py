@@ -112,6 +112,7 @@ def test_simulated_runs_cannot_be_resumed(trained):
     assert "was simulated" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_bucket_that_cannot_be_reached_exits_1(home, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")

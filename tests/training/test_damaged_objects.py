@@ -188,6 +188,7 @@ def strangers():
     STRANGERS.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [pytest.param(s, marks=[] if s == "bsp" else pytest.mark.slow) for s in SHAPES])
 def test_a_damaged_object_changes_no_weight(shape):
     whole, _, seen = execute(shape)

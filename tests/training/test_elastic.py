@@ -204,6 +204,7 @@ def asked(at: list[tuple[int, Resize]]) -> Any:
     return until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("globally", "sync"),
     [

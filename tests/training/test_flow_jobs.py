@@ -179,6 +179,7 @@ def test_a_function_is_killed(store, sync, phase, undisturbed):
         assert run.left == {"run/spec", "run/result"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 def test_relays(store, sync, undisturbed):
     slow = dataclasses.replace(WORLD, cold_start_s=0.05, compute={"a": 500.0, "b": 4.0, "m": 0.0})
@@ -345,6 +346,7 @@ prefetch_mb = 8
         load_job(file)
 
 
+@pytest.mark.slow
 def test_a_simulated_profile_counts_samples_and_what_travels(store):
     world = dataclasses.replace(WORLD, compute=None)
     profile = profile_job(dataclasses.replace(flow_job(store), simulation=world), platform="simulated")

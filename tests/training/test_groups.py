@@ -73,6 +73,7 @@ def undisturbed() -> str | None:
     return grouped().summary.weights_sha256
 
 
+@pytest.mark.slow
 def test_two_simulated_groups_train_one_model() -> None:
     result = grouped()
     assert result.finished
@@ -135,6 +136,7 @@ def test_hand_offs_change_nothing() -> None:
     assert relayed.summary.weights_sha256 == undisturbed()
 
 
+@pytest.mark.slow
 def test_rounds_that_no_function_repeats_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     from ephemeron.communication.channels import parameter_server
 

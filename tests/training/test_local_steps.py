@@ -283,6 +283,7 @@ def test_a_function_is_killed(phase, how, undisturbed):
     assert run.sha == undisturbed(**how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", pytest.param("hap", marks=pytest.mark.slow)])
 def test_hand_offs_take_own_optimizer_state_along(sync, undisturbed):
     job = dataclasses.replace(DROPOUT, simulation=dataclasses.replace(WORLD, cold_start_s=0.05))

@@ -53,6 +53,7 @@ def hashes(result: Result) -> set[str | None]:
     return {summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))}
 
 
+@pytest.mark.slow
 def test_regions_agree_on_rounds_that_follow_the_link() -> None:
     result = trained()
     assert len(hashes(result)) == 1

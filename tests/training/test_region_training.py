@@ -70,6 +70,7 @@ def exchanged(result: Result, rank: int) -> list[RegionExchanged]:
     return [e for e in events_of(result.folder) if isinstance(e, RegionExchanged) and e.rank == rank]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[1] != "int4" else []) for p in POLICIES]
 )
@@ -152,6 +153,7 @@ data_share = 1
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_regions_and_reports_each(tmp_path: Path) -> None:
     (tmp_path / "regions.toml").write_text(REGIONS)
     arguments = ["train", JOB, "--regions", tmp_path / "regions.toml", "--region-sync", "diloco", "--exchange-every", 4]

@@ -52,6 +52,7 @@ def test_pairs_that_cannot_connect_change_no_weight(undisturbed: Run) -> None:
     assert synthetic(**TWO_LEVELS, elements=ELEMENTS, faults=cuts).sha == undisturbed.sha
 
 
+@pytest.mark.slow
 def test_real_gradients_with_rounding() -> None:
     how = {**TWO_LEVELS, "compression": "int8"}
     killed = real(**how, faults=[Fault(kind="kill", rank=2, iteration=3, phase="upload")])

@@ -22,6 +22,7 @@ def tune(path: Path, *more: str) -> Result:
     return CliRunner().invoke(main, ["tune", str(path), *more])
 
 
+@pytest.mark.slow
 def test_json_has_the_keys_that_programs_read(home: Path, tmp_path: Path) -> None:
     path = write_study(tmp_path / "s", **GRID)
     dry = tune(path, "--dry-run", "--json")

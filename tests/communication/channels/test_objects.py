@@ -240,6 +240,7 @@ def test_permission_is_explained(s3: str, monkeypatch: pytest.MonkeyPatch) -> No
         run(lambda: ObjectsChannel.open(s3).fetch("a"))
 
 
+@pytest.mark.slow
 def test_reads_of_objects_that_are_replaced_or_deleted_are_answered(s3: str) -> None:
     async def scenario() -> None:
         channel, done = ObjectsChannel.open(s3 + "/busy"), asyncio.Event()

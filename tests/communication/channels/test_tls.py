@@ -209,6 +209,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_an_object_store_over_https_with_an_authority_of_one_s_own(
     s3_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_file_as_a_stream(files: Files) -> None:
     assert (stream.read(1), stream.tell()) == (b"2", 3)
 
 
+@pytest.mark.slow
 def test_several_event_loops_at_once(files: Files) -> None:
     put(files, "x", b"0123456789")
 

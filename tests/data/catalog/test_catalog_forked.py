@@ -105,6 +105,7 @@ def test_all_loaders_share_one_process(digits: DatasetStore) -> None:
     assert store_processes() == [], "who was not forked needs none"
 
 
+@pytest.mark.slow
 def test_a_store_process_that_dies_costs_nothing_but_time(digits: DatasetStore) -> None:
     seen, killed = [], 0
     with flow(digits).prepare_read(LocalReader(2)).to_shuffled(1, plain, seed=2, prefetch=1) as batches:

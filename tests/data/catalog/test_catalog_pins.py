@@ -138,6 +138,7 @@ def replaced(s3: str, name: str, change: Callable[[bytes], bytes]) -> None:
     obstore.put(files._store, name, change(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "form"), [(0, "csv"), (0, "npz"), (0, "parquet"), (1, "csv")])
 def test_an_object_that_was_replaced(store: DatasetStore, tmp_path: Path, s3: str, form: str, workers: int) -> None:
     folder = f"{s3}/{secrets.token_hex(4)}"

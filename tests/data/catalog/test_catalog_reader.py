@@ -45,6 +45,7 @@ def opened(store: DatasetStore, **how: object) -> DatasetReader:
     return DatasetReader.open("me/x", "train", store=store, **how)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_store_gives_the_same_samples(any_store: DatasetStore) -> None:
     _, expected = publish_records(any_store, 50, shard_size=7)
     reader = opened(any_store)
@@ -140,6 +141,7 @@ def test_a_shard_that_many_want_at_once_is_read_once(tmp_path: Path) -> None:
     assert sum("/meta/" in r.path for r in files.asked) == 1
 
 
+@pytest.mark.slow
 def test_many_threads_read_what_one_reads(any_store: DatasetStore) -> None:
     _, expected = publish_records(any_store, 200, shard_size=9)
     reader = opened(any_store, limits=ReadLimits(meta_cache_bytes=4000))

@@ -88,6 +88,7 @@ CASES = (*((script, 0) for script in SCRIPTS), (breaks, 1), (two_at_once, 1))
 """With processes: those scripts in which they are under way when the loop is left."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "workers"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_the_same_script_sees_the_same_batches(script: Callable[[Any], Passes], workers: int) -> None:
     ordered = script(loader("torch"))

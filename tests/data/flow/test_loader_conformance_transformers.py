@@ -47,6 +47,7 @@ def augmented(workers: int = 0) -> Any:
     return flow.prepare_read(LocalReader(workers)).to_shuffled(4, mix, seed=3)
 
 
+@pytest.mark.slow
 def test_train_and_evaluate(tmp_path: Path) -> None:
     got = []
     for kind in KINDS:

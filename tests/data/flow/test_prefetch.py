@@ -212,6 +212,7 @@ def test_whoever_waits_while_the_loaders_are_closed_hears_of_it():
     assert len(heard) == 1
 
 
+@pytest.mark.slow
 def test_object_stores_are_read_in_a_thread_and_folders_in_processes(tmp_path: Path):
     np.savez(tmp_path / "x.npz", x=np.arange(SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3), y=np.arange(SAMPLES))
     folder = DatasetStore.open(str(tmp_path / "store"))

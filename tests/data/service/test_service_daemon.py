@@ -36,6 +36,7 @@ def pid_of(part: ManagedProcess) -> int:
     return int(json.loads((part.folder / "ready.json").read_text())["pid"])
 
 
+@pytest.mark.slow
 def test_what_does_not_run_is_started_and_what_lives_is_adopted(part: ManagedProcess) -> None:
     assert not part.alive
     with pytest.raises(ServiceUnreachable, match="does not run"):

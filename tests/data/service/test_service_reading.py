@@ -79,6 +79,7 @@ def test_stacked_as_pytorch_would(remote: FlowView) -> None:
             data += 1  # it is ours
 
 
+@pytest.mark.slow
 def test_steps_that_may_be_cached_draw_as_they_do_here(world: World) -> None:
     """Nothing differs between epochs and jobs, so samples are shared; but not with another outcome than here."""
     flow = Flow("test/steady").dataset(Numbered(13)).map_data("crop once", drawn, cache_control="can-cache")
@@ -89,6 +90,7 @@ def test_steps_that_may_be_cached_draw_as_they_do_here(world: World) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_nothing_and_little(world: World) -> None:
     for samples in (0, 2):
         flow = mixed(samples, f"test/of-{samples}")

@@ -72,6 +72,7 @@ def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path
     assert package.HANDLER in (tmp_path / "aws/image/Dockerfile").read_text()
 
 
+@pytest.mark.slow
 def test_the_recipe_s_code_imports_by_itself(tmp_path: Path):
     """In a Python that finds this package nowhere else: what a function imports is all in the context."""
     import sys
@@ -176,6 +177,7 @@ def test_the_same_code_makes_the_same_zip():
 # -- the function ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
     service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -69,6 +69,7 @@ class TestManagedInstancesContract(PlatformConnectionContract):
             yield platform
 
 
+@pytest.mark.slow
 def test_calls_share_an_environment_and_not_a_process(settings: AwsSettings, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(settings, tmp_path) as platform:
@@ -109,6 +110,7 @@ def cli(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_provider_and_deploys_to_it(service: LambdaService, tmp_path: Path) -> None:
     given = ("deploy", "aws", "--function", "own", "--channel", "s3://bucket/runs", "--out", str(tmp_path), "--endpoint", service.url,
              "--managed-instances", "own-pool", "--calls-per-environment", "4", "--memory-mb", "2048", "--gib-per-vcpu", "4",

@@ -63,6 +63,7 @@ def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path
     assert not any("/cli/" in name or "/testing/" in name or "__pycache__" in name for name in names)
 
 
+@pytest.mark.slow
 def test_the_archive_s_code_imports_by_itself(tmp_path: Path) -> None:
     """In a Python that finds this package nowhere else: what a MicroVM imports is all in the archive."""
     zipfile.ZipFile(io.BytesIO(package.build_artifact())).extractall(tmp_path)

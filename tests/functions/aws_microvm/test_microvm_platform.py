@@ -65,6 +65,7 @@ def test_a_call_beyond_the_payload_goes_through_the_store(
     assert left == ["cancel"], "what was sent through the store goes with the run"
 
 
+@pytest.mark.slow
 def test_secrets_reach_the_function_and_nothing_that_is_kept(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

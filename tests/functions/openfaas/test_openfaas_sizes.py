@@ -78,6 +78,7 @@ def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
     asyncio.run(asyncio.wait_for(main(), 240))
 
 
+@pytest.mark.slow
 def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: OpenFaasSettings, tmp_path: Path) -> None:
     cloud, channel = OpenFaas(), (tmp_path / "objects").as_uri()
     assert cloud.admit(capacity(0, channel), settings, {})[0].memory_mb == 384

@@ -75,6 +75,7 @@ def test_a_cuda_device_trains_as_this_processor_does():
         assert furthest(pipe.state_dict(), train_whole("resnet", todo, 3)[0]) <= 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-2", "frozen-parameters"])
 def test_a_checkpoint_goes_on_in_another_placement(name, tmp_path):
     """Optimiser state, options and random draws included, tied and frozen parameters too."""

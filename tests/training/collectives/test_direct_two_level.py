@@ -56,6 +56,7 @@ def reduced(case, *, compression="none", dtype=np.float32, jitter_seed=0):
     return vectors, [[(merged.vector.tobytes(), merged.flags) for merged in found] for found in run(scenario())]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(exchanges(), st.sampled_from([np.float32, np.float64]))
 def test_sums_by_rank_within_a_block_and_then_by_block(case, dtype):

@@ -71,6 +71,7 @@ def test_the_front_starts_fast_and_ends_cheap():
     assert costs[-1] == pytest.approx(plan.choice.predicted.cost_usd)
 
 
+@pytest.mark.slow
 def test_heuristics_say_how_far_they_are_off():
     plan = make_plan(PROFILE, wish(search="two-stage", pattern="k-reduce"), front=False)
     assert not plan.search.optimal

@@ -73,6 +73,7 @@ def test_exact_finds_what_plain_enumeration_finds(profile, model, minimise, larg
         assert found.best.cost_usd <= limits.usd
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(profiles(), st.sampled_from(["cost", "time"]))
 def test_other_searches_agree_or_do_worse(profile, minimise):
@@ -163,6 +164,7 @@ def enumerated(space: Space) -> list[np.ndarray]:
     return list(np.concatenate(parts, axis=1))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(50), deadline=None)
 @given(st.one_of(profiles(), short_lives()))
 def test_the_front_is_what_nothing_beats(profile):
@@ -203,6 +205,7 @@ def test_nothing_feasible_is_said_so():
     assert exact(small(profile, limits), limits).best is None
 
 
+@pytest.mark.slow
 def test_no_integer_batch_is_left_out():
     """Tight limits: the best batches are no multiples of anything, and under HAP not the largest B^n either."""
     profile = Profile(workload=workload(samples=5000), platform=platform())

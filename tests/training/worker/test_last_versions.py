@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 from training_runs import synthetic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function_timeout_s", [pytest.param(3.6, marks=pytest.mark.slow), 4.4])
 def test_short_invocations_hand_off_between_the_last_versions(function_timeout_s):
     """Iterations of 2.9 s: a rank that is one ahead waits for two versions, longer than a function lives."""

@@ -108,6 +108,7 @@ def test_time_is_predicted_through_hand_overs(values: dict[str, Any]) -> None:
     assert float(predicted.invocations) == pytest.approx(len(run.of(Invoked)), rel=0.15, abs=case.workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
@@ -138,6 +139,7 @@ def test_what_is_refused_cannot_run_and_what_is_not_does(values: dict[str, Any])
     assert short.ending.status == "failed" or replacements(short) >= least
 
 
+@pytest.mark.slow
 def test_hap_is_refused_early_where_the_order_of_two_events_is_open() -> None:
     """With W - K = 2 others end when aggregators start successors, which may be cold or warm: the worse is assumed."""
     for workers, aggregators, share in ((5, 3, 1.02), (5, 3, 0.9), (6, 4, 1.02)):
@@ -161,6 +163,7 @@ def test_lives_that_were_declared_feasible_and_failed() -> None:
 EVALUATED = {"workers": 4, "aggregators": 2, "step_s": 2.75, "iterations": 23, "epochs": 2, "evaluation_s": 3.97}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
 @pytest.mark.parametrize(
     "lifetime_s",
