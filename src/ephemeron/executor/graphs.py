@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ephemeron.errors import TaskFailed
 from ephemeron.executor.futures import TaskFuture
+from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 
 
@@ -55,6 +56,7 @@ class Graph:
             return
         with contextlib.suppress(InvalidStateError):  # it was cancelled just now
             if result.status != "ok":
+                result = failed_first(result)
                 text = result.error or f"it is {result.status}"
                 self.future.set_exception(
                     TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries)

@@ -27,6 +27,7 @@ from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import Place, PlaceOptions
+from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
@@ -360,7 +361,7 @@ class Session:
         return depth.tasks if self._graphs else 0
 
     def _settle_graphs(self, results: list[TaskResult]) -> None:
-        for result in results:
+        for result in sorted(results, key=lambda each: failed_first(each) is not each):  # first what has a traceback
             graph = self._graphs.get(result.id.partition("-")[0])
             if graph is not None:
                 self.settled += 1

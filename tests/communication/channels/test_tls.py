@@ -248,7 +248,7 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
 ) -> None:
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     from ephemeron.training.driver import configure, train
-    from ephemeron.training.job import DataSpec, Job, Simulation, Target
+    from ephemeron.training.job import DataSpec, Job, Simulation, Target, parse_fault
 
     code = Path(__file__).parents[2] / "training" / "code"
     job = Job(
@@ -270,7 +270,8 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
         if event.kind in ("invoked", "started", "progress"):
             look()
 
-    result = train(job, configure(job, **how, channel=address), on_event=see)
+    slowly = parse_fault("delay:rank=0,factor=1,seconds=1")
+    result = train(job, configure(job, **how, channel=address), on_event=see, faults=[slowly])
     assert result.summary.status == "finished", result.causes
     assert result.summary.weights_sha256 == calm.summary.weights_sha256
     look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,3 +90,15 @@ def edge_news(tasks: Sequence[TaskSpec], results: Iterable[TaskResult]) -> list[
             else:
                 lost.setdefault(edge, f"its input {result.id} is {result.status}: {result.error}".rstrip(": "))
     return [EdgeNews(edge, done[edge], lost.get(edge, "")) for edge in sorted(done.keys() | lost.keys())]
+
+
+_INPUT = re.compile(r"its input (\S+) is dead: ")
+
+
+def failed_first(result: TaskResult) -> TaskResult:
+    """The failure that this one follows from, if the task is dead because an input of it is: task and error, which the text of this one repeats. The
+    traceback is in the other result alone."""
+    task, text = result.id, result.error
+    while found := _INPUT.match(text):
+        task, text = found[1], text[found.end() :]
+    return result if task == result.id else dataclasses.replace(result, id=task, error=text)
