@@ -20,6 +20,8 @@ from ephemeron.functions.base import Call, Outcome
 from ephemeron.functions.local import LocalPlatform, is_hosted
 from running import until_async
 
+pytestmark = pytest.mark.slow
+
 
 def together(tmp_path: Path, scenario: Callable[..., Coroutine[Any, Any, None]], *names: str, **env: str) -> None:
     """Runs a scenario with a platform for each run; all have one daemon."""

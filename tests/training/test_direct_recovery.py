@@ -14,6 +14,8 @@ from ephemeron.events import PHASES, Ended, FaultFired, Invoked, Loaded, Note
 from ephemeron.training.job import SchedulerSpec, Target, parse_fault
 from random_schedules import seeds
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"workers": 4, "aggregators": 4, "checkpoint_every": 4}
 AT = (1, 9, 19)
 """Iterations of 20."""

@@ -18,6 +18,8 @@ from faces import PATIENCE_S, TOKEN, Handlers, Loop, Served, in_thread
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.errors import ConnectionLost
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FACES = ("blocking", "asyncio")
 

@@ -25,7 +25,7 @@ from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetUnreachable, SampleFailed
 from running import command_of
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"), pytest.mark.slow]
 SAMPLES = 24
 
 

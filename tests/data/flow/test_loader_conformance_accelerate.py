@@ -16,7 +16,7 @@ accelerate = lazy_import("accelerate", reason="accelerate is not installed: pip 
 
 from loader_kinds import BATCH, KINDS, SAMPLES, ids, loader, loss, model, weights  # noqa: E402 - not without torchdata
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 class Run:

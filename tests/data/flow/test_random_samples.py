@@ -11,6 +11,8 @@ from random_worlds import Batched, Cropped, jitter, mixup, mixup_rng, plain, tra
 
 from ephemeron.data.flow import Flow, FlowView, LocalReader
 
+pytestmark = pytest.mark.slow
+
 
 def read(dataset: Any, workers: int = 0, **steps: Any) -> FlowView:
     flow = Flow("test/random").dataset(dataset)

@@ -20,6 +20,8 @@ from ephemeron.data.service.protocol import PING
 from ephemeron.data.service.settings import ServiceSettings
 from ephemeron.errors import ServiceUnreachable
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "token of the tests"
 SETTINGS = asdict(ServiceSettings(idle_s=600))
 
