@@ -53,10 +53,7 @@ def _outcomes(lines: str, ending: str) -> list[dict[str, Any]]:
     said = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
     ended = {(line["kind"], line["name"]): line for line in said if "begins" not in line}
     begun = [(line["kind"], line["name"]) for line in said if "begins" in line]
-    return [
-        ended.get(key) or {"kind": key[0], "name": key[1], "wrong": f"did not end: {ending}", "endless": True}
-        for key in begun
-    ]
+    return [ended.get(key) or {"kind": key[0], "name": key[1], "wrong": f"did not end: {ending}", "endless": True} for key in begun]
 
 
 def explore(names: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
@@ -100,16 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = [outcome for outcome in found if "wrong" in outcome]
     if args.json:
         took = round(time.monotonic() - began, 1)
-        write(
-            {
-                **said,
-                "seconds": took,
-                "tried": len(found),
-                "right": len(found) - len(wrong),
-                "kinds": table,
-                "wrong": wrong,
-            }
-        )
+        write({**said, "seconds": took, "tried": len(found), "right": len(found) - len(wrong), "kinds": table, "wrong": wrong})
     else:
         for row in table:
             print(f"{row['right']:4} of {row['tried']:4}  {row['kind']}")

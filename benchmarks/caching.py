@@ -50,12 +50,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--merge", type=Path, metavar="FILE", help="keep the other rows of this earlier result")
     arguments = parser.parse_args()
-    rows = [
-        row
-        for samples in arguments.samples
-        for scene in arguments.scenes
-        for row in measure(samples, scene, arguments.seeds)
-    ]
+    rows = [row for samples in arguments.samples for scene in arguments.scenes for row in measure(samples, scene, arguments.seeds)]
     about = {"benchmark": "caching", "jobs": 4, "epochs": EPOCHS, "capacity": 0.5, "thesis_cold_percent": THESIS}
     result = merged(arguments.merge, {**environment(), **about, "rows": rows}, IDENTITY)
     if arguments.json:
@@ -71,19 +66,20 @@ def measure(samples: int, scene: str, seeds: int) -> list[dict[str, Any]]:
     capacity = universe // 2
     rates: dict[str, list[Any]] = {name: [] for name in POLICIES}
     for seed in range(SEED, SEED + seeds):
-        traces = [
-            access_trace(Independent(seed=seed, ahead=a), tasks, seed=seed, drift=drift, noise=noise) for a in (0, 1)
-        ]
+        traces = [access_trace(Independent(seed=seed, ahead=a), tasks, seed=seed, drift=drift, noise=noise) for a in (0, 1)]
         assert traces[0].order == traces[1].order
         for name, (policy, ahead) in POLICIES.items():
             rates[name].append(traces[ahead].hit_rates(policy(traces[ahead]), capacity))
     return [
         {
-            "samples": samples, "scene": scene, "policy": name, "capacity": capacity,
+            "samples": samples,
+            "scene": scene,
+            "policy": name,
+            "capacity": capacity,
             **{f"{part}_percent": condensed([getattr(rate, part) for rate in found]) for part in ("cold", "steady", "all")},
         }
         for name, found in rates.items()
-    ]  # fmt: skip
+    ]
 
 
 def scenes(samples: int) -> dict[str, tuple[list[Task], float, float]]:
@@ -96,18 +92,11 @@ def scenes(samples: int) -> dict[str, tuple[list[Task], float, float]]:
         "jitter": ([Task(indices=full, epochs=EPOCHS, batch=8) for _ in range(4)], 0.2, 0.3),
         "speeds": ([Task(indices=full, epochs=EPOCHS, batch=8, rate=r) for r in (1.0, 0.8, 0.6, 0.4)], 0.1, 0.3),
         "joining": (
-            [
-                Task(indices=full, epochs=EPOCHS, starts_s=start * samples, leaves_s=end * samples)
-                for start, end in starts_and_ends
-            ],
+            [Task(indices=full, epochs=EPOCHS, starts_s=start * samples, leaves_s=end * samples) for start, end in starts_and_ends],
             0.05,
             0.1,
         ),
-        "overlapping": (
-            [Task(indices=range(j * samples // 10, j * samples // 10 + part), epochs=EPOCHS) for j in range(4)],
-            0.05,
-            0.1,
-        ),
+        "overlapping": ([Task(indices=range(j * samples // 10, j * samples // 10 + part), epochs=EPOCHS) for j in range(4)], 0.05, 0.1),
     }
 
 

@@ -91,9 +91,13 @@ def explore(
                         print(text[:1000], file=sys.stderr, flush=True)
     took = round(time.monotonic() - began, 1)
     return {
-        "schedules": done, "failures": len(failed), "first_seed": first, "seconds": took, "happened": dict(sorted(happened.items())),
+        "schedules": done,
+        "failures": len(failed),
+        "first_seed": first,
+        "seconds": took,
+        "happened": dict(sorted(happened.items())),
         "failed": failed,
-    }  # fmt: skip
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,23 +116,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds = [args.only] if args.only else list(INTENDED)
     share = 60 * args.minutes / len(kinds)
     found: dict[str, dict[str, Any]] = {}
-    works: dict[str, Callable[..., Found]] = {
-        "simulated": _simulated, "damaged": _damaged, "live": _live, "damaged-live": _damaged_live,
-    }  # fmt: skip
+    works: dict[str, Callable[..., Found]] = {"simulated": _simulated, "damaged": _damaged, "live": _live, "damaged-live": _damaged_live}
     with chaos_live.s3_server() if "live" in kinds else contextlib.nullcontext(0) as port:
         for kind in kinds:
             live = kind.endswith("live")
             found[kind] = explore(
-                partial(works[kind], s3_port=port) if live else works[kind], kind=kind, first=args.seed,
-                count=args.schedules or INTENDED[kind], size=1 if live else BATCH, seconds=share, jobs=args.jobs,
-            )  # fmt: skip
+                partial(works[kind], s3_port=port) if live else works[kind],
+                kind=kind,
+                first=args.seed,
+                count=args.schedules or INTENDED[kind],
+                size=1 if live else BATCH,
+                seconds=share,
+                jobs=args.jobs,
+            )
     counts = {kind: {n: each[n] for n in ("schedules", "failures")} for kind, each in found.items()}
     for kind, each in found.items():
         if kind.startswith("damaged"):
             wrong = [text for texts in each["failed"].values() for text in texts]
-            counts[kind] |= {
-                how: sum(text.startswith(how) for text in wrong) for how in ("endless", "silent", "unnamed")
-            }
+            counts[kind] |= {how: sum(text.startswith(how) for text in wrong) for how in ("endless", "silent", "unnamed")}
     if args.details is not None:
         details = {**said, "minutes": args.minutes, "jobs": args.jobs, "explored": found, **counts}
         args.details.write_text(json.dumps(details, indent=1) + "\n")

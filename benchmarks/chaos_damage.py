@@ -47,13 +47,17 @@ LIVE_LIMIT_S = 150.0
 WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0})
 CHANGES = (ScheduledResize(from_epoch=1, workers=2), ScheduledResize(from_epoch=2, workers=4))
 SHAPES: dict[str, dict[str, Any]] = {
-    "bsp": {"function_timeout_s": 8.0}, "hap": {"sync": "hap", "pattern": "pipelined"},
+    "bsp": {"function_timeout_s": 8.0},
+    "hap": {"sync": "hap", "pattern": "pipelined"},
     "server": {"pattern": "parameter-server", "channel": "parameter_server", "aggregators": 1},
     "server asp": {"pattern": "parameter-server", "channel": "parameter_server", "sync": "asp", "aggregators": 1},
-    "direct": {"channel": "direct", "function_timeout_s": 100.0}, "elastic": {"schedule": CHANGES},
-    "elastic direct": {"channel": "direct", "sync": "hap", "schedule": CHANGES}, "asp": {"sync": "asp"},
-    "ssp": {"sync": "ssp:2", "pattern": "pipelined"}, "hsp": {"sync": "hsp"},
-}  # fmt: skip
+    "direct": {"channel": "direct", "function_timeout_s": 100.0},
+    "elastic": {"schedule": CHANGES},
+    "elastic direct": {"channel": "direct", "sync": "hap", "schedule": CHANGES},
+    "asp": {"sync": "asp"},
+    "ssp": {"sync": "ssp:2", "pattern": "pipelined"},
+    "hsp": {"sync": "hsp"},
+}
 PRODUCTS = (*SHAPES, "map", "map", "map", "sparse log", "regions")
 
 Wanted = Callable[[str], bool]
@@ -112,22 +116,39 @@ class _Watched:
 
 
 def _train(shape: str, watched: _Watched) -> Ended:
-    values = {"platform": "simulated", "channel": "memory", "workers": 3, "aggregators": 2, "memory_mb": 1769, "checkpoint_every": 2, "batch_size": 16, "function_timeout_s": 900.0}  # fmt: skip
+    values = {
+        "platform": "simulated",
+        "channel": "memory",
+        "workers": 3,
+        "aggregators": 2,
+        "memory_mb": 1769,
+        "checkpoint_every": 2,
+        "batch_size": 16,
+        "function_timeout_s": 900.0,
+    }
     c = Configuration(**{**values, **SHAPES[shape]}).resolved()
     counts, elastic = c.sync.startswith(("asp", "ssp", "hsp")), "schedule" in SHAPES[shape]
     spec = RunSpec(
-        run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"), configuration=c,
-        epochs=3 if elastic else 1, seed=1, dtype="float32", samples=48 * (3 if elastic else 8), prices=load_prices("objects"),
-        trainer="counting" if counts else "synthetic", trainer_options={} if counts else {"elements": 24}, cold_start_s=WORLD.cold_start_s,
-    )  # fmt: skip
+        run_id="run",
+        model=Target(target="none"),
+        loss=Target(target="none"),
+        optimizer=Target(target="none"),
+        configuration=c,
+        epochs=3 if elastic else 1,
+        seed=1,
+        dtype="float32",
+        samples=48 * (3 if elastic else 8),
+        prices=load_prices("objects"),
+        trainer="counting" if counts else "synthetic",
+        trainer_options={} if counts else {"elements": 24},
+        cold_start_s=WORLD.cold_start_s,
+    )
 
     async def go() -> Ended:
         platform = SimulatedPlatform(WORLD, seed=1, limits=Limits())
         store: Any = platform.store
         watched.watch(store)
-        driver = RunDriver(
-            platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time
-        )  # fmt: skip
+        driver = RunDriver(platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time)
         job = Job(name="chaos", model=Target(target="none"))
         await driver.launch(Prepared(job=job, spec=spec, objects={Keys("run").spec: [spec.to_bytes()]}, model_bytes=0))
         ending = await driver.watch()
@@ -147,13 +168,14 @@ def _map(**how: Any) -> Ended:
 
     found: list[Any] = []
     errors: list[str] = []
-    with FunctionExecutor(
-        **{"platform": "simulated", "max_workers": 2, "retries": 1, "progress": False, **how}
-    ) as pool:
+    with FunctionExecutor(**{"platform": "simulated", "max_workers": 2, "retries": 1, "progress": False, **how}) as pool:
         futures = [
-            pool.submit(lambda a: float(a.sum()), np.arange(20_000.0)), pool.submit(np.zeros, 20_000), *(pool.submit(abs, -n) for n in range(40)),
-            pool.map_reduce(abs, range(40), max, chunksize=4, fan_in=3), pool.map_reduce(_refuse, range(9), max, chunksize=3, fan_in=2),
-        ]  # fmt: skip
+            pool.submit(lambda a: float(a.sum()), np.arange(20_000.0)),
+            pool.submit(np.zeros, 20_000),
+            *(pool.submit(abs, -n) for n in range(40)),
+            pool.map_reduce(abs, range(40), max, chunksize=4, fan_in=3),
+            pool.map_reduce(_refuse, range(9), max, chunksize=3, fan_in=2),
+        ]
         for future in futures:
             try:
                 found.append(future.result(timeout=LIVE_LIMIT_S))
@@ -164,9 +186,7 @@ def _map(**how: Any) -> Ended:
             except TimeoutError:
                 raise KeyboardInterrupt from None
     wanted: list[Any] = [np.arange(20_000.0).sum(), np.zeros(20_000), *range(40), 39, "none"]
-    same = all(
-        isinstance(got, str) or np.array_equal(got, want) for got, want in zip(found, wanted[: len(found)], strict=True)
-    )
+    same = all(isinstance(got, str) or np.array_equal(got, want) for got, want in zip(found, wanted[: len(found)], strict=True))
     return ("whole" if same else "other", "") if not errors or not same else ("", "; ".join(errors))
 
 
@@ -174,16 +194,16 @@ def _regions() -> Ended:
     from ephemeron.training.driver import configure, train
 
     job = Job(
-        name="chaos", model=Target(target="chaos_model:model"), optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}),
-        data=DataSpec(), epochs=1, code=(_code(),), simulation=dataclasses.replace(WORLD, compute={"a": 200.0, "b": 4.0, "m": 0.0}),
-    )  # fmt: skip
+        name="chaos",
+        model=Target(target="chaos_model:model"),
+        optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}),
+        data=DataSpec(),
+        epochs=1,
+        code=(_code(),),
+        simulation=dataclasses.replace(WORLD, compute={"a": 200.0, "b": 4.0, "m": 0.0}),
+    )
     groups = (RunGroup(name="near", workers=2, batch_size=24), RunGroup(name="far", workers=1, batch_size=24))
-    values: dict[str, Any] = {
-        "platform": "simulated",
-        "exchange_every": 3,
-        "checkpoint_every": 4,
-        "region_sync": "diloco",
-    }
+    values: dict[str, Any] = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, "region_sync": "diloco"}
     result = train(job, configure(job, groups=groups, **values))
     return (str(result.summary.weights_sha256), "") if result.finished else ("", str(result))
 
@@ -210,9 +230,11 @@ def _sparse_objects() -> dict[str, bytes]:
         channel, served = MemoryChannel(), asyncio.Event()
         journal = JournalOptions(log=True, log_interval_s=0.001, snapshot_s=3600, fence_s=60)
         shard = Shard(
-            ShardOptions(shard=0, shards=1, journal=journal), token="chaos", channel=framed(channel, owner="shard"),
+            ShardOptions(shard=0, shards=1, journal=journal),
+            token="chaos",
+            channel=framed(channel, owner="shard"),
             ready=lambda host, port: served.set(),
-        )  # fmt: skip
+        )
         task = asyncio.ensure_future(shard.run())
         await served.wait()
         store = await SparseStore.connect(Directory(framed(channel, owner="client"), "sparse-store").locate, "chaos")
@@ -236,9 +258,7 @@ def _sparse(rng: random.Random, damage: Damage) -> tuple[str, Ended]:
 
     objects = dict(_sparse_objects())
     keys = sorted(key for key in objects if "/attempt-" not in key)
-    if (
-        damage.__name__ == "removed"
-    ):  # of the last object only the clients know: tests/sparse/store/test_sparse_damage.py
+    if damage.__name__ == "removed":  # of the last object only the clients know: tests/sparse/store/test_sparse_damage.py
         keys.remove(max(key for key in keys if "/log-" in key))
     key = rng.choice(keys)
     found = damage(key, objects.pop(key), _sparse_objects())
@@ -316,9 +336,7 @@ def _verdict(product: str, damage: Damage, late: bool, key: str, whole: str, fou
         return [f"silent: {said}: {found[:60]}"], {}
     # Of a lost object that only the queue could tell, the queue is named.
     queue = key.partition(".")[0] if "." in key else key
-    named = bool(key) and (
-        key in why or (damage.__name__ == "removed" and queue in why) or key.partition("-part-")[0] in why
-    )
+    named = bool(key) and (key in why or (damage.__name__ == "removed" and queue in why) or key.partition("-part-")[0] in why)
     if not found and not named and not ("/snapshot-" in key and "/log-" in why):
         return [f"unnamed: {said}: {why[:200]}"], {}
     outcome = "nothing damaged" if not key else "right" if found else "named"
@@ -383,10 +401,19 @@ async def _train_live(
     seed: int, rng: random.Random, folder: Path, wanted: Wanted, damage: Damage, happened: list[str]
 ) -> tuple[str, Ended]:
     s = dataclasses.replace(
-        chaos_live.schedule_of(seed), channel=rng.choice(("folder", "valkey")), network_rate=0.0, pauses=(), restart_at=None,
-        freezes=(), client_dies_at=None, daemon_dies_at=None, function_timeout_s=900.0, step_s=0.05, skew_s=0.0,
+        chaos_live.schedule_of(seed),
+        channel=rng.choice(("folder", "valkey")),
+        network_rate=0.0,
+        pauses=(),
+        restart_at=None,
+        freezes=(),
+        client_dies_at=None,
+        daemon_dies_at=None,
+        function_timeout_s=900.0,
+        step_s=0.05,
+        skew_s=0.0,
         faults=() if rng.random() < 0.5 else ("kill:rank=1,iteration=5,phase=upload",),
-    )  # fmt: skip
+    )
     async with chaos_live.stores(s, folder, 0) as (address, proxy, servers):
         spec = chaos_live.spec_of(s, address)
         world = chaos_live.World(s, spec, folder, address, proxy, servers[0] if servers else None)

@@ -35,6 +35,5 @@ async def run(ctx: Context, request: WorkerRequest) -> WorkerResult:
     skew_s = float(os.environ.get(SKEW_S, "0"))
     off_s = random.Random(f"{os.environ.get(SEED)}/{ctx.invocation}").uniform(-skew_s, skew_s)
     return await run_worker(
-        dataclasses.replace(ctx, compute=_Compute(float(os.environ.get(STEP_S, "0"))), origin=ctx.origin + off_s),
-        request,
+        dataclasses.replace(ctx, compute=_Compute(float(os.environ.get(STEP_S, "0"))), origin=ctx.origin + off_s), request
     )

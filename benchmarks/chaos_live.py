@@ -104,21 +104,31 @@ def schedule_of(seed: int) -> Schedule:
     def at() -> int:
         return rng.randrange(1, iterations - 1)
 
-    kills = [f"kill:rank={rng.randrange(workers)},iteration={at()},phase={rng.choice(('compute', 'upload', 'download'))}"
-             for _ in range(rng.choice((1, 1, 2)))]  # fmt: skip
+    kills = [
+        f"kill:rank={rng.randrange(workers)},iteration={at()},phase={rng.choice(('compute', 'upload', 'download'))}"
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
     freezes = ((rng.randrange(workers), at(), rng.uniform(0.3, 3.0)),)
     remote = channel != "folder"
     return Schedule(
-        seed=seed, channel=channel, mode=mode, workers=workers, aggregators=rng.randint(1, workers), iterations=iterations,
-        checkpoint_every=rng.randint(2, 5), function_timeout_s=rng.uniform(4.0, 6.0) if lifetimes else 900.0,
+        seed=seed,
+        channel=channel,
+        mode=mode,
+        workers=workers,
+        aggregators=rng.randint(1, workers),
+        iterations=iterations,
+        checkpoint_every=rng.randint(2, 5),
+        function_timeout_s=rng.uniform(4.0, 6.0) if lifetimes else 900.0,
         step_s=rng.uniform(0.1, 0.2) if lifetimes else 0.0,
-        faults=tuple(kills) if "kill" in chosen else (), freezes=freezes if "freeze" in chosen else (),
-        client_dies_at=at() if "client" in chosen else None, daemon_dies_at=at() if "daemon" in chosen else None,
+        faults=tuple(kills) if "kill" in chosen else (),
+        freezes=freezes if "freeze" in chosen else (),
+        client_dies_at=at() if "client" in chosen else None,
+        daemon_dies_at=at() if "daemon" in chosen else None,
         network_rate=rng.uniform(0.02, 0.12) if "network" in chosen and remote else 0.0,
         pauses=((at(), rng.uniform(0.5, 3.0)),) if "pause" in chosen and remote else (),
         restart_at=at() if channel == "valkey" and rng.random() < RESTARTS else None,
         skew_s=rng.choice((1.0, 60.0, 7200.0)) if "clock" in chosen else 0.0,
-    )  # fmt: skip
+    )
 
 
 def spec_of(s: Schedule, address: str) -> RunSpec:
@@ -126,16 +136,34 @@ def spec_of(s: Schedule, address: str) -> RunSpec:
     pattern = {"pipelined": "pipelined", "scatter": "scatter-reduce"}.get(s.mode, "k-reduce")
     sync = s.mode if pattern == "k-reduce" else "bsp"
     configuration = Configuration(
-        platform="local", channel=address, pattern=pattern, sync=sync, workers=s.workers,  # type: ignore[arg-type]
-        aggregators=0 if pattern == "scatter-reduce" else s.aggregators, memory_mb=512, batch_size=4,
-        function_timeout_s=s.function_timeout_s, checkpoint_every=s.checkpoint_every,
-    ).resolved()  # fmt: skip
+        platform="local",
+        channel=address,
+        pattern=pattern,
+        sync=sync,
+        workers=s.workers,  # type: ignore[arg-type]
+        aggregators=0 if pattern == "scatter-reduce" else s.aggregators,
+        memory_mb=512,
+        batch_size=4,
+        function_timeout_s=s.function_timeout_s,
+        checkpoint_every=s.checkpoint_every,
+    ).resolved()
     return RunSpec(
-        run_id=f"chaos-{s.seed}", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-        configuration=configuration, epochs=1, seed=s.seed, dtype="float32", samples=4 * s.workers * s.iterations,
-        prices=load_prices("objects"), faults=s.faults, trainer="synthetic", trainer_options={"elements": 600},
-        peer_timeout_s=3.0, cold_start_s=1.0,
-    )  # fmt: skip
+        run_id=f"chaos-{s.seed}",
+        model=Target(target="none"),
+        loss=Target(target="none"),
+        optimizer=Target(target="none"),
+        configuration=configuration,
+        epochs=1,
+        seed=s.seed,
+        dtype="float32",
+        samples=4 * s.workers * s.iterations,
+        prices=load_prices("objects"),
+        faults=s.faults,
+        trainer="synthetic",
+        trainer_options={"elements": 600},
+        peer_timeout_s=3.0,
+        cold_start_s=1.0,
+    )
 
 
 def expected(spec: RunSpec) -> str:
@@ -145,9 +173,7 @@ def expected(spec: RunSpec) -> str:
     import dataclasses
 
     calm = dataclasses.replace(
-        spec,
-        faults=(),
-        configuration=dataclasses.replace(spec.configuration, platform="simulated", function_timeout_s=900.0),
+        spec, faults=(), configuration=dataclasses.replace(spec.configuration, platform="simulated", function_timeout_s=900.0)
     )
 
     async def main() -> str:
@@ -250,10 +276,13 @@ class World:
         s, run_dir = self.s, self.folder / self.spec.run_id
         step_s = random.Random(s.seed).uniform(-s.skew_s, s.skew_s)
         env = {
-            "EPHEMERON_ENTRIES": "worker=benchmarks.chaos_function:run", "EPHEMERON_PRELOAD": "ephemeron.training.worker.loop",
-            "PYTHONPATH": str(ROOT), chaos_function.SKEW_S: str(s.skew_s), chaos_function.STEP_S: str(s.step_s),
+            "EPHEMERON_ENTRIES": "worker=benchmarks.chaos_function:run",
+            "EPHEMERON_PRELOAD": "ephemeron.training.worker.loop",
+            "PYTHONPATH": str(ROOT),
+            chaos_function.SKEW_S: str(s.skew_s),
+            chaos_function.STEP_S: str(s.step_s),
             chaos_function.SEED: str(s.seed),
-        }  # fmt: skip
+        }
 
         def clock() -> float:  # the client's own steps in the middle of the run
             late = any(isinstance(e, Progress) and e.iteration > s.iterations / 2 for e in self.events)
@@ -261,9 +290,7 @@ class World:
 
         async with open_channel(self.address) as channel:
             self.platform = await LocalPlatform.start(run_dir, env=env, enforce=False, restart=True)
-            trigger = RunDriver(
-                self.platform, channel, self.spec, channel_address=self.address, clock=clock, on_event=self.on_event
-            )
+            trigger = RunDriver(self.platform, channel, self.spec, channel_address=self.address, clock=clock, on_event=self.on_event)
             await trigger.launch(_prepared(self.spec))
             watching = asyncio.ensure_future(trigger.watch())
             dying = asyncio.ensure_future(self.client_dies.wait())
@@ -283,9 +310,16 @@ class World:
                 self.platform = await LocalPlatform.start(run_dir, env=env, enforce=False, restart=True)
                 session, origin, resuming = 0.0, trigger.origin, True
             second = RunDriver(
-                self.platform, channel, self.spec, channel_address=self.address, clock=clock, on_event=self.on_event,
-                origin=origin, session=session, signing=trigger.signing,
-            )  # fmt: skip
+                self.platform,
+                channel,
+                self.spec,
+                channel_address=self.address,
+                clock=clock,
+                on_event=self.on_event,
+                origin=origin,
+                session=session,
+                signing=trigger.signing,
+            )
             if resuming:
                 await second.resume(max((e.t for e in self.events), default=30.0))
             return await second.watch()
@@ -300,9 +334,7 @@ class World:
 
 
 @asynccontextmanager
-async def stores(
-    s: Schedule, folder: Path, s3_port: int
-) -> AsyncIterator[tuple[str, FaultyProxy | None, list[Server]]]:
+async def stores(s: Schedule, folder: Path, s3_port: int) -> AsyncIterator[tuple[str, FaultyProxy | None, list[Server]]]:
     """Address, proxy and cache of a schedule."""
     if s.channel == "folder":
         yield (folder / "objects").resolve().as_uri(), None, []
@@ -317,9 +349,7 @@ async def stores(
                 yield f"redis://127.0.0.1:{proxy.port}/0", proxy, servers
             else:
                 keys = {"AWS_ACCESS_KEY_ID": "chaos", "AWS_SECRET_ACCESS_KEY": "chaos", "AWS_REGION": "us-east-1"}
-                os.environ.update(
-                    keys, AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}"
-                )  # functions have them from here
+                os.environ.update(keys, AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}")  # functions have them from here
                 yield f"s3://{BUCKET}/{s.seed}", proxy, servers
     finally:
         for server in servers:
@@ -405,9 +435,7 @@ def kill_left(folder: Path) -> None:
     """Remaining processes of a schedule that has failed."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
         with contextlib.suppress(psutil.Error):
-            if str(folder) in " ".join(process.info["cmdline"] or ()) or str(process.info["cwd"]).startswith(
-                str(folder)
-            ):
+            if str(folder) in " ".join(process.info["cmdline"] or ()) or str(process.info["cwd"]).startswith(str(folder)):
                 process.kill()
 
 
@@ -421,9 +449,7 @@ def s3_server() -> Iterator[int]:
 
     port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.moto_server", "-H", "127.0.0.1", "-p", str(port)], cwd=ROOT, **quiet
-    )  # type: ignore[call-overload]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.moto_server", "-H", "127.0.0.1", "-p", str(port)], cwd=ROOT, **quiet)  # type: ignore[call-overload]
     try:
         end = time.monotonic() + 60
         while not answers_on(port):

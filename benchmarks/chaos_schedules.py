@@ -85,13 +85,9 @@ def schedule(seed: int) -> Schedule:
         s = with_barriers(seed) if BARRIERS_FROM <= seed < LOCAL_FROM else without_store_faults(seed)
     rng = random.Random(f"store/{seed}")
     c = s.configuration
-    again = (
-        c.sync in ("bsp", "hap") and c.pattern != "parameter-server" and c.workers > 1
-    )  # otherwise a damaged object cannot be put again
+    again = c.sync in ("bsp", "hap") and c.pattern != "parameter-server" and c.workers > 1  # otherwise a damaged object cannot be put again
     damaged = (rng.randrange(c.workers), rng.randrange(s.iterations)) if rng.random() < 0.2 and again else None
-    return dataclasses.replace(
-        s, failing=rng.choice([0.0, 0.0, 0.01, 0.03]), torn=rng.choice([0.0, 0.0, 0.02]), damaged=damaged
-    )
+    return dataclasses.replace(s, failing=rng.choice([0.0, 0.0, 0.01, 0.03]), torn=rng.choice([0.0, 0.0, 0.02]), damaged=damaged)
 
 
 def with_resizes(seed: int) -> Schedule:
@@ -112,9 +108,13 @@ def with_resizes(seed: int) -> Schedule:
         entries.append(ScheduledResize(**entry))
         most = max(most, workers)
     c = dataclasses.replace(
-        s.configuration, pattern=pattern, sync=sync, channel="memory", schedule=tuple(entries),
+        s.configuration,
+        pattern=pattern,
+        sync=sync,
+        channel="memory",
+        schedule=tuple(entries),
         aggregators=1 if pattern == "k-reduce" and sync == "bsp" else s.configuration.aggregators,
-    )  # fmt: skip
+    )
     faults = [f for f in s.faults if not f.startswith("kill")]
     for _ in range(rng.choice([0, 1, 1, 2, 2, 3])):
         at = f"rank={rng.randrange(most)},iteration={rng.randrange(2 * each * epochs)},phase={rng.choice(PHASES)}"
@@ -122,9 +122,8 @@ def with_resizes(seed: int) -> Schedule:
     least = min(s.configuration.workers, *(e.workers or 1 for e in entries))
     mortal = {f.split(",")[0] for f in faults if f.startswith("kill")}
     return dataclasses.replace(
-        s, configuration=c, epochs=epochs, iterations=epochs * each, faults=tuple(faults),
-        watched=s.watched or len(mortal) + 1 >= least,
-    )  # fmt: skip
+        s, configuration=c, epochs=epochs, iterations=epochs * each, faults=tuple(faults), watched=s.watched or len(mortal) + 1 >= least
+    )
 
 
 def with_partitions(seed: int) -> Schedule:
@@ -138,12 +137,7 @@ def with_partitions(seed: int) -> Schedule:
         timeout_s, world = 100.0, dataclasses.replace(world, compute={"a": 6.0 * 1769 / 20, "b": 4.0, "m": 0.0})
         s = dataclasses.replace(s, iterations=s.iterations + 12)
     c = dataclasses.replace(
-        c,
-        channel="direct",
-        function_timeout_s=timeout_s,
-        pattern=pattern,
-        workers=workers,
-        aggregators=min(c.aggregators, workers),
+        c, channel="direct", function_timeout_s=timeout_s, pattern=pattern, workers=workers, aggregators=min(c.aggregators, workers)
     )
     faults = list(s.faults)
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
@@ -155,9 +149,12 @@ def with_partitions(seed: int) -> Schedule:
         one, others = ranks[0], ranks[1:]
         faults += [f"cut:rank={one},to={other},{how}" for other in others[:apart]]
     world = dataclasses.replace(
-        world, direct_latency_s=rng.choice([0.0005, 0.0005, 0.02, 0.2]), direct_setup_s=rng.choice([0.0, 0.0, 0.3, 1.5]),
-        direct_bandwidth_mb_s=rng.choice([None, None, 0.05]), direct_failure=rng.choice([0.0, 0.0, 0.0, 0.2, 0.6, 1.0]),
-    )  # fmt: skip
+        world,
+        direct_latency_s=rng.choice([0.0005, 0.0005, 0.02, 0.2]),
+        direct_setup_s=rng.choice([0.0, 0.0, 0.3, 1.5]),
+        direct_bandwidth_mb_s=rng.choice([None, None, 0.05]),
+        direct_failure=rng.choice([0.0, 0.0, 0.0, 0.2, 0.6, 1.0]),
+    )
     return dataclasses.replace(s, configuration=c, world=world, faults=tuple(faults))
 
 
@@ -166,9 +163,7 @@ def with_barriers(seed: int) -> Schedule:
     s, rng = without_store_faults(seed), random.Random(f"epochs/{seed}")
     c = dataclasses.replace(s.configuration, pattern="k-reduce", sync="hsp", channel="memory")
     epochs = rng.randint(2, 4)
-    return dataclasses.replace(
-        s, configuration=c, epochs=epochs, iterations=epochs * max(1, round(s.iterations / epochs))
-    )
+    return dataclasses.replace(s, configuration=c, epochs=epochs, iterations=epochs * max(1, round(s.iterations / epochs)))
 
 
 def without_store_faults(seed: int) -> Schedule:
@@ -182,10 +177,17 @@ def without_store_faults(seed: int) -> Schedule:
     short = rng.random() < 0.3
     function_timeout_s = each_s * rng.uniform(6, 20) + 4.0 if short else 900.0
     configuration = Configuration(
-        platform="simulated", channel="parameter_server" if pattern == "parameter-server" else "memory", pattern=pattern,
-        sync=sync, workers=workers, aggregators=rng.randint(1, workers), memory_mb=1769, batch_size=16,
-        function_timeout_s=function_timeout_s, checkpoint_every=rng.randint(1, 5),
-    ).resolved()  # fmt: skip
+        platform="simulated",
+        channel="parameter_server" if pattern == "parameter-server" else "memory",
+        pattern=pattern,
+        sync=sync,
+        workers=workers,
+        aggregators=rng.randint(1, workers),
+        memory_mb=1769,
+        batch_size=16,
+        function_timeout_s=function_timeout_s,
+        checkpoint_every=rng.randint(1, 5),
+    ).resolved()
     ranks = list(range(workers))
     faults = []
     for _ in range(rng.choice([0, 1, 1, 2, 2, 3])):
@@ -203,13 +205,22 @@ def without_store_faults(seed: int) -> Schedule:
         faults.append(f"delay:rank={rng.choice(ranks)},factor={slow:.2f}")
     mortal = {rank for rank in ranks if any(f.startswith(f"kill:rank={rank},") for f in faults)}
     world = Simulation(
-        compute={"a": each_s * 1769 / 20, "b": 4.0, "m": 0.0}, latency_s=rng.choice([0.001, 0.03]), bandwidth_mb_s=70.0,
-        cold_start_s=rng.choice([0.1, 1.5]), straggler_sigma=rng.choice([0.0, 0.0, 0.3]),
-    )  # fmt: skip
+        compute={"a": each_s * 1769 / 20, "b": 4.0, "m": 0.0},
+        latency_s=rng.choice([0.001, 0.03]),
+        bandwidth_mb_s=70.0,
+        cold_start_s=rng.choice([0.1, 1.5]),
+        straggler_sigma=rng.choice([0.0, 0.0, 0.3]),
+    )
     late_puts, late_s, watched = rng.choice([0.0, 0.0, 0.05]), rng.uniform(0.1, 3.0), rng.random() < 0.5
     # A process has to be left that detects deaths. One more rank is lost if a put is late when its timeout ends.
     watched = watched or len(mortal) + bool(short and late_puts) >= workers
     return Schedule(
-        seed=seed, configuration=configuration, iterations=iterations, world=world, faults=tuple(faults),
-        late_puts=late_puts, late_s=late_s, watched=watched,
-    )  # fmt: skip
+        seed=seed,
+        configuration=configuration,
+        iterations=iterations,
+        world=world,
+        faults=tuple(faults),
+        late_puts=late_puts,
+        late_s=late_s,
+        watched=watched,
+    )

@@ -89,19 +89,26 @@ class Outcome:
 def simulate(s: Schedule) -> Outcome:
     """Runs a schedule."""
     spec = RunSpec(
-        run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-        configuration=s.configuration, epochs=s.epochs, seed=1, dtype="float32",
-        samples=16 * s.configuration.workers * s.iterations // s.epochs, prices=load_prices("objects"), faults=s.faults,
+        run_id="run",
+        model=Target(target="none"),
+        loss=Target(target="none"),
+        optimizer=Target(target="none"),
+        configuration=s.configuration,
+        epochs=s.epochs,
+        seed=1,
+        dtype="float32",
+        samples=16 * s.configuration.workers * s.iterations // s.epochs,
+        prices=load_prices("objects"),
+        faults=s.faults,
         trainer="counting" if s.counts else "synthetic",
         trainer_options={} if s.counts else {"elements": ELEMENTS, "local_steps": s.local_steps},
         cold_start_s=s.world.cold_start_s,
         options=TrainingOptions(evaluate_every="3 steps" if s.merges_evaluations and s.epochs == 1 else "1 epoch"),
         shares_evaluations=s.merges_evaluations,
-    )  # fmt: skip
+    )
     prepared = Prepared(
-        job=Job(name="chaos", model=Target(target="none")), spec=spec, objects={Keys("run").spec: [spec.to_bytes()]},
-        model_bytes=0,
-    )  # fmt: skip
+        job=Job(name="chaos", model=Target(target="none")), spec=spec, objects={Keys("run").spec: [spec.to_bytes()]}, model_bytes=0
+    )
     events: list[Event] = []
 
     async def go() -> Outcome:
@@ -113,10 +120,7 @@ def simulate(s: Schedule) -> Outcome:
         platform = SimulatedPlatform(s.world, entries={"worker": function}, seed=s.seed, limits=Limits())
         store: Any = platform.store
         client = FlakyChannel(store, lambda operation, key: troubles.decide(-1, operation, key))
-        trigger = RunDriver(
-            platform, client, spec, channel_address="memory", clock=asyncio.get_running_loop().time,
-            on_event=events.append,
-        )  # fmt: skip
+        trigger = RunDriver(platform, client, spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=events.append)
         await trigger.launch(prepared)
         if not s.watched:
             _blind(trigger)
@@ -154,9 +158,16 @@ def _undisturbed(told: str, iterations: int, epochs: int, seed: int) -> str:
     configuration = build(Configuration, json.loads(told), where="configuration")
     world = Simulation(compute={"a": 1.0, "b": 4.0, "m": 0.0}, latency_s=0.001, cold_start_s=0.1)
     calm = Schedule(
-        seed=seed, configuration=configuration, iterations=iterations, epochs=epochs, world=world, faults=(), late_puts=0.0,
-        late_s=0.0, watched=True,
-    )  # fmt: skip
+        seed=seed,
+        configuration=configuration,
+        iterations=iterations,
+        epochs=epochs,
+        world=world,
+        faults=(),
+        late_puts=0.0,
+        late_s=0.0,
+        watched=True,
+    )
     ending = simulate(calm).ending
     assert ending is not None
     assert ending.final is not None, ending.causes
@@ -167,9 +178,7 @@ def _calm(s: Schedule) -> str:
     """Weights of the undisturbed run: neither K nor pattern, timeouts nor checkpoints change them."""
     c = s.configuration
     k = c.aggregators if c.sync == "hap" else 1
-    calm = dataclasses.replace(
-        c, function_timeout_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory"
-    )
+    calm = dataclasses.replace(c, function_timeout_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory")
     seed = LOCAL_FROM + s.local_steps - 1 if s.local_steps else 0
     return _undisturbed(json.dumps(plain(calm)), s.iterations, s.epochs, seed)
 
@@ -212,9 +221,7 @@ def _newcomers(c: Configuration) -> int:
 def faults_of(s: Schedule, outcome: Outcome) -> int:
     """Number of faults that may cost an invocation: see above."""
     delays = [parse_fault(f) for f in s.faults if f.startswith("delay")]
-    slow = sum(
-        d.factor * max(s.step_s, outcome.slowest_s.get(d.rank, 0.0)) > s.peer_timeout_s for d in delays
-    )  # fmt: skip
+    slow = sum(d.factor * max(s.step_s, outcome.slowest_s.get(d.rank, 0.0)) > s.peer_timeout_s for d in delays)
     return len(outcome.of(FaultFired)) + slow + outcome.store_faults
 
 

@@ -106,6 +106,5 @@ def _fasdl(checkout: Path, prefix: str, rank: int, world: int, aggregators: int)
 _LAMBDAML_ALL = Peer("LambdaML AllReduce", lambda w: [1], "sums, does not divide", _lambdaml_all)
 _LAMBDAML_SCATTER = Peer("LambdaML ScatterReduce", lambda w: [w], "sums, does not divide", _lambdaml_scatter)
 _FASDL = Peer(
-    "FasDL K-REDUCE", lambda w: sorted({1, 2, w} if w > 2 else {1, w}),
-    "non-aggregators read the mean of the round before (HAP)", _fasdl,
-)  # fmt: skip
+    "FasDL K-REDUCE", lambda w: sorted({1, 2, w} if w > 2 else {1, w}), "non-aggregators read the mean of the round before (HAP)", _fasdl
+)

@@ -36,9 +36,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", metavar="W")
     parser.add_argument("--sizes", type=float, nargs="+", metavar="MB", help="of 1e6 bytes")
     parser.add_argument("--channels", nargs="+", choices=CHANNELS, default=list(CHANNELS))
-    parser.add_argument(
-        "--peers", type=Path, metavar="FOLDER", help="with checkouts of LambdaML and FasDL, run in turns"
-    )
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="with checkouts of LambdaML and FasDL, run in turns")
     parser.add_argument("--parts", nargs="+", choices=("sides", "channels"), default=["sides", "channels"])
     parser.add_argument("--minutes", type=float, help="minutes after which no case is started (default: 40, quick: 4)")
     arguments = parser.parse_args()
@@ -85,8 +83,9 @@ class Measurement:
             "minutes": round((time.monotonic() - began) / 60, 2),
             "processes": {"rule": "the faster of one and two processes in a probe: W=K=4, plain, unthrottled", "probes": self.probes},
             "side_by_side": {"channel": "s3", "requests": self.requests, "rows": self.sides},
-            "rounds": self.rows, "skipped": self.skipped,
-        }  # fmt: skip
+            "rounds": self.rows,
+            "skipped": self.skipped,
+        }
 
     def _side_by_side(self) -> None:
         try:
@@ -109,10 +108,13 @@ class Measurement:
             self._skip(name, reason)
             return
         comparison = Comparison(
-            workers=w, aggregators=k, size_mb=size_mb, forms=("plain", "pipelined"),
+            workers=w,
+            aggregators=k,
+            size_mb=size_mb,
+            forms=("plain", "pipelined"),
             peers=tuple((p, checkout) for p, checkout in self.peers if k in p.aggregators(w)),
             chunk_bytes=best_chunk_bytes(w, k, model_bytes=int(size_mb * MB), cost=cost),
-        )  # fmt: skip
+        )
         try:
             self.sides.append(compare(comparison, f"{address}/{w}.{k}.{size_mb:g}", turns=3 if self.quick else 5))
             print(_side_line(self.sides[-1]), file=sys.stderr)
@@ -182,9 +184,13 @@ def too_much(case: Case) -> str | None:
 
 def _name(case: Case) -> dict[str, Any]:
     return {
-        "channel": case.channel, "workers": case.workers, "aggregators": case.aggregators, "size_mb": case.size_mb,
-        "form": case.form, "throttled": case.throttled,
-    }  # fmt: skip
+        "channel": case.channel,
+        "workers": case.workers,
+        "aggregators": case.aggregators,
+        "size_mb": case.size_mb,
+        "form": case.form,
+        "throttled": case.throttled,
+    }
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -196,9 +202,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _side_line(row: dict[str, Any]) -> str:
-    sides = ", ".join(
-        f"{name} {side['median']:.4f} s ({side['ratio_to_bare']:.2f})" for name, side in row["sides"].items()
-    )
+    sides = ", ".join(f"{name} {side['median']:.4f} s ({side['ratio_to_bare']:.2f})" for name, side in row["sides"].items())
     return f"W={row['workers']} K={row['aggregators']} {row['size_mb']:g} MB: {sides}"
 
 
@@ -207,35 +211,25 @@ def _side_line(row: dict[str, Any]) -> str:
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Prints the tables."""
-    sides = Table(
-        title="Over an S3 server, in turns: seconds per round (median), and ratio to bare transfers of the same bytes"
-    )
+    sides = Table(title="Over an S3 server, in turns: seconds per round (median), and ratio to bare transfers of the same bytes")
     for name in ("MB", "W", "K", "chunk", "side", "seconds", "× bare", "× ours plain"):
         sides.add_column(name, justify="left" if name == "side" else "right")
     for row in result["side_by_side"]["rows"]:
         for name, side in row["sides"].items():
             chunk = f"{row['chunk_bytes'] / MB:g} MB" if row["chunk_bytes"] else "plain"
             sides.add_row(
-                f"{row['size_mb']:g}", str(row["workers"]), str(row["aggregators"]), chunk if "pipelined" in name else "",
-                name, f"{side['median']:.4f}", f"{side['ratio_to_bare']:.2f}", f"{side.get('ratio_to_ours', '')}",
-            )  # fmt: skip
+                f"{row['size_mb']:g}",
+                str(row["workers"]),
+                str(row["aggregators"]),
+                chunk if "pipelined" in name else "",
+                name,
+                f"{side['median']:.4f}",
+                f"{side['ratio_to_bare']:.2f}",
+                f"{side.get('ratio_to_ours', '')}",
+            )
     console.print(sides)
     table = Table(title="K-REDUCE, seconds per round (median)")
-    for name in (
-        "channel",
-        "MB",
-        "W",
-        "K",
-        "form",
-        "free",
-        "70 MB/s, 10 ms",
-        "bound",
-        "ratio",
-        "puts",
-        "gets",
-        "polls/gets",
-        "MB up",
-    ):
+    for name in ("channel", "MB", "W", "K", "form", "free", "70 MB/s, 10 ms", "bound", "ratio", "puts", "gets", "polls/gets", "MB up"):
         table.add_column(name, justify="left" if name in ("channel", "form") else "right")
     free = {_key(row): row for row in result["rounds"] if not row["throttled"]}
     slow = {_key(row): row for row in result["rounds"] if row["throttled"]}
@@ -256,14 +250,20 @@ def _cells(key: tuple[Any, ...], free: dict[str, Any] | None, slow: dict[str, An
     polls = any_row["polls_per_get"]
     per_round = any_row["per_round"]
     return [
-        channel, f"{size:g}", str(workers), str(aggregators), form,
+        channel,
+        f"{size:g}",
+        str(workers),
+        str(aggregators),
+        form,
         f"{free['seconds']['median']:.4f}" if free else "–",
         f"{slow['seconds']['median']:.4f}" if slow else "–",
         f"{slow['bound_s']:.4f}" if slow else "–",
         f"{slow['ratio_to_bound']:.3f}" if slow else "–",
-        f"{per_round['puts']:g}", f"{per_round['gets']:g}", f"{polls:.1%}" if polls is not None else "–",
+        f"{per_round['puts']:g}",
+        f"{per_round['gets']:g}",
+        f"{polls:.1%}" if polls is not None else "–",
         f"{per_round['bytes_up'] / 1e6:.1f}",
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

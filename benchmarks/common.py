@@ -36,12 +36,7 @@ def environment() -> dict[str, Any]:
 
 def condensed(values: Sequence[float]) -> dict[str, Any]:
     """Median with its range; on a shared machine one number hides the scatter."""
-    return {
-        "median": round(statistics.median(values), 5),
-        "least": round(min(values), 5),
-        "most": round(max(values), 5),
-        "n": len(values),
-    }
+    return {"median": round(statistics.median(values), 5), "least": round(min(values), 5), "most": round(max(values), 5), "n": len(values)}
 
 
 def write(result: dict[str, Any]) -> None:

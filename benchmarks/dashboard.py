@@ -33,9 +33,14 @@ from ephemeron.events import Ended, Evaluated, FaultFired, Invoked, RunEnded, Ru
 
 GOALS = {"first_paint_ms": 1000.0, "frames_per_s": 60.0}
 FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 TOKEN = "a token of the benchmark"
 STEP_S = 0.5
 """Seconds of an iteration."""
@@ -60,10 +65,14 @@ def main() -> None:
             write_log(root / "runs" / "long", arguments.functions, arguments.iterations)
         nbytes = (root / "runs" / "long" / "events.jsonl").stat().st_size
         result: dict[str, Any] = {
-            **environment(), "benchmark": "dashboard", "functions": arguments.functions, "iterations": arguments.iterations,
-            "log_mb": round(nbytes / 1e6, 1), "goals": GOALS,
+            **environment(),
+            "benchmark": "dashboard",
+            "functions": arguments.functions,
+            "iterations": arguments.iterations,
+            "log_mb": round(nbytes / 1e6, 1),
+            "goals": GOALS,
             **(reading(root, nbytes) if arguments.reading else measure(root, arguments.loads)),
-        }  # fmt: skip
+        }
     if arguments.json:
         write(result)
     else:
@@ -73,18 +82,27 @@ def main() -> None:
 def write_log(folder: Path, functions: int, iterations: int) -> None:
     """Writes a run's folder."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(
-        json.dumps({"run_id": "long", "platform": "aws", "job": "long", "workers": functions})
-    )
+    (folder / "run.json").write_text(json.dumps({"run_id": "long", "platform": "aws", "job": "long", "workers": functions}))
     with (folder / "events.jsonl").open("w", buffering=1 << 20) as file:
 
         def put(event: Any) -> None:
             file.write(to_json(event) + "\n")
 
         put(
-            RunStarted(t=0.0, run_id="long", job="long", workers=functions, aggregators=8, memory_mb=1769, iterations=iterations,
-                       epochs=10, samples=100_000, configuration={"sync": "bsp", "budget_usd": 50.0}, wall_time=1.7e9)
-        )  # fmt: skip
+            RunStarted(
+                t=0.0,
+                run_id="long",
+                job="long",
+                workers=functions,
+                aggregators=8,
+                memory_mb=1769,
+                iterations=iterations,
+                epochs=10,
+                samples=100_000,
+                configuration={"sync": "bsp", "budget_usd": 50.0},
+                wall_time=1.7e9,
+            )
+        )
         attempts = [0] * functions
         for rank in range(functions):
             _begin(put, rank, 0, 0.1 + rank * 0.01, "start")
@@ -100,11 +118,7 @@ def write_log(folder: Path, functions: int, iterations: int) -> None:
             if (i + 1) % (iterations // 10 or 1) == 0:
                 for rank in range(functions):
                     sums: Any = {"loss": (3.0, 10.0), "accuracy": (8.0, 10.0)}
-                    put(
-                        Evaluated(
-                            t=t + 0.4, rank=rank, attempt=attempts[rank], epoch=1, iteration=i, samples=10, sums=sums
-                        )
-                    )
+                    put(Evaluated(t=t + 0.4, rank=rank, attempt=attempts[rank], epoch=1, iteration=i, samples=10, sums=sums))
         end = 4.0 + iterations * STEP_S
         for rank in range(functions):
             _end(put, rank, attempts[rank], end, False)
@@ -120,9 +134,20 @@ def _end(put: Any, rank: int, attempt: int, t: float, dies: bool) -> None:
     if dies:
         put(FaultFired(t=t, rank=rank, attempt=attempt, fault="kill"))
     put(
-        Ended(t=t, rank=rank, attempt=attempt, invocation=f"{rank}x{attempt}", status="lost" if dies else "ok", outcome="relayed",
-              billed_s=850.0, gb_seconds=1468.0, memory_mb=1769, peak_memory_mb=612.0, traffic=Traffic(puts=1))
-    )  # fmt: skip
+        Ended(
+            t=t,
+            rank=rank,
+            attempt=attempt,
+            invocation=f"{rank}x{attempt}",
+            status="lost" if dies else "ok",
+            outcome="relayed",
+            billed_s=850.0,
+            gb_seconds=1468.0,
+            memory_mb=1769,
+            peak_memory_mb=612.0,
+            traffic=Traffic(puts=1),
+        )
+    )
 
 
 def _progress(rank: int, attempt: int, i: int, t: float, functions: int) -> str:
@@ -166,9 +191,7 @@ def measure(root: Path, loads: int) -> dict[str, Any]:
         read_s = time.perf_counter() - began
         assert share == 1.0
         warm = [load(browser, address) for _ in range(loads)]
-        pans = {
-            name: pan(browser, address, zooms) for name, zooms in (("whole_run", 1), ("minute", 6), ("iterations", 11))
-        }
+        pans = {name: pan(browser, address, zooms) for name, zooms in (("whole_run", 1), ("minute", 6), ("iterations", 11))}
         result = {
             "browser": browser.version,
             "cold": cold,
@@ -222,10 +245,12 @@ def pan(browser: Any, address: str, zooms: int) -> dict[str, Any]:
     ordered = sorted(frames)
     usual = statistics.median(frames)
     return {
-        "frames_per_s": round(1000 * len(frames) / sum(frames), 1), "frame_ms": condensed(frames),
-        "frame_ms_p95": round(ordered[int(0.95 * len(ordered))], 2), "late": round(sum(f > 1.5 * usual for f in frames) / len(frames), 4),
+        "frames_per_s": round(1000 * len(frames) / sum(frames), 1),
+        "frame_ms": condensed(frames),
+        "frame_ms_p95": round(ordered[int(0.95 * len(ordered))], 2),
+        "late": round(sum(f > 1.5 * usual for f in frames) / len(frames), 4),
         "span_s": round(float(span), 2),
-    }  # fmt: skip
+    }
 
 
 def _page(browser: Any, address: str) -> tuple[Any, Any]:
@@ -242,16 +267,7 @@ def _page(browser: Any, address: str) -> tuple[Any, Any]:
 @contextmanager
 def serving(root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A dashboard in a process of its own."""
-    command = [
-        sys.executable,
-        "-c",
-        "from ephemeron.cli.main import main; main()",
-        "dashboard",
-        str(root),
-        "--port",
-        "0",
-        "--json",
-    ]
+    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "dashboard", str(root), "--port", "0", "--json"]
     environ = {**os.environ, "EPHEMERON_DASHBOARD_TOKEN": TOKEN}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
@@ -262,9 +278,7 @@ def serving(root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def _get(address: str, name: str) -> Any:
-    request = urllib.request.Request(
-        f"{address}/api/{name}?key=0/runs/long", headers={"authorization": f"Bearer {TOKEN}"}
-    )
+    request = urllib.request.Request(f"{address}/api/{name}?key=0/runs/long", headers={"authorization": f"Bearer {TOKEN}"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 

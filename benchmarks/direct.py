@@ -103,16 +103,18 @@ def rounds(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def over_store(name: str, address: str, workers: int, size_mb: float) -> dict[str, Any]:
     """A round of K-REDUCE over a store."""
-    case = Case(
-        channel=STORES[name], workers=workers, aggregators=2, size_mb=size_mb, form="plain", throttled=False
-    )  # fmt: skip
+    case = Case(channel=STORES[name], workers=workers, aggregators=2, size_mb=size_mb, form="plain", throttled=False)
     row = measure(case, address, processes=workers, budget_s=0.3)
     per_round = row["per_round"]
     requests = sum(per_round[kind] for kind in ("puts", "gets", "polls", "lists") if kind in per_round)
     return {
-        "side": name, "workers": workers, "size_mb": size_mb, "aggregators": 2, "seconds": row["seconds"],
+        "side": name,
+        "workers": workers,
+        "size_mb": size_mb,
+        "aggregators": 2,
+        "seconds": row["seconds"],
         "requests_per_round": round(requests, 2),
-    }  # fmt: skip
+    }
 
 
 def too_much(name: str, workers: int, size_mb: float) -> str | None:
@@ -121,11 +123,7 @@ def too_much(name: str, workers: int, size_mb: float) -> str | None:
         return None
     if name == "s3":
         return "the S3 server is one Python process that moves about 250 MB/s"
-    return (
-        "eight times 47 MB of vectors, and their copies in the store, are not in the caches of any function"
-        if workers > 4
-        else None
-    )
+    return "eight times 47 MB of vectors, and their copies in the store, are not in the caches of any function" if workers > 4 else None
 
 
 def _say(text: str) -> None:
@@ -150,9 +148,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         key = row["workers"], row["size_mb"]
         ours, theirs = (row["seconds"][side]["median"] for side in ("direct", "gloo"))
         gloo[key] = theirs
-        table.add_row(
-            *map(str, key), f"direct, {row['transport']}", f"{1e3 * ours:.3f}", f"{row['ratio']['median']:.2f}", "0"
-        )
+        table.add_row(*map(str, key), f"direct, {row['transport']}", f"{1e3 * ours:.3f}", f"{row['ratio']['median']:.2f}", "0")
         table.add_row("", "", "gloo", f"{1e3 * theirs:.3f}", "1", "")
     for row in found["stores"]:
         key = row["workers"], row["size_mb"]

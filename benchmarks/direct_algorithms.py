@@ -100,13 +100,7 @@ def main() -> None:
                 skipped.append({"case": str(case), "reason": str(e)})
             else:
                 print(_line(rows[-1]), file=sys.stderr, flush=True)
-    result = {
-        **environment(),
-        "benchmark": "direct_algorithms",
-        "scheduling": scheduling,
-        "rows": rows,
-        "skipped": skipped,
-    }
+    result = {**environment(), "benchmark": "direct_algorithms", "scheduling": scheduling, "rows": rows, "skipped": skipped}
     if arguments.json:
         write(result)
     else:
@@ -141,8 +135,7 @@ def _compare(case: AlgorithmCase, turns: int, names: list[str]) -> dict[str, Any
     answers: Any = _SPAWN.Queue()
     with tempfile.TemporaryDirectory() as folder:
         todo = [
-            _SPAWN.Process(target=_work, args=(case, rank, folder, turns, names, barrier, rounds, answers))
-            for rank in range(case.workers)
+            _SPAWN.Process(target=_work, args=(case, rank, folder, turns, names, barrier, rounds, answers)) for rank in range(case.workers)
         ]
         for process in todo:
             process.start()
@@ -175,9 +168,7 @@ def _compare(case: AlgorithmCase, turns: int, names: list[str]) -> dict[str, Any
 # -- inside a process -----------------------------------------------------------------------------------------
 
 
-def _work(
-    case: AlgorithmCase, rank: int, folder: str, turns: int, names: list[str], barrier: Any, rounds: Any, answers: Any
-) -> None:
+def _work(case: AlgorithmCase, rank: int, folder: str, turns: int, names: list[str], barrier: Any, rounds: Any, answers: Any) -> None:
     try:
         if names:
             machines.enter(names[rank // case.ranks_per_machine])
@@ -202,9 +193,14 @@ async def _measure(
 
     async def joined(run: str) -> Mesh:
         mesh = await Mesh.join(
-            store=open_channel(f"file://{folder}"), rank=rank, attempt=0, ranks=case.workers, keys=Keys(run), token="benchmark",
+            store=open_channel(f"file://{folder}"),
+            rank=rank,
+            attempt=0,
+            ranks=case.workers,
+            keys=Keys(run),
+            token="benchmark",
             transports=_transports(case, rank),
-        )  # fmt: skip
+        )
         meshes.append(mesh)
         await until(lambda: all(mesh.connected(other) for other in range(case.workers)))
         return mesh
@@ -251,18 +247,21 @@ def _transports(case: AlgorithmCase, rank: int) -> Sequence[Transport]:
     return [SharedTransport()] if case.transport == "shared" else [TcpTransport()]
 
 
-def _collective(
-    case: AlgorithmCase, mesh: Mesh, vector: np.ndarray, *, owners: int = 0, block: int = 1
-) -> Callable[[int], Any]:
+def _collective(case: AlgorithmCase, mesh: Mesh, vector: np.ndarray, *, owners: int = 0, block: int = 1) -> Callable[[int], Any]:
     group = Group(
-        keys=Keys("benchmark"), rank=mesh.rank, world=case.workers, aggregators=owners or case.workers,
-        channel=open_channel("memory"), policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32),
-        mesh=mesh, ranks_per_machine=block, replays=False,
-    )  # fmt: skip
-    collective, number = (
-        DirectReduce(group, mesh, division=Division(whole_bytes=0)) if owners else collective_for("k-reduce", group),
-        0,
+        keys=Keys("benchmark"),
+        rank=mesh.rank,
+        world=case.workers,
+        aggregators=owners or case.workers,
+        channel=open_channel("memory"),
+        policy=policy_for("bsp"),
+        size=case.elements,
+        dtype=np.dtype(np.float32),
+        mesh=mesh,
+        ranks_per_machine=block,
+        replays=False,
     )
+    collective, number = (DirectReduce(group, mesh, division=Division(whole_bytes=0)) if owners else collective_for("k-reduce", group), 0)
 
     async def rounds(n: int) -> None:
         nonlocal number
@@ -305,9 +304,13 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         for side, found in row["seconds"].items():
             ratio = row["ratio_to_owners"].get(side)
             table.add_row(
-                str(row["workers"]), f"{row['size_mb']:g}", where, side, f"{found['median'] * 1e3:.3f}",
+                str(row["workers"]),
+                f"{row['size_mb']:g}",
+                where,
+                side,
+                f"{found['median'] * 1e3:.3f}",
                 "" if ratio is None else f"{ratio['median']:.2f}",
-            )  # fmt: skip
+            )
     console.print(table)
 
 

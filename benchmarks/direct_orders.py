@@ -32,10 +32,7 @@ class Reduction(ABC):
         self.mesh, self.rank, self.world, self.kind = mesh, mesh.rank, world, kind
         self.work = np.empty(size, np.float32)
         step = PIECE_BYTES // 4
-        self.pieces = [
-            [(at, min(at + step, stop)) for at in (range(start, stop, step) or [start])]
-            for start, stop in self.chunks(size)
-        ]
+        self.pieces = [[(at, min(at + step, stop)) for at in (range(start, stop, step) or [start])] for start, stop in self.chunks(size)]
         """By chunk, elements of its pieces."""
         self.most = max(len(pieces) for pieces in self.pieces)
         self.number = 0

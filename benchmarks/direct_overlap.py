@@ -79,9 +79,7 @@ def in_namespace(rate: str, arguments: list[str]) -> int:
         subprocess.run([*inside, *shape], check=True)
         at = next(i for i, word in enumerate(arguments) if word.startswith("--rate"))
         rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
-        return subprocess.run(
-            [*inside, sys.executable, "-m", "benchmarks.direct_overlap", *rest], check=False
-        ).returncode
+        return subprocess.run([*inside, sys.executable, "-m", "benchmarks.direct_overlap", *rest], check=False).returncode
     finally:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
@@ -94,10 +92,7 @@ def measure(workers: int, transport: str, turns: int) -> dict[str, Any]:
     """
     barrier, answers = _SPAWN.Barrier(workers), _SPAWN.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        todo = [
-            _SPAWN.Process(target=_work, args=(workers, transport, rank, folder, turns, barrier, answers))
-            for rank in range(workers)
-        ]
+        todo = [_SPAWN.Process(target=_work, args=(workers, transport, rank, folder, turns, barrier, answers)) for rank in range(workers)]
         for process in todo:
             process.start()
         try:
@@ -120,11 +115,12 @@ def measure(workers: int, transport: str, turns: int) -> dict[str, Any]:
     cpu = {side: sum(median(c for _, _, c in part[side]) for part in parts) / ITERATIONS for side in SIDES}
     rows = {
         side: {
-            "iteration_s": round(median(seconds[side]), 5), "cpu_s": round(cpu[side], 5),
+            "iteration_s": round(median(seconds[side]), 5),
+            "cpu_s": round(cpu[side], 5),
             "ratio_to_ddp": round(median(a / b for a, b in zip(seconds[side], seconds["ddp"], strict=True)), 3),
         }
         for side in SIDES
-    }  # fmt: skip
+    }
     return {"workers": workers, "transport": transport, "turns": turns, "sides": rows}
 
 

@@ -18,9 +18,7 @@ BATCH, SEED = 16, 0
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 
 
-def train(
-    model_name: str, data: str, epochs: int, rank: int, world: int, wrapped: Any, learning_rate: float
-) -> dict[str, Any]:
+def train(model_name: str, data: str, epochs: int, rank: int, world: int, wrapped: Any, learning_rate: float) -> dict[str, Any]:
     """The loop of one worker.
 
     Args:
@@ -83,9 +81,7 @@ def ddp(options: argparse.Namespace) -> None:
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = train(
-        options.model, options.data, options.epochs, rank, world, DistributedDataParallel, options.learning_rate
-    )  # fmt: skip
+    found = train(options.model, options.data, options.epochs, rank, world, DistributedDataParallel, options.learning_rate)
     if rank == 0:
         options.out.write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -47,17 +47,14 @@ class Timeline:
         return {t: max(by.values()) for t, by in sorted(self._done.items()) if len(by) == WORKERS}
 
 
-def run(
-    channel: str, *, epochs: int, faults: tuple[str, ...] = (), timeout_s: float | None = None
-) -> tuple[Timeline, str]:
+def run(channel: str, *, epochs: int, faults: tuple[str, ...] = (), timeout_s: float | None = None) -> tuple[Timeline, str]:
     """One run: its timeline and its weights."""
     job = dataclasses.replace(load_job(JOB), epochs=epochs)
     job = dataclasses.replace(job, limits=dataclasses.replace(job.limits, budget_usd=None))
     timeline = Timeline()
     c = configure(
-        job, platform="local", channel=channel, workers=WORKERS, aggregators=WORKERS, function_timeout_s=timeout_s,
-        checkpoint_every=25,
-    )  # fmt: skip
+        job, platform="local", channel=channel, workers=WORKERS, aggregators=WORKERS, function_timeout_s=timeout_s, checkpoint_every=25
+    )
     result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=timeline.note).raise_if_failed()
     return timeline, str(result.summary.weights_sha256)
 
@@ -66,20 +63,18 @@ def recoveries(timeline: Timeline) -> list[dict[str, Any]]:
     """Seconds from each death to the end of its iteration, and where they went."""
     done, found = timeline.completed(), []
     for fault in (e for e in timeline.events if isinstance(e, FaultFired)):
-        after = [
-            e
-            for e in timeline.events
-            if getattr(e, "rank", None) == fault.rank and getattr(e, "attempt", -1) > fault.attempt
-        ]
+        after = [e for e in timeline.events if getattr(e, "rank", None) == fault.rank and getattr(e, "attempt", -1) > fault.attempt]
         first = {kind: next((e.t for e in after if isinstance(e, kind)), None) for kind in (Invoked, Started, Loaded)}
         began = next((e for e in after if isinstance(e, Started)), None)
-        found.append({
-            "iteration": fault.iteration,
-            "resumed_at": next((e.iteration for e in after if isinstance(e, Loaded)), None),
-            "warm": began is not None and not began.cold,
-            "seconds": round(done[fault.iteration] - fault.t, 4),
-            "until_s": {kind.__name__.lower(): None if t is None else round(t - fault.t, 4) for kind, t in first.items()},
-        })  # fmt: skip
+        found.append(
+            {
+                "iteration": fault.iteration,
+                "resumed_at": next((e.iteration for e in after if isinstance(e, Loaded)), None),
+                "warm": began is not None and not began.cold,
+                "seconds": round(done[fault.iteration] - fault.t, 4),
+                "until_s": {kind.__name__.lower(): None if t is None else round(t - fault.t, 4) for kind, t in first.items()},
+            }
+        )
     return found
 
 
@@ -90,7 +85,7 @@ def pauses(timeline: Timeline) -> list[dict[str, Any]]:
     usual = median(intervals.values())
     begins = sorted({e.iteration for e in timeline.events if isinstance(e, Loaded) and e.attempt})
     near = [max(intervals.get(t + d, 0.0) for d in (-1, 0, 1)) for t in begins]
-    return [{"iteration": t, "pause_s": round(at - usual, 4), "usual_s": round(usual, 4)} for t, at in zip(begins, near, strict=True)]  # fmt: skip
+    return [{"iteration": t, "pause_s": round(at - usual, 4), "usual_s": round(usual, 4)} for t, at in zip(begins, near, strict=True)]
 
 
 @click.command()
@@ -117,16 +112,17 @@ def main(epochs: int, repeats: int, channel: str, timeout_s: float, as_json: boo
             weights.add(sha)
     warm = [d["seconds"] for d in deaths if d["warm"]]
     out = {
-        "environment": environment(), "channel": channel, "workers": WORKERS, "same_weights": len(weights) == 1,
+        "environment": environment(),
+        "channel": channel,
+        "workers": WORKERS,
+        "same_weights": len(weights) == 1,
         "recovery_s": {"median": median(d["seconds"] for d in deaths), "warm_median": median(warm) if warm else None},
         "pause_s": {"median": median(h["pause_s"] for h in hand_offs)} if hand_offs else None,
-        "deaths": deaths, "hand_offs": hand_offs,
-    }  # fmt: skip
+        "deaths": deaths,
+        "hand_offs": hand_offs,
+    }
     lines = [f"{'iteration':>9} {'resumed':>8} {'warm':>5} {'seconds':>8}"]
-    lines += [
-        f"{d['iteration']:>9} {d['resumed_at']:>8} {d['warm']!s:>5} {d['seconds']:>8.3f}  {d['until_s']}"
-        for d in deaths
-    ]
+    lines += [f"{d['iteration']:>9} {d['resumed_at']:>8} {d['warm']!s:>5} {d['seconds']:>8.3f}  {d['until_s']}" for d in deaths]
     lines += [f"hand-off at {h['iteration']}: pause {1000 * h['pause_s']:.0f} ms" for h in hand_offs]
     if as_json:
         write(out)

@@ -36,8 +36,11 @@ BURST_S = 0.4
 """Approximate duration of a burst."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 500
 _TRANSPORTS: dict[str, Any] = {
-    "shared": SharedTransport, "unix": UnixTransport, "tcp": TcpTransport, "tls": lambda: TcpTransport(tls=PinnedTls()),
-}  # fmt: skip
+    "shared": SharedTransport,
+    "unix": UnixTransport,
+    "tcp": TcpTransport,
+    "tls": lambda: TcpTransport(tls=PinnedTls()),
+}
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -73,10 +76,7 @@ def compare(case: DirectCase, *, turns: int = 5, limit_s: float = 180.0) -> dict
     barrier, rounds = _SPAWN.Barrier(case.workers), _SPAWN.Array("i", 2)
     answers: Any = _SPAWN.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        todo = [
-            _SPAWN.Process(target=_work, args=(case, rank, folder, turns, barrier, rounds, answers))
-            for rank in range(case.workers)
-        ]
+        todo = [_SPAWN.Process(target=_work, args=(case, rank, folder, turns, barrier, rounds, answers)) for rank in range(case.workers)]
         for process in todo:
             process.start()
         try:
@@ -93,18 +93,18 @@ def compare(case: DirectCase, *, turns: int = 5, limit_s: float = 180.0) -> dict
     sides = {side: _per_round([part[side] for part in parts]) for side in ("direct", "gloo")}
     ratios = [d / g for d, g in zip(sides["direct"], sides["gloo"], strict=True)]
     return {
-        **asdict(case), "rounds_per_burst": {side: rounds[i] for i, side in enumerate(("direct", "gloo"))},
+        **asdict(case),
+        "rounds_per_burst": {side: rounds[i] for i, side in enumerate(("direct", "gloo"))},
         "seconds": {side: condensed(seconds) for side, seconds in sides.items()},
-        "ratio": condensed(ratios), "store_requests_per_round": sum(part["requests"] for part in parts),
+        "ratio": condensed(ratios),
+        "store_requests_per_round": sum(part["requests"] for part in parts),
         "bytes_sent_per_round": round(sum(part["sent"] for part in parts)),
-    }  # fmt: skip
+    }
 
 
 def _per_round(bursts: list[list[tuple[float, float, int]]]) -> list[float]:
     """Seconds per round of each turn, from the bursts of all ranks."""
-    return [
-        (max(e for _, e, _ in turn) - min(b for b, _, _ in turn)) / turn[0][2] for turn in zip(*bursts, strict=True)
-    ]
+    return [(max(e for _, e, _ in turn) - min(b for b, _, _ in turn)) / turn[0][2] for turn in zip(*bursts, strict=True)]
 
 
 # -- inside a process -----------------------------------------------------------------------------------------
@@ -168,9 +168,17 @@ class DirectMember:
     def __init__(self, case: DirectCase, rank: int, mesh: Mesh, store: Metered) -> None:
         self.mesh, self.store, self.t = mesh, store, 0
         self.group = Group(
-            keys=Keys("benchmark"), rank=rank, world=case.workers, aggregators=case.workers, channel=self.store,
-            policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), mesh=mesh, shared_cores=cores(),
-        )  # fmt: skip
+            keys=Keys("benchmark"),
+            rank=rank,
+            world=case.workers,
+            aggregators=case.workers,
+            channel=self.store,
+            policy=policy_for("bsp"),
+            size=case.elements,
+            dtype=np.dtype(np.float32),
+            mesh=mesh,
+            shared_cores=cores(),
+        )
         self.collective = collective_for("k-reduce", self.group)
 
     @classmethod
@@ -179,9 +187,8 @@ class DirectMember:
         transport: Transport = _TRANSPORTS[case.transport]()
         store = Metered(open_channel(f"file://{folder}"))
         mesh = await Mesh.join(
-            store=store, rank=rank, attempt=0, ranks=case.workers, keys=Keys("benchmark"),
-            token="benchmark", transports=[transport],
-        )  # fmt: skip
+            store=store, rank=rank, attempt=0, ranks=case.workers, keys=Keys("benchmark"), token="benchmark", transports=[transport]
+        )
         await until(lambda: all(mesh.connected(other) for other in range(case.workers)))
         return cls(case, rank, mesh, store)
 

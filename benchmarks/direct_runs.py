@@ -56,22 +56,12 @@ memory_mb = {memory}
 def _ours(channel: str, *more: str) -> Callable[[str, Path], dict[str, Any]]:
     def run(model: str, folder: Path) -> dict[str, Any]:
         job = folder / f"{model}.toml"
-        job.write_text(
-            _JOB.format(model=model, lr=LEARNING_RATE[model], epochs=EPOCHS[model], workers=WORKERS, memory=MEMORY_MB)
-        )
+        job.write_text(_JOB.format(model=model, lr=LEARNING_RATE[model], epochs=EPOCHS[model], workers=WORKERS, memory=MEMORY_MB))
         (folder / "direct_models.py").write_text(Path(direct_models.__file__).read_text())
         home = folder / "home"
         began = time.time()
         done = _command(
-            [
-                str(Path(sys.executable).with_name("ephemeron")),
-                "train",
-                str(job),
-                "--channel",
-                channel,
-                "--json",
-                *more,
-            ],
+            [str(Path(sys.executable).with_name("ephemeron")), "train", str(job), "--channel", channel, "--json", *more],
             {"EPHEMERON_HOME": str(home)},
         )
         total_s = time.time() - began
@@ -84,11 +74,14 @@ def _ours(channel: str, *more: str) -> Callable[[str, Path], dict[str, Any]]:
             if event["kind"] == "progress" and event["rank"] == 0
         ]
         return {
-            "iterations": result["iterations"], "iteration_s": (times[-1] - times[0]) / (len(times) - 1),
-            "first_iteration_s": record["wall_time"] + times[0] - began, "total_s": total_s,
-            "accuracy": result["metrics"]["accuracy"], "requests": result["traffic"]["store_requests"],
+            "iterations": result["iterations"],
+            "iteration_s": (times[-1] - times[0]) / (len(times) - 1),
+            "first_iteration_s": record["wall_time"] + times[0] - began,
+            "total_s": total_s,
+            "accuracy": result["metrics"]["accuracy"],
+            "requests": result["traffic"]["store_requests"],
             "billed_usd": result["cost_usd"],
-        }  # fmt: skip
+        }
 
     return run
 
@@ -99,11 +92,22 @@ def _peer(*command: str) -> Callable[[str, Path], dict[str, Any]]:
         began = time.time()
         _command(
             [
-                sys.executable, "-m", *command, "--model", model, "--data", str(folder / "digits.npz"),
-                "--epochs", str(EPOCHS[model]), "--learning-rate", str(LEARNING_RATE[model]), "--out", str(out),
+                sys.executable,
+                "-m",
+                *command,
+                "--model",
+                model,
+                "--data",
+                str(folder / "digits.npz"),
+                "--epochs",
+                str(EPOCHS[model]),
+                "--learning-rate",
+                str(LEARNING_RATE[model]),
+                "--out",
+                str(out),
             ],
             {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
         total_s = time.time() - began
         found = json.loads(out.read_text())
         first_at = found.pop("first_iteration_at")
@@ -121,9 +125,7 @@ _RUNS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
 
 
 def _command(command: Sequence[str], variables: dict[str, str]) -> str:
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         raise click.ClickException(f"{' '.join(command[:6])} has failed:\n{done.stderr[-2000:]}")
     return done.stdout
@@ -133,9 +135,12 @@ def _save_digits(path: Path) -> None:
     samples, _ = digits.read(DataSpec(source="digits"))
     train = len(samples.inputs) * 4 // 5
     np.savez(
-        path, train_inputs=samples.inputs[:train], train_targets=samples.targets[:train],
-        test_inputs=samples.inputs[train:], test_targets=samples.targets[train:],
-    )  # fmt: skip
+        path,
+        train_inputs=samples.inputs[:train],
+        train_targets=samples.targets[:train],
+        test_inputs=samples.inputs[train:],
+        test_targets=samples.targets[train:],
+    )
 
 
 def measure(models: Sequence[str], sides: Sequence[str], turns: int, told: Callable[[str], None]) -> dict[str, Any]:

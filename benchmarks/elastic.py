@@ -52,15 +52,13 @@ def once(kind: str, platform: str, iterations: int) -> dict[str, Any]:
     epochs = -(-iterations // EPOCH)
     job = load_job(JOB)
     job = dataclasses.replace(
-        job, epochs=epochs, limits=dataclasses.replace(job.limits, budget_usd=None),
-        data=dataclasses.replace(job.data, sampling="global"),
-    )  # fmt: skip
+        job, epochs=epochs, limits=dataclasses.replace(job.limits, budget_usd=None), data=dataclasses.replace(job.data, sampling="global")
+    )
     schedule = [{"from_epoch": epochs // 2, **change}] if change else None
     seen: list[Event] = []
     configuration = configure(
-        job, platform=platform, workers=workers, aggregators=2, batch_size=GLOBAL_BATCH // workers, memory_mb=MEMORY_MB,
-        schedule=schedule,
-    )  # fmt: skip
+        job, platform=platform, workers=workers, aggregators=2, batch_size=GLOBAL_BATCH // workers, memory_mb=MEMORY_MB, schedule=schedule
+    )
     summary = train(job, configuration, on_event=seen.append).raise_if_failed().summary
     first = [e for e in seen if isinstance(e, (Invoked, Loaded)) and generation_of(e.attempt) == 0]
     began = min(e.t for e in first if isinstance(e, Invoked))
@@ -111,10 +109,7 @@ def condensed_costs(costs: Sequence[dict[str, Any]], seconds: float) -> dict[str
         if name not in out and values:
             out[name] = condensed(values)
     out["delay_share"] = round(out["delay_s"]["median"] / seconds, 4)
-    out["goals_met"] = {
-        "iterations": out["delay_iterations"]["median"] <= GOAL_ITERATIONS,
-        "share": out["delay_share"] <= GOAL_SHARE,
-    }
+    out["goals_met"] = {"iterations": out["delay_iterations"]["median"] <= GOAL_ITERATIONS, "share": out["delay_share"] <= GOAL_SHARE}
     return out
 
 
@@ -131,10 +126,7 @@ def measured(platform: str, turns: int, iterations: int) -> dict[str, Any]:
         "iterations": fixed[0]["iterations"],
         "fixed": {name: condensed([r[name] for r in fixed]) for name in ("training_s", "start_s")},
         **{
-            kind: {
-                "training_s": condensed([r["training_s"] for r in found]),
-                **condensed_costs([r["change"] for r in found], seconds),
-            }
+            kind: {"training_s": condensed([r["training_s"] for r in found]), **condensed_costs([r["change"] for r in found], seconds)}
             for kind, found in runs.items()
         },
     }
@@ -148,9 +140,10 @@ def measured(platform: str, turns: int, iterations: int) -> dict[str, Any]:
 def main(turns: int, iterations: int, parts: str, as_json: bool) -> None:
     """Measures the cost of a change of functions."""
     out: dict[str, Any] = {
-        "environment": environment(), "global_batch": GLOBAL_BATCH,
+        "environment": environment(),
+        "global_batch": GLOBAL_BATCH,
         "goals": {"delay_iterations": GOAL_ITERATIONS, "delay_share": GOAL_SHARE},
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as home:
         os.environ["EPHEMERON_HOME"] = home
         if "live" in parts.split(","):

@@ -36,9 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document; lines go to standard error")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the part accuracy; others keep their rows"
-    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the part accuracy; others keep their rows")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and cases, to see that all works")
     parser.add_argument("--into", type=Path, help="JSON file that takes the parts, each in the place of the former one")
     arguments = parser.parse_args()

@@ -42,9 +42,13 @@ def measure(*, quick: bool, say: Callable[[str], None], models: Sequence[str] = 
     seeds = SEEDS[:1] if quick else SEEDS
     found = {model: _model(model, seeds, say) for model in (models[:1] if quick else models)}
     return {
-        "simulated": True, "cores": {"one cloud": 24, "two regions": [12, 12]}, "policy": f"{POLICY} {EVERY}", "allowed_points": 100 * ALLOWED,
-        "seeds": list(seeds), "models": found,
-    }  # fmt: skip
+        "simulated": True,
+        "cores": {"one cloud": 24, "two regions": [12, 12]},
+        "policy": f"{POLICY} {EVERY}",
+        "allowed_points": 100 * ALLOWED,
+        "seeds": list(seeds),
+        "models": found,
+    }
 
 
 def _model(model: str, seeds: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
@@ -79,11 +83,15 @@ def _curve(model: str, side: str, data: str, every: int, seed: int) -> list[Poin
 def _row(model: str, side: str, data: str, points: Sequence[list[Point]]) -> dict[str, Any]:
     last = [point[-1] for point in points]
     return {
-        "side": side, "data": data, "paper": TABLE_4[model][side != "one cloud"],
-        "accuracy": round(statistics.mean(p.accuracy for p in last), 4), "by_seed": [round(p.accuracy, 4) for p in last],
-        "seconds": round(statistics.mean(p.seconds for p in last), 1), "wan_bytes": last[0].wan_bytes,
+        "side": side,
+        "data": data,
+        "paper": TABLE_4[model][side != "one cloud"],
+        "accuracy": round(statistics.mean(p.accuracy for p in last), 4),
+        "by_seed": [round(p.accuracy, 4) for p in last],
+        "seconds": round(statistics.mean(p.seconds for p in last), 1),
+        "wan_bytes": last[0].wan_bytes,
         "figure_7": [_mean(epoch) for epoch in zip(*points, strict=True)],
-    }  # fmt: skip
+    }
 
 
 def _mean(points: Sequence[Point]) -> dict[str, float]:

@@ -57,7 +57,7 @@ class Allocation:
 
 def trained(
     folder: Path, workload: Workload, allocation: Allocation, cores: tuple[int, ...], *, sync: str = "sma", every: int = 10, seed: int = 0
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One run with so many cores in each region.
 
     Returns:
@@ -65,35 +65,37 @@ def trained(
     """
     job = job_of(folder, workload, seed, Wan(), evaluate_every=f"{workload.epochs} epochs")
     slow = KINDS["cascade-lake"].power()
-    compute: Any = dataclasses.replace(
-        job.simulation.compute, a=workload.iteration_s * slow * FUNCTION_MB / workload.batch_size
-    )
+    compute: Any = dataclasses.replace(job.simulation.compute, a=workload.iteration_s * slow * FUNCTION_MB / workload.batch_size)
     job = dataclasses.replace(job, simulation=dataclasses.replace(job.simulation, compute=compute))
     groups = tuple(
         RunGroup(name=name, workers=n // CORES, memory_mb=FUNCTION_MB, share=share, power=KINDS[kind].power())
-        for name, n, share, kind in zip(
-            ("shanghai", "chongqing"), cores, allocation.shares, allocation.kinds, strict=True
-        )
+        for name, n, share, kind in zip(("shanghai", "chongqing"), cores, allocation.shares, allocation.kinds, strict=True)
     )
     configuration = configure(
-        job, platform="simulated", groups=groups, batch_size=workload.batch_size, region_sync=sync, exchange_every=every,
-        checkpoint_every=200, channel="memory",
-    )  # fmt: skip
+        job,
+        platform="simulated",
+        groups=groups,
+        batch_size=workload.batch_size,
+        region_sync=sync,
+        exchange_every=every,
+        checkpoint_every=200,
+        channel="memory",
+    )
     result = train(job, configuration).raise_if_failed()
     events = list(events_of(result.folder))
     ends = [max(e.t for e in events if isinstance(e, Progress) and e.rank in ranks) for ranks in _ranks(groups)]
     begins = min(start for e in events if isinstance(e, Progress) for _, start, _ in e.spans)
-    waited = [
-        sum(e.seconds for e in events if isinstance(e, RegionExchanged) and e.rank in ranks) for ranks in _ranks(groups)
-    ]
+    waited = [sum(e.seconds for e in events if isinstance(e, RegionExchanged) and e.rank in ranks) for ranks in _ranks(groups)]
     seconds = max(ends) - begins
     return {
-        "cores": list(cores), "seconds": round(seconds, 2),
+        "cores": list(cores),
+        "seconds": round(seconds, 2),
         "waiting_share": [round(w / seconds, 4) for w in waited],
         "waiting_core_s": round(sum(w * n for w, n in zip(waited, cores, strict=True)), 2),
-        "core_hours": round(sum(cores) * seconds / 3600, 4), "cost_usd": round(result.summary.cost_usd, 6),
+        "core_hours": round(sum(cores) * seconds / 3600, 4),
+        "cost_usd": round(result.summary.cost_usd, 6),
         "accuracy": round(result.summary.metrics["accuracy"] or 0.0, 4),
-    }  # fmt: skip
+    }
 
 
 def _ranks(groups: tuple[RunGroup, ...]) -> list[range]:

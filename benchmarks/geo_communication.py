@@ -28,9 +28,16 @@ TABLE_7 = {
 }
 """By model: parameters, seconds of an iteration, the paper's speed-up, and its reduction of communication time by policy, in percent."""
 POLICIES = {
-    "waiting": ("sma", 1), "asgd": ("asgd", 1), "asgd-ga 4": ("asgd-ga", 4), "ama 4": ("ama", 4), "sma 4": ("sma", 4),
-    "asgd-ga 8": ("asgd-ga", 8), "ama 8": ("ama", 8), "sma 8": ("sma", 8), "diloco 8 int4": ("diloco", 8),
-}  # fmt: skip
+    "waiting": ("sma", 1),
+    "asgd": ("asgd", 1),
+    "asgd-ga 4": ("asgd-ga", 4),
+    "ama 4": ("ama", 4),
+    "sma 4": ("sma", 4),
+    "asgd-ga 8": ("asgd-ga", 8),
+    "ama 8": ("ama", 8),
+    "sma 8": ("sma", 8),
+    "diloco 8 int4": ("diloco", 8),
+}
 ITERATIONS = 64
 
 
@@ -39,22 +46,27 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     return {"simulated": True, "link_mbit_s": MBIT_S, "figure_3": figure_3(say), "table_7": table_7(quick, say)}
 
 
-def _run(
-    parameters: int, iteration_s: float, iterations: int, *, sync: str, every: int, compression: str = "none"
-) -> dict[str, Any]:
+def _run(parameters: int, iteration_s: float, iterations: int, *, sync: str, every: int, compression: str = "none") -> dict[str, Any]:
     """Waiting, whole time without the start of functions, and bytes sent of one region."""
     workload = Workload(
-        model="weights", samples=iterations * 4, test=4, epochs=1, lr=0.01, iteration_s=iteration_s, batch_size=2,
+        model="weights",
+        samples=iterations * 4,
+        test=4,
+        epochs=1,
+        lr=0.01,
+        iteration_s=iteration_s,
+        batch_size=2,
         options={"parameters": parameters},
-    )  # fmt: skip
+    )
     with workplace() as folder:
         job = job_of(folder, workload, 0, Wan(mbit_s=MBIT_S))
         result = regions(job, workload, sync=sync, every=every, compression=compression, functions=1)
         waited = waited_s(result)
         return {
-            "waited_s": round(waited, 3), "seconds": round(waited + iterations * iteration_s, 3),
+            "waited_s": round(waited, 3),
+            "seconds": round(waited + iterations * iteration_s, 3),
             "bytes_sent": result.summary.regions[0].wan_bytes_sent,
-        }  # fmt: skip
+        }
 
 
 def figure_3(say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -64,11 +76,13 @@ def figure_3(say: Callable[[str], None]) -> list[dict[str, Any]]:
         each = _run(RESNET18, iteration_s, 4, sync="sma", every=1)
         seldom = _run(RESNET18, iteration_s, 64, sync="diloco:delay=31", every=32, compression="int4")
         row = {
-            "device": device, "iteration_s": iteration_s, "paper_percent": paper,
+            "device": device,
+            "iteration_s": iteration_s,
+            "paper_percent": paper,
             "one_way_percent": round(100 / (1 + iteration_s / (4 * RESNET18 * 8 / MBIT_S / 1e6)), 1),
             "ours_every_step_percent": round(100 * each["waited_s"] / each["seconds"], 1),
             "ours_diloco_32_int4_percent": round(100 * seldom["waited_s"] / seldom["seconds"], 1),
-        }  # fmt: skip
+        }
         say(
             f"figure 3, {device}: paper {paper} %; {row['one_way_percent']} % by the link alone, ours every step {row['ours_every_step_percent']} %, "
             f"DiLoCo with H = 32, int4, overlapped {row['ours_diloco_32_int4_percent']} %"
@@ -89,13 +103,17 @@ def table_7(quick: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
         for name, (_, every) in POLICIES.items():
             own = found[name]
             row = {
-                "model": model, "policy": name, "communication_s": round(exchange_s * -(-ITERATIONS // every), 3),
-                "paper_reduction_percent": reductions.get(name), "paper_speed": speed if name in reductions and every == 8 else None,
-                "reduction_percent": round(100 * (1 - 1 / every), 1), **own,
+                "model": model,
+                "policy": name,
+                "communication_s": round(exchange_s * -(-ITERATIONS // every), 3),
+                "paper_reduction_percent": reductions.get(name),
+                "paper_speed": speed if name in reductions and every == 8 else None,
+                "reduction_percent": round(100 * (1 - 1 / every), 1),
+                **own,
                 "speed_over_waiting": round(found["waiting"]["seconds"] / own["seconds"], 3),
                 "speed_over_asgd": round(found["asgd"]["seconds"] / own["seconds"], 3),
                 "waited_reduction_percent": round(100 * (1 - own["waited_s"] / found["waiting"]["waited_s"]), 1),
-            }  # fmt: skip
+            }
             say(
                 f"table 7, {model:7} {name:14} waits {own['waited_s']:7.2f} s of {own['seconds']:7.2f} s: -{row['waited_reduction_percent']} % "
                 f"(paper -{row['paper_reduction_percent']} %), speed {row['speed_over_waiting']} × waiting, {row['speed_over_asgd']} × asgd"

@@ -33,11 +33,7 @@ from ephemeron.training.job import RunGroup
 
 NAMES = ("shanghai", "chongqing")
 MBIT_S = 100.0
-SIDES = {
-    "per step": PER_STEP,
-    "ama 8": AMA,
-    "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=23,mixing=0.5", 24, "topk2:0.05"),
-}
+SIDES = {"per step": PER_STEP, "ama 8": AMA, "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=23,mixing=0.5", 24, "topk2:0.05")}
 """Policy, H and compression: those of part `traffic` at 10 Mbit/s, where `mixing` is 0.48."""
 PORT = 29_530
 EVERY_S = 0.02
@@ -52,10 +48,14 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     names = dict.fromkeys(name for run in seeds for name in run["ratios"])
     ratios = {name: [run["ratios"][name] for run in seeds if name in run["ratios"]] for name in names}
     found = {
-        "simulated": False, "mbit_s": MBIT_S, "model": WORKLOAD.model, "skewed": True,
-        "policies": {name: list(side) for name, side in SIDES.items()}, "seeds": seeds,
+        "simulated": False,
+        "mbit_s": MBIT_S,
+        "model": WORKLOAD.model,
+        "skewed": True,
+        "policies": {name: list(side) for name, side in SIDES.items()},
+        "seeds": seeds,
         "ratios": {name: {"median": statistics.median(v), "by_seed": v} for name, v in ratios.items()},
-    }  # fmt: skip
+    }
     say(f"kernel counters: {found['ratios']}")
     return found
 
@@ -70,9 +70,12 @@ def _seed(seed: int, say: Callable[[str], None]) -> dict[str, Any]:
     reached = {name: next(p for p in points if p["accuracy"] >= target) for name, points in sides.items()}
     ours = reached["diloco top 5 %, two bits"]["kernel_bytes"]
     return {
-        "seed": seed, "target": round(target, 4), "at_target": reached, "by_epoch": sides,
+        "seed": seed,
+        "target": round(target, 4),
+        "at_target": reached,
+        "by_epoch": sides,
         "ratios": {f"bytes, {n} / diloco": round(p["kernel_bytes"] / ours, 1) for n, p in reached.items() if p["kernel_bytes"] != ours},
-    }  # fmt: skip
+    }
 
 
 def run_side(seed: int, sync: str, every: int, compression: str) -> list[dict[str, float]]:
@@ -80,16 +83,22 @@ def run_side(seed: int, sync: str, every: int, compression: str) -> list[dict[st
     with RegionNamespaces(dict.fromkeys(NAMES, MBIT_S), routed=True) as namespaces, workplace() as folder:
         groups = tuple(
             RunGroup(
-                name=name, workers=1, memory_mb=2048, share=1.0, listen=f"0.0.0.0:{PORT}",
-                endpoint=f"{namespaces[name].address}:{PORT}",
+                name=name, workers=1, memory_mb=2048, share=1.0, listen=f"0.0.0.0:{PORT}", endpoint=f"{namespaces[name].address}:{PORT}"
             )
             for name in NAMES
-        )  # fmt: skip
+        )
         job = job_of(folder, WORKLOAD, seed, Wan(), skewed=True)
         configuration = configure(
-            job, platform="local", groups=groups, batch_size=WORKLOAD.batch_size, region_sync=sync, exchange_every=every,
-            region_compression=compression, checkpoint_every=200, group_communicator="tcp",
-        )  # fmt: skip
+            job,
+            platform="local",
+            groups=groups,
+            batch_size=WORKLOAD.batch_size,
+            region_sync=sync,
+            exchange_every=every,
+            region_compression=compression,
+            checkpoint_every=200,
+            group_communicator="tcp",
+        )
         counted = _Counters(namespaces)
         with counted, _daemons_in({name: namespaces[name].name for name in NAMES}):
             result = train(job, configuration).raise_if_failed()
@@ -161,11 +170,7 @@ class _Counters:
 
     def _sent(self) -> list[int]:
         lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-        received = {
-            name.strip(): int(values.split()[0])
-            for name, _, values in (line.partition(":") for line in lines)
-            if values
-        }
+        received = {name.strip(): int(values.split()[0]) for name, _, values in (line.partition(":") for line in lines) if values}
         return [received[device] for device in self._devices]
 
 

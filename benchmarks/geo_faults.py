@@ -46,9 +46,8 @@ class _Regions:
     async def open(self, stack: contextlib.AsyncExitStack, region: str, *, since: int = 0) -> Communicator:
         channel = await stack.enter_async_context(open_channel((self._folder / "store").as_uri()))
         made = TcpCommunicator(
-            channel, _Routed(region, self._wan), run="run", token="token", region=region, identity=region, fence=1, names=NAMES,
-            leave_s=1.0,
-        )  # fmt: skip
+            channel, _Routed(region, self._wan), run="run", token="token", region=region, identity=region, fence=1, names=NAMES, leave_s=1.0
+        )
         await stack.enter_async_context(made)
         await made.join(since=since)
         return made
@@ -72,9 +71,7 @@ async def _round(regions: Sequence[Communicator], number: int, among: Sequence[s
     """One round; returns its seconds."""
     began, payload = time.perf_counter(), os.urandom(PAYLOAD)
     for each in regions:
-        await each.publish(
-            Update(region=each.region, fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=payload)
-        )
+        await each.publish(Update(region=each.region, fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=payload))
     deadline = asyncio.get_running_loop().time() + 120
     for each in regions:
         for name in among:
@@ -104,19 +101,20 @@ async def _blackout(seconds: float) -> dict[str, Any]:
             await asyncio.to_thread(dark.__exit__, None, None, None)
             back = time.perf_counter()
             await regions[2].publish(
-                Update(
-                    region="west", fence=1, fragment=0, round=first, samples=1, norm=1.0, payload=os.urandom(PAYLOAD)
-                )
+                Update(region="west", fence=1, fragment=0, round=first, samples=1, norm=1.0, payload=os.urandom(PAYLOAD))
             )
             deadline = asyncio.get_running_loop().time() + 120
             await others[0].get("west", 0, first, deadline=deadline)
             heard = time.perf_counter() - back
             await regions[2].get("east", 0, number, deadline=deadline)
             return {
-                "blackout_s": seconds, "round_before_s": condensed(before[5:]), "round_of_others_meanwhile_s": condensed(meanwhile),
-                "heard_again_s": round(heard, 3), "has_all_missed_rounds_s": round(time.perf_counter() - back, 3),
+                "blackout_s": seconds,
+                "round_before_s": condensed(before[5:]),
+                "round_of_others_meanwhile_s": condensed(meanwhile),
+                "heard_again_s": round(heard, 3),
+                "has_all_missed_rounds_s": round(time.perf_counter() - back, 3),
                 "missed_rounds": number - first + 1,
-            }  # fmt: skip
+            }
 
 
 async def _join(rounds: int) -> dict[str, Any]:
@@ -149,9 +147,7 @@ async def _join(rounds: int) -> dict[str, Any]:
                 after.append(await _round(others, number, NAMES[:2]))
             found: dict[str, Any] = {"snapshot_bytes": SNAPSHOT, "joined_after_s": round(await joining, 3)}
             for when, seconds in (("before", before), ("meanwhile", meanwhile), ("after", after)):
-                found[f"others_{when}"] = {
-                    "rounds": len(seconds), "p50_s": round(statistics.median(seconds), 4), "p99_s": _p99(seconds),
-                }  # fmt: skip
+                found[f"others_{when}"] = {"rounds": len(seconds), "p50_s": round(statistics.median(seconds), 4), "p99_s": _p99(seconds)}
             return found
 
 
@@ -161,19 +157,10 @@ def _p99(values: Sequence[float]) -> float:
 
 def _killed(iteration: int) -> dict[str, Any]:
     """SIGKILL of rank 0 of a region in a training run of local functions over TCP."""
-    groups = (
-        RunGroup(name="near", workers=1, batch_size=24, listen="127.0.0.1:0"),
-        RunGroup(name="far", workers=1, batch_size=24),
-    )
+    groups = (RunGroup(name="near", workers=1, batch_size=24, listen="127.0.0.1:0"), RunGroup(name="far", workers=1, batch_size=24))
     job = dataclasses.replace(load_job(JOB), epochs=3, run={})
     how = configure(
-        job,
-        groups=groups,
-        platform="local",
-        group_communicator="tcp",
-        region_sync="diloco",
-        exchange_every=3,
-        checkpoint_every=4,
+        job, groups=groups, platform="local", group_communicator="tcp", region_sync="diloco", exchange_every=3, checkpoint_every=4
     )
     fault = Fault(kind="kill", rank=1, iteration=iteration, phase="compute")
     result = train(job, how, faults=[fault])
@@ -184,9 +171,11 @@ def _killed(iteration: int) -> dict[str, Any]:
     lost = sum(e.attempt == 0 and e.iteration >= again.iteration for e in rounds)
     clean = train(job, how)
     return {
-        "killed_in_iteration": iteration, "next_exchange_after_s": round(again.t - died, 2), "rounds_lost": lost,
+        "killed_in_iteration": iteration,
+        "next_exchange_after_s": round(again.t - died, 2),
+        "rounds_lost": lost,
         "same_weights": result.summary.weights_sha256 == clean.summary.weights_sha256,
-    }  # fmt: skip
+    }
 
 
 def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -194,7 +183,7 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "link": {"mbit_s": LINK.bandwidth_mbit_s, "latency_s": LINK.latency_s, "jitter_s": LINK.jitter_s, "loss": LINK.loss},
         "payload_bytes": PAYLOAD,
-    }  # fmt: skip
+    }
     found["blackout"] = asyncio.run(_blackout(5.0 if quick else 30.0))
     say(f"blackout: {found['blackout']}")
     found["join"] = asyncio.run(_join(30 if quick else 150))

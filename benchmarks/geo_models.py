@@ -16,9 +16,18 @@ FACTORS = 64
 def lenet() -> nn.Module:
     """LeNet for images of 16 × 16: 105,000 parameters, 0.4 MB."""
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.Flatten(),
-        nn.Linear(256, 298), nn.ReLU(), nn.Linear(298, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 298),
+        nn.ReLU(),
+        nn.Linear(298, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
 
 
 class Block(nn.Module):
@@ -27,9 +36,12 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.GroupNorm(4, outputs),
-        )  # fmt: skip
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.GroupNorm(4, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.GroupNorm(4, outputs),
+        )
         self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,9 +51,17 @@ class Block(nn.Module):
 def resnet() -> nn.Module:
     """A ResNet with few filters for images of 8 × 8 in colour: 151,000 parameters, 0.6 MB."""
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(4, 16), nn.ReLU(), Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2),
-        Block(64, 64, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 64, 2),
+        Block(64, 64, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 class DeepFM(nn.Module):
@@ -53,9 +73,7 @@ class DeepFM(nn.Module):
         self.linear, self.factors = nn.Embedding(sum(FEATURES), 1), nn.Embedding(sum(FEATURES), FACTORS)
         nn.init.zeros_(self.linear.weight)
         nn.init.normal_(self.factors.weight, std=0.05)
-        self.deep = nn.Sequential(
-            nn.Linear(FACTORS * len(FEATURES), 320), nn.ReLU(), nn.Linear(320, 128), nn.ReLU(), nn.Linear(128, 1)
-        )
+        self.deep = nn.Sequential(nn.Linear(FACTORS * len(FEATURES), 320), nn.ReLU(), nn.Linear(320, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.long() + self.first

@@ -36,14 +36,14 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                 say(
                     f"{name}, shares {what}: {rows[-1]['kept_percent']} % of the summed throughput; waiting {rows[-1]['waiting_percent']} %"
                 )
-    return {"simulated": True, "powers": POWERS, "alone_samples_per_s": [round(rate, 2) for rate in alone], "rows": rows}  # fmt: skip
+    return {"simulated": True, "powers": POWERS, "alone_samples_per_s": [round(rate, 2) for rate in alone], "rows": rows}
 
 
 def _alone(job: Job, power: float) -> float:
     """Samples a second of a region that trains by itself."""
     compute: Any = job.simulation.compute
     faster = dataclasses.replace(job.simulation, compute=dataclasses.replace(compute, a=compute.a / power))
-    c = configure(job, platform="simulated", workers=2, memory_mb=MEMORY_MB, batch_size=WORKLOAD.batch_size, channel="memory")  # fmt: skip
+    c = configure(job, platform="simulated", workers=2, memory_mb=MEMORY_MB, batch_size=WORKLOAD.batch_size, channel="memory")
     result = train(dataclasses.replace(job, epochs=1, simulation=faster), c).raise_if_failed()
     return _samples(result) / _seconds(result)
 
@@ -54,9 +54,16 @@ def _together(job: Job, sync: str, compression: str, shares: Sequence[float]) ->
         for power, share in zip(POWERS, shares, strict=True)
     )
     c = configure(
-        job, platform="simulated", groups=groups, batch_size=WORKLOAD.batch_size, region_sync=sync, region_compression=compression,
-        exchange_every=10, checkpoint_every=200, channel="memory",
-    )  # fmt: skip
+        job,
+        platform="simulated",
+        groups=groups,
+        batch_size=WORKLOAD.batch_size,
+        region_sync=sync,
+        region_compression=compression,
+        exchange_every=10,
+        checkpoint_every=200,
+        channel="memory",
+    )
     result = train(job, c).raise_if_failed()
     seconds = _seconds(result)
     waited = [0.0] * len(groups)
@@ -64,10 +71,11 @@ def _together(job: Job, sync: str, compression: str, shares: Sequence[float]) ->
         if isinstance(event, RegionExchanged):
             waited[event.rank // 2] += event.seconds
     return {
-        "samples_per_s": round(_samples(result) / seconds, 2), "seconds": round(seconds, 2),
+        "samples_per_s": round(_samples(result) / seconds, 2),
+        "seconds": round(seconds, 2),
         "waiting_percent": [round(100 * each / seconds, 1) for each in waited],
         "accuracy": round(result.summary.metrics["accuracy"] or 0.0, 4),
-    }  # fmt: skip
+    }
 
 
 def _seconds(result: Result) -> float:

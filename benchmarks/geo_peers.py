@@ -34,9 +34,12 @@ from ephemeron.testing.wan_namespaces import RegionNamespaces
 
 NAMES = ("east", "west")
 SIDES = {
-    "ours diloco": ("diloco:lr=0.7,momentum=0.9", "none"), "ours diloco int4": ("diloco:lr=0.7,momentum=0.9", "int4"), "ours sma": ("sma", "none"),
-    "torchft DiLoCo": ("torchft", "diloco"), "torchft LocalSGD": ("torchft", "local-sgd"),
-}  # fmt: skip
+    "ours diloco": ("diloco:lr=0.7,momentum=0.9", "none"),
+    "ours diloco int4": ("diloco:lr=0.7,momentum=0.9", "int4"),
+    "ours sma": ("sma", "none"),
+    "torchft DiLoCo": ("torchft", "diloco"),
+    "torchft LocalSGD": ("torchft", "local-sgd"),
+}
 EVERY = 20
 ROUNDS = 16
 TARGET = 0.95
@@ -66,11 +69,7 @@ class Trainer:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(64, 512),
-            torch.nn.ReLU(),
-            torch.nn.Linear(512, 256),
-            torch.nn.ReLU(),
-            torch.nn.Linear(256, 10),
+            torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.inputs, self.targets, self.test_inputs, self.test_targets = data(region, seed)
@@ -125,9 +124,7 @@ async def ours(arguments: argparse.Namespace, policy: str, compression: str) -> 
             trainer.step()
 
     async with open_channel(Path(arguments.store).as_uri()) as channel:
-        made = TcpCommunicator(
-            channel, network, run="run", token="token", region=own, identity=own, fence=1, names=NAMES
-        )
+        made = TcpCommunicator(channel, network, run="run", token="token", region=own, identity=own, fence=1, names=NAMES)
         async with made as communicator:
             await communicator.join()
             await _both(communicator, 1)
@@ -138,7 +135,7 @@ async def ours(arguments: argparse.Namespace, policy: str, compression: str) -> 
                 payload = state.payload(whole, vector)
                 mine = Update(
                     region=own, fence=1, fragment=0, round=number, samples=32 * EVERY, norm=state.norm(payload, whole), payload=payload
-                )  # fmt: skip
+                )
                 await communicator.publish(mine)
                 deadline = asyncio.get_running_loop().time() + 300
                 other = await communicator.get(NAMES[1 - arguments.region], 0, number, deadline=deadline)
@@ -156,9 +153,7 @@ async def _both(communicator: Any, number: int) -> None:
     """A round without content: both regions are there."""
     from ephemeron.geo.communicator.base import Update
 
-    await communicator.publish(
-        Update(region=communicator.region, fence=1, fragment=0, round=number, samples=1, norm=0.0, payload=b"0")
-    )
+    await communicator.publish(Update(region=communicator.region, fence=1, fragment=0, round=number, samples=1, norm=0.0, payload=b"0"))
     (other,) = [name for name in NAMES if name != communicator.region]
     await communicator.get(other, 0, number, deadline=asyncio.get_running_loop().time() + 120)
     await communicator.acknowledge(other, 0, number)
@@ -167,9 +162,7 @@ async def _both(communicator: Any, number: int) -> None:
 def torchft(arguments: argparse.Namespace, kind: str) -> Trainer:
     """torchft's local SGD, as its documentation uses it; the lighthouse is in the first region."""
     own = arguments.addresses[arguments.region]
-    if (
-        ctypes.CDLL(None).unshare(_CLONE_NEWUTS) == 0
-    ):  # torchft announces the name of the machine, which both regions share
+    if ctypes.CDLL(None).unshare(_CLONE_NEWUTS) == 0:  # torchft announces the name of the machine, which both regions share
         socket.sethostname(own)
     from datetime import timedelta
 
@@ -185,11 +178,23 @@ def torchft(arguments: argparse.Namespace, kind: str) -> Trainer:
     store = TCPStore(own, 0, is_master=True, wait_for_workers=False)
     limit = timedelta(seconds=300)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=limit), load_state_dict=trainer.model.load_state_dict, state_dict=trainer.model.state_dict,
-        min_replica_size=2, use_async_quorum=False, rank=0, world_size=1, store_addr=own, store_port=store.port, hostname=own,
-        lighthouse_addr=f"http://{arguments.addresses[0]}:{PORT}", replica_id=NAMES[arguments.region], timeout=limit,
-        quorum_timeout=limit, connect_timeout=limit, init_sync=False,
-    )  # fmt: skip
+        pg=ProcessGroupGloo(timeout=limit),
+        load_state_dict=trainer.model.load_state_dict,
+        state_dict=trainer.model.state_dict,
+        min_replica_size=2,
+        use_async_quorum=False,
+        rank=0,
+        world_size=1,
+        store_addr=own,
+        store_port=store.port,
+        hostname=own,
+        lighthouse_addr=f"http://{arguments.addresses[0]}:{PORT}",
+        replica_id=NAMES[arguments.region],
+        timeout=limit,
+        quorum_timeout=limit,
+        connect_timeout=limit,
+        init_sync=False,
+    )
     model = trainer.model
     if kind == "diloco":
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -226,16 +231,27 @@ def to_accuracy(rows: list[dict[str, float]]) -> dict[str, float] | None:
 
 def run_side(side: str, mbit_s: float, seed: int) -> dict[str, Any]:
     """Both regions of a side, from new namespaces on."""
-    with (
-        RegionNamespaces(dict.fromkeys(NAMES, mbit_s), routed=True) as regions,
-        tempfile.TemporaryDirectory() as store,
-    ):
+    with RegionNamespaces(dict.fromkeys(NAMES, mbit_s), routed=True) as regions, tempfile.TemporaryDirectory() as store:
         addresses = [regions[name].address for name in NAMES]
         commands = [
-            [*regions[name].command, sys.executable, "-m", "benchmarks.geo_peers", "--side", side, "--region", str(i), "--seed", str(seed),
-             "--addresses", *addresses, "--store", store]
+            [
+                *regions[name].command,
+                sys.executable,
+                "-m",
+                "benchmarks.geo_peers",
+                "--side",
+                side,
+                "--region",
+                str(i),
+                "--seed",
+                str(seed),
+                "--addresses",
+                *addresses,
+                "--store",
+                store,
+            ]
             for i, name in enumerate(NAMES)
-        ]  # fmt: skip
+        ]
         running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
         try:
             outputs = [process.communicate(timeout=400) for process in running]
@@ -248,9 +264,12 @@ def run_side(side: str, mbit_s: float, seed: int) -> dict[str, Any]:
         rows = json.loads(outputs[0][0].strip().splitlines()[-1])
     reached = to_accuracy(rows)
     return {
-        "last_accuracy": rows[-1]["accuracy"], "seconds_all": rows[-1]["s"], "bytes_all": rows[-1]["bytes"],
-        "seconds": None if reached is None else reached["s"], "bytes": None if reached is None else reached["bytes"],
-    }  # fmt: skip
+        "last_accuracy": rows[-1]["accuracy"],
+        "seconds_all": rows[-1]["s"],
+        "bytes_all": rows[-1]["bytes"],
+        "seconds": None if reached is None else reached["s"],
+        "bytes": None if reached is None else reached["bytes"],
+    }
 
 
 def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -260,8 +279,13 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     has_peer = importlib.util.find_spec("torchft") is not None
     sides = [side for side, (kind, _) in SIDES.items() if has_peer or kind != "torchft"]
     found: dict[str, Any] = {
-        "target_accuracy": TARGET, "exchange_every": EVERY, "rounds": ROUNDS, "regions": len(NAMES), "peer_installed": has_peer, "links": {},
-    }  # fmt: skip
+        "target_accuracy": TARGET,
+        "exchange_every": EVERY,
+        "rounds": ROUNDS,
+        "regions": len(NAMES),
+        "peer_installed": has_peer,
+        "links": {},
+    }
     for mbit_s in (10.0,) if quick else (10.0, 100.0):
         results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for seed in range(1 if quick else 3):

@@ -30,11 +30,7 @@ _METHODS: tuple[PlanMethod, ...] = ("match-straggler", "cheapest")
 
 def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Plans, and what they save."""
-    rows = [
-        _case(model, number, say)
-        for model in (("lenet",) if quick else WORKLOADS)
-        for number in range(1, 2 if quick else 4)
-    ]
+    rows = [_case(model, number, say) for model in (("lenet",) if quick else WORKLOADS) for number in range(1, 2 if quick else 4)]
     return {"simulated": True, "cores_of_a_function": CORES, "table_5_and_6": rows, "summary": _summary(rows, say)}
 
 
@@ -48,13 +44,18 @@ def _case(model: str, number: int, say: Callable[[str], None]) -> dict[str, Any]
         before = trained(folder, WORKLOADS[model], allocation, (AVAILABLE, AVAILABLE))
         after = trained(folder, WORKLOADS[model], allocation, plans["match-straggler"])
     row = {
-        "model": model, "case": number, "allocation": allocation.title, "paper_plan": list(paper),
-        "plans": {method: list(cores) for method, cores in plans.items()}, "baseline": before, "planned": after,
+        "model": model,
+        "case": number,
+        "allocation": allocation.title,
+        "paper_plan": list(paper),
+        "plans": {method: list(cores) for method, cores in plans.items()},
+        "baseline": before,
+        "planned": after,
         "waiting_reduction_percent": _less(before["waiting_core_s"], after["waiting_core_s"]),
         "cost_reduction_percent": _less(before["cost_usd"], after["cost_usd"]),
         "core_hours_reduction_percent": _less(before["core_hours"], after["core_hours"]),
         "time_ratio": round(after["seconds"] / before["seconds"], 4),
-    }  # fmt: skip
+    }
     say(
         f"{model}, case {number}: plan {plans['match-straggler']} (paper {paper}); waiting -{row['waiting_reduction_percent']} %, cost "
         f"-{row['cost_reduction_percent']} % (core hours -{row['core_hours_reduction_percent']} %), {row['time_ratio']} x the time; "

@@ -24,18 +24,21 @@ LINKS = {
     "10 Mbit/s, 100 ms": (
         Wan(mbit_s=10.0, latency_s=0.1),
         {
-            "per step": PER_STEP, "ama 8": AMA, "diloco int4": ("diloco:lr=1,momentum=0.3,delay=31", 32, "int4"),
+            "per step": PER_STEP,
+            "ama 8": AMA,
+            "diloco int4": ("diloco:lr=1,momentum=0.3,delay=31", 32, "int4"),
             "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=23", 24, "topk2:0.05"),
         },
     ),
     "100 Mbit/s, 30 ms": (
         Wan(mbit_s=100.0, latency_s=0.03),
         {
-            "ama 8": AMA, "diloco int4": ("diloco:lr=1,momentum=0.3,delay=8", 12, "int4"),
+            "ama 8": AMA,
+            "diloco int4": ("diloco:lr=1,momentum=0.3,delay=8", 12, "int4"),
             "diloco top 5 %, two bits": ("diloco:lr=1,momentum=0.3,delay=8", 12, "topk2:0.05"),
         },
     ),
-}  # fmt: skip
+}
 """By link, and by side: policy, H and compression. Per-step exchange is synchronous: its accuracy and bytes are the same on both links, and its time is the longest."""
 MARGIN = 0.005
 SEEDS = (0, 1, 2)
@@ -54,18 +57,13 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         names = dict.fromkeys(name for run in runs for name in run["ratios"])
         ratios = {name: [run["ratios"][name] for run in runs if name in run["ratios"]] for name in names}
         found[link] = {
-            "policies": {name: list(side) for name, side in sides.items()}, "seeds": runs,
+            "policies": {name: list(side) for name, side in sides.items()},
+            "seeds": runs,
             "medians": {name: _medians([run["sides"][name] for run in runs]) for name in sides},
             "ratios": {name: {"median": statistics.median(v), "by_seed": v} for name, v in ratios.items()},
-        }  # fmt: skip
+        }
         say(f"{link}: {found[link]['ratios']}")
-    return {
-        "simulated": True,
-        "model": WORKLOAD.model,
-        "skewed": True,
-        "evaluate_every": EVALUATE_EVERY,
-        "links": found,
-    }
+    return {"simulated": True, "model": WORKLOAD.model, "skewed": True, "evaluate_every": EVALUATE_EVERY, "links": found}
 
 
 def _curve(wan: Wan, side: tuple[str, int, str], seed: int) -> list[Point]:
@@ -82,13 +80,15 @@ def _seed(link: str, seed: int, curves: dict[str, list[Point]], say: Callable[[s
     target = min(max(p.accuracy for p in points) for points in curves.values()) - MARGIN
     reached = {name: _first(points, target) for name, points in curves.items()}
     return {
-        "seed": seed, "target": round(target, 4), "sides": {name: as_json(point) for name, point in reached.items()},
+        "seed": seed,
+        "target": round(target, 4),
+        "sides": {name: as_json(point) for name, point in reached.items()},
         "by_evaluation": {
             name: [{"seconds": round(p.seconds, 2), "wan_bytes": p.wan_bytes, "accuracy": round(p.accuracy, 4)} for p in points]
             for name, points in curves.items()
         },
         "ratios": _ratios(reached),
-    }  # fmt: skip
+    }
 
 
 def _medians(points: Sequence[dict[str, Any] | None]) -> dict[str, Any]:

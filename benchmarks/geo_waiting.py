@@ -29,13 +29,12 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             found = trained(folder, WORKLOADS["lenet"], allocation, (AVAILABLE, AVAILABLE))
         plan = plan_regions(allocation.regions(), PlanRequest(method="greedy"))
         row = {
-            "allocation": allocation.title, "paper_percent": None,
+            "allocation": allocation.title,
+            "paper_percent": None,
             "predicted_percent": [round(100 * region.waiting_share, 1) for region in plan.regions],
             "waiting_percent": [round(100 * share, 1) for share in found["waiting_share"]],
             "seconds": found["seconds"],
-        }  # fmt: skip
-        say(
-            f"figure 2, {row['allocation']}: waiting {row['waiting_percent']} %, by load power {row['predicted_percent']} %"
-        )
+        }
+        say(f"figure 2, {row['allocation']}: waiting {row['waiting_percent']} %, by load power {row['predicted_percent']} %")
         rows.append(row)
     return {"simulated": True, "model": "lenet", "cores": [AVAILABLE, AVAILABLE], "figure_2": rows}

@@ -141,45 +141,70 @@ def workplace() -> Iterator[Path]:
 
 
 def job_of(
-    folder: Path, workload: Workload, seed: int, wan: Wan, *, shares: tuple[float, ...] = (1.0, 1.0), skewed: bool = False,
+    folder: Path,
+    workload: Workload,
+    seed: int,
+    wan: Wan,
+    *,
+    shares: tuple[float, ...] = (1.0, 1.0),
+    skewed: bool = False,
     evaluate_every: str = "1 epoch",
-) -> Job:  # fmt: skip
+) -> Job:
     """A job on generated data, whose functions are almost six vCPUs large."""
     path = folder / f"{workload.model}-{seed}-{skewed}.npz"
     if not path.exists():
         np.savez(path, **generated(workload, seed, shares=shares, skewed=skewed))
     compute: Any = {"a": workload.iteration_s * MEMORY_MB / workload.batch_size, "b": 0.0, "m": 0.0}
     world = Simulation(
-        latency_s=0.001, bandwidth_mb_s=200.0, region_latency_s=wan.latency_s, region_bandwidth_mb_s=wan.mbit_s / 8, compute=compute,
-        direct_latency_s=0.0005, cold_start_s=0.5,
-    )  # fmt: skip
+        latency_s=0.001,
+        bandwidth_mb_s=200.0,
+        region_latency_s=wan.latency_s,
+        region_bandwidth_mb_s=wan.mbit_s / 8,
+        compute=compute,
+        direct_latency_s=0.0005,
+        cold_start_s=0.5,
+    )
     return Job(
-        name=workload.model, model=Target(target=f"geo_models:{workload.model}", options=workload.options), code=(folder / "code",),
-        optimizer=Target(target="SGD", options={"lr": workload.lr, "momentum": 0.9}), epochs=workload.epochs, seed=seed,
-        data=DataSpec(source="npz", path=path, options={name: name for name in _ARRAYS}), simulation=world, limits=JobLimits(), evaluate_every=evaluate_every,
-    )  # fmt: skip
+        name=workload.model,
+        model=Target(target=f"geo_models:{workload.model}", options=workload.options),
+        code=(folder / "code",),
+        optimizer=Target(target="SGD", options={"lr": workload.lr, "momentum": 0.9}),
+        epochs=workload.epochs,
+        seed=seed,
+        data=DataSpec(source="npz", path=path, options={name: name for name in _ARRAYS}),
+        simulation=world,
+        limits=JobLimits(),
+        evaluate_every=evaluate_every,
+    )
 
 
 def one_cloud(job: Job, workload: Workload, *, functions: int = 4) -> Result:
     """A run in one region: functions of almost six vCPUs each."""
     values = {
-        "platform": "simulated", "workers": functions, "memory_mb": MEMORY_MB, "batch_size": workload.batch_size,
-        "pattern": "parameter-server", "channel": "parameter_server", "checkpoint_every": 200,
-    }  # fmt: skip
+        "platform": "simulated",
+        "workers": functions,
+        "memory_mb": MEMORY_MB,
+        "batch_size": workload.batch_size,
+        "pattern": "parameter-server",
+        "channel": "parameter_server",
+        "checkpoint_every": 200,
+    }
     return train(job, configure(job, **values)).raise_if_failed()
 
 
-def regions(
-    job: Job, workload: Workload, *, sync: str, every: int, compression: str = "none", functions: int = 2
-) -> Result:
+def regions(job: Job, workload: Workload, *, sync: str, every: int, compression: str = "none", functions: int = 2) -> Result:
     """A run in two regions of equal shares, with functions of almost six vCPUs each."""
-    groups = tuple(
-        RunGroup(name=name, workers=functions, memory_mb=MEMORY_MB, share=1.0) for name in ("shanghai", "chongqing")
-    )
+    groups = tuple(RunGroup(name=name, workers=functions, memory_mb=MEMORY_MB, share=1.0) for name in ("shanghai", "chongqing"))
     values = {
-        "platform": "simulated", "groups": groups, "batch_size": workload.batch_size, "region_sync": sync, "exchange_every": every,
-        "region_compression": compression, "checkpoint_every": 200, "channel": "memory",
-    }  # fmt: skip
+        "platform": "simulated",
+        "groups": groups,
+        "batch_size": workload.batch_size,
+        "region_sync": sync,
+        "exchange_every": every,
+        "region_compression": compression,
+        "checkpoint_every": 200,
+        "channel": "memory",
+    }
     return train(job, configure(job, **values)).raise_if_failed()
 
 

@@ -75,12 +75,7 @@ def _graph(name: str, count: int, reads: dict[int, list[int]], rng: Random, heav
         for u in above:
             readers.setdefault(u, []).append(f"n{i}")
     tensors = [
-        Tensor(
-            name=f"t{u}",
-            producer=f"n{u}",
-            consumers=tuple(readers.get(u, ())),
-            nbytes=int(heavy * rng.uniform(5, 80) * MB),
-        )
+        Tensor(name=f"t{u}", producer=f"n{u}", consumers=tuple(readers.get(u, ())), nbytes=int(heavy * rng.uniform(5, 80) * MB))
         for u in range(count)
     ]
     return Graph(name=name, nodes=tuple(made), tensors=tuple(tensors), source="random")
@@ -180,9 +175,7 @@ def _cells(reads: dict[int, list[int]], nodes: int, rng: Random) -> None:
         del reads[extra]
 
 
-def _scaled(
-    name: str, count: int, reads: dict[int, list[int]], need_bytes: float, total_s: float, rng: Random
-) -> Graph:
+def _scaled(name: str, count: int, reads: dict[int, list[int]], need_bytes: float, total_s: float, rng: Random) -> Graph:
     """Work of operators: every third operator is heavy (a convolution). Tensors shrink with depth; parameters grow."""
     work = [rng.uniform(4, 12) if i % 3 == 1 else rng.uniform(0.2, 1.0) for i in range(count)]
     size = [(1.5 - i / count) * rng.uniform(0.5, 1.5) for i in range(count)]
@@ -208,8 +201,7 @@ def _scaled(
             )
         )
     tensors = tuple(
-        Tensor(name=f"t{i}", producer=f"n{i}", consumers=tuple(readers.get(i, ())), nbytes=int(size[i] * to_tensor))
-        for i in range(count)
+        Tensor(name=f"t{i}", producer=f"n{i}", consumers=tuple(readers.get(i, ())), nbytes=int(size[i] * to_tensor)) for i in range(count)
     )
     return Graph(
         name=name,

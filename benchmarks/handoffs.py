@@ -43,9 +43,7 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
         if isinstance(event, Progress) and event.rank == 0:
             done[event.iteration] = event.t
 
-    result = train(
-        job, configure(job, platform="local", function_timeout_s=lifetime_s), on_event=note
-    ).raise_if_failed()
+    result = train(job, configure(job, platform="local", function_timeout_s=lifetime_s), on_event=note).raise_if_failed()
     s = result.summary
     return {
         "lifetime_s": lifetime_s,
@@ -89,9 +87,7 @@ def main(epochs: int, pairs: int, as_json: bool) -> None:
         write(out)
         return
     for row in rows:
-        click.echo(
-            f"{row['kind']:>8}  {row['seconds']:7.2f} s  {row['invocations']:3d} invocations  ${row['cost_usd']:.5f}"
-        )
+        click.echo(f"{row['kind']:>8}  {row['seconds']:7.2f} s  {row['invocations']:3d} invocations  ${row['cost_usd']:.5f}")
     click.echo(f"ratio {out['ratio_of_medians']}, warm {out['ratio_warm']} (goal {out['goal']}), same weights: {same}")
 
 

@@ -42,9 +42,14 @@ COMPARED = (*REMEDIES, "local+scale", "local+clip", "local+spike")
 FEWER = ("none", "momentum-prediction", "local", "scale", "clip", "local+spike")
 STUDY = (("sgd", 0.9, (0.05, 0.1)), ("nesterov", 0.9, (0.05,)), ("adam", 0.9, (0.003,)))
 REGION = (
-    ("sgd", 0.9, (0.02, 0.05, 0.1, 0.2, 0.4)), ("sgd", 0.95, (0.05, 0.1)), ("sgd", 0.5, (0.2, 1.0)), ("sgd", 0.0, (0.3, 0.6, 1.2)),
-    ("nesterov", 0.9, (0.05, 0.1, 0.2)), ("adam", 0.9, (0.003, 0.01, 0.03)), ("adamw", 0.9, (0.003, 0.01)),
-)  # fmt: skip
+    ("sgd", 0.9, (0.02, 0.05, 0.1, 0.2, 0.4)),
+    ("sgd", 0.95, (0.05, 0.1)),
+    ("sgd", 0.5, (0.2, 1.0)),
+    ("sgd", 0.0, (0.3, 0.6, 1.2)),
+    ("nesterov", 0.9, (0.05, 0.1, 0.2)),
+    ("adam", 0.9, (0.003, 0.01, 0.03)),
+    ("adamw", 0.9, (0.003, 0.01)),
+)
 CONVOLUTIONAL = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003,)))
 Grid = tuple[tuple[str, float, tuple[float, ...]], ...]
 
@@ -100,13 +105,23 @@ def compared(curves: Sequence[Curve]) -> list[dict[str, Any]]:
         model, workers, batch, other, optimizer, momentum, lr = key  # type: ignore[misc]
         found.append(
             {
-                "model": model, "workers": workers, "batch": batch, "nonaggregator_batch": other, "optimizer": optimizer,
-                "momentum": momentum, "lr": lr, "sync": sync, "aggregators": k, "remedy": remedy,
-                "bsp_accuracy": round(base[-1], 4), "accuracy": round(mine[-1], 4),
-                "short_points": round(100 * (base[-1] - mine[-1]), 2), "within_goal": base[-1] - mine[-1] <= GOAL_POINTS / 100 + 1e-9,
+                "model": model,
+                "workers": workers,
+                "batch": batch,
+                "nonaggregator_batch": other,
+                "optimizer": optimizer,
+                "momentum": momentum,
+                "lr": lr,
+                "sync": sync,
+                "aggregators": k,
+                "remedy": remedy,
+                "bsp_accuracy": round(base[-1], 4),
+                "accuracy": round(mine[-1], 4),
+                "short_points": round(100 * (base[-1] - mine[-1]), 2),
+                "within_goal": base[-1] - mine[-1] <= GOAL_POINTS / 100 + 1e-9,
                 "epochs_factor": _factor(base, mine),
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -138,9 +153,11 @@ def by_remedy(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         mine = [c for c in cells if c["remedy"] == remedy]
         short = [c["short_points"] for c in mine]
         found[remedy] = {
-            "cells": len(mine), "within_goal": sum(c["within_goal"] for c in mine), "mean_short_points": round(statistics.fmean(short), 2),
+            "cells": len(mine),
+            "within_goal": sum(c["within_goal"] for c in mine),
+            "mean_short_points": round(statistics.fmean(short), 2),
             "worst_short_points": max(short),
-        }  # fmt: skip
+        }
     return dict(sorted(found.items(), key=lambda item: (-item[1]["within_goal"], item[1]["mean_short_points"])))
 
 
@@ -151,8 +168,10 @@ def factors(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         mine = [c["epochs_factor"] for c in cells if c["sync"] == sync and c["remedy"] == remedy]
         known = [f for f in mine if f is not None]
         found.setdefault(sync, {})[remedy] = {
-            "mean": round(statistics.fmean(known), 3) if known else None, "most": max(known, default=None), "not_reached": len(mine) - len(known),
-        }  # fmt: skip
+            "mean": round(statistics.fmean(known), 3) if known else None,
+            "most": max(known, default=None),
+            "not_reached": len(mine) - len(known),
+        }
     return found
 
 
@@ -182,9 +201,7 @@ def region_settings(*, quick: bool) -> list[Setting]:
         found += _around(base, PROTOCOLS[:2], (DEFAULT,))
         found += _around(dataclasses.replace(base, model="mlp", nonaggregator_batch=24), (("hap", 2),), (DEFAULT,))
         found += _around(
-            dataclasses.replace(base, model="mlp", workers=16, batch=4, nonaggregator_batch=4),
-            (("hap", 1), ("hap", 8)),
-            (DEFAULT,),
+            dataclasses.replace(base, model="mlp", workers=16, batch=4, nonaggregator_batch=4), (("hap", 1), ("hap", 8)), (DEFAULT,)
         )
     return found
 
@@ -192,18 +209,18 @@ def region_settings(*, quick: bool) -> list[Setting]:
 def _around(base: Setting, protocols: Sequence[tuple[str, int]], remedies: Sequence[str]) -> list[Setting]:
     """A setting under BSP and under some protocols, by seed."""
     stale = [dataclasses.replace(base, sync=sync, aggregators=k, remedy=r) for sync, k in protocols for r in remedies]
-    return [
-        dataclasses.replace(s, seed=seed) for s in (dataclasses.replace(base, sync="bsp"), *stale) for seed in SEEDS
-    ]
+    return [dataclasses.replace(s, seed=seed) for s in (dataclasses.replace(base, sync="bsp"), *stale) for seed in SEEDS]
 
 
 def region_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summaries of all cells, and of those in the region that launches and plans do not warn of."""
     tested = [c for c in cells if c["remedy"] == DEFAULT and not _outside(c)]
     return {
-        "default": DEFAULT, "summary": by_remedy(cells), "epochs_factor": factors(cells),
+        "default": DEFAULT,
+        "summary": by_remedy(cells),
+        "epochs_factor": factors(cells),
         "tested": {"summary": by_remedy(tested), "epochs_factor": factors(tested)},
-    }  # fmt: skip
+    }
 
 
 def _outside(c: dict[str, Any]) -> str:
@@ -240,9 +257,7 @@ def show(found: dict[str, Any]) -> None:
         )
     for sync, by in found.get("region", {}).get("tested", {}).get("epochs_factor", {}).items():
         row = by[DEFAULT]
-        click.echo(
-            f"factor of epochs, {sync:6} {row['mean']} (most {row['most']}, not reached in {row['not_reached']})"
-        )
+        click.echo(f"factor of epochs, {sync:6} {row['mean']} (most {row['most']}, not reached in {row['not_reached']})")
     for row in found.get("figures", {}).get("rows", []):
         click.echo(
             f"figure {row['figure']} {row['workload']:10} {row['side']:12} at ${row['cost_usd']:.3f}: loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}"

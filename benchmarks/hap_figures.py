@@ -33,10 +33,7 @@ def sides(row: Published) -> dict[str, tuple[str, str, int, int, int, int, int]]
         "Scatter-CP": ("scatter-reduce", "bsp", w, m, w, ba, ba),
         "All-CP": ("all-reduce", "bsp", w, m, 1, ba, ba),
     }
-    for name, pattern, best in (
-        ("Scatter-Opt", "scatter-reduce", row.scatter),
-        ("All-Opt", "all-reduce", row.all_reduce),
-    ):
+    for name, pattern, best in (("Scatter-Opt", "scatter-reduce", row.scatter), ("All-Opt", "all-reduce", row.all_reduce)):
         if best is not None:
             found[name] = (pattern, "bsp", best[0], best[1], best[0] if name == "Scatter-Opt" else 1, best[2], best[2])
     return found
@@ -52,18 +49,35 @@ def figures(
     for row in ROWS[3:] if quick else ROWS:
         for side, (pattern, sync, w, m, k, ba, bn) in sides(row).items():
             one, two = (
-                float(predict(workload(row), platform, ExecutionOptions(pattern=pattern, sync=sync, epochs=n), workers=w, memory_mb=m,
-                              aggregators=k, batch=ba, other_batch=bn).cost_usd)
+                float(
+                    predict(
+                        workload(row),
+                        platform,
+                        ExecutionOptions(pattern=pattern, sync=sync, epochs=n),
+                        workers=w,
+                        memory_mb=m,
+                        aggregators=k,
+                        batch=ba,
+                        other_batch=bn,
+                    ).cost_usd
+                )
                 for n in (1, 2)
-            )  # fmt: skip
+            )
             each = two - one
             budget = budgets.setdefault(row.name, EPOCHS * each)  # K-Opt comes first
             d = DIVISORS[row.name]
             base = Setting(
-                sync=sync, workers=w, aggregators=k, batch=max(1, ba // d), nonaggregator_batch=max(1, bn // d),
-                epochs=max(1, int(budget / each + 1e-9)), lr=LR, momentum=MOMENTUM, remedy=remedy if sync == "hap" else "none",
+                sync=sync,
+                workers=w,
+                aggregators=k,
+                batch=max(1, ba // d),
+                nonaggregator_batch=max(1, bn // d),
+                epochs=max(1, int(budget / each + 1e-9)),
+                lr=LR,
+                momentum=MOMENTUM,
+                remedy=remedy if sync == "hap" else "none",
                 model="mlp",
-            )  # fmt: skip
+            )
             planned.append((row, side, each, [Setting(**{**_fields(base), "seed": seed}) for seed in seeds]))
     curves = {c.setting: c for c in run([s for *_, settings in planned for s in settings], processes=processes)}
     found = []
@@ -73,15 +87,19 @@ def figures(
         accuracy = [statistics.fmean(v) for v in zip(*(c.accuracy for c in runs), strict=True)]
         found.append(
             {
-                "figure": FIGURES[row.name], "workload": row.name, "side": side, "epochs": len(loss), "cost_usd": round(len(loss) * each, 5),
-                "usd_per_epoch": round(each, 6), "loss": round(loss[-1], 5), "accuracy": round(accuracy[-1], 4),
-                "losses": [round(v, 4) for v in loss], "accuracies": [round(v, 4) for v in accuracy],
+                "figure": FIGURES[row.name],
+                "workload": row.name,
+                "side": side,
+                "epochs": len(loss),
+                "cost_usd": round(len(loss) * each, 5),
+                "usd_per_epoch": round(each, 6),
+                "loss": round(loss[-1], 5),
+                "accuracy": round(accuracy[-1], 4),
+                "losses": [round(v, 4) for v in loss],
+                "accuracies": [round(v, 4) for v in accuracy],
             }
-        )  # fmt: skip
-    return {
-        "stand_in": "dense network on scikit-learn's digits; costs of the thesis's workloads by the performance model",
-        "rows": found,
-    }
+        )
+    return {"stand_in": "dense network on scikit-learn's digits; costs of the thesis's workloads by the performance model", "rows": found}
 
 
 def _fields(s: Setting) -> dict[str, Any]:

@@ -78,9 +78,7 @@ class Ours:
         channel: of the executor.
     """
 
-    def __init__(
-        self, n: int, operation: str, *, tile: int, functions: int, memory_mb: int, store: str, channel: str
-    ) -> None:
+    def __init__(self, n: int, operation: str, *, tile: int, functions: int, memory_mb: int, store: str, channel: str) -> None:
         self._operation, self._n, self._store = operation, n, store
         options = {"tile": tile or None, "store": store}
         self.a = BigMatrix.from_numpy(linalg_peers.matrix(n, definite=operation == "cholesky"), **options)
@@ -88,9 +86,8 @@ class Ours:
         self.tile = self.a.tile[0]
         self._small = BigMatrix.from_numpy(np.eye(320), tile=40, store=store)
         self._pool = FunctionExecutor(
-            "local", progress=False, max_workers=functions, memory_mb=memory_mb, channel=channel,
-            idle_timeout_s=IDLE_S,
-        )  # fmt: skip
+            "local", progress=False, max_workers=functions, memory_mb=memory_mb, channel=channel, idle_timeout_s=IDLE_S
+        )
         began = time.perf_counter()
         self._pool.submit(abs, -1).result()
         self.start_s = time.perf_counter() - began
@@ -134,9 +131,13 @@ class Ours:
         report = made[0].report
         assert report is not None
         found = {
-            "seconds": seconds, "cpu_seconds": cpu_s, "computing_s": report.core_seconds, "tasks": report.tasks, "read_bytes": report.bytes_read,
+            "seconds": seconds,
+            "cpu_seconds": cpu_s,
+            "computing_s": report.core_seconds,
+            "tasks": report.tasks,
+            "read_bytes": report.bytes_read,
             "written_bytes": report.bytes_written,
-        }  # fmt: skip
+        }
 
         def residual() -> float:
             first, a = made[0].to_numpy(), self.a.to_numpy()
@@ -162,11 +163,7 @@ class Ours:
         self._pool.shutdown()
         t = self._pool.traffic
         _delete([each for each in (self.a, self.b, self._small) if each is not None])
-        return {
-            "bytes_down": t.bytes_down,
-            "bytes_up": t.bytes_up,
-            "requests": t.puts + t.gets + t.polls + t.lists + t.deletes,
-        }
+        return {"bytes_down": t.bytes_down, "bytes_up": t.bytes_up, "requests": t.puts + t.gets + t.polls + t.lists + t.deletes}
 
 
 def _delete(matrices: list[BigMatrix]) -> None:
@@ -184,7 +181,7 @@ def least_bytes(operation: str, n: int, *, functions: int, memory_mb: int) -> fl
 
 def compare(
     operation: str, n: int, arguments: argparse.Namespace, scalapack: linalg_peers.Scalapack | None, *, store: str, channel: str
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One operation at one size: all sides, in turns."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -193,7 +190,7 @@ def compare(
     residuals: list[float] = []
     ours = Ours(
         n, operation, tile=arguments.tile, functions=arguments.functions, memory_mb=arguments.memory_mb, store=store, channel=channel
-    )  # fmt: skip
+    )
     say = lambda text: print(f"{operation} n={n}: {text}", file=sys.stderr)  # noqa: E731
 
     def one(side: str) -> dict[str, float]:
@@ -208,9 +205,7 @@ def compare(
         if side == "scalapack":
             assert scalapack is not None
             return scalapack.run(operation, n, limit_s=arguments.limit_s)
-        return linalg_peers.run(
-            side, operation, n, tile=ours.tile, workers=arguments.functions, limit_s=arguments.limit_s
-        )
+        return linalg_peers.run(side, operation, n, tile=ours.tile, workers=arguments.functions, limit_s=arguments.limit_s)
 
     prediction = ours.predicted()
     try:
@@ -224,9 +219,7 @@ def compare(
                     figures = one(side)
                     times[side].append(figures["seconds"])
                     cpu[side].append(figures["cpu_seconds"])
-                    say(
-                        f"{side} {times[side][-1]:.3f} s, {cpu[side][-1]:.3f} CPU-seconds, load {os.getloadavg()[0]:.1f}"
-                    )
+                    say(f"{side} {times[side][-1]:.3f} s, {cpu[side][-1]:.3f} CPU-seconds, load {os.getloadavg()[0]:.1f}")
                 except (RuntimeError, EphemeronError, subprocess.TimeoutExpired) as e:
                     is_late = isinstance(e, subprocess.TimeoutExpired)
                     told = f"no result within {arguments.limit_s:g} s" if is_late else str(e)
@@ -235,10 +228,13 @@ def compare(
     finally:
         moved = ours.close()
     row: dict[str, Any] = {
-        "operation": operation, "n": n, "tile": ours.tile,
+        "operation": operation,
+        "n": n,
+        "tile": ours.tile,
         "seconds": {side: condensed(values) for side, values in times.items() if values},
-        "cpu_seconds": {side: condensed(values) for side, values in cpu.items() if values}, "not_measured": notes,
-    }  # fmt: skip
+        "cpu_seconds": {side: condensed(values) for side, values in cpu.items() if values},
+        "not_measured": notes,
+    }
     if found:
         row |= _ours(operation, n, arguments, found, moved, start_s=ours.start_s, residual=max(residuals))
         row["predicted"] = {"seconds": round(prediction.seconds, 4), "chain_s": round(prediction.chain_s, 4)}
@@ -254,14 +250,17 @@ def compare(
 
 
 def _ours(
-    operation: str, n: int, arguments: argparse.Namespace, found: list[dict[str, float]], moved: dict[str, int], *, start_s: float,
+    operation: str,
+    n: int,
+    arguments: argparse.Namespace,
+    found: list[dict[str, float]],
+    moved: dict[str, int],
+    *,
+    start_s: float,
     residual: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     computing = condensed([f["computing_s"] for f in found])["median"]
-    least, turns = (
-        least_bytes(operation, n, functions=arguments.functions, memory_mb=arguments.memory_mb),
-        len(found) + arguments.warmup,
-    )
+    least, turns = (least_bytes(operation, n, functions=arguments.functions, memory_mb=arguments.memory_mb), len(found) + arguments.warmup)
     return {
         "tasks": int(found[0]["tasks"]),
         "residual_n_eps": round(residual, 5),
@@ -306,9 +305,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1, help="computations of ours that are not counted, at each size")
     parser.add_argument("--tile", type=int, default=0, help="rows of a tile; by default the library's choice")
     parser.add_argument("--functions", type=int, default=2, help="functions, MPI processes and threads")
-    parser.add_argument(
-        "--memory-mb", type=int, default=3000, help="of a function: below two vCPUs' is one BLAS thread"
-    )
+    parser.add_argument("--memory-mb", type=int, default=3000, help="of a function: below two vCPUs' is one BLAS thread")
     parser.add_argument("--state", choices=("valkey", "objects"), default="valkey", help="where tasks are")
     parser.add_argument("--store", default="", help="folder for tiles; by default one in memory")
     parser.add_argument("--limit-s", type=float, default=300.0, help="longest run of a peer")
@@ -318,9 +315,7 @@ def main() -> None:
     before = environment()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells turn off for what runs in the background
     with stores(arguments.state, arguments.store) as (store, channel, folder):
-        scalapack = (
-            linalg_peers.Scalapack(folder, processes=arguments.functions) if "scalapack" in arguments.sides else None
-        )
+        scalapack = linalg_peers.Scalapack(folder, processes=arguments.functions) if "scalapack" in arguments.sides else None
         with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is written
             for n, operation in itertools.product(arguments.sizes, arguments.operations):
                 rows.append(compare(operation, n, arguments, scalapack, store=store, channel=channel))
@@ -329,11 +324,17 @@ def main() -> None:
         peers = {} if scalapack is None else {"scalapack": scalapack.version()}
     write(
         {
-            **before, "peers": peers, "repeats": arguments.repeats, "functions": arguments.functions,
-            "memory_mb": arguments.memory_mb, "tasks_in": arguments.state, "tiles_in": "a folder in memory" if not arguments.store else "a folder",
-            "goal": {"to_scalapack": 1.25}, "rows": rows,
+            **before,
+            "peers": peers,
+            "repeats": arguments.repeats,
+            "functions": arguments.functions,
+            "memory_mb": arguments.memory_mb,
+            "tasks_in": arguments.state,
+            "tiles_in": "a folder in memory" if not arguments.store else "a folder",
+            "goal": {"to_scalapack": 1.25},
+            "rows": rows,
         }
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -71,13 +71,7 @@ def main() -> None:
     arguments = parser.parse_args()
     before = environment()
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
-    write(
-        {
-            **before,
-            "threads": threads,
-            "rows": [measure(arguments.size, tile, arguments.repeats) for tile in arguments.tiles],
-        }
-    )
+    write({**before, "threads": threads, "rows": [measure(arguments.size, tile, arguments.repeats) for tile in arguments.tiles]})
 
 
 if __name__ == "__main__":

@@ -78,9 +78,7 @@ class Scalapack:
         self._core = {"OPENBLAS_CORETYPE": core} if core else {}
         source = Path(__file__).parent / "linalg_scalapack.c"
         libraries = ["-lscalapack-openmpi", "-llapack", "-lblas", "-lm"]
-        done = subprocess.run(
-            ["mpicc", "-O2", str(source), "-o", str(self._program), *libraries], capture_output=True, text=True
-        )
+        done = subprocess.run(["mpicc", "-O2", str(source), "-o", str(self._program), *libraries], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the driver of ScaLAPACK does not compile: {done.stderr.strip()[-500:]}")
 
@@ -91,20 +89,34 @@ class Scalapack:
         linked = subprocess.run(["ldd", str(self._program)], capture_output=True, text=True).stdout
         blas = "OpenBLAS" if "openblas" in linked else "the reference BLAS"
         return "; ".join(
-            [
-                *(" ".join(line.split()) for line in found if line),
-                f"linked to {blas}",
-                *(f"{n}={v}" for n, v in self._core.items()),
-            ]
+            [*(" ".join(line.split()) for line in found if line), f"linked to {blas}", *(f"{n}={v}" for n, v in self._core.items())]
         )
 
     def run(self, operation: str, n: int, *, limit_s: float) -> dict[str, float]:
         """Seconds and CPU-seconds of all processes between two barriers; a process that waits for a message uses CPU."""
         done = subprocess.run(
-            ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(self._processes),
-             str(self._program), "1", str(self._processes), str(_BLOCK), str(n), "1", operation],
-            capture_output=True, text=True, env={**os.environ, **_ONE_THREAD, **self._core}, timeout=limit_s,
-        )  # fmt: skip
+            [
+                "mpirun",
+                "--allow-run-as-root",
+                "--oversubscribe",
+                "--mca",
+                "mpi_yield_when_idle",
+                "1",
+                "-n",
+                str(self._processes),
+                str(self._program),
+                "1",
+                str(self._processes),
+                str(_BLOCK),
+                str(n),
+                "1",
+                operation,
+            ],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **_ONE_THREAD, **self._core},
+            timeout=limit_s,
+        )
         if done.returncode:
             raise RuntimeError(f"ScaLAPACK failed: {done.stderr.strip()[-500:]}")
         found = json.loads(done.stdout.strip().split("\n")[-1])
@@ -118,8 +130,12 @@ def run(side: str, operation: str, n: int, *, tile: int, workers: int, limit_s: 
     threads = _ONE_THREAD if side == "dask" else {name: str(workers) for name in _ONE_THREAD}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.linalg_peers", side, operation, str(n), str(tile), str(workers)],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, **threads}, timeout=limit_s,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **threads},
+        timeout=limit_s,
+    )
     if done.returncode:
         raise RuntimeError(f"{side} failed: {done.stderr.strip()[-300:]}")
     found: dict[str, float] = json.loads(done.stdout.strip().split("\n")[-1])

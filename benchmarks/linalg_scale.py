@@ -58,9 +58,17 @@ PARTS = ("simulated", "autoscaling", "analysis", "scheduler")
 
 
 def simulate(
-    operation: str, tiles: int, tile: int, *, functions: int = 512, factor: float = 1.0, idle_s: float = 10.0, static: bool = False,
-    parts: int = 60, followers: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    operation: str,
+    tiles: int,
+    tile: int,
+    *,
+    functions: int = 512,
+    factor: float = 1.0,
+    idle_s: float = 10.0,
+    static: bool = False,
+    parts: int = 60,
+    followers: bool = False,
+) -> dict[str, Any]:
     """A row of figures."""
     program, names = PROGRAMS[operation]
     world = World(functions=functions, idle_s=idle_s, followers=followers)
@@ -68,11 +76,19 @@ def simulate(
     began = time.perf_counter()
     out = Simulated(program, dict.fromkeys(names, tiles), tile=tile, world=world, limits=limits, static=static).run()
     return {
-        "operation": operation, "n": tiles * tile, "tile": tile, "functions": functions, "scaling_factor": factor, "idle_timeout_s": idle_s,
+        "operation": operation,
+        "n": tiles * tile,
+        "tile": tile,
+        "functions": functions,
+        "scaling_factor": factor,
+        "idle_timeout_s": idle_s,
         "followers": followers,
-        "provisioner": "none: all functions all the time" if static else "scaling.decide", "published": PUBLISHED[operation],
-        **figures(out, world), "simulated_in_s": round(time.perf_counter() - began, 1), "utilisation": curve(out, world, parts=parts),
-    }  # fmt: skip
+        "provisioner": "none: all functions all the time" if static else "scaling.decide",
+        "published": PUBLISHED[operation],
+        **figures(out, world),
+        "simulated_in_s": round(time.perf_counter() - began, 1),
+        "utilisation": curve(out, world, parts=parts),
+    }
 
 
 def figures(out: Outcome, world: World) -> dict[str, Any]:
@@ -93,18 +109,13 @@ def figures(out: Outcome, world: World) -> dict[str, Any]:
             "cluster": round(out.seconds * world.functions),
             "cluster_at_ideal_time": round(ideal_s * world.functions),
         },
-        "core_seconds_of_a_cluster_to_ours": round(
-            out.seconds * world.functions / (out.active_s + PENALTY_S * out.starts), 3
-        ),
+        "core_seconds_of_a_cluster_to_ours": round(out.seconds * world.functions / (out.active_s + PENALTY_S * out.starts), 3),
         "starts": out.starts,
         "most_functions": out.most_functions,
         "utilisation_of_functions": round(out.computing_s / out.active_s, 4),
         "tb_read": round(out.bytes_read / 1e12, 3),
         "tb_written": round(out.bytes_written / 1e12, 3),
-        "usd": {
-            "functions": round(prices.functions_usd(out.active_s * world.memory_gb, out.starts), 2),
-            "requests": round(storage, 2),
-        },
+        "usd": {"functions": round(prices.functions_usd(out.active_s * world.memory_gb, out.starts), 2), "requests": round(storage, 2)},
     }
 
 

@@ -58,11 +58,7 @@ def queries_of(program: Program, rows: int, repeats: int) -> dict[str, Any]:
     def readers(node: Node) -> list[int]:
         return [graph.reader_count(*tile) for tile in graph.reads(node) if tile[0] not in inputs]
 
-    queries = {
-        "downstream": graph.downstream,
-        "upstream_count": graph.upstream_count,
-        "reader_counts_of_what_it_reads": readers,
-    }
+    queries = {"downstream": graph.downstream, "upstream_count": graph.upstream_count, "reader_counts_of_what_it_reads": readers}
     times: dict[str, list[float]] = {name: [] for name in queries}
     for node in nodes:
         for name, query in queries.items():
@@ -81,10 +77,13 @@ def queries_of(program: Program, rows: int, repeats: int) -> dict[str, Any]:
         peaks.append(round(tracemalloc.get_traced_memory()[1] / 1e3, 1))
         tracemalloc.stop()
     row = {
-        "program": program.name, "tiles": rows * rows, "tasks": tasks, "counted_in_cpu_s": round(counted_s, 4),
+        "program": program.name,
+        "tiles": rows * rows,
+        "tasks": tasks,
+        "counted_in_cpu_s": round(counted_s, 4),
         "peak_memory_kb": {"queries": [len(nodes) // 10, len(nodes)], "peak": peaks},
         "cpu_microseconds": {name: condensed(values) for name, values in times.items()},
-    }  # fmt: skip
+    }
     print(row, file=sys.stderr)
     return row
 
@@ -109,7 +108,7 @@ class _Graph:
         return [
             TaskEdge(name=self._name(child), inputs=self.graph.upstream_count(child), tasks=(self.spec(child),), order=child.indices[0])
             for child in self.graph.downstream(node)
-        ]  # fmt: skip
+        ]
 
     def _name(self, node: Node) -> str:
         return "-".join(map(str, (node.line, *node.indices)))
@@ -147,10 +146,13 @@ async def _adapter(name: str, channel: Channel, tiles: int, executors: int) -> d
     requests = sum((queue.traffic for queue in queues), Traffic())
     await queues[0].clear()
     return {
-        "adapter": name, "executors": executors, "tasks": tasks, "tasks_per_s": round(tasks / seconds, 1),
+        "adapter": name,
+        "executors": executors,
+        "tasks": tasks,
+        "tasks_per_s": round(tasks / seconds, 1),
         "tasks_per_cpu_s_of_clients": round(tasks / cpu_s, 1),
         "requests_per_task": round((requests.puts + requests.gets + requests.polls + requests.lists) / tasks, 2) or None,
-    }  # fmt: skip
+    }
 
 
 def scheduler(tiles: int, repeats: int) -> list[dict[str, Any]]:
@@ -162,15 +164,9 @@ def scheduler(tiles: int, repeats: int) -> list[dict[str, Any]]:
             for turn in range(repeats):
                 for executors in (1, 8):
                     for name in ("valkey", "folder", "memory"):
-                        place = (
-                            f"redis://127.0.0.1:{server.port}/0"
-                            if name == "valkey"
-                            else Path(folder, f"q{turn}-{executors}").as_uri()
-                        )
+                        place = f"redis://127.0.0.1:{server.port}/0" if name == "valkey" else Path(folder, f"q{turn}-{executors}").as_uri()
 
-                        async def one(
-                            name: str = name, executors: int = executors, place: str = place
-                        ) -> dict[str, Any]:
+                        async def one(name: str = name, executors: int = executors, place: str = place) -> dict[str, Any]:
                             if name == "memory":
                                 return await _adapter(name, MemoryChannel(), tiles, executors)
                             async with open_channel(place) as channel:

@@ -100,14 +100,7 @@ class Simulated:
     """
 
     def __init__(
-        self,
-        program: Program,
-        sizes: Mapping[str, int],
-        *,
-        tile: int,
-        world: World,
-        limits: ScalingLimits,
-        static: bool = False,
+        self, program: Program, sizes: Mapping[str, int], *, tile: int, world: World, limits: ScalingLimits, static: bool = False
     ) -> None:
         self._graph, self._program, self._tile, self._world = UnrolledGraph(program, sizes), program, tile, world
         self._limits, self._static = limits, static
@@ -175,9 +168,7 @@ class Simulated:
             state = state if state.next_number > 1 else self._start_all(now, state)
         else:
             depth = QueueDepth(
-                ready=len(self._ready),
-                leased=self._leased,
-                executors=frozenset(n for n, f in self._all.items() if f.ready_at <= now),
+                ready=len(self._ready), leased=self._leased, executors=frozenset(n for n, f in self._all.items() if f.ready_at <= now)
             )
             decision = decide(self._limits, state, depth, now=now)
             state = decision.state
@@ -268,11 +259,7 @@ class Simulated:
         if function.gone or function.cpu_free > now or function.in_flight >= self._world.in_flight:
             return
         graph, waiting = self._graph, self._waiting
-        last = [
-            c
-            for c in graph.downstream(node)
-            if waiting.get(c, graph.upstream_count(c)) == 1 and c not in self._followed
-        ]
+        last = [c for c in graph.downstream(node) if waiting.get(c, graph.upstream_count(c)) == 1 and c not in self._followed]
         child = min(last, key=self._order, default=None)
         if child is None or (self._ready and self._ready[0][0] < self._order(child)):
             return
@@ -334,10 +321,14 @@ def curve(out: Outcome, world: World, *, parts: int = 40) -> list[dict[str, floa
         busy = (_at_time(out, end) - _at_time(out, begin)) / width
         rows.append(
             {
-                "until_s": round(end, 1), "functions": round(functions, 1), "ready_tasks": round(ready, 1), "held_tasks": round(held, 1),
-                "computing": round(busy / world.functions, 4), "computing_of_functions": round(min(1.0, busy / max(1.0, functions)), 4),
+                "until_s": round(end, 1),
+                "functions": round(functions, 1),
+                "ready_tasks": round(ready, 1),
+                "held_tasks": round(held, 1),
+                "computing": round(busy / world.functions, 4),
+                "computing_of_functions": round(min(1.0, busy / max(1.0, functions)), 4),
             }
-        )  # fmt: skip
+        )
     return rows
 
 

@@ -41,24 +41,29 @@ def parallelism(rows: Sequence[Mapping[str, Any]]) -> str:
     title = "Simulated: tasks, functions and utilisation over time"
     first = rows[0]
     note = f"n = {first['n']:,}, tiles of {first['tile']:,}, at most {first['functions']} functions of one vCPU"
-    keys = (
-        ("tasks", "tasks ready or held"),
-        ("functions", "functions"),
-        ("running", "paid for, waits"),
-        ("computing", "computes"),
-    )
+    keys = (("tasks", "tasks ready or held"), ("functions", "functions"), ("running", "paid for, waits"), ("computing", "computes"))
     parts = [text(24, 26, title, class_="title"), text(24, 45, note, class_="quiet")]
     for place, (name, words) in enumerate(keys):
         x = (442, 588, 686, 812)[place]
         parts += [el("rect", x=x, y=36, width=12, height=10, class_=f"key-{name}"), text(x + 18, 45, words)]
     parts += [_row(row, _TOP + place * _ROW) for place, row in enumerate(rows)]
     height = _TOP + len(rows) * _ROW
-    return str(
-        el(
-            "svg", el("title", title), el("style", Markup(_STYLE)), joined(parts), xmlns="http://www.w3.org/2000/svg", role="img",
-            viewBox=f"0 0 {num(_WIDTH)} {num(height)}", width=_WIDTH, height=height,
+    return (
+        str(
+            el(
+                "svg",
+                el("title", title),
+                el("style", Markup(_STYLE)),
+                joined(parts),
+                xmlns="http://www.w3.org/2000/svg",
+                role="img",
+                viewBox=f"0 0 {num(_WIDTH)} {num(height)}",
+                width=_WIDTH,
+                height=height,
+            )
         )
-    ) + "\n"  # fmt: skip
+        + "\n"
+    )
 
 
 def _row(row: Mapping[str, Any], top: float) -> Markup:
@@ -77,24 +82,22 @@ def _row(row: Mapping[str, Any], top: float) -> Markup:
             y = scale(value)
             parts.append(el("line", x1=left, x2=left + _PLOT, y1=y, y2=y, class_="grid"))
             parts.append(text(left - 6, y + 4, name, text_anchor="end", class_="quiet"))
-        parts += [
-            text(x(v), base + 16, name, text_anchor="middle", class_="quiet") for v, name in time_ticks(0, end, 6)
-        ]
+        parts += [text(x(v), base + 16, name, text_anchor="middle", class_="quiet") for v, name in time_ticks(0, end, 6)]
 
         def steps(values: Sequence[float]) -> list[tuple[float, float]]:
             return [(t, v) for a, p, v in zip(starts, points, values, strict=True) for t in (a, p["until_s"])]
 
         if scale is counts:
             for name, values in (
-                ("tasks", [p["ready_tasks"] + p["held_tasks"] for p in points]), ("functions", [p["functions"] for p in points]),
-            ):  # fmt: skip
-                parts.append(
-                    el("path", d=path(steps([min(max(v, 1.0), _MOST) for v in values]), x, scale), class_=name)
-                )
+                ("tasks", [p["ready_tasks"] + p["held_tasks"] for p in points]),
+                ("functions", [p["functions"] for p in points]),
+            ):
+                parts.append(el("path", d=path(steps([min(max(v, 1.0), _MOST) for v in values]), x, scale), class_=name))
         else:
             for name, values in (
-                ("running", [p["functions"] / row["functions"] for p in points]), ("computing", [p["computing"] for p in points]),
-            ):  # fmt: skip
+                ("running", [p["functions"] / row["functions"] for p in points]),
+                ("computing", [p["computing"] for p in points]),
+            ):
                 area = [(0.0, 0.0), *steps(values), (end, 0.0)]
                 parts.append(el("path", d=path(area, x, scale) + "Z", class_=name))
     return joined(parts)

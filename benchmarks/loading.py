@@ -45,9 +45,13 @@ class Side:
 
     def __init__(self, name: str, folder: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.loading_sides", name, str(folder), *options], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-m", "benchmarks.loading_sides", name, str(folder), *options],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
     def begin(self, epochs: int = 1, step_s: float = 0.0) -> None:
         assert self.process.stdin is not None
@@ -78,9 +82,11 @@ def together(sides: Sequence[Side], *, epochs: int, step_s: float = 0.0) -> dict
         side.begin(epochs, step_s)
     ends = [side.end() for side in sides]
     return {
-        "samples_per_s": sum(e["samples"] / e["seconds"] for e in ends), "waited_s": max(e["waited_s"] for e in ends),
-        "seconds": max(e["seconds"] for e in ends), "samples": sum(e["samples"] for e in ends),
-    }  # fmt: skip
+        "samples_per_s": sum(e["samples"] / e["seconds"] for e in ends),
+        "waited_s": max(e["waited_s"] for e in ends),
+        "seconds": max(e["seconds"] for e in ends),
+        "samples": sum(e["samples"] for e in ends),
+    }
 
 
 def compare(groups: dict[str, list[Side]], *, rounds: int, epochs: int, step_s: float = 0.0) -> dict[str, Any]:
@@ -121,10 +127,16 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
 
     peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
     out: dict[str, Any] = {
-        **environment(), "benchmark": "loading", "images": images, "workers": workers, "batch_size": BATCH,
-        "rounds": rounds, "epochs_per_turn": epochs, "goals": GOALS,
+        **environment(),
+        "benchmark": "loading",
+        "images": images,
+        "workers": workers,
+        "batch_size": BATCH,
+        "rounds": rounds,
+        "epochs_per_turn": epochs,
+        "goals": GOALS,
         "peers": {name: version(name) if name in peers else "not installed" for name in PEERS},
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         folder = Path(home)
         photos(folder / "photos", images)
@@ -160,9 +172,11 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
             sides["service"] = [made("service", *slow, "--service", str(folder / "service-3"))]
             waits = compare(sides, rounds=max(2, rounds // 2), epochs=1, step_s=step_s)
         out["store_latency"] = {
-            "latency_ms": LATENCY_MS, "workers": LATENCY_WORKERS, "step_s": round(step_s, 4),
+            "latency_ms": LATENCY_MS,
+            "workers": LATENCY_WORKERS,
+            "step_s": round(step_s, 4),
             **_shown(waits, "dataloader", "waited_s"),
-        }  # fmt: skip
+        }
         for place in folder.glob("service-*"):
             ManagedProcess("coordinator", place, "").kill(gently=True)
     if as_json:
@@ -174,11 +188,9 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
 def _shown(found: dict[str, Any], base: str, key: str) -> dict[str, Any]:
     return {
         key: {name: condensed([row[key] for row in rows]) for name, rows in found["rounds"].items()},
-        f"{key}_to_{base}": {
-            name: condensed(ratios(found, name, base, key)) for name in found["rounds"] if name != base
-        },
+        f"{key}_to_{base}": {name: condensed(ratios(found, name, base, key)) for name in found["rounds"] if name != base},
         "left_out": found["left_out"],
-    }  # fmt: skip
+    }
 
 
 def _print(out: dict[str, Any]) -> None:

@@ -124,9 +124,13 @@ def side(name: str, folder: Path, *, workers: int, seed: int, latency_s: float, 
 
             plain = ManyAtOnce if name == "dataloader-many" else Photos
             return DataLoader(
-                Augmented(plain(folder / "photos", latency_s)), BATCH, shuffle=True, num_workers=workers,
-                persistent_workers=workers > 0, prefetch_factor=4 if workers else None,
-            )  # fmt: skip
+                Augmented(plain(folder / "photos", latency_s)),
+                BATCH,
+                shuffle=True,
+                num_workers=workers,
+                persistent_workers=workers > 0,
+                prefetch_factor=4 if workers else None,
+            )
         case "flow" | "service":
             return _flow(name, folder, workers, seed, latency_s, cache_mb, service)
         case "grain":
@@ -136,9 +140,7 @@ def side(name: str, folder: Path, *, workers: int, seed: int, latency_s: float, 
     raise click.BadParameter(f"no side is called {name}")
 
 
-def _flow(
-    name: str, folder: Path, workers: int, seed: int, latency_s: float, cache_mb: float, service: str
-) -> Any:  # fmt: skip
+def _flow(name: str, folder: Path, workers: int, seed: int, latency_s: float, cache_mb: float, service: str) -> Any:
     from ephemeron.data.flow import Flow, FlowReader, LocalReader
 
     flow = Flow(f"bench/photos-{latency_s:g}")
@@ -180,9 +182,14 @@ def _spdl(folder: Path, workers: int) -> Any:
     def begin() -> Iterator[Any]:
         order = random.sample(range(len(dataset)), len(dataset))
         pipeline = (
-            PipelineBuilder().add_source(order).pipe(dataset.__getitem__, concurrency=workers).aggregate(BATCH)
-            .pipe(stacked).add_sink(4 * workers).build(num_threads=workers + 1)
-        )  # fmt: skip
+            PipelineBuilder()
+            .add_source(order)
+            .pipe(dataset.__getitem__, concurrency=workers)
+            .aggregate(BATCH)
+            .pipe(stacked)
+            .add_sink(4 * workers)
+            .build(num_threads=workers + 1)
+        )
         with pipeline.auto_stop():
             yield from pipeline
 
@@ -212,9 +219,7 @@ def epoch(batches: Iterable[Any], step_s: float) -> dict[str, float]:
 @click.option("--service", default="")
 def main(name: str, folder: Path, workers: int, seed: int, latency_ms: float, cache_mb: float, service: str) -> None:
     """Serves requests until standard input ends."""
-    batches = side(
-        name, folder, workers=workers, seed=seed, latency_s=latency_ms / 1000, cache_mb=cache_mb, service=service
-    )
+    batches = side(name, folder, workers=workers, seed=seed, latency_s=latency_ms / 1000, cache_mb=cache_mb, service=service)
     for line in sys.stdin:
         request = json.loads(line)
         found = [epoch(batches, request["step_s"]) for _ in range(request["epochs"])]

@@ -28,22 +28,27 @@ RATE = 0.05
 DILOCO = Target(target="SGD", options={"lr": 0.7, "momentum": 0.9, "nesterov": True})
 MILD = Target(target="SGD", options={"lr": 1.0, "momentum": 0.3, "nesterov": True})
 ROWS: dict[str, dict[str, Any]] = {
-    "bsp": {}, "hsp": {"sync": "hsp"}, "asp": {"sync": "asp"},
+    "bsp": {},
+    "hsp": {"sync": "hsp"},
+    "asp": {"sync": "asp"},
     **{f"{h} local steps, average": {"local_steps": h} for h in (2, 4, 8, 16)},
     **{f"{h} local steps, Nesterov 0.9, lr 0.7": {"local_steps": h, "outer_optimizer": DILOCO} for h in (4, 8)},
     **{f"{h} local steps, Nesterov 0.3, lr 1": {"local_steps": h, "outer_optimizer": MILD} for h in (4, 8)},
     "4 local steps, average, hap": {"local_steps": 4, "sync": "hap"},
     "4 local steps, average, int8": {"local_steps": 4, "compression": "int8"},
-}  # fmt: skip
+}
 
 
 def once(job: Job, how: dict[str, Any]) -> dict[str, Any]:
     """One run."""
     s = train(job, configure(job, platform="simulated", memory_mb=1769, **how)).raise_if_failed().summary
     return {
-        "accuracy": s.metrics["accuracy"], "iterations": s.iterations, "seconds": s.seconds, "cost_usd": s.cost_usd,
+        "accuracy": s.metrics["accuracy"],
+        "iterations": s.iterations,
+        "seconds": s.seconds,
+        "cost_usd": s.cost_usd,
         "requests": s.traffic.puts + s.traffic.gets + s.traffic.polls,
-    }  # fmt: skip
+    }
 
 
 @click.command(help=__doc__)
@@ -54,9 +59,12 @@ def main(as_json: bool, seeds: int, epochs: int) -> None:
     torch.set_num_threads(1)
     job = load_job(JOB)
     job = dataclasses.replace(
-        job, epochs=epochs, simulation=WORLD, limits=dataclasses.replace(job.limits, budget_usd=None),
+        job,
+        epochs=epochs,
+        simulation=WORLD,
+        limits=dataclasses.replace(job.limits, budget_usd=None),
         optimizer=Target(target="SGD", options={"lr": RATE, "momentum": 0.9}),
-    )  # fmt: skip
+    )
     rows = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["EPHEMERON_HOME"] = home
@@ -66,8 +74,9 @@ def main(as_json: bool, seeds: int, epochs: int) -> None:
             r = rows[-1]
             click.echo(
                 f"{name:42} accuracy {r['accuracy']:.4f}  {r['iterations']:5.0f} exchanges  {r['seconds']:6.1f} s  "
-                f"${r['cost_usd']:.5f}  {r['requests']:6.0f} requests", err=as_json,
-            )  # fmt: skip
+                f"${r['cost_usd']:.5f}  {r['requests']:6.0f} requests",
+                err=as_json,
+            )
     if as_json:
         write({**environment(), "epochs": epochs, "seeds": seeds, "rows": rows})
 

@@ -41,13 +41,7 @@ from ephemeron.partition import Device, PlacementPlan, Schedule, SearchBudget, T
 from ephemeron.partition.costs import Throttle, measure_here
 from ephemeron.partition.costs.profile import profile_model
 from ephemeron.partition.runtime import Pipeline
-from ephemeron.partition.runtime.stage_costs import (
-    StageSamples,
-    StageTimes,
-    measure_stages,
-    stage_graph,
-    stage_placement,
-)
+from ephemeron.partition.runtime.stage_costs import StageSamples, StageTimes, measure_stages, stage_graph, stage_placement
 from ephemeron.partition.tracing import ModelSplit, split, trace
 
 DEVICES = ("left", "right")
@@ -167,13 +161,7 @@ def tasks(batch: int) -> tuple[Task, ...]:
             targets=torch.randint(0, 10, (batch,), generator=draw),
             loss=nn.functional.cross_entropy,
         ),
-        Task(
-            name="transformer",
-            model=Transformer,
-            inputs=words[:, :-1].contiguous(),
-            targets=words[:, 1:].contiguous(),
-            loss=next_word,
-        ),
+        Task(name="transformer", model=Transformer, inputs=words[:, :-1].contiguous(), targets=words[:, 1:].contiguous(), loss=next_word),
         Task(
             name="paced",
             model=Paced,
@@ -201,16 +189,16 @@ def main() -> None:
         "1f1b": Schedule(kind="1f1b", micro_batches=arguments.micro_batches),
     }
     throttle = Throttle(latency_s=arguments.latency_ms / 1e3, bandwidth_bytes_s=arguments.megabytes_s * 1e6)
-    rows = [
-        measured(task, schedules, throttle, arguments.rounds)
-        for task in tasks(arguments.batch)
-        if task.name in arguments.models
-    ]
+    rows = [measured(task, schedules, throttle, arguments.rounds) for task in tasks(arguments.batch) if task.name in arguments.models]
     result = {
-        **environment(), "benchmark": "pipelining", "batch": arguments.batch, "micro_batches": arguments.micro_batches,
+        **environment(),
+        "benchmark": "pipelining",
+        "batch": arguments.batch,
+        "micro_batches": arguments.micro_batches,
         "link": {"latency_s": throttle.latency_s, "bandwidth_bytes_s": throttle.bandwidth_bytes_s},
-        "goals": GOALS, "rows": rows,
-    }  # fmt: skip
+        "goals": GOALS,
+        "rows": rows,
+    }
     if arguments.json:
         write(result)
     else:
@@ -223,9 +211,7 @@ def measured(task: Task, schedules: dict[str, Schedule], throttle: Throttle, rou
     sgd = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
     model = task.model()
     tracing = trace(model, (task.inputs,), steps=1)
-    profile = profile_model(
-        tracing.model, (task.inputs,), optimizer=sgd, loss=lambda result: task.loss(result, task.targets), repeats=5
-    )
+    profile = profile_model(tracing.model, (task.inputs,), optimizer=sgd, loss=lambda result: task.loss(result, task.targets), repeats=5)
     topology = _topology(throttle)
     plan = place(profile.graph, topology, schedule=schedules["1f1b"], budget=SearchBudget(time_limit_s=10))
     parts = split(tracing.model, plan.placement, stages=plan.stages)
@@ -266,9 +252,7 @@ def _stage_costs(parts: ModelSplit, task: Task, sgd: Any, schedules: dict[str, S
     size = task.inputs.shape[0] // schedules["1f1b"].micro_batches
     settings = {"loss": task.loss, "optimizer": sgd}
     whole = measure_stages(parts, task.inputs, task.targets, together=False, repeats=3, **settings)
-    part = measure_stages(
-        parts, task.inputs[:size], task.targets[:size], together=True, schedule=schedules["1f1b"], repeats=7, **settings
-    )
+    part = measure_stages(parts, task.inputs[:size], task.targets[:size], together=True, schedule=schedules["1f1b"], repeats=7, **settings)
     return {n: whole if s.kind == "plain" else part for n, s in schedules.items()}
 
 
@@ -314,12 +298,7 @@ def _row(
             "measured_least": _ratio(found, lambda s: s["measured_s"]["least"]),
         },
         "links": [
-            {
-                "source": k.source,
-                "target": k.target,
-                "latency_s": round(k.latency_s, 6),
-                "bytes_s": round(k.bandwidth_bytes_s),
-            }
+            {"source": k.source, "target": k.target, "latency_s": round(k.latency_s, 6), "bytes_s": round(k.bandwidth_bytes_s)}
             for k in topology.links
         ],
     }
@@ -327,9 +306,7 @@ def _row(
 
 def _joined(samples: Sequence[StageSamples]) -> StageSamples:
     """Samples of all bursts together."""
-    return StageSamples(
-        rows=tuple(tuple(row for s in samples for row in s.rows[i]) for i in range(len(samples[0].rows)))
-    )
+    return StageSamples(rows=tuple(tuple(row for s in samples for row in s.rows[i]) for i in range(len(samples[0].rows))))
 
 
 def _ratio(found: dict[str, Any], value: Callable[[Any], float]) -> float:
@@ -339,14 +316,10 @@ def _ratio(found: dict[str, Any], value: Callable[[Any], float]) -> float:
 def expected_s(parts: ModelSplit, samples: StageSamples, topology: Topology, schedule: Schedule) -> float:
     """Mean over replays with measured times, drawn anew for each pass."""
     rng, times = Random(SEED), samples.times(statistics.fmean)
-    return statistics.fmean(
-        predicted_s(parts, times, topology, schedule, takes=samples.drawn(rng)) for _ in range(DRAWS)
-    )
+    return statistics.fmean(predicted_s(parts, times, topology, schedule, takes=samples.drawn(rng)) for _ in range(DRAWS))
 
 
-def predicted_s(
-    parts: ModelSplit, times: StageTimes, topology: Topology, schedule: Schedule, *, takes: Any = None
-) -> float:
+def predicted_s(parts: ModelSplit, times: StageTimes, topology: Topology, schedule: Schedule, *, takes: Any = None) -> float:
     """Seconds of the simulated iteration plus the update of the device that ends last."""
     graph = stage_graph(parts, times, micro_batches=schedule.micro_batches)
     done = replay(graph, topology, stage_placement(parts), schedule=schedule, takes=takes)
@@ -366,10 +339,15 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             table.add_column(column)
         for name, s in row["schedules"].items():
             table.add_row(
-                name, f"{s['by_operators_s']:.3f}", f"{s['by_stages_s']:.3f}", f"{s['measured_s']['median']:.3f}",
-                f"{s['error_by_stages']:+.1%}", f"{s['by_least_of_stages_s']:.3f}", f"{s['measured_s']['least']:.3f}",
+                name,
+                f"{s['by_operators_s']:.3f}",
+                f"{s['by_stages_s']:.3f}",
+                f"{s['measured_s']['median']:.3f}",
+                f"{s['error_by_stages']:+.1%}",
+                f"{s['by_least_of_stages_s']:.3f}",
+                f"{s['measured_s']['least']:.3f}",
                 f"{s['error_by_least']:+.1%}",
-            )  # fmt: skip
+            )
         console.print(table)
 
 

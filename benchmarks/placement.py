@@ -80,10 +80,16 @@ def main() -> None:
     begun_s = time.monotonic()
     rows = list(_measured(list(_tasks(arguments)), budget, arguments.instances, arguments.jobs))
     result = {
-        **environment(), "benchmark": "placement", "limit_s": arguments.limit_s, "workers": arguments.workers,
+        **environment(),
+        "benchmark": "placement",
+        "limit_s": arguments.limit_s,
+        "workers": arguments.workers,
         "jobs": arguments.jobs,
-        "goals": GOALS, "rows": rows, "medians": medians(rows), "seconds": round(time.monotonic() - begun_s, 1),
-    }  # fmt: skip
+        "goals": GOALS,
+        "rows": rows,
+        "medians": medians(rows),
+        "seconds": round(time.monotonic() - begun_s, 1),
+    }
     if arguments.json:
         write(result)
     else:
@@ -109,9 +115,7 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
             yield part, None
 
 
-def _measured(
-    tasks: list[tuple[str, Any]], budget: SearchBudget, instances: int, jobs: int
-) -> Iterator[dict[str, Any]]:
+def _measured(tasks: list[tuple[str, Any]], budget: SearchBudget, instances: int, jobs: int) -> Iterator[dict[str, Any]]:
     measure = partial(_measure, budget=budget, instances=instances)
     with contextlib.ExitStack() as stack:
         rows: Iterator[dict[str, Any]] = map(measure, tasks)
@@ -283,10 +287,13 @@ def never_worse(instances: int) -> dict[str, Any]:
         if best < float("inf"):
             shorter.append(1 - value_s / best)
     return {
-        "instances": instances, "refused": refused, "compared": compared, "worse": worse,
+        "instances": instances,
+        "refused": refused,
+        "compared": compared,
+        "worse": worse,
         "violations": sum(worse.values()),
         "shorter_than_best_median": round(statistics.median(shorter), 4) if shorter else None,
-    }  # fmt: skip
+    }
 
 
 def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -300,12 +307,16 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         gains = [r["shorter_than_best_peer"] for r in group if r["shorter_than_best_peer"] is not None]
         found.append(
             {
-                "part": part, "kind": kind, "nodes": nodes, "tensors": tensors, "n": len(group),
+                "part": part,
+                "kind": kind,
+                "nodes": nodes,
+                "tensors": tensors,
+                "n": len(group),
                 "gap": statistics.median(r["gap"] for r in group),
                 "shorter_than_best_peer": statistics.median(gains) if gains else None,
                 "solver_s": statistics.median(r["solver_s"] for r in group),
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -316,14 +327,17 @@ def show(result: dict[str, Any]) -> None:
         if "gap" in row:
             gain = row["shorter_than_best_peer"]
             table.add_row(
-                row["part"], f"{row['graph']} {row.get('tensors', row.get('objective', ''))}", f"{row['value_s']:.5g}",
-                f"{row['bound_s']:.5g}", f"{row['gap']:.2%}", "none fits" if gain is None else f"{gain:.1%}",
-                f"{row['solver_s']:.1f}", row["method"],
-            )  # fmt: skip
-        else:
-            table.add_row(
-                row["part"], str(row.get("graph", "")), *[""] * 5, str({k: v for k, v in row.items() if k != "part"})
+                row["part"],
+                f"{row['graph']} {row.get('tensors', row.get('objective', ''))}",
+                f"{row['value_s']:.5g}",
+                f"{row['bound_s']:.5g}",
+                f"{row['gap']:.2%}",
+                "none fits" if gain is None else f"{gain:.1%}",
+                f"{row['solver_s']:.1f}",
+                row["method"],
             )
+        else:
+            table.add_row(row["part"], str(row.get("graph", "")), *[""] * 5, str({k: v for k, v in row.items() if k != "part"}))
     Console(width=180).print(table)
 
 

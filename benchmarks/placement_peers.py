@@ -43,17 +43,23 @@ def placed_beside(path: Path, folder: Path, budget: SearchBudget, *, limit_s: fl
     begun_s = time.process_time()
     plan = place(work.graph, work.topology, schedule=SAMPLE, budget=budget)
     row: dict[str, Any] = {
-        "graph": work.name, "nodes": len(work.graph.nodes), "devices": len(work.topology.devices),
-        "value_s": plan.value_s, "bound_s": plan.bound_s, "gap": round(plan.gap, 9), "solver_s": round(plan.solver_s, 2),
-        "cpu_s": round(time.process_time() - begun_s, 2), "proved": plan.gap <= 1e-6,
+        "graph": work.name,
+        "nodes": len(work.graph.nodes),
+        "devices": len(work.topology.devices),
+        "value_s": plan.value_s,
+        "bound_s": plan.bound_s,
+        "gap": round(plan.gap, 9),
+        "solver_s": round(plan.solver_s, 2),
+        "cpu_s": round(time.process_time() - begun_s, 2),
+        "proved": plan.gap <= 1e-6,
         "ours_by_their_measure_ms": work.their_load(plan.placement),
-        "method": plan.method, "shorter_than_best_peer": None,
-    }  # fmt: skip
+        "method": plan.method,
+        "shorter_than_best_peer": None,
+    }
     row["theirs"] = theirs = _theirs(work, path, folder, limit_s)
     if "load_ms" in theirs:
         row["violations"] = int(
-            plan.bound_s > theirs["by_our_measure_s"] * (1 + NEAR)
-            or row["ours_by_their_measure_ms"] < theirs["load_ms"] * (1 - NEAR)
+            plan.bound_s > theirs["by_our_measure_s"] * (1 + NEAR) or row["ours_by_their_measure_ms"] < theirs["load_ms"] * (1 - NEAR)
         )
     return row
 
@@ -77,9 +83,7 @@ def _theirs(work: Workload, path: Path, folder: Path, limit_s: float) -> dict[st
     begun_s = time.monotonic()
     try:
         with path.open() as given:
-            done = subprocess.run(
-                [str(made[1])], stdin=given, capture_output=True, text=True, timeout=limit_s, check=False
-            )
+            done = subprocess.run([str(made[1])], stdin=given, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return {"unsolved": f"after {limit_s:g} s"}
     seconds = round(time.monotonic() - begun_s, 2)

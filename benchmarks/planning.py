@@ -48,26 +48,33 @@ def search_rows(row: Published, platform: PlatformProfile, repeats: int) -> list
         found: dict[str, SearchResult] = {}
         seconds: dict[str, list[float]] = {}
         for _ in range(repeats):
-            for name, step, search in (
-                ("exact, 128 MB", 128, exact),
-                ("exact, 1 MB", 1, exact),
-                ("two-stage, 128 MB", 128, two_stage),
-            ):
+            for name, step, search in (("exact, 128 MB", 128, exact), ("exact, 1 MB", 1, exact), ("two-stage, 128 MB", 128, two_stage)):
                 if step == 1 and model == "published":
                     continue  # bounds are loose there; ResNet50 takes minutes
-                space, limits = space_of(
-                    row, patterns, platform, n, step=step, equations=published if model == "published" else None
-                )
+                space, limits = space_of(row, patterns, platform, n, step=step, equations=published if model == "published" else None)
                 found[name] = search(space, limits)
                 seconds.setdefault(name, []).append(found[name].seconds)
         optimum = found["exact, 128 MB"].best
         for name, f in found.items():
             decay = None if f.best is None or optimum is None else round(f.best.cost_usd / optimum.cost_usd - 1, 5)
-            out.append({
-                "workload": row.name, "model": model, "epochs": n, "search": name, "seconds": round(statistics.median(seconds[name]), 4),
-                "evaluated": f.evaluated, "pruned": f.pruned, "decay_against_128_mb": decay, "best": described(f.best),
-                "thesis": {"two_stage_s": row.two_stage_s, "optimum_s": row.optimum_s, "decay": round(row.two_stage_usd / row.optimum_usd - 1, 3)},
-            })  # fmt: skip
+            out.append(
+                {
+                    "workload": row.name,
+                    "model": model,
+                    "epochs": n,
+                    "search": name,
+                    "seconds": round(statistics.median(seconds[name]), 4),
+                    "evaluated": f.evaluated,
+                    "pruned": f.pruned,
+                    "decay_against_128_mb": decay,
+                    "best": described(f.best),
+                    "thesis": {
+                        "two_stage_s": row.two_stage_s,
+                        "optimum_s": row.optimum_s,
+                        "decay": round(row.two_stage_usd / row.optimum_usd - 1, 3),
+                    },
+                }
+            )
     return out
 
 
@@ -77,10 +84,12 @@ def pattern_rows(row: Published, objects: PlatformProfile, server: PlatformProfi
     out = []
     chosen = None
     for label, patterns, platform in (
-        ("K-Opt", KREDUCE, objects), ("Scatter-Opt", [("scatter-reduce", "bsp")], objects),
-        ("All-Opt", [("all-reduce", "bsp")], objects), ("pipelined-Opt", [("pipelined", "bsp")], objects),
+        ("K-Opt", KREDUCE, objects),
+        ("Scatter-Opt", [("scatter-reduce", "bsp")], objects),
+        ("All-Opt", [("all-reduce", "bsp")], objects),
+        ("pipelined-Opt", [("pipelined", "bsp")], objects),
         ("λDNN-Opt", [("parameter-server", "bsp")], server),
-    ):  # fmt: skip
+    ):
         space, limits = space_of(row, patterns, platform, n)
         best = exact(space, limits).best
         chosen = best if label == "K-Opt" else chosen
@@ -110,9 +119,10 @@ def standalone_rows(row: Published, platforms: dict[str, PlatformProfile]) -> li
     n = epochs(row, platforms["aws-lambda-s3"])
     out = []
     for label, patterns, name in (
-        ("standalone", [("standalone", "bsp")], "aws-lambda-s3"), ("distributed, S3", DISTRIBUTED, "aws-lambda-s3"),
+        ("standalone", [("standalone", "bsp")], "aws-lambda-s3"),
+        ("distributed, S3", DISTRIBUTED, "aws-lambda-s3"),
         ("distributed, cache", DISTRIBUTED, "aws-lambda-cache"),
-    ):  # fmt: skip
+    ):
         space, limits = space_of(row, patterns, platforms[name], n)
         free = dataclasses.replace(limits, deadline_s=None)
         out.append({"workload": row.name, "which": label, "best": described(exact(space, free, minimise="time").best)})
@@ -133,22 +143,13 @@ def draw(result: dict[str, Any], out: Path) -> list[Path]:
         kinds = list(dict.fromkeys(r[label] for r in result[table]))
         figure, axes = plt.subplots(2, len(names), figsize=(3.4 * len(names), 6.4), constrained_layout=True)
         for column, name in enumerate(names):
-            for line, (value, unit) in enumerate(
-                (("seconds", "seconds (predicted)"), ("cost_usd", "US dollars (predicted)"))
-            ):
+            for line, (value, unit) in enumerate((("seconds", "seconds (predicted)"), ("cost_usd", "US dollars (predicted)"))):
                 ax = axes[line][column]
                 rows = {r[label]: r["best"] for r in result[table] if r["workload"] == name}
                 heights = [rows[k][value] if rows.get(k) else np.nan for k in kinds]
                 ax.bar(range(len(kinds)), heights, color=[f"C{i}" for i in range(len(kinds))])
                 for i, h in enumerate(heights):
-                    ax.text(
-                        i,
-                        0 if np.isnan(h) else h,
-                        "no fit" if np.isnan(h) else f"{h:.3g}",
-                        ha="center",
-                        va="bottom",
-                        fontsize=7,
-                    )
+                    ax.text(i, 0 if np.isnan(h) else h, "no fit" if np.isnan(h) else f"{h:.3g}", ha="center", va="bottom", fontsize=7)
                 ax.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", fontsize=7)
                 ax.set_title(name if line == 0 else "")
                 if column == 0:
@@ -163,21 +164,14 @@ def draw(result: dict[str, Any], out: Path) -> list[Path]:
 @click.command()
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for pictures.")
-@click.option(
-    "--thesis",
-    is_flag=True,
-    help="Only tables 5.1 to 5.3 beside ours, and the patterns at equal B^a and at equal global batch.",
-)
+@click.option("--thesis", is_flag=True, help="Only tables 5.1 to 5.3 beside ours, and the patterns at equal B^a and at equal global batch.")
 @click.option("--workloads", default=COUNT, show_default=True, help="Random workloads of which whole plans are timed.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each search; medians are reported.")
 def main(as_json: bool, out: Path | None, thesis: bool, workloads: int, repeats: int) -> None:
     """Measures the searches, and draws their results."""
     platforms = {name: builtin_platform(name) for name in ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server")}
     objects, server = platforms["aws-lambda-s3"], platforms["aws-lambda-server"]
-    result: dict[str, Any] = {
-        "environment": environment(),
-        "goal": "exact under 1 s at 128 MB, under 5 s at 1 MB, decay 0",
-    }
+    result: dict[str, Any] = {"environment": environment(), "goal": "exact under 1 s at 128 MB, under 5 s at 1 MB, decay 0"}
     if thesis:
         result["thesis"] = planning_thesis.thesis(platforms, lambda row: search_rows(row, objects, 1))
         if as_json:
@@ -199,9 +193,7 @@ def main(as_json: bool, out: Path | None, thesis: bool, workloads: int, repeats:
         return
     if workloads:
         cpu = result["whole_plans"]["cpu_s"]
-        click.echo(
-            f"whole plans of {workloads} random workloads: median {cpu['median']} s, worst {cpu['worst']} s of CPU"
-        )
+        click.echo(f"whole plans of {workloads} random workloads: median {cpu['median']} s, worst {cpu['worst']} s of CPU")
     for r in result["search"]:
         b = r["best"]
         found = (

@@ -48,11 +48,83 @@ class Published:
 
 
 ROWS = (
-    Published("BERT-Base", 417.17, 2344.97, 2.37, 1145.66, 8551, 0.001, 2500, 640, (10, 10240, 32, 4, 84), (15, 10240, 32), None, (10, 10240, 32), 3.42, 3.02, 32.1, 155.0),
-    Published("ResNet50", 97.49, 37.19, 12.48, -111.46, 50_000, 0.003, 8000, 1024, (7, 1536, 128, 4, 170), (8, 1664, 128), None, (2, 3328, 512), 1.49, 1.30, 290.5, 2645.6),
-    Published("MobileNet", 13.37, 13.50, 9.57, -92.88, 50_000, 0.003, 4000, 512, (3, 1920, 128, 1, 192), (4, 2048, 128), (4, 1920, 128), (2, 2304, 256), 0.38, 0.37, 83.1, 954.6),
-    Published("SqueezeNet", 4.71, 2.16, 22.60, -93.22, 50_000, 0.003, 3000, 384, (2, 768, 128, 1, 201), (2, 1792, 128), (3, 640, 128), (2, 768, 192), 0.104, 0.098, 217.0, 443.9),
-)  # fmt: skip
+    Published(
+        "BERT-Base",
+        417.17,
+        2344.97,
+        2.37,
+        1145.66,
+        8551,
+        0.001,
+        2500,
+        640,
+        (10, 10240, 32, 4, 84),
+        (15, 10240, 32),
+        None,
+        (10, 10240, 32),
+        3.42,
+        3.02,
+        32.1,
+        155.0,
+    ),
+    Published(
+        "ResNet50",
+        97.49,
+        37.19,
+        12.48,
+        -111.46,
+        50_000,
+        0.003,
+        8000,
+        1024,
+        (7, 1536, 128, 4, 170),
+        (8, 1664, 128),
+        None,
+        (2, 3328, 512),
+        1.49,
+        1.30,
+        290.5,
+        2645.6,
+    ),
+    Published(
+        "MobileNet",
+        13.37,
+        13.50,
+        9.57,
+        -92.88,
+        50_000,
+        0.003,
+        4000,
+        512,
+        (3, 1920, 128, 1, 192),
+        (4, 2048, 128),
+        (4, 1920, 128),
+        (2, 2304, 256),
+        0.38,
+        0.37,
+        83.1,
+        954.6,
+    ),
+    Published(
+        "SqueezeNet",
+        4.71,
+        2.16,
+        22.60,
+        -93.22,
+        50_000,
+        0.003,
+        3000,
+        384,
+        (2, 768, 128, 1, 201),
+        (2, 1792, 128),
+        (3, 640, 128),
+        (2, 768, 192),
+        0.104,
+        0.098,
+        217.0,
+        443.9,
+    ),
+)
 
 
 def workload(row: Published) -> Workload:
@@ -60,17 +132,31 @@ def workload(row: Published) -> Workload:
     _, m, _, _, bn = row.best
     base = RUNTIME_MB + 3 * row.model_mb
     return Workload(
-        name=row.name, model_mb=row.model_mb, a=row.a, b=row.b, m=row.m, memory_base_mb=base,
-        memory_slope_mb=(m - base) / bn, dataset_mb=row.samples * row.sample_mb, samples=row.samples,
-    )  # fmt: skip
+        name=row.name,
+        model_mb=row.model_mb,
+        a=row.a,
+        b=row.b,
+        m=row.m,
+        memory_base_mb=base,
+        memory_slope_mb=(m - base) / bn,
+        dataset_mb=row.samples * row.sample_mb,
+        samples=row.samples,
+    )
 
 
 def epochs(row: Published, platform: PlatformProfile) -> int:
     """Number of epochs with which the thesis's two-stage result costs as much as in table 5.2."""
     w, m, ba, k, bn = row.best
     one = published(
-        workload(row), platform, ExecutionOptions(pattern="k-reduce", sync="hap"), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn
-    )  # fmt: skip
+        workload(row),
+        platform,
+        ExecutionOptions(pattern="k-reduce", sync="hap"),
+        workers=w,
+        memory_mb=m,
+        aggregators=k,
+        batch=ba,
+        other_batch=bn,
+    )
     return max(1, round(row.two_stage_usd / float(one.cost_usd)))
 
 
@@ -86,11 +172,7 @@ def space_of(
     limits = PlanLimits(deadline_s=row.deadline_s, max_global_batch=row.max_global_batch)
     terms = [ExecutionOptions(pattern=p, sync=s, epochs=n) for p, s in patterns]
     return make_space(
-        Profile(workload=workload(row), platform=platform),
-        terms,
-        limits=limits,
-        memory_step_mb=step,
-        published=equations,
+        Profile(workload=workload(row), platform=platform), terms, limits=limits, memory_step_mb=step, published=equations
     ), limits
 
 
@@ -98,10 +180,16 @@ def described(c: Candidate | None) -> dict[str, Any] | None:
     if c is None:
         return None
     return {
-        "pattern": c.option.terms.pattern, "sync": c.option.terms.sync, "workers": c.workers, "memory_mb": c.memory_mb,
-        "aggregators": c.aggregators, "batch_size_aggregator": c.batch, "batch_size_nonaggregator": c.other_batch,
-        "seconds": round(c.seconds, 1), "cost_usd": round(c.cost_usd, 5),
-    }  # fmt: skip
+        "pattern": c.option.terms.pattern,
+        "sync": c.option.terms.sync,
+        "workers": c.workers,
+        "memory_mb": c.memory_mb,
+        "aggregators": c.aggregators,
+        "batch_size_aggregator": c.batch,
+        "batch_size_nonaggregator": c.other_batch,
+        "seconds": round(c.seconds, 1),
+        "cost_usd": round(c.cost_usd, 5),
+    }
 
 
 KREDUCE = [("k-reduce", "hap"), ("k-reduce", "bsp")]

@@ -24,7 +24,7 @@ from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
 from ephemeron.training.planner.search.branch_and_bound import exact
 
-THESIS = {"scatter-reduce": {"saves_time": 0.168, "saves_cost": 0.283}, "all-reduce": {"saves_time": 0.336, "saves_cost": 0.314}}  # fmt: skip
+THESIS = {"scatter-reduce": {"saves_time": 0.168, "saves_cost": 0.283}, "all-reduce": {"saves_time": 0.336, "saves_cost": 0.314}}
 """Mean saving of K-REDUCE over each pattern at equal resources."""
 THESIS_OPTIMA = {"BERT-Base": 0.390, "ResNet50": 0.267, "MobileNet": 0.258, "SqueezeNet": 0.532}
 """Cost saved by K-REDUCE's optimum compared with that of ScatterReduce."""
@@ -38,9 +38,7 @@ def before(platform: PlatformProfile) -> PlatformProfile:
     return dataclasses.replace(platform, transfer=old.transfer, measured_mb=old.measured_mb)
 
 
-def thesis(
-    platforms: Mapping[str, PlatformProfile], searches: Callable[[Published], list[dict[str, Any]]]
-) -> dict[str, Any]:
+def thesis(platforms: Mapping[str, PlatformProfile], searches: Callable[[Published], list[dict[str, Any]]]) -> dict[str, Any]:
     """All results that `--thesis` prints.
 
     Args:
@@ -52,21 +50,26 @@ def thesis(
         "table_5_1": [_workload_row(row, objects) for row in ROWS],
         "table_5_2": [r for row in ROWS for r in searches(row)],
         "table_5_3": [r for row in ROWS for r in _optima(row, objects, server)],
-        "same_functions": {
-            "built-in transfers": same_functions(objects), "transfers before": same_functions(before(objects)),
-        },
+        "same_functions": {"built-in transfers": same_functions(objects), "transfers before": same_functions(before(objects))},
         "thesis_means": THESIS,
-    }  # fmt: skip
+    }
 
 
 def _workload_row(row: Published, platform: PlatformProfile) -> dict[str, Any]:
     """Table 5.1 as published, with the assumed values beside it."""
     what = workload(row)
     return {
-        "workload": row.name, "model_mb": row.model_mb, "a": row.a, "b": row.b, "m": row.m, "samples": row.samples,
-        "dataset_mb": round(what.dataset_mb, 2), "memory_base_mb": round(what.memory_base_mb, 1),
-        "memory_slope_mb": round(what.memory_slope_mb, 2), "epochs": epochs(row, platform),
-    }  # fmt: skip
+        "workload": row.name,
+        "model_mb": row.model_mb,
+        "a": row.a,
+        "b": row.b,
+        "m": row.m,
+        "samples": row.samples,
+        "dataset_mb": round(what.dataset_mb, 2),
+        "memory_base_mb": round(what.memory_base_mb, 1),
+        "memory_slope_mb": round(what.memory_slope_mb, 2),
+        "epochs": epochs(row, platform),
+    }
 
 
 def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -> list[dict[str, Any]]:
@@ -78,7 +81,7 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
         ("ScatterReduce", [("scatter-reduce", "bsp")], objects, row.scatter and (*row.scatter[:2], row.scatter[0], *2 * row.scatter[2:])),
         ("AllReduce", [("all-reduce", "bsp")], objects, row.all_reduce and (*row.all_reduce[:2], 1, *2 * row.all_reduce[2:])),
         ("λDNN", [("parameter-server", "bsp")], server, row.server and (*row.server[:2], 1, *2 * row.server[2:])),
-    )  # fmt: skip
+    )
     found = []
     for label, terms, platform, theirs in patterns:
         for model, f in MODELS:
@@ -89,18 +92,24 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
             best = exact(space, limits).best
             take = functools.partial(_predicted, f, what, platform, n, *named[0])
             predicted = None if theirs is None else take(*theirs)
-            found.append({
-                "workload": row.name, "pattern": label, "model": model, "deadline_s": row.deadline_s,
-                "max_global_batch": row.max_global_batch, "thesis": theirs and dict(zip(("W", "M", "K", "B^a", "B^n"), theirs, strict=True)),
-                "thesis_predicted": predicted and {"seconds": round(predicted[0], 1), "cost_usd": round(predicted[1], 5)},
-                "ours": described(best),
-            })  # fmt: skip
+            found.append(
+                {
+                    "workload": row.name,
+                    "pattern": label,
+                    "model": model,
+                    "deadline_s": row.deadline_s,
+                    "max_global_batch": row.max_global_batch,
+                    "thesis": theirs and dict(zip(("W", "M", "K", "B^a", "B^n"), theirs, strict=True)),
+                    "thesis_predicted": predicted and {"seconds": round(predicted[0], 1), "cost_usd": round(predicted[1], 5)},
+                    "ours": described(best),
+                }
+            )
     return found
 
 
 def _predicted(
     f: Any, what: Any, platform: PlatformProfile, n: int, pattern: str, sync: str, w: float, m: float, k: float, a: float, b: float
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     terms = ExecutionOptions(pattern=pattern, sync=sync, epochs=n, lifetime_s=1e9)
     p = f(what, platform, terms, workers=w, memory_mb=m, aggregators=k, batch=a, other_batch=b)
     return float(p.seconds), float(p.cost_usd)
@@ -119,21 +128,42 @@ def same_functions(platform: PlatformProfile) -> dict[str, Any]:
             for equal, batch in (("B^a", float(ba)), ("global batch", together / w)):
                 for pattern, aggregators in (("scatter-reduce", w), ("all-reduce", 1)):
                     other = take(pattern, "bsp", w, m, aggregators, batch, batch)
-                    found.append({
-                        "workload": row.name, "model": model, "equal": equal, "against": pattern, "epochs": n, "W": w, "M": m,
-                        "K": k, "B^a": ba, "B^n": bn, "global_batch": together, "other_batch": round(batch, 2),
-                        "seconds": round(mine[0], 1), "other_seconds": round(other[0], 1),
-                        "cost_usd": round(mine[1], 4), "other_cost_usd": round(other[1], 4),
-                        "saves_time": round(1 - mine[0] / other[0], 4), "saves_cost": round(1 - mine[1] / other[1], 4),
-                    })  # fmt: skip
+                    found.append(
+                        {
+                            "workload": row.name,
+                            "model": model,
+                            "equal": equal,
+                            "against": pattern,
+                            "epochs": n,
+                            "W": w,
+                            "M": m,
+                            "K": k,
+                            "B^a": ba,
+                            "B^n": bn,
+                            "global_batch": together,
+                            "other_batch": round(batch, 2),
+                            "seconds": round(mine[0], 1),
+                            "other_seconds": round(other[0], 1),
+                            "cost_usd": round(mine[1], 4),
+                            "other_cost_usd": round(other[1], 4),
+                            "saves_time": round(1 - mine[0] / other[0], 4),
+                            "saves_cost": round(1 - mine[1] / other[1], 4),
+                        }
+                    )
     means = [
         {
-            "model": model, "equal": equal, "against": pattern,
-            **{key: round(statistics.fmean(r[key] for r in found if (r["model"], r["equal"], r["against"]) == (model, equal, pattern)), 4)
-               for key in ("saves_time", "saves_cost")},
+            "model": model,
+            "equal": equal,
+            "against": pattern,
+            **{
+                key: round(statistics.fmean(r[key] for r in found if (r["model"], r["equal"], r["against"]) == (model, equal, pattern)), 4)
+                for key in ("saves_time", "saves_cost")
+            },
         }
-        for model, _ in MODELS for equal in ("B^a", "global batch") for pattern in ("scatter-reduce", "all-reduce")
-    ]  # fmt: skip
+        for model, _ in MODELS
+        for equal in ("B^a", "global batch")
+        for pattern in ("scatter-reduce", "all-reduce")
+    ]
     return {"rows": found, "means": means}
 
 
@@ -150,9 +180,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     stated = {r.name: r for r in ROWS}
     for r in result["table_5_2"]:
         row, b = stated[r["workload"]], r["best"]
-        theirs = (
-            (row.two_stage_s, row.two_stage_usd) if r["search"].startswith("two") else (row.optimum_s, row.optimum_usd)
-        )
+        theirs = (row.two_stage_s, row.two_stage_usd) if r["search"].startswith("two") else (row.optimum_s, row.optimum_usd)
         cost = "no fit" if b is None else f"${b['cost_usd']:.4f}"
         decay = "" if r["decay_against_128_mb"] is None else f"{r['decay_against_128_mb']:6.1%}"
         yield (
@@ -166,10 +194,11 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         theirs = "no fit" if t is None else f"{t['W']:3d} × {t['M']:5d}, {t['K']}, {t['B^a']}/{t['B^n']}"
         took = "" if p is None else f"{p['seconds']:8.0f} s ${p['cost_usd']:.4f}"
         mine = (
-            "no fit" if b is None else
-            f"{b['workers']:3d} × {b['memory_mb']:5d}, {b['aggregators']}, {b['batch_size_aggregator']}/{b['batch_size_nonaggregator']} "
+            "no fit"
+            if b is None
+            else f"{b['workers']:3d} × {b['memory_mb']:5d}, {b['aggregators']}, {b['batch_size_aggregator']}/{b['batch_size_nonaggregator']} "
             f"{b['seconds']:8.0f} s ${b['cost_usd']:.4f}"
-        )  # fmt: skip
+        )
         yield f"{r['workload']:10} {r['pattern']:13} {r['model']:9} thesis {theirs:27} {took:20} | ours {mine}"
     yield ""
     yield "Cost saved by K-REDUCE's optimum compared with ScatterReduce's: the thesis's, then ours"

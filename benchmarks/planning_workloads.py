@@ -42,11 +42,19 @@ def world(seed: int) -> World:
     m = float(rng.uniform(-110, 1000))
     base = 250 + 3 * (model := log(0.5, 500)) + float(rng.uniform(0, 300))
     what = Workload(
-        name=f"random {seed}", model_mb=model, a=log(5e-4, 0.5) * (1769 + m), b=float(rng.uniform(0, 25)), m=m,
-        memory_slope_mb=log(0.5, 40), memory_base_mb=base, dataset_mb=log(5, 500), samples=int(log(1000, 200_000)),
-        vcpus=float(rng.choice([0.0, 1.0, 2.0])), fold_s_per_mb=float(rng.choice([0.0, 0.001])),
+        name=f"random {seed}",
+        model_mb=model,
+        a=log(5e-4, 0.5) * (1769 + m),
+        b=float(rng.uniform(0, 25)),
+        m=m,
+        memory_slope_mb=log(0.5, 40),
+        memory_base_mb=base,
+        dataset_mb=log(5, 500),
+        samples=int(log(1000, 200_000)),
+        vcpus=float(rng.choice([0.0, 1.0, 2.0])),
+        fold_s_per_mb=float(rng.choice([0.0, 0.001])),
         test_samples=int(rng.choice([0, 500])),
-    )  # fmt: skip
+    )
     objects = builtin_platform("aws-lambda-s3")
     if seed % 2:
         quotas = sorted(rng.choice(np.arange(256, 4096, 128), size=4, replace=False))
@@ -58,9 +66,7 @@ def world(seed: int) -> World:
     wish = PlanRequest(epochs=int(rng.integers(1, 20)), limits=limits)
     serial_s = wish.epochs * what.samples * what.a / (1769 + m)
     if seed % 3 == 0:
-        wish = dataclasses.replace(
-            wish, limits=dataclasses.replace(limits, deadline_s=60 + serial_s * float(rng.uniform(0.05, 1)))
-        )
+        wish = dataclasses.replace(wish, limits=dataclasses.replace(limits, deadline_s=60 + serial_s * float(rng.uniform(0.05, 1))))
     elif seed % 6 == 1:
         usd = 0.01 + 3 * serial_s * 1769 / 1024 * objects.price_gb_s
         wish = dataclasses.replace(wish, minimise="time", limits=dataclasses.replace(limits, budget_usd=usd))
@@ -86,6 +92,8 @@ def cpu_seconds(count: int = COUNT) -> dict[str, Any]:
         rows.append({"seed": seed, "cpu_s": round(time.process_time() - began, 4), **found})
     each = [r["cpu_s"] for r in rows]
     return {
-        "workloads": len(rows), "cpu_s": {"median": round(statistics.median(each), 4), "worst": max(each)},
-        "goal": "worst below 0.3 s, median below 0.05 s", "slowest": sorted(rows, key=lambda r: -r["cpu_s"])[:5],
-    }  # fmt: skip
+        "workloads": len(rows),
+        "cpu_s": {"median": round(statistics.median(each), 4), "worst": max(each)},
+        "goal": "worst below 0.3 s, median below 0.05 s",
+        "slowest": sorted(rows, key=lambda r: -r["cpu_s"])[:5],
+    }

@@ -76,9 +76,13 @@ async def aws(folder: Path) -> AsyncIterator[World]:
     with LambdaService(concurrency=32) as service:
         settings = AwsSettings(region="us-east-1", endpoint=service.url, every_s=EVERY_S)
         wanted = LambdaSpec(
-            role="arn:aws:iam::123456789012:role/none", memory_mb=MEMORY_MB, timeout_s=120, zipped=build_zip(),
-            variables={**ENTRY, "PYTHONPATH": str(ROOT)}, digest=digest(),
-        )  # fmt: skip
+            role="arn:aws:iam::123456789012:role/none",
+            memory_mb=MEMORY_MB,
+            timeout_s=120,
+            zipped=build_zip(),
+            variables={**ENTRY, "PYTHONPATH": str(ROOT)},
+            digest=digest(),
+        )
         await asyncio.to_thread(deploy, client(settings, "lambda"), settings, wanted)
 
         @asynccontextmanager
@@ -118,8 +122,16 @@ async def openfaas(folder: Path) -> AsyncIterator[World]:
         write_recipe(recipe)
         gateway.add_image(image, recipe)
         variables = {**ENTRY, "PYTHONPATH": f"{recipe}:{ROOT}"}
-        wanted = DeploymentSpec(image=image, memory_mb=MEMORY_MB, lifetime_s=120.0, replicas=8, cpus=1.0, inside=gateway.url,
-                        digest=digest(), variables=variables)  # fmt: skip
+        wanted = DeploymentSpec(
+            image=image,
+            memory_mb=MEMORY_MB,
+            lifetime_s=120.0,
+            replicas=8,
+            cpus=1.0,
+            inside=gateway.url,
+            digest=digest(),
+            variables=variables,
+        )
         api = Gateway(settings, Credentials("admin", password))
         await asyncio.to_thread(api.deploy, spec_of(wanted, settings))
         await asyncio.to_thread(api.scale, 8)
@@ -139,9 +151,7 @@ async def openfaas(folder: Path) -> AsyncIterator[World]:
             await _until(lambda: not gateway.replicas())
             await asyncio.to_thread(api.scale, 8)
 
-        yield World(
-            name="openfaas", open=opened, chill=chill, note="our gateway; cold: 8 replicas start together from none"
-        )
+        yield World(name="openfaas", open=opened, chill=chill, note="our gateway; cold: 8 replicas start together from none")
 
 
 @asynccontextmanager
@@ -191,17 +201,19 @@ async def ray(folder: Path) -> AsyncIterator[World]:
             await platform.shutdown()
 
     try:
-        yield World(
-            name="ray", open=opened, chill=_nothing, note="one node; each call is an actor with a process of its own"
-        )
+        yield World(name="ray", open=opened, chill=_nothing, note="one node; each call is an actor with a process of its own")
     finally:
         library.shutdown()
         cluster.shutdown()
 
 
 WORLDS: dict[str, Callable[[Path], AbstractAsyncContextManager[World]]] = {
-    "local": local, "aws": aws, "openfaas": openfaas, "lithops": lithops, "ray": ray,
-}  # fmt: skip
+    "local": local,
+    "aws": aws,
+    "openfaas": openfaas,
+    "lithops": lithops,
+    "ray": ray,
+}
 
 
 async def _until(true: Callable[[], Any], limit_s: float = 60.0) -> None:

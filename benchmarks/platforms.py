@@ -42,8 +42,16 @@ class Round:
     async def call(self, rank: int, attempt: int = 0, **request: Any) -> float:
         """Seconds from the call until its code ran."""
         asked = time.time()
-        call = Call(run=self.run, rank=rank, attempt=attempt, memory_mb=MEMORY_MB, lifetime_s=60.0, channel=self.channel,
-                    entry="start", request=request)  # fmt: skip
+        call = Call(
+            run=self.run,
+            rank=rank,
+            attempt=attempt,
+            memory_mb=MEMORY_MB,
+            lifetime_s=60.0,
+            channel=self.channel,
+            entry="start",
+            request=request,
+        )
         outcome = await (await self.platform.invoke(call)).wait()
         if outcome.status != "ok":
             raise RuntimeError(f"{self.platform.name}: {outcome.status}: {outcome.error}")
@@ -54,10 +62,7 @@ class Round:
         await self.call(100, attempts=CHAIN)
         async with open_channel(self.channel) as channel:
             end = asyncio.get_running_loop().time() + LIMIT_S
-            said = [
-                json.loads(bytes((await channel.get(f"{self.run}/began/100/{n}", deadline=end)).data))
-                for n in range(CHAIN)
-            ]
+            said = [json.loads(bytes((await channel.get(f"{self.run}/began/100/{n}", deadline=end)).data)) for n in range(CHAIN)]
         return [after["began"] - before["began"] for before, after in itertools.pairwise(said)]
 
 
@@ -103,9 +108,13 @@ def main(rounds: int, only: tuple[str, ...], as_json: bool) -> None:
     began = time.monotonic()
     rows = asyncio.run(compare(only or tuple(WORLDS), rounds))
     out = {
-        "environment": environment(), "memory_mb": MEMORY_MB, "rounds": rounds, "platforms": rows,
-        "took_s": round(time.monotonic() - began, 1), "caution": "services of our own on this machine: no cloud figures",
-    }  # fmt: skip
+        "environment": environment(),
+        "memory_mb": MEMORY_MB,
+        "rounds": rounds,
+        "platforms": rows,
+        "took_s": round(time.monotonic() - began, 1),
+        "caution": "services of our own on this machine: no cloud figures",
+    }
     if as_json:
         write(out)
         return

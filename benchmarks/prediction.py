@@ -45,25 +45,31 @@ LOCAL: tuple[tuple[str, dict[str, Any]], ...] = (
     ("cache", {"workers": 2, "aggregators": 1, "memory_mb": 1344, "batch_size": 48}),
     ("cache", {"workers": 4, "aggregators": 2, "memory_mb": 704, "batch_size": 32}),
     ("cache", {"workers": 3, "aggregators": 3, "memory_mb": 896, "batch_size": 64}),
-)  # fmt: skip
+)
 SIMULATED: tuple[dict[str, Any], ...] = (
-    {"workers": 2, "batch_size": 32}, {"workers": 4, "aggregators": 2, "batch_size": 16},
+    {"workers": 2, "batch_size": 32},
+    {"workers": 4, "aggregators": 2, "batch_size": 16},
     {"workers": 4, "aggregators": 1, "batch_size": 16, "memory_mb": 1024},
     {"workers": 8, "aggregators": 3, "batch_size": 16, "memory_mb": 3008},
     {"workers": 4, "aggregators": 2, "batch_size": 16, "nonaggregator_batch_size": 24, "sync": "hap"},
-    {"workers": 4, "pattern": "pipelined", "batch_size": 32}, {"workers": 1, "pattern": "standalone", "batch_size": 64},
-    {"workers": 16, "aggregators": 16, "batch_size": 8}, {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
+    {"workers": 4, "pattern": "pipelined", "batch_size": 32},
+    {"workers": 1, "pattern": "standalone", "batch_size": 64},
+    {"workers": 16, "aggregators": 16, "batch_size": 8},
+    {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
     {"workers": 4, "aggregators": 2, "batch_size": 32, "compression": "int8"},
-)  # fmt: skip
+)
 
 
 def job_of(epochs: int, width: int = 128) -> Job:
     """Digits' job with a wider network."""
     job = load_job(JOB)
     return dataclasses.replace(
-        job, epochs=epochs, run={}, model=dataclasses.replace(job.model, options={"width": width}),
+        job,
+        epochs=epochs,
+        run={},
+        model=dataclasses.replace(job.model, options={"width": width}),
         limits=dataclasses.replace(job.limits, budget_usd=None, max_global_batch=None),
-    )  # fmt: skip
+    )
 
 
 def one(job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -79,31 +85,52 @@ def run(job: Job, platform: str, channel: str, values: dict[str, Any]) -> tuple[
 
 
 def compare(
-    job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any],
-    runs: list[tuple[ResultSummary, list[Event]]],
-) -> dict[str, Any]:  # fmt: skip
+    job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any], runs: list[tuple[ResultSummary, list[Event]]]
+) -> dict[str, Any]:
     """Prediction compared with the median of some runs, and the scatter of these runs."""
     c = configure(job, platform=platform, channel=channel, **values)
-    terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s,
-                  checkpoint_every=c.checkpoint_every)  # fmt: skip
-    p = predict(profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb,
-                aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size)  # fmt: skip
+    terms = ExecutionOptions(
+        pattern=c.pattern,
+        sync=c.sync,
+        compression=c.compression,
+        epochs=job.epochs,
+        lifetime_s=c.function_timeout_s,
+        checkpoint_every=c.checkpoint_every,
+    )
+    p = predict(
+        profile.workload,
+        profile.platform,
+        terms,
+        workers=c.workers,
+        memory_mb=c.memory_mb,
+        aggregators=c.aggregators,
+        batch=c.batch_size,
+        other_batch=c.nonaggregator_batch_size,
+    )
     runs = sorted(runs, key=lambda r: float(r[0].seconds))
     s, events = runs[len(runs) // 2]
     took = [float(r[0].seconds) for r in runs]
     seconds, usd = float(p.seconds), float(p.cost_usd)
     measured_usd = statistics.median(float(r[0].cost_usd) for r in runs)
     return {
-        "platform": platform, "channel": channel.partition(":")[0], **values,
-        "predicted_s": round(seconds, 3), "measured_s": s.seconds, "error_s": round(seconds / s.seconds - 1, 4),
-        "predicted_usd": round(usd, 7), "measured_usd": measured_usd, "error_usd": round(usd / measured_usd - 1, 4),
-        "spread_s": round((took[-1] - took[0]) / s.seconds, 4), "runs_s": took,
+        "platform": platform,
+        "channel": channel.partition(":")[0],
+        **values,
+        "predicted_s": round(seconds, 3),
+        "measured_s": s.seconds,
+        "error_s": round(seconds / s.seconds - 1, 4),
+        "predicted_usd": round(usd, 7),
+        "measured_usd": measured_usd,
+        "error_usd": round(usd / measured_usd - 1, 4),
+        "spread_s": round((took[-1] - took[0]) / s.seconds, 4),
+        "runs_s": took,
         "predicted_phases_s": {
             n: round(float(getattr(p, f"{n}_s")), 3) for n in ("start", "load", "compute", "upload", "aggregate", "download", "relay")
         },
-        "measured_phases_s": dict(s.phases_s), **moments(events, float(p.iteration_s)),
+        "measured_phases_s": dict(s.phases_s),
+        **moments(events, float(p.iteration_s)),
         "polls": [round(float(p.polls)), s.traffic.polls],
-    }  # fmt: skip
+    }
 
 
 def moments(events: list[Event], predicted_s: float) -> dict[str, Any]:
@@ -114,11 +141,15 @@ def moments(events: list[Event], predicted_s: float) -> dict[str, Any]:
     pace = [later.t - e.t for e, later in itertools.pairwise(mine) if e.samples == later.samples == full]
     return {
         "moments": {
-            "started_s": round(started, 3), "second_iteration_s": round(mine[1].t, 3), "last_iteration_s": round(mine[-1].t, 3),
-            "ended_s": round(max(e.t for e in events), 3), "iteration_s": round(statistics.fmean(pace[1:] or pace or [0.0]), 5),
-            "predicted_iteration_s": round(predicted_s, 5), "iterations": len(mine),
+            "started_s": round(started, 3),
+            "second_iteration_s": round(mine[1].t, 3),
+            "last_iteration_s": round(mine[-1].t, 3),
+            "ended_s": round(max(e.t for e in events), 3),
+            "iteration_s": round(statistics.fmean(pace[1:] or pace or [0.0]), 5),
+            "predicted_iteration_s": round(predicted_s, 5),
+            "iterations": len(mine),
         }
-    }  # fmt: skip
+    }
 
 
 def simulated() -> list[dict[str, Any]]:
@@ -140,8 +171,7 @@ def local(epochs: int, width: int, repeats: int) -> tuple[list[dict[str, Any]], 
 
 def _local(job: Job, stores: dict[str, str], repeats: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     profiles = {
-        kind: profile_job(job, channel=address, on_progress=lambda text: click.echo(text, err=True))
-        for kind, address in stores.items()
+        kind: profile_job(job, channel=address, on_progress=lambda text: click.echo(text, err=True)) for kind, address in stores.items()
     }
     todo = [(kind, values) for kind, values in LOCAL if kind in stores]
     runs: list[list[Any]] = [[] for _ in todo]
@@ -158,19 +188,8 @@ def _local(job: Job, stores: dict[str, str], repeats: int) -> tuple[list[dict[st
 
 def line(r: dict[str, Any]) -> str:
     """Prints one row."""
-    names = {
-        "platform",
-        "channel",
-        "predicted_s",
-        "measured_s",
-        "error_s",
-        "predicted_usd",
-        "measured_usd",
-        "error_usd",
-    }
-    given = " ".join(
-        f"{k}={v}" for k, v in r.items() if k not in names | {"spread_s"} and not isinstance(v, dict | list)
-    )
+    names = {"platform", "channel", "predicted_s", "measured_s", "error_s", "predicted_usd", "measured_usd", "error_usd"}
+    given = " ".join(f"{k}={v}" for k, v in r.items() if k not in names | {"spread_s"} and not isinstance(v, dict | list))
     return (
         f"{r['platform']:9} {r['channel']:6} {r['predicted_s']:8.2f} s predicted {r['measured_s']:8.2f} s measured "
         f"{r['error_s']:+7.2%}  cost {r['error_usd']:+7.2%}  {given}"
@@ -181,12 +200,7 @@ def line(r: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--platform", type=click.Choice(["local", "simulated", "both"]), default="both", show_default=True)
 @click.option("--epochs", default=6, show_default=True, help="Of local runs.")
-@click.option(
-    "--width",
-    default=128,
-    show_default=True,
-    help="Channels of the local job's model; they determine the time of a step.",
-)
+@click.option("--width", default=128, show_default=True, help="Channels of the local job's model; they determine the time of a step.")
 @click.option("--repeats", default=3, show_default=True, help="Local runs of each configuration; the median counts.")
 def main(as_json: bool, platform: str, epochs: int, width: int, repeats: int) -> None:
     """Measures how well the model predicts."""
@@ -204,11 +218,7 @@ def main(as_json: bool, platform: str, epochs: int, width: int, repeats: int) ->
         for what in ("error_s", "error_usd", "spread_s"):
             errors = [abs(r[what]) for r in rows if r["platform"] == name]
             if errors:
-                out[f"{name}_{what}"] = {
-                    "median": round(statistics.median(errors), 4),
-                    "worst": max(errors),
-                    "n": len(errors),
-                }
+                out[f"{name}_{what}"] = {"median": round(statistics.median(errors), 4), "worst": max(errors), "n": len(errors)}
     if as_json:
         write(out)
         return

@@ -61,9 +61,7 @@ def peer_stages(source: Path, out: Path) -> Stages:
     categorical = [f"C{n}" for n in range(1, 27)]
 
     def load() -> None:
-        frame = pandas.concat(
-            [pandas.read_csv(file, dtype=dict.fromkeys(categorical, "str")) for file in files], ignore_index=True
-        )
+        frame = pandas.concat([pandas.read_csv(file, dtype=dict.fromkeys(categorical, "str")) for file in files], ignore_index=True)
         frame.to_feather(out / "raw.feather", compression="uncompressed")
 
     def fit() -> None:
@@ -88,9 +86,7 @@ def read_stages(source: Path, raw: Path) -> Stages:
         for file in sorted(folder.glob(f"*{ending}")):
             file.read_bytes()
 
-    return {
-        "load": lambda: read(source, ".csv"), "fit": lambda: read(raw, ".arrow"), "transform": lambda: read(raw, ".arrow"),
-    }  # fmt: skip
+    return {"load": lambda: read(source, ".csv"), "fit": lambda: read(raw, ".arrow"), "transform": lambda: read(raw, ".arrow")}
 
 
 def generate(folder: Path, rows: int) -> None:
@@ -111,9 +107,7 @@ def measure(rows: int, turns: int, workers: int, folder: Path) -> dict[str, Any]
     seconds: dict[str, dict[str, list[float]]] = {}
     cpu: dict[str, dict[str, list[float]]] = {}
     began = time.perf_counter()
-    with FunctionExecutor(
-        max_workers=workers, preload=("pyarrow.csv", "ephemeron.preparation.load_part"), progress=False
-    ) as pool:
+    with FunctionExecutor(max_workers=workers, preload=("pyarrow.csv", "ephemeron.preparation.load_part"), progress=False) as pool:
         pool.submit(abs, 1).result()
         first_task_s = time.perf_counter() - began
         list(pool.map(time.sleep, [1.0] * 2 * workers))  # so that all of them are up
@@ -140,17 +134,25 @@ def measure(rows: int, turns: int, workers: int, folder: Path) -> dict[str, Any]
     last = TableDataset.open(str(folder / f"here-{turns - 1}/raw"))
     sizes = [part.nbytes for part in last.partitions]
     return {
-        "rows": rows, "megabytes": round(megabytes, 1), "workers": workers, "first_task_s": round(first_task_s, 3), "cost_usd": cost,
+        "rows": rows,
+        "megabytes": round(megabytes, 1),
+        "workers": workers,
+        "first_task_s": round(first_task_s, 3),
+        "cost_usd": cost,
         "partitions": {"number": len(sizes), "least_mb": min(sizes) / 1e6, "most_mb": max(sizes) / 1e6},
         "sides": [
             {
-                "side": side, "stage": stage, "seconds": condensed(times), "rows_per_s": round(rows / float(np.median(times))),
+                "side": side,
+                "stage": stage,
+                "seconds": condensed(times),
+                "rows_per_s": round(rows / float(np.median(times))),
                 "mb_per_s": round(megabytes / float(np.median(times)), 1),
                 "cpu_s": None if side == "functions" else condensed(cpu[side][stage]),
             }
-            for side, stages in seconds.items() for stage, times in stages.items()
+            for side, stages in seconds.items()
+            for stage, times in stages.items()
         ],
-    }  # fmt: skip
+    }
 
 
 @click.command()

@@ -37,9 +37,13 @@ World = Callable[[], AbstractContextManager[Settings | None]]
 def job() -> Job:
     """Handwritten digits, as in the example."""
     return Job(
-        name="digits", model=Target(target="model:build"), data=DataSpec(), epochs=1,
-        code=(ROOT / "examples" / "digits",), limits=JobLimits(max_global_batch=256),
-    )  # fmt: skip
+        name="digits",
+        model=Target(target="model:build"),
+        data=DataSpec(),
+        epochs=1,
+        code=(ROOT / "examples" / "digits",),
+        limits=JobLimits(max_global_batch=256),
+    )
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def aws() -> Iterator[Settings]:
         settings = AwsSettings(region="us-east-1", endpoint=service.url, every_s=EVERY_S)
         wanted = LambdaSpec(
             role="arn:aws:iam::123456789012:role/none", memory_mb=SIZES[0], timeout_s=300, zipped=build_zip(), digest=digest()
-        )  # fmt: skip
+        )
         deploy_sizes(client(settings, "lambda"), settings, wanted, SIZES)
         yield settings
 
@@ -94,19 +98,32 @@ def measure(name: str, folder: Path) -> Profile:
     with WORLDS[name]() as settings:
         click.echo(f"{name}: measuring", err=True)
         return profile_job(
-            job(), platform=name, channel=(folder / name).as_uri(), cloud=settings, sizes_mb=SIZES if settings else (),
-            budget_usd=BUDGET_USD, use_cache=False, on_budget=lambda text: click.echo(f"{name}: {text}", err=True),
-        )  # fmt: skip
+            job(),
+            platform=name,
+            channel=(folder / name).as_uri(),
+            cloud=settings,
+            sizes_mb=SIZES if settings else (),
+            budget_usd=BUDGET_USD,
+            use_cache=False,
+            on_budget=lambda text: click.echo(f"{name}: {text}", err=True),
+        )
 
 
 def row(name: str, profile: Profile) -> dict[str, Any]:
     """Figures of one platform."""
     w, p, fit = profile.workload, profile.platform, profile.fit
     return {
-        "platform": name, "a": round(w.a, 4), "b": round(w.b, 3), "m": round(w.m, 2), "vcpus": round(w.vcpus, 2),
-        "memory_slope_mb": round(w.memory_slope_mb, 4), "memory_base_mb": round(w.memory_base_mb, 1),
-        "cold_start_s": round(p.cold_start_s, 3), "warm_start_s": round(p.warm_start_s, 4),
-        "step_half_width": fit.steps.half_width, "steps": _steps(profile, SIZES),
+        "platform": name,
+        "a": round(w.a, 4),
+        "b": round(w.b, 3),
+        "m": round(w.m, 2),
+        "vcpus": round(w.vcpus, 2),
+        "memory_slope_mb": round(w.memory_slope_mb, 4),
+        "memory_base_mb": round(w.memory_base_mb, 1),
+        "cold_start_s": round(p.cold_start_s, 3),
+        "warm_start_s": round(p.warm_start_s, 4),
+        "step_half_width": fit.steps.half_width,
+        "steps": _steps(profile, SIZES),
         "probes": [[c.memory_mb, c.batch, c.seconds, c.predicted_s] for c in fit.steps.probes],
         "transfer_s": [
             {
@@ -115,8 +132,10 @@ def row(name: str, profile: Profile) -> dict[str, Any]:
             }
             for size in SIZES
         ],
-        "calls": fit.platform.calls, "billed_usd": fit.platform.billed_usd, "took_s": fit.seconds,
-    }  # fmt: skip
+        "calls": fit.platform.calls,
+        "billed_usd": fit.platform.billed_usd,
+        "took_s": fit.seconds,
+    }
 
 
 def _steps(profile: Profile, sizes: Sequence[int]) -> dict[str, float]:
@@ -149,16 +168,23 @@ def main(only: tuple[str, ...], as_json: bool) -> None:
         os.environ["EPHEMERON_HOME"] = str(Path(folder) / "home")
         rows = [row(name, measure(name, Path(folder))) for name in only or tuple(WORLDS)]
     out = {
-        "environment": environment(), "sizes_mb": SIZES, "batches": BATCHES, "budget_usd": BUDGET_USD, "platforms": rows,
-        "compared": compared(rows), "took_s": round(time.monotonic() - began, 1),
+        "environment": environment(),
+        "sizes_mb": SIZES,
+        "batches": BATCHES,
+        "budget_usd": BUDGET_USD,
+        "platforms": rows,
+        "compared": compared(rows),
+        "took_s": round(time.monotonic() - began, 1),
         "caution": "services of our own on this machine: no cloud figures",
-    }  # fmt: skip
+    }
     if as_json:
         write(out)
         return
     for found in rows:
-        click.echo(f"{found['platform']:6} cold {found['cold_start_s']:.2f} s, warm {found['warm_start_s']:.3f} s, "
-                   f"{found['calls']} calls, ${found['billed_usd']:.4f}; steps {found['steps']}")  # fmt: skip
+        click.echo(
+            f"{found['platform']:6} cold {found['cold_start_s']:.2f} s, warm {found['warm_start_s']:.3f} s, "
+            f"{found['calls']} calls, ${found['billed_usd']:.4f}; steps {found['steps']}"
+        )
 
 
 if __name__ == "__main__":

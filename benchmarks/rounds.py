@@ -62,9 +62,13 @@ class Case:
     def bound_s(self) -> float:
         """Of the throttled form."""
         return round_bound_s(
-            self.workers, self.aggregators, model_bytes=4 * self.elements, latency_s=LATENCY_S,
-            bandwidth_mb_s=BANDWIDTH_MB_S, pipelined=self.form == "pipelined",
-        )  # fmt: skip
+            self.workers,
+            self.aggregators,
+            model_bytes=4 * self.elements,
+            latency_s=LATENCY_S,
+            bandwidth_mb_s=BANDWIDTH_MB_S,
+            pipelined=self.form == "pipelined",
+        )
 
 
 class CaseFailed(Exception):
@@ -108,17 +112,17 @@ def measure(case: Case, address: str, *, processes: int, budget_s: float, limit_
 
 
 def _condense(case: Case, parts: list[dict[str, Any]], processes: int) -> dict[str, Any]:
-    seconds = [
-        max(e for _, e in ends) - min(s for s, _ in ends) for ends in zip(*(p["times"] for p in parts), strict=True)
-    ]
+    seconds = [max(e for _, e in ends) - min(s for s, _ in ends) for ends in zip(*(p["times"] for p in parts), strict=True)]
     total = sum((Traffic(**p["traffic"]) for p in parts), Traffic())
     n = len(seconds)
     row: dict[str, Any] = {
-        **asdict(case), "processes": processes, "seconds": condensed(seconds),
+        **asdict(case),
+        "processes": processes,
+        "seconds": condensed(seconds),
         "per_round": {name: round(value / n, 2) for name, value in asdict(total).items()},
         "polls_per_get": round(total.polls / total.gets, 4) if total.gets else None,
         "peak_rss_mb": round(sum(p["peak_rss_mb"] for p in parts), 1),
-    }  # fmt: skip
+    }
     if case.throttled:
         row["bound_s"] = round(case.bound_s, 5)
         row["ratio_to_bound"] = round(row["seconds"]["median"] / case.bound_s, 4)
@@ -128,9 +132,7 @@ def _condense(case: Case, parts: list[dict[str, Any]], processes: int) -> dict[s
 # -- inside a process -----------------------------------------------------------------------------------------
 
 
-def _work(
-    case: Case, address: str, share: int, of: int, barrier: Any, rounds: Any, budget_s: float, answers: Any
-) -> None:
+def _work(case: Case, address: str, share: int, of: int, barrier: Any, rounds: Any, budget_s: float, answers: Any) -> None:
     try:
         answers.put(asyncio.run(_rounds(case, address, share, of, barrier, rounds, budget_s)))
     except Exception:  # noqa: BLE001 (every failure is reported to the measuring process)
@@ -138,9 +140,7 @@ def _work(
         answers.put(traceback.format_exc(limit=-3))
 
 
-async def _rounds(
-    case: Case, address: str, share: int, of: int, barrier: Any, rounds: Any, budget_s: float
-) -> dict[str, Any]:
+async def _rounds(case: Case, address: str, share: int, of: int, barrier: Any, rounds: Any, budget_s: float) -> dict[str, Any]:
     ranks = range(share, case.workers, of)
     shared = MemoryChannel() if case.channel == "memory" else None
     members = [Member(case, rank, opened(case, rank, shared or open_channel(address))) for rank in ranks]
@@ -199,17 +199,22 @@ class Member:
         poll_worth_s: seconds of waiting that a poll is worth; the default polls rarely.
     """
 
-    def __init__(
-        self, case: Case, rank: int, channel: RunChannel, *, chunk_bytes: int = CHUNK_BYTES, poll_worth_s: float = 0.1
-    ) -> None:
+    def __init__(self, case: Case, rank: int, channel: RunChannel, *, chunk_bytes: int = CHUNK_BYTES, poll_worth_s: float = 0.1) -> None:
         self.channel = channel
         self.keys = Keys("benchmark")
         self.vector = np.random.default_rng(SEED + rank).standard_normal(case.elements, dtype=np.float32)
         self.group = Group(
-            keys=self.keys, rank=rank, world=case.workers, aggregators=case.aggregators, channel=channel,
-            policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), trace=_Clock(),
+            keys=self.keys,
+            rank=rank,
+            world=case.workers,
+            aggregators=case.aggregators,
+            channel=channel,
+            policy=policy_for("bsp"),
+            size=case.elements,
+            dtype=np.dtype(np.float32),
+            trace=_Clock(),
             poll_worth_s=poll_worth_s,
-        )  # fmt: skip
+        )
         pattern = "pipelined" if case.form == "pipelined" else "k-reduce"
         self.collective: Collective = collective_for(pattern, self.group, chunk_bytes=chunk_bytes)
 

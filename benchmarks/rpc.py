@@ -66,11 +66,7 @@ def measure(memory: str, turns: int, echoes: int) -> dict[str, Any]:
     times_ms: dict[str, list[float]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ephemeron-")))
-        ways = {
-            **dict(_ours(stack, folder, memory)),
-            **dict(_grpc(stack, memory, skipped)),
-            **dict(_in_c(stack, folder, skipped)),
-        }
+        ways = {**dict(_ours(stack, folder, memory)), **dict(_grpc(stack, memory, skipped)), **dict(_in_c(stack, folder, skipped))}
         for way in ways.values():
             way(WARM_UP)
         for _ in range(turns):
@@ -89,11 +85,7 @@ def measure(memory: str, turns: int, echoes: int) -> dict[str, Any]:
 
 
 def _ours(stack: ExitStack, folder: Path, memory: str) -> Iterator[tuple[str, Way]]:
-    for way, transports in (
-        ("views", ("tcp", "unix", "shared")),
-        ("copies", ("tcp", "unix", "shared")),
-        ("asyncio", ("tcp",)),
-    ):
+    for way, transports in (("views", ("tcp", "unix", "shared")), ("copies", ("tcp", "unix", "shared")), ("asyncio", ("tcp",))):
         port = stack.enter_context(_served(*_python("server", way, str(folder / way), memory)))
         for transport in transports:
             where = port if transport == "tcp" else str(folder / way)

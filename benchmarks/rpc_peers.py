@@ -184,9 +184,7 @@ def _call_grpc(value: list[Any], where: str) -> None:
 
     with grpc.insecure_channel(f"127.0.0.1:{where}", options=_GRPC_OPTIONS) as channel:
         echo = channel.unary_unary(
-            "/Echo/echo",
-            request_serializer=lambda value: pickle.dumps(value, protocol=5),
-            response_deserializer=pickle.loads,
+            "/Echo/echo", request_serializer=lambda value: pickle.dumps(value, protocol=5), response_deserializer=pickle.loads
         )
         _time(lambda: echo(value), value, Receive.COPIES)
 

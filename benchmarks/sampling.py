@@ -38,10 +38,7 @@ from ephemeron.data.sampling.baselines import CoorDL, DynaGCS, Independent, Joad
 SAMPLES, CAPACITY, BATCH, EPOCHS = 1000, 50, 16, 4
 SCENES = ("same1", "same2", "speed1", "speed2")
 RANDOM_SCENES = ("same1", "same2", "speed2", "overlapping")
-THESIS = {
-    "same1": {"DynaGCS": 75.0, "Independent": 9.0},
-    "speed2": {"DynaGCS": 15.0, "Joader": 9.0, "CoorDL": 3.0},
-}
+THESIS = {"same1": {"DynaGCS": 75.0, "Independent": 9.0}, "speed2": {"DynaGCS": 15.0, "Joader": 9.0, "CoorDL": 3.0}}
 IDENTITY = ("measure", "scene", "sampler", "epochs")
 RANDOM_EPOCHS, RANDOM_BATCH, PAIRED = 10_000, 32, 100
 SAMPLERS: dict[str, Callable[[int], CollaborativeSampler]] = {
@@ -73,9 +70,7 @@ def main() -> None:
             for scene in arguments.scenes or RANDOM_SCENES:
                 rows.append(uniformity(name, scene, arguments.epochs))
                 print(name, scene, rows[-1]["jobs"][0], file=sys.stderr)
-    about = {
-        "benchmark": "sampling", "samples": SAMPLES, "capacity": CAPACITY, "batch": BATCH, "thesis_overlap_percent": THESIS,
-    }  # fmt: skip
+    about = {"benchmark": "sampling", "samples": SAMPLES, "capacity": CAPACITY, "batch": BATCH, "thesis_overlap_percent": THESIS}
     result = merged(arguments.merge, {**environment(), **about, "rows": rows}, IDENTITY)
     if arguments.json:
         write(result)
@@ -106,12 +101,15 @@ def overlap(sampler: str, scene: str, seeds: int) -> list[dict[str, Any]]:
                 found.setdefault((epochs, policy), []).append(hits.all if epochs == 1 else hits.steady)
     return [
         {
-            "measure": "overlap", "scene": scene, "sampler": sampler, "epochs": "first" if epochs == 1 else f"2 to {EPOCHS}",
+            "measure": "overlap",
+            "scene": scene,
+            "sampler": sampler,
+            "epochs": "first" if epochs == 1 else f"2 to {EPOCHS}",
             "starved": waited,
             **{f"{policy.lower()}_percent": condensed(found[epochs, policy]) for policy in policies},
         }
         for epochs in (1, EPOCHS)
-    ]  # fmt: skip
+    ]
 
 
 # -- uniformity -----------------------------------------------------------------------------------------------------
@@ -119,28 +117,17 @@ def overlap(sampler: str, scene: str, seeds: int) -> list[dict[str, Any]]:
 
 def uniformity(sampler: str, scene: str, epochs: int) -> dict[str, Any]:
     """χ² of positions and of pairs, and the correlation of an epoch with the one before, for each of two jobs."""
-    datasets = (
-        [range(SAMPLES), range(SAMPLES // 2, SAMPLES // 2 + SAMPLES)]
-        if scene == "overlapping"
-        else [range(SAMPLES)] * 2
-    )
+    datasets = [range(SAMPLES), range(SAMPLES // 2, SAMPLES // 2 + SAMPLES)] if scene == "overlapping" else [range(SAMPLES)] * 2
     rates = (1.0, 0.6) if scene == "speed2" else (1.0, 1.0)
     starts = (0.0, 0.5) if scene.endswith("2") else (0.0, 0.0)
     tallies = [Tally(dataset) for dataset in datasets]
     for job, order in orders(SAMPLERS[sampler](SEED), datasets, rates, starts, epochs):
         tallies[job].add(order)
-    return {
-        "measure": "uniformity", "scene": scene, "sampler": sampler, "epochs": epochs,
-        "jobs": [tally.result() for tally in tallies],
-    }  # fmt: skip
+    return {"measure": "uniformity", "scene": scene, "sampler": sampler, "epochs": epochs, "jobs": [tally.result() for tally in tallies]}
 
 
 def orders(
-    sampler: CollaborativeSampler,
-    datasets: Sequence[Sequence[int]],
-    rates: Sequence[float],
-    starts: Sequence[float],
-    epochs: int,
+    sampler: CollaborativeSampler, datasets: Sequence[Sequence[int]], rates: Sequence[float], starts: Sequence[float], epochs: int
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Every epoch of every job as it ends, until the first job has completed `epochs`."""
     due = [(start * SAMPLES, takes, job) for job, start in enumerate(starts) for takes in (False, True)]

@@ -94,9 +94,7 @@ def reader(store: Channel, rank: int) -> tuple[Metered, Channel]:
     return meter, Retrying(meter, policy=RetryPolicy(), rng=random.Random(f"{SEED} {rank}"))
 
 
-def read_ahead(
-    nbytes: int, functions: int, use: Callable[[int], Awaitable[None]], window: tuple[float, float]
-) -> dict[str, Any]:
+def read_ahead(nbytes: int, functions: int, use: Callable[[int], Awaitable[None]], window: tuple[float, float]) -> dict[str, Any]:
     """Functions that read one object while they use the one before; what they read between two moments."""
 
     async def main() -> dict[str, Any]:
@@ -127,7 +125,7 @@ def read_ahead(
         return {
             "gb_per_s": round((counts[1][0] - counts[0][0]) / seconds / 1e9, 4),
             "requests_refused_per_s": round((counts[1][1] - counts[0][1]) / seconds, 1),
-        }  # fmt: skip
+        }
 
     return run(main())
 
@@ -163,16 +161,12 @@ def compute(measured: Measured, functions: tuple[int, ...], say: Callable[[str],
 
         read = read_ahead(measured.partition_bytes, count, use, window)
         rate = done / (window[1] - window[0])
-        rows.append(
-            {"functions": count, "gradients_per_s": round(rate, 1), "samples_per_s": round(rate * size), **read}
-        )
+        rows.append({"functions": count, "gradients_per_s": round(rate, 1), "samples_per_s": round(rate * size), **read})
         say(f"compute {rows[-1]}")
     return with_efficiency(rows, "gradients_per_s", ())
 
 
-def store(
-    measured: Measured, functions: tuple[int, ...], shards: tuple[int, ...], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def store(measured: Measured, functions: tuple[int, ...], shards: tuple[int, ...], say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Figure 8c."""
     rows = []
     for batch, count in itertools.product(measured.minibatches.values(), shards):
@@ -233,9 +227,11 @@ async def _store(measured: Measured, batch: Minibatches, workers: int, shards: i
     rate = (last - first) / seconds
     used = max(end - begin for begin, end in zip(*busy, strict=True)) / seconds
     return {
-        "samples_per_s": round(rate * batch.size), "steps_per_s": round(rate, 1), "step_s": round(workers / rate, 6),
+        "samples_per_s": round(rate * batch.size),
+        "steps_per_s": round(rate, 1),
+        "step_s": round(workers / rate, 6),
         "busiest_shard": round(used, 3),
-    }  # fmt: skip
+    }
 
 
 def with_efficiency(rows: list[dict[str, Any]], rate: str, by: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -266,14 +262,19 @@ def main() -> None:
         measured = measure(Path(folder) / "data", BATCHES)
     result["measured"] = measured.to_json()
     result["modelled"] = {
-        "store_latency_s": WORLD.latency_s, "store_gets_per_s": STORE_GETS_PER_S, "function_mb_s": WORLD.bandwidth_mb_s,
-        "consumed_mb_s": CONSUMED_MB_S, "network_latency_s": WORLD.direct_latency_s, "shard_mb_s": SHARD_MB_S,
+        "store_latency_s": WORLD.latency_s,
+        "store_gets_per_s": STORE_GETS_PER_S,
+        "function_mb_s": WORLD.bandwidth_mb_s,
+        "consumed_mb_s": CONSUMED_MB_S,
+        "network_latency_s": WORLD.direct_latency_s,
+        "shard_mb_s": SHARD_MB_S,
         "compute_sigma": WORLD.straggler_sigma,
-    }  # fmt: skip
+    }
     result["published"] = {
-        "storage": "linear to 1,000 functions at 30 MB/s each, objects of 10 MB", "compute": "linear to 1,000 functions",
+        "storage": "linear to 1,000 functions at 30 MB/s each, objects of 10 MB",
+        "compute": "linear to 1,000 functions",
         "store": "linear to 600 functions",
-    }  # fmt: skip
+    }
     say(f"measured {result['measured']}")
     if "storage" in parts:
         result["storage"] = storage(few, say)

@@ -81,16 +81,21 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """As a part of the result."""
         return {
-            "partition_bytes": self.partition_bytes, "partition_rows": self.partition_rows,
+            "partition_bytes": self.partition_bytes,
+            "partition_rows": self.partition_rows,
             "minibatches": [
                 {
-                    "size": m.size, "load_cpu_s": round(m.load_s, 7), "compute_cpu_s": round(m.compute_s, 7),
+                    "size": m.size,
+                    "load_cpu_s": round(m.load_s, 7),
+                    "compute_cpu_s": round(m.compute_s, 7),
                     "rows": round(float(np.mean([r.size for r in m.rows]))),
                 }
                 for m in self.minibatches.values()
             ],
-            "shard_get": _rounded(self.get), "shard_push": _rounded(self.push), "client_step": _rounded(self.client),
-        }  # fmt: skip
+            "shard_get": _rounded(self.get),
+            "shard_push": _rounded(self.push),
+            "client_step": _rounded(self.client),
+        }
 
 
 def measure(folder: Path, sizes: Sequence[int]) -> Measured:
@@ -99,9 +104,13 @@ def measure(folder: Path, sizes: Sequence[int]) -> Measured:
     nbytes = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
     get, push, client = asyncio.run(_store())
     return Measured(
-        partition_bytes=nbytes, partition_rows=ROWS_PER_PARTITION, get=get, push=push, client=client,
+        partition_bytes=nbytes,
+        partition_rows=ROWS_PER_PARTITION,
+        get=get,
+        push=push,
+        client=client,
         minibatches={size: _minibatches(dataset, size) for size in sizes},
-    )  # fmt: skip
+    )
 
 
 def _minibatches(dataset: Any, size: int) -> Minibatches:

@@ -46,11 +46,7 @@ class Host:
 
 def _is_frame(data: bytes) -> bool:
     """Whether this is one frame, and not a part of the proof of the token, which may begin with the same two bytes."""
-    return (
-        len(data) >= HEAD_BYTES
-        and data.startswith(b"ES")
-        and int.from_bytes(data[8:16], "little") == len(data) - HEAD_BYTES
-    )
+    return len(data) >= HEAD_BYTES and data.startswith(b"ES") and int.from_bytes(data[8:16], "little") == len(data) - HEAD_BYTES
 
 
 HOST: contextvars.ContextVar[Host] = contextvars.ContextVar("host")

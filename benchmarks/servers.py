@@ -51,9 +51,7 @@ def started_valkey(folder: Path, *, durable: bool, port: int | None = None) -> S
     port = port or free_port()
     kept = ("--appendonly", "yes", "--appendfsync", "always") if durable else ()
     process = subprocess.Popen(
-        [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *kept],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
+        [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *kept], cwd=folder, stdout=subprocess.DEVNULL
     )
     end = time.monotonic() + 30
     while not answers_on(port):

@@ -71,9 +71,7 @@ class AccessTrace:
         )
 
 
-def access_trace(
-    sampler: CollaborativeSampler, tasks: Sequence[Task], *, seed: int, drift: float = 0.0, noise: float = 0.0
-) -> AccessTrace:
+def access_trace(sampler: CollaborativeSampler, tasks: Sequence[Task], *, seed: int, drift: float = 0.0, noise: float = 0.0) -> AccessTrace:
     """Simulates jobs that run as fast as they can; each takes its next batch when it has used the last one.
 
     Args:

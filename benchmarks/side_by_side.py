@@ -88,9 +88,7 @@ def compare(comparison: Comparison, address: str, *, turns: int, limit_s: float 
     """
     world = comparison.workers
     barrier, answers = _FORK.Barrier(world), _FORK.Queue()
-    workers = [
-        _FORK.Process(target=_work, args=(comparison, address, rank, turns, barrier, answers)) for rank in range(world)
-    ]
+    workers = [_FORK.Process(target=_work, args=(comparison, address, rank, turns, barrier, answers)) for rank in range(world)]
     for process in workers:
         process.start()
     try:
@@ -133,16 +131,19 @@ def _condense(comparison: Comparison, parts: list[dict[str, list[tuple[float, fl
     seconds: dict[str, list[float]] = {}
     for name in parts[0]:
         rounds = [
-            max(end for _, end in ends) - min(start for start, _ in ends)
-            for ends in zip(*(part[name] for part in parts), strict=True)
+            max(end for _, end in ends) - min(start for start, _ in ends) for ends in zip(*(part[name] for part in parts), strict=True)
         ]
         n = comparison.rounds
         by_turn = [rounds[at : at + n] for at in range(WARM_UP * n, len(rounds), n)]
         seconds[name] = [statistics.median(turn) for turn in by_turn]
     row: dict[str, Any] = {
-        "workers": comparison.workers, "aggregators": comparison.aggregators, "size_mb": comparison.size_mb,
-        "chunk_bytes": comparison.chunk_bytes, "notes": {p.name: p.note for p, _ in comparison.peers}, "sides": {},
-    }  # fmt: skip
+        "workers": comparison.workers,
+        "aggregators": comparison.aggregators,
+        "size_mb": comparison.size_mb,
+        "chunk_bytes": comparison.chunk_bytes,
+        "notes": {p.name: p.note for p, _ in comparison.peers},
+        "sides": {},
+    }
     for name, values in seconds.items():
         ratios = [v / b for v, b in zip(values, seconds["bare"], strict=True)]
         row["sides"][name] = {**condensed(values), "ratio_to_bare": round(statistics.median(ratios), 3)}
@@ -167,10 +168,7 @@ def _turns(comparison: Comparison, address: str, rank: int, turns: int, barrier:
     loop = asyncio.new_event_loop()
     sides: dict[str, _Side] = {"bare": _Bare(comparison, address, rank, loop)}
     sides |= {f"ours {form}": _Ours(comparison, form, address, rank, loop) for form in comparison.forms}
-    sides |= {
-        peer.name: _Peer(comparison, peer, checkout, f"peer{n}", rank)
-        for n, (peer, checkout) in enumerate(comparison.peers)
-    }
+    sides |= {peer.name: _Peer(comparison, peer, checkout, f"peer{n}", rank) for n, (peer, checkout) in enumerate(comparison.peers)}
     names = list(sides)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     t = dict.fromkeys(names, 0)
@@ -190,18 +188,19 @@ def _turns(comparison: Comparison, address: str, rank: int, turns: int, barrier:
 
 
 class _Ours:
-    def __init__(
-        self, comparison: Comparison, form: str, address: str, rank: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, comparison: Comparison, form: str, address: str, rank: int, loop: asyncio.AbstractEventLoop) -> None:
         case = Case(
-            channel="s3", workers=comparison.workers, aggregators=comparison.aggregators, size_mb=comparison.size_mb,
-            form=form, throttled=False,
-        )  # fmt: skip
+            channel="s3",
+            workers=comparison.workers,
+            aggregators=comparison.aggregators,
+            size_mb=comparison.size_mb,
+            form=form,
+            throttled=False,
+        )
         self.loop = loop
         self.member = Member(
-            case, rank, opened(case, rank, open_channel(f"{address}/{form}")), chunk_bytes=comparison.chunk_bytes,
-            poll_worth_s=POLL_WORTH_S,
-        )  # fmt: skip
+            case, rank, opened(case, rank, open_channel(f"{address}/{form}")), chunk_bytes=comparison.chunk_bytes, poll_worth_s=POLL_WORTH_S
+        )
 
     def round(self, t: int, barrier: Callable[[], None]) -> None:
         self.loop.run_until_complete(self.member.round(t))

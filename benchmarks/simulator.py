@@ -73,10 +73,7 @@ def operations(workers: int, aggregators: int, about: int) -> dict[str, Any]:
         done = sum(m.puts + m.gets for m in meters)
         wall.append(done / (time.perf_counter() - began))
         cpu.append(done / (time.process_time() - cpu_began))
-    return {
-        "workers": workers, "aggregators": aggregators, "operations_per_s": condensed(wall),
-        "operations_per_cpu_s": condensed(cpu),
-    }  # fmt: skip
+    return {"workers": workers, "aggregators": aggregators, "operations_per_s": condensed(wall), "operations_per_cpu_s": condensed(cpu)}
 
 
 async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Metered]) -> None:
@@ -87,9 +84,16 @@ async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Mete
         channel = RunChannel(network, owner=f"rank {rank}")
         meters.append(channel.meter)
         group = Group(
-            keys=Keys("benchmark"), rank=rank, world=workers, aggregators=aggregators, channel=channel,
-            policy=policy_for("bsp"), size=64, dtype=np.dtype(np.float32), status=ReductionStatus(),
-        )  # fmt: skip
+            keys=Keys("benchmark"),
+            rank=rank,
+            world=workers,
+            aggregators=aggregators,
+            channel=channel,
+            policy=policy_for("bsp"),
+            size=64,
+            dtype=np.dtype(np.float32),
+            status=ReductionStatus(),
+        )
         collective, vector = KReduce(group), np.full(64, rank, dtype=np.float32)
         for iteration in range(rounds):
             group.status.applied = group.status.durable = iteration
@@ -122,19 +126,31 @@ async def simulate(
 ) -> dict[str, Any]:
     """A run with the synthetic trainer, from the launch to the result."""
     configuration = Configuration(
-        platform="simulated", channel="memory", workers=workers, aggregators=aggregators, batch_size=BATCH,
-        memory_mb=1769, function_timeout_s=lifetime_s, **options,
-    ).resolved()  # fmt: skip
+        platform="simulated",
+        channel="memory",
+        workers=workers,
+        aggregators=aggregators,
+        batch_size=BATCH,
+        memory_mb=1769,
+        function_timeout_s=lifetime_s,
+        **options,
+    ).resolved()
     spec = RunSpec(
-        run_id="b", model=Target(target="x"), loss=Target(target="x"), optimizer=Target(target="x"),
-        configuration=configuration, epochs=1, seed=1, dtype="float32", samples=BATCH * workers * iterations,
-        prices=load_prices("objects"), trainer="synthetic",
-    )  # fmt: skip
+        run_id="b",
+        model=Target(target="x"),
+        loss=Target(target="x"),
+        optimizer=Target(target="x"),
+        configuration=configuration,
+        epochs=1,
+        seed=1,
+        dtype="float32",
+        samples=BATCH * workers * iterations,
+        prices=load_prices("objects"),
+        trainer="synthetic",
+    )
     platform = SimulatedPlatform(WORLD)
     store: MemoryChannel = platform.store  # type: ignore[assignment]
-    trigger = RunDriver(
-        platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=lambda e: None
-    )
+    trigger = RunDriver(platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=lambda e: None)
     counting = CountingStore(store.objects)
     watcher = asyncio.ensure_future(counting.watch()) if count else None
     await trigger.launch(Prepared(job=None, spec=spec, objects={Keys("b").spec: [spec.to_bytes()]}, model_bytes=0))  # type: ignore[arg-type]
@@ -143,11 +159,15 @@ async def simulate(
         watcher.cancel()
     traffic = trigger.ledger.traffic
     return {
-        "status": ending.status, "causes": ending.causes, "weights": ("" if ending.final is None else str(ending.final.weights_sha256))[:12],
-        "virtual_s": round(trigger.ledger.ended_at, 3), "invocations": trigger.ledger.invocations,
-        "operations": traffic.puts + traffic.gets + traffic.polls, "objects_left": len(store.objects),
+        "status": ending.status,
+        "causes": ending.causes,
+        "weights": ("" if ending.final is None else str(ending.final.weights_sha256))[:12],
+        "virtual_s": round(trigger.ledger.ended_at, 3),
+        "invocations": trigger.ledger.invocations,
+        "operations": traffic.puts + traffic.gets + traffic.polls,
+        "objects_left": len(store.objects),
         "most_objects": counting.most if count else None,
-    }  # fmt: skip
+    }
 
 
 def large_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
@@ -156,10 +176,14 @@ def large_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]
     outcome = run(simulate(workers, aggregators, iterations))
     wall_s = time.perf_counter() - began
     return {
-        "workers": workers, "aggregators": aggregators, "iterations": iterations, **outcome,
-        "wall_minutes": round(wall_s / 60, 3), "operations_per_s": round(outcome["operations"] / wall_s),
+        "workers": workers,
+        "aggregators": aggregators,
+        "iterations": iterations,
+        **outcome,
+        "wall_minutes": round(wall_s / 60, 3),
+        "operations_per_s": round(outcome["operations"] / wall_s),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
-    }  # fmt: skip
+    }
 
 
 def handoffs(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
@@ -168,10 +192,15 @@ def handoffs(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
     lifetime_s = whole["virtual_s"] / 10
     parts = run(simulate(workers, aggregators, iterations, lifetime_s=lifetime_s))
     return {
-        "workers": workers, "aggregators": aggregators, "iterations": iterations, "lifetime_s": round(lifetime_s, 3),
-        "whole": whole, "relayed": parts, "ratio": round(parts["virtual_s"] / whole["virtual_s"], 4),
+        "workers": workers,
+        "aggregators": aggregators,
+        "iterations": iterations,
+        "lifetime_s": round(lifetime_s, 3),
+        "whole": whole,
+        "relayed": parts,
+        "ratio": round(parts["virtual_s"] / whole["virtual_s"], 4),
         "same_weights": whole["weights"] == parts["weights"],
-    }  # fmt: skip
+    }
 
 
 def long_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
@@ -179,9 +208,12 @@ def long_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
     began = time.perf_counter()
     outcome = run(simulate(workers, aggregators, iterations, count=True))
     return {
-        "workers": workers, "aggregators": aggregators, "iterations": iterations, **outcome,
+        "workers": workers,
+        "aggregators": aggregators,
+        "iterations": iterations,
+        **outcome,
         "wall_minutes": round((time.perf_counter() - began) / 60, 3),
-    }  # fmt: skip
+    }
 
 
 def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

@@ -78,13 +78,18 @@ def job_of(model: str, cpu_s: float, **changes: Any) -> Job:
     """
     rate, target = MODELS[model]
     values: dict[str, Any] = {
-        "epochs": EPOCHS, "early_stopping": EarlyStopping(threshold=target), "code": (Path(__file__).parent,),
+        "epochs": EPOCHS,
+        "early_stopping": EarlyStopping(threshold=target),
+        "code": (Path(__file__).parent,),
         "simulation": Simulation(compute=ComputeModel(a=cpu_s * SAMPLES / DIGITS * MB_PER_VCPU, b=2.0, m=0.0)),
-    }  # fmt: skip
+    }
     return Job(
-        name=model, model=Target(target=f"siren_models:{model}"), optimizer=Target(target="SGD", options={"lr": rate}),
-        data=DataSpec(sampling="global"), **(values | changes),
-    )  # fmt: skip
+        name=model,
+        model=Target(target=f"siren_models:{model}"),
+        optimizer=Target(target="SGD", options={"lr": rate}),
+        data=DataSpec(sampling="global"),
+        **(values | changes),
+    )
 
 
 def cpu_s_per_sample(model: str) -> tuple[float, float]:
@@ -114,9 +119,11 @@ def runs_of(model: str) -> dict[str, Any]:
         run = measured_run(job, workers=w, memory_mb=MEMORY_MB, sync="hsp", batch_size=BATCH, aggregators=AGGREGATORS)
         click.echo(f"{model}, {w} functions: {[round(x, 3) for x in run.losses]}", err=True)
         found["runs"][str(w)] = {
-            "losses": [round(x, 5) for x in run.losses], "start": round(run.start, 5), "seconds": round(run.epochs.seconds, 4),
+            "losses": [round(x, 5) for x in run.losses],
+            "start": round(run.start, 5),
+            "seconds": round(run.epochs.seconds, 4),
             "usd": run.epochs.cost_usd,
-        }  # fmt: skip
+        }
     return found
 
 
@@ -130,38 +137,64 @@ def spec_of(model: str, raw: dict[str, Any]) -> EnvironmentSpec:
     runs = {int(w): run for w, run in raw["runs"].items()}
     inside, outside = world_sizes(1, MOST)
     curve = fit_curve(
-        {w: runs[w]["losses"] for w in inside}, start=float(np.mean([r["start"] for r in runs.values()])), samples=DIGITS,
-        batch_size=BATCH, held_out={w: runs[w]["losses"] for w in outside},
-    )  # fmt: skip
+        {w: runs[w]["losses"] for w in inside},
+        start=float(np.mean([r["start"] for r in runs.values()])),
+        samples=DIGITS,
+        batch_size=BATCH,
+        held_out={w: runs[w]["losses"] for w in outside},
+    )
     job = job_of(model, raw["cpu_s_per_sample"])
     compute = job.simulation.compute
     assert isinstance(compute, ComputeModel)
     workload = Workload(
-        name=model, model_mb=raw["model_mb"], a=compute.a, b=compute.b, m=compute.m, memory_slope_mb=0.1 * SAMPLES / DIGITS,
-        memory_base_mb=420.0, dataset_mb=0.4, samples=DIGITS, test_samples=TEST, vcpus=1.0,
-    )  # fmt: skip
+        name=model,
+        model_mb=raw["model_mb"],
+        a=compute.a,
+        b=compute.b,
+        m=compute.m,
+        memory_slope_mb=0.1 * SAMPLES / DIGITS,
+        memory_base_mb=420.0,
+        dataset_mb=0.4,
+        samples=DIGITS,
+        test_samples=TEST,
+        vcpus=1.0,
+    )
     profile = Profile(workload=workload, platform=world_profile(job.simulation, Limits()))
     bounds = ActionBounds(most_workers=MOST, quotas_mb=QUOTAS)
-    epochs = {
-        w: MeasuredEpochs(workers=w, memory_mb=MEMORY_MB, seconds=r["seconds"], cost_usd=r["usd"])
-        for w, r in runs.items()
-    }
+    epochs = {w: MeasuredEpochs(workers=w, memory_mb=MEMORY_MB, seconds=r["seconds"], cost_usd=r["usd"]) for w, r in runs.items()}
     plain = EpochModel(profile, bounds, batch_size=BATCH, aggregators=AGGREGATORS)
     seconds, cost = plain.corrected([epochs[w] for w in inside], [epochs[w] for w in outside]).corrections
     return EnvironmentSpec(
-        job=model, profile=profile, curve=curve, target_loss=MODELS[model][1], budget_usd=1e6, epochs=2 * EPOCHS, batch_size=BATCH,
-        aggregators=AGGREGATORS, bounds=bounds, noise=Noise(loss_spread=curve.scatter), reference_s=1.0, seconds=seconds, cost=cost,
-    )  # fmt: skip
+        job=model,
+        profile=profile,
+        curve=curve,
+        target_loss=MODELS[model][1],
+        budget_usd=1e6,
+        epochs=2 * EPOCHS,
+        batch_size=BATCH,
+        aggregators=AGGREGATORS,
+        bounds=bounds,
+        noise=Noise(loss_spread=curve.scatter),
+        reference_s=1.0,
+        seconds=seconds,
+        cost=cost,
+    )
 
 
 def said_of(spec: EnvironmentSpec) -> dict[str, Any]:
     """Errors of an environment in a run that was not fitted."""
     c = spec.curve
     return {
-        "target_loss": spec.target_loss, "loss_error": round(c.error, 3), "epochs_error": round(c.epochs_error, 3),
-        "scatter": round(c.scatter, 3), "epoch_s_error": round(spec.seconds.error, 4), "epoch_usd_error": round(spec.cost.error, 4),
-        "held_out_functions": list(c.held_out), "speed": round(c.speed, 3), "spread": round(c.spread, 3),
-    }  # fmt: skip
+        "target_loss": spec.target_loss,
+        "loss_error": round(c.error, 3),
+        "epochs_error": round(c.epochs_error, 3),
+        "scatter": round(c.scatter, 3),
+        "epoch_s_error": round(spec.seconds.error, 4),
+        "epoch_usd_error": round(spec.cost.error, 4),
+        "held_out_functions": list(c.held_out),
+        "speed": round(c.speed, 3),
+        "spread": round(c.spread, 3),
+    }
 
 
 def cheapest_usd(spec: EnvironmentSpec) -> float:
@@ -195,28 +228,40 @@ def compared(spec: EnvironmentSpec, steps: int | None) -> tuple[dict[str, Any], 
         c, table, fixed = policy.comparison, policy.table, policy.fixed
     grid = grid_search(spec)
     choose: dict[str, Chooser] = {
-        "static": _always(c.static_workers, c.static_memory_mb), "programme": asked(table), "list": listed(spec, fixed),
-    }  # fmt: skip
+        "static": _always(c.static_workers, c.static_memory_mb),
+        "programme": asked(table),
+        "list": listed(spec, fixed),
+    }
     if policy is not None:
         choose["network"] = chooser(spec, policy.network)
     used = outcome_of(spec, choose[c.used.name], AGAIN)
     again_s = static.outcome.seconds
     row: dict[str, Any] = {
-        "budget_usd": round(spec.budget_usd, 5), "static": [c.static_workers, c.static_memory_mb], "static_s": round(static.outcome.seconds, 1),
-        "grid": _static(grid), "bound_s": round(c.bound_s, 1), "least_s": round(c.least_s, 1), "used": c.used.name,
+        "budget_usd": round(spec.budget_usd, 5),
+        "static": [c.static_workers, c.static_memory_mb],
+        "static_s": round(static.outcome.seconds, 1),
+        "grid": _static(grid),
+        "bound_s": round(c.bound_s, 1),
+        "least_s": round(c.least_s, 1),
+        "used": c.used.name,
         "schedules": {x.name: [round(x.seconds, 1), round(x.reached, 4)] for x in c.candidates},
-        "list": [list(x) for x in fixed], "used_s": round(used.counted_s(again_s), 1), "used_reached": round(used.reached, 4),
-        "used_usd": round(used.cost_usd, 5), "used_over_bound": round(used.counted_s(again_s) / c.bound_s - 1, 4),
+        "list": [list(x) for x in fixed],
+        "used_s": round(used.counted_s(again_s), 1),
+        "used_reached": round(used.reached, 4),
+        "used_usd": round(used.cost_usd, 5),
+        "used_over_bound": round(used.counted_s(again_s) / c.bound_s - 1, 4),
         "used_over_least": round(used.counted_s(again_s) / c.least_s - 1, 4),
-    }  # fmt: skip
+    }
     if policy is not None:
         row |= {"imitated": policy.training.imitated, "rewards": list(policy.training.rewards)}
     if grid is not None:
         grid_s = outcome_of(spec, _always(grid.workers, grid.memory_mb), AGAIN).counted_s(again_s)
         row |= {
-            "grid_again_s": round(grid_s, 1), "less_time_than_grid": round(1 - used.counted_s(again_s) / grid_s, 4),
-            "bound_less_than_grid": round(1 - c.bound_s / grid_s, 4), "least_less_than_grid": round(1 - c.least_s / grid_s, 4),
-        }  # fmt: skip
+            "grid_again_s": round(grid_s, 1),
+            "less_time_than_grid": round(1 - used.counted_s(again_s) / grid_s, 4),
+            "bound_less_than_grid": round(1 - c.bound_s / grid_s, 4),
+            "least_less_than_grid": round(1 - c.least_s / grid_s, 4),
+        }
     return row | {"cpu_s": round(time.process_time() - began, 1)}, policy
 
 
@@ -226,11 +271,7 @@ def _always(workers: int, memory_mb: int) -> Chooser:
 
 
 def _static(found: StaticPlan | None) -> Any:
-    return (
-        None
-        if found is None
-        else [found.workers, found.memory_mb, round(found.outcome.seconds, 1), round(found.outcome.cost_usd, 5)]
-    )
+    return None if found is None else [found.workers, found.memory_mb, round(found.outcome.seconds, 1), round(found.outcome.cost_usd, 5)]
 
 
 def epochs_of(policy: SavedPolicy) -> list[list[float]]:
@@ -252,16 +293,12 @@ class Figures:
         trained: those of them for which policies are trained.
     """
 
-    def __init__(
-        self, specs: dict[str, EnvironmentSpec], steps: int, factors: list[float], trained: list[float]
-    ) -> None:
+    def __init__(self, specs: dict[str, EnvironmentSpec], steps: int, factors: list[float], trained: list[float]) -> None:
         self.specs, self.steps, self.factors, self.trained = specs, steps, factors, trained
         self._known: dict[tuple[str, float], tuple[dict[str, Any], SavedPolicy | None] | None] = {}
         self.policies: dict[str, SavedPolicy] = {}
 
-    def _compared(
-        self, model: str, budget_usd: float, *, trained: bool
-    ) -> tuple[dict[str, Any], SavedPolicy | None] | None:
+    def _compared(self, model: str, budget_usd: float, *, trained: bool) -> tuple[dict[str, Any], SavedPolicy | None] | None:
         key = (model, budget_usd)
         if key in self._known:
             return self._known[key]
@@ -288,9 +325,11 @@ class Figures:
             by_epoch[budget] = epochs_of(policy)
         best = max(rows, key=lambda r: r.get("less_time_than_grid", -1.0), default=None)
         return {
-            "ours": rows, "static_rewards": rewards, "best_less_time_than_grid": best and best.get("less_time_than_grid"),
+            "ours": rows,
+            "static_rewards": rewards,
+            "best_less_time_than_grid": best and best.get("less_time_than_grid"),
             "functions_by_epoch": by_epoch,
-        }  # fmt: skip
+        }
 
     def figure_14(self, model: str) -> dict[str, Any]:
         """A model on twelve clusters, and by learned schedules within multiples of the least cost of functions."""
@@ -305,13 +344,7 @@ class Figures:
                 ours.append({"budget_factor": factor, **row[0]})
                 if row[1] is not None:
                     by_epoch[f"{row[1].environment.budget_usd:.5f}"] = epochs_of(row[1])
-        return {
-            "paper": PAPER["14"],
-            "model": model,
-            "clusters": clusters,
-            "ours": ours,
-            "functions_by_epoch": by_epoch,
-        }
+        return {"paper": PAPER["14"], "model": model, "clusters": clusters, "ours": ours, "functions_by_epoch": by_epoch}
 
     def figure_15(self) -> dict[str, Any]:
         """Each model on eight m4.2xlarge, and by functions for the same money, where that is enough for any.
@@ -322,16 +355,15 @@ class Figures:
         found: dict[str, Any] = {}
         for model, spec in self.specs.items():
             least = cheapest_usd(spec)
-            said: dict[str, Any] = {
-                "paper_less_time": PAPER["15"].get(model),
-                "least_usd_of_functions": round(least, 5),
-            }
+            said: dict[str, Any] = {"paper_less_time": PAPER["15"].get(model), "least_usd_of_functions": round(least, 5)}
             for name, on in _counted(spec).items():
                 row = None if least > on[1] else self._compared(model, on[1], trained=False)
                 said[name] = {
-                    "ec2_s": round(on[0], 1), "ec2_usd": round(on[1], 5), "ours": row and row[0],
+                    "ec2_s": round(on[0], 1),
+                    "ec2_usd": round(on[1], 5),
+                    "ours": row and row[0],
                     "less_time": None if row is None else round(1 - row[0]["used_s"] / on[0], 4),
-                }  # fmt: skip
+                }
             found[model] = said
         return found
 
@@ -343,9 +375,10 @@ def _counted(spec: EnvironmentSpec, instance: str = "m4.2xlarge", count: int = 8
         return {}
     price = INSTANCES[instance][1] * count / 3600
     return {
-        "all vCPUs": whole, "one thread each": single,
+        "all vCPUs": whole,
+        "one thread each": single,
         "one thread each, with start and least charge": (single[0] + START_S, max(LEAST_CHARGE_S, single[0]) * price),
-    }  # fmt: skip
+    }
 
 
 def static_rewards(spec: EnvironmentSpec) -> dict[str, float]:
@@ -358,9 +391,7 @@ def static_rewards(spec: EnvironmentSpec) -> dict[str, float]:
     return sums
 
 
-def cluster(
-    spec: EnvironmentSpec, instance: str, count: int, *, vcpus: int | None = None
-) -> tuple[float, float] | None:
+def cluster(spec: EnvironmentSpec, instance: str, count: int, *, vcpus: int | None = None) -> tuple[float, float] | None:
     """Seconds and US dollars of a training on a cluster; None: the target is not reached.
 
     A worker in each instance has a batch as a function has; a reduction moves the parameters there and back over every network. `vcpus` of an
@@ -377,9 +408,7 @@ def cluster(
     if not math.isfinite(wanted):
         return None
     epochs = math.ceil(wanted - 1e-9)
-    seconds = epochs * (
-        iterations * (compute + exchange) + float(whole.evaluation_s(w.test_samples / count, MB_PER_VCPU * vcpus))
-    )
+    seconds = epochs * (iterations * (compute + exchange) + float(whole.evaluation_s(w.test_samples / count, MB_PER_VCPU * vcpus)))
     return seconds, seconds * hour_usd * count / 3600
 
 
@@ -387,36 +416,26 @@ def cluster(
 @click.option("--parts", default="oracle,13,14,15", show_default=True)
 @click.option("--steps", default=2_000, show_default=True, help="Epochs of PPO of each policy.")
 @click.option("--models", default="lenet,cnn,linear", show_default=True)
-@click.option(
-    "--losses", type=click.Path(path_type=Path), help="Results of an earlier run, whose simulated runs are used."
-)
-@click.option(
-    "--budgets", default=",".join(map(str, BUDGETS)), show_default=True, help="Multiples of the least static cost."
-)
+@click.option("--losses", type=click.Path(path_type=Path), help="Results of an earlier run, whose simulated runs are used.")
+@click.option("--budgets", default=",".join(map(str, BUDGETS)), show_default=True, help="Multiples of the least static cost.")
 @click.option("--trained", default="6", show_default=True, help="Those of the budgets for which a policy is trained.")
-@click.option(
-    "--into", type=click.Path(path_type=Path), help="Results file whose figures of these models are replaced."
-)
+@click.option("--into", type=click.Path(path_type=Path), help="Results file whose figures of these models are replaced.")
 @click.option("--json", "as_json", is_flag=True)
-def main(
-    parts: str,
-    steps: int,
-    models: str,
-    losses: Path | None,
-    budgets: str,
-    trained: str,
-    into: Path | None,
-    as_json: bool,
-) -> None:
+def main(parts: str, steps: int, models: str, losses: Path | None, budgets: str, trained: str, into: Path | None, as_json: bool) -> None:
     """Compares learned schedules with static ones, a bound and clusters."""
     wanted, factors = parts.split(","), [float(x) for x in budgets.split(",")]
     stored = {} if losses is None else json.loads(losses.read_text())["simulated_runs"]
     runs = {m: stored.get(m) or runs_of(m) for m in models.split(",")}
     specs = {m: spec_of(m, raw) for m, raw in runs.items()}
     out: dict[str, Any] = {
-        "environment": environment(), "goals": GOALS, "simulated": True, "steps": steps, "trained_budgets": trained, "samples_of_an_epoch": SAMPLES,
+        "environment": environment(),
+        "goals": GOALS,
+        "simulated": True,
+        "steps": steps,
+        "trained_budgets": trained,
+        "samples_of_an_epoch": SAMPLES,
         "models": {m: said_of(spec) for m, spec in specs.items()},
-    }  # fmt: skip
+    }
     click.echo(f"models: {out['models']}", err=True)
     figures = Figures(specs, steps, factors, [float(x) for x in trained.split(",") if x])
     out["simulated_runs"] = runs
@@ -425,10 +444,9 @@ def main(
         "14": lambda: figures.figure_14("lenet"),
         "15": figures.figure_15,
         "oracle": lambda: {
-            m: against_simulator(job_of(m, raw["cpu_s_per_sample"]), specs[m], figures.policies.get(m))
-            for m, raw in runs.items()
+            m: against_simulator(job_of(m, raw["cpu_s_per_sample"]), specs[m], figures.policies.get(m)) for m, raw in runs.items()
         },
-    }  # fmt: skip
+    }
     for part, made in found.items():
         if part in wanted and (part != "14" or "lenet" in specs):
             out[part] = made()

@@ -16,18 +16,42 @@ class Enlarged(nn.Module):
 
 def lenet() -> nn.Module:
     """LeNet-5 with rectified units: 62,000 parameters."""
-    return initialised(nn.Sequential(
-        Enlarged(), nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    ))  # fmt: skip
+    return initialised(
+        nn.Sequential(
+            Enlarged(),
+            nn.Conv2d(1, 6, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(400, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        )
+    )
 
 
 def cnn() -> nn.Module:
     """Two convolutional layers of 8 and 16 channels, and two dense ones: 53,000 parameters."""
-    return initialised(nn.Sequential(
-        Enlarged(), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10),
-    ))  # fmt: skip
+    return initialised(
+        nn.Sequential(
+            Enlarged(),
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(784, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+        )
+    )
 
 
 def linear() -> nn.Module:

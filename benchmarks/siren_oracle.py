@@ -31,10 +31,7 @@ def against_simulator(job: Job, spec: EnvironmentSpec, policy: SavedPolicy | Non
     if policy is None:
         return said
     described = policy.environment
-    for name, choose in (
-        ("network", chooser(described, policy.network)),
-        ("programme", asked(policy.table)),
-    ):
+    for name, choose in (("network", chooser(described, policy.network)), ("programme", asked(policy.table))):
         said[name] = _followed(job, spec, policy, name, outcome_of(described, choose))
     return said
 
@@ -46,9 +43,13 @@ def _followed(job: Job, spec: EnvironmentSpec, policy: SavedPolicy, name: str, c
     except RunFailed as failed:
         return {"failed": str(failed).splitlines()[0]}
     return {
-        "budget_usd": round(policy.environment.budget_usd, 5), "reached": run.losses[-1] <= spec.target_loss,
-        "simulated_s": round(run.seconds, 2), "environment_s": round(chosen.seconds, 2),
-        "simulated_usd": round(run.cost_usd, 6), "environment_usd": round(chosen.cost_usd, 6),
-        "functions": [list(x) for x in run.functions], "losses": [round(x, 4) for x in run.losses],
+        "budget_usd": round(policy.environment.budget_usd, 5),
+        "reached": run.losses[-1] <= spec.target_loss,
+        "simulated_s": round(run.seconds, 2),
+        "environment_s": round(chosen.seconds, 2),
+        "simulated_usd": round(run.cost_usd, 6),
+        "environment_usd": round(chosen.cost_usd, 6),
+        "functions": [list(x) for x in run.functions],
+        "losses": [round(x, 4) for x in run.losses],
         "same_functions_in_the_environment_s": round(replayed(spec, run.functions)[0], 2),
-    }  # fmt: skip
+    }

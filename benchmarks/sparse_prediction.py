@@ -31,9 +31,7 @@ from ephemeron.training.job.job_file import parse_job
 
 TEST_ROWS = 10_000
 QUANTITIES = ("seconds", "cost_usd", "train_s", "cpu_s")
-CONFIGURATIONS: tuple[tuple[int, int, int, int], ...] = (
-    (1, 1, 1000, 8), (2, 1, 1000, 8), (2, 2, 1000, 8), (1, 1, 250, 3), (2, 1, 250, 3),
-)  # fmt: skip
+CONFIGURATIONS: tuple[tuple[int, int, int, int], ...] = ((1, 1, 1000, 8), (2, 1, 1000, 8), (2, 2, 1000, 8), (1, 1, 250, 3), (2, 1, 250, 3))
 """Functions, shards, samples of a step, epochs."""
 
 
@@ -43,11 +41,14 @@ def job_of(folder: Path, rows: int) -> Job:
     prepared(folder / "test", rows=TEST_ROWS, first_partition=-(-rows // ROWS_PER_PARTITION))
     return parse_job(
         {
-            "name": "clicks", "seed": SEED, "data": {"source": "prepared", "path": "."}, "run": {"batch_size": 1000},
+            "name": "clicks",
+            "seed": SEED,
+            "data": {"source": "prepared", "path": "."},
+            "run": {"batch_size": 1000},
             "sparse": {"model": "logistic", "optimizer": {"target": "adagrad", "options": {"learning_rate": 0.05}}},
         },
         folder=folder,
-    )  # fmt: skip
+    )
 
 
 def variant(job: Job, c: tuple[int, int, int, int]) -> Job:
@@ -67,19 +68,20 @@ def one(job: Job, predictor: SparsePredictor) -> dict[str, Any]:
     reports = [e for e in events if isinstance(e, Progress)]
     begun = min(e.t for e in events if isinstance(e, Loaded))
     measured = {
-        "seconds": summary.seconds, "cost_usd": summary.cost_usd, "train_s": max(e.t for e in reports) - begun,
+        "seconds": summary.seconds,
+        "cost_usd": summary.cost_usd,
+        "train_s": max(e.t for e in reports) - begun,
         "cpu_s": sum({e.rank: e.cpu_s or 0.0 for e in reports}.values()),
-    }  # fmt: skip
+    }
     predicted = {"seconds": p.seconds, "cost_usd": p.cost_usd, "train_s": p.epoch_s * job.epochs, "cpu_s": p.cpu_s}
     return {
-        "load": round(load, 2), "bottleneck": p.bottleneck,
+        "load": round(load, 2),
+        "bottleneck": p.bottleneck,
         **{
-            name: {
-                "predicted": round(predicted[name], 7), "measured": round(value, 7), "error": round(predicted[name] / value - 1, 4)
-            }
+            name: {"predicted": round(predicted[name], 7), "measured": round(value, 7), "error": round(predicted[name] / value - 1, 4)}
             for name, value in measured.items()
         },
-    }  # fmt: skip
+    }
 
 
 def median(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -107,8 +109,7 @@ def main(as_json: bool, rows: int, rounds: int) -> None:
                 _say(f"{c}: {found[-1]}")
     names = ("workers", "shards", "batch_size", "epochs")
     result["runs"] = [
-        {**dict(zip(names, c, strict=True)), "error": median(found), "rounds": found}
-        for c, found in zip(CONFIGURATIONS, runs, strict=True)
+        {**dict(zip(names, c, strict=True)), "error": median(found), "rounds": found} for c, found in zip(CONFIGURATIONS, runs, strict=True)
     ]
     errors = {name: [abs(r["error"][name]) for r in result["runs"]] for name in QUANTITIES}
     result["error"] = {name: {"median": statistics.median(found), "most": max(found)} for name, found in errors.items()}

@@ -86,9 +86,7 @@ async def sides(names: list[str], turns: int, seconds: float, clients: int) -> d
             print(f"turn {turn + 1}: {name}: {measured[name][-1]}", file=sys.stderr)
     return {
         "clients": clients,
-        **{
-            name: {key: condensed([m[key] for m in rows]) for key in rows[0]} for name, rows in measured.items() if rows
-        },
+        **{name: {key: condensed([m[key] for m in rows]) for key in rows[0]} for name, rows in measured.items() if rows},
     }
 
 
@@ -115,9 +113,7 @@ async def one(side: str, clients: int, seconds: float, count: int = 1, entries: 
             ready = await _line(server)
             where, pids = ready["where"], [ready["pid"]]
         try:
-            started = [
-                _start(stack, "client", side, str(clients), str(i), where, entries=entries) for i in range(clients)
-            ]
+            started = [_start(stack, "client", side, str(clients), str(i), where, entries=entries) for i in range(clients)]
             for client in started:
                 await _line(client)
             latency = statistics.median(await _ask(started[0], f"gets {_GETS}"))
@@ -144,19 +140,18 @@ async def step_bytes() -> dict[str, Any]:
     rows, gradient = batches(0)
     try:
         for name, values, compression in (
-            ("float32", "float32", Compression()), ("float16", "float16", Compression(values="float16")),
+            ("float32", "float32", Compression()),
+            ("float16", "float16", Compression(values="float16")),
             ("int8, reads float16", "float16", Compression(values="int8")),
             ("int8 of the largest tenth", "float16", Compression(values="int8", threshold=1.65)),
-        ):  # fmt: skip
+        ):
             async with await SparseStore.connect(addresses, TOKEN, values=values, compression=compression) as store:
                 await store.create(name, ROWS, optimizer=Sum())
                 up, down = store.bytes_up, store.bytes_down
                 for batch in rows:
                     await store.multi_get(name, batch)
                     await store.push(name, batch, gradient)
-                found[name] = {
-                    "up": round((store.bytes_up - up) / len(rows)), "down": round((store.bytes_down - down) / len(rows)),
-                }  # fmt: skip
+                found[name] = {"up": round((store.bytes_up - up) / len(rows)), "down": round((store.bytes_down - down) / len(rows))}
         plain = 8 * ENTRIES + 8 * ENTRIES + 4 * ENTRIES
         return {"int64 and float32, without heads": {"up": plain, "down": 4 * ENTRIES}, **found}
     finally:
@@ -211,10 +206,12 @@ async def hand_over() -> dict[str, Any]:
         finally:
             await processes.close()
     return {
-        "steps": total, "lost_or_repeated_entries": lost, "longest_step_undisturbed_s": condensed(quiet),
+        "steps": total,
+        "lost_or_repeated_entries": lost,
+        "longest_step_undisturbed_s": condensed(quiet),
         "longest_step_while_killed_and_restarted_s": condensed(killed),
         "longest_step_during_a_snapshot_of_72_mb_s": condensed(snapshots),
-    }  # fmt: skip
+    }
 
 
 def show(result: dict[str, Any]) -> None:
@@ -230,9 +227,13 @@ def show(result: dict[str, Any]) -> None:
 
 def _start(stack: ExitStack, *words: str, entries: int = ENTRIES) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.sparse_store_sides", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", ENTRIES_VARIABLE: str(entries)},
-    )  # fmt: skip
+        [sys.executable, "-m", "benchmarks.sparse_store_sides", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", ENTRIES_VARIABLE: str(entries)},
+    )
     stack.callback(_end, process)
     return process
 

@@ -98,9 +98,11 @@ def _measure(get: Get, push: Push, drain: Drain, number: int) -> None:
 
 
 async def _measure_async(
-    get: Callable[[np.ndarray], Awaitable[Any]], push: Callable[[np.ndarray, np.ndarray], Awaitable[Any]],
-    drain: Callable[[], Awaitable[Any]], number: int,
-) -> None:  # fmt: skip
+    get: Callable[[np.ndarray], Awaitable[Any]],
+    push: Callable[[np.ndarray, np.ndarray], Awaitable[Any]],
+    drain: Callable[[], Awaitable[Any]],
+    number: int,
+) -> None:
     """`_measure` on an event loop."""
     rows, gradient = batches(number)
     for batch in rows:
@@ -141,9 +143,7 @@ def _compressed_client(where: str, number: int, clients: int) -> None:
 async def _ours(where: str, number: int, values: str, compression: Compression) -> None:
     store = await SparseStore.connect(where.split(","), TOKEN, values=values, compression=compression)
     await store.create("w", ROWS, optimizer=AdaGrad(learning_rate=_RATE, epsilon=_EPSILON))
-    await _measure_async(
-        lambda rows: store.multi_get("w", rows), lambda rows, g: store.push("w", rows, g), store.flush, number
-    )
+    await _measure_async(lambda rows: store.multi_get("w", rows), lambda rows, g: store.push("w", rows, g), store.flush, number)
 
 
 def _rpc_asyncio_client(where: str, number: int, clients: int) -> None:
@@ -302,9 +302,7 @@ def _join_torch(name: str, rank: int, clients: int, where: str) -> None:
     from torch.distributed import rpc
 
     # TCP, as on all other sides: the transport through shared memory has threads that poll, of which each takes a core.
-    options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://{where}", rpc_timeout=60, _transports=["uv"], _channels=["basic"]
-    )
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{where}", rpc_timeout=60, _transports=["uv"], _channels=["basic"])
     rpc.init_rpc(name, rank=rank, world_size=1 + clients, rpc_backend_options=options)
 
 
@@ -341,9 +339,14 @@ def _ray_server(clients: int) -> None:
 
     path = str(Path(__file__).resolve().parent.parent)
     context = ray.init(
-        num_cpus=4, include_dashboard=False, namespace="sparse", logging_level="ERROR", log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path}}, object_store_memory=200 << 20,
-    )  # fmt: skip
+        num_cpus=4,
+        include_dashboard=False,
+        namespace="sparse",
+        logging_level="ERROR",
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+        object_store_memory=200 << 20,
+    )
     actor: Any = ray.remote(Actor).options(name="server").remote()
     _ready(context.address_info["gcs_address"], ray.get(actor.pid.remote()))
     threading.Event().wait()

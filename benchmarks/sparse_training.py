@@ -93,7 +93,7 @@ async def stages(data: TableDataset, test: TableDataset, workers: int, seconds: 
         ("prefetched minibatches", lambda: lasting(world, seconds, prefetch=True, asynchronous=False)),
         ("no barrier", lambda: lasting(world, seconds, prefetch=True, asynchronous=True)),
         ("sparse store, whole model", lambda: whole_model(world, seconds)),
-    ):  # fmt: skip
+    ):
         for key in Path(folder / "objects").rglob("*"):  # models and gradients of the stage before
             if key.is_file() and "batch" not in str(key.relative_to(folder / "objects")):
                 key.unlink()
@@ -131,10 +131,7 @@ async def split(data: TableDataset, turns: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch, rows in measured.items():
         outside = [sum(row[phase] for phase in PHASES if phase != "compute") for row in rows]
-        found[str(batch)] = {
-            **{name: condensed([row[name] for row in rows]) for name in rows[0]},
-            "outside_compute": condensed(outside),
-        }
+        found[str(batch)] = {**{name: condensed([row[name] for row in rows]) for name in rows[0]}, "outside_compute": condensed(outside)}
         print(f"{batch} samples:", {k: v["median"] for k, v in found[str(batch)].items()}, file=sys.stderr)
     return found
 
@@ -146,10 +143,14 @@ def summary(name: str, trace: Trace, test: TableDataset) -> dict[str, Any]:
         looks.append(trace.weights[-1])
     losses = [(round(t, 2), round(evaluate(MODEL, {pywren.WEIGHTS: w[:, None]}, test)["loss"], 4)) for t, w in looks]
     found = {
-        "gradients_per_s": round(trace.per_s, 2), "samples_per_gradient": trace.batch,
-        "samples_per_s": round(trace.per_s * trace.batch), "gradients": trace.gradients[-1][1],
-        "seconds": round(trace.gradients[-1][0], 2), "least_loss": min(loss for _, loss in losses), "loss": losses,
-    }  # fmt: skip
+        "gradients_per_s": round(trace.per_s, 2),
+        "samples_per_gradient": trace.batch,
+        "samples_per_s": round(trace.per_s * trace.batch),
+        "gradients": trace.gradients[-1][1],
+        "seconds": round(trace.gradients[-1][0], 2),
+        "least_loss": min(loss for _, loss in losses),
+        "loss": losses,
+    }
     print(name, {k: v for k, v in found.items() if k != "loss"}, losses[-1], file=sys.stderr, flush=True)
     return found
 
@@ -163,10 +164,7 @@ def show(result: dict[str, Any]) -> None:
     line: Callable[..., None] = print
     for group in ("stages", "peers"):
         for name, row in result.get(group, {}).items():
-            line(
-                f"{name:32} {row['gradients_per_s']:>10} gradients/s  {row['samples_per_s']:>9} samples/s  loss",
-                row["loss"][-1],
-            )
+            line(f"{name:32} {row['gradients_per_s']:>10} gradients/s  {row['samples_per_s']:>9} samples/s  loss", row["loss"][-1])
     for batch, row in result.get("split", {}).items():
         line(f"{batch:>5} samples", *(f"{phase} {value['median']:.0f}" for phase, value in row.items()))
 

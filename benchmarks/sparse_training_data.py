@@ -24,10 +24,7 @@ def prepared(folder: Path, *, rows: int, first_partition: int = 0) -> TableDatas
         rows: of all partitions.
         first_partition: number of the first one; others for the test data.
     """
-    columns = [
-        Column(name="x", kind="sparse", dtype="float32", width=FEATURES),
-        Column(name="y", kind="label", dtype="int32"),
-    ]
+    columns = [Column(name="x", kind="sparse", dtype="float32", width=FEATURES), Column(name="y", kind="label", dtype="int32")]
     writer, parts = TableWriter(str(folder), columns), []
     for index, start in enumerate(range(0, rows, ROWS_PER_PARTITION)):
         parts.append(writer.write(index, _table(first_partition + index, min(ROWS_PER_PARTITION, rows - start))))

@@ -87,9 +87,7 @@ async def stored(dataset: TableDataset, folder: Path) -> tuple[str, int]:
         order = np.random.default_rng([SEED, index]).permutation(dataset.partitions[index].rows)
         whole = Batch(*csr_batch(dataset.read(index), order))
         for start in range(0, whole.samples, BATCH):
-            await channel.put(
-                f"batch/{number}", [pywren.encoded(part(whole, start, min(start + BATCH, whole.samples)))]
-            )
+            await channel.put(f"batch/{number}", [pywren.encoded(part(whole, start, min(start + BATCH, whole.samples)))])
             number += 1
     return address, number
 
@@ -230,9 +228,7 @@ async def whole_model(world: pywren.World, seconds: float) -> Trace:
     async with served() as (addresses, store):
         await store.create(pywren.WEIGHTS, FEATURES + 1, optimizer=AdaGrad(learning_rate=RATE))
         async with functions(world.workers) as pool:
-            told = replace(
-                world, store=tuple(addresses), prefetch=True, asynchronous=True, ends_at=time.time() + seconds
-            )
+            told = replace(world, store=tuple(addresses), prefetch=True, asynchronous=True, ends_at=time.time() + seconds)
             calls = [pool.submit(pywren.lasting, told, rank) for rank in range(world.workers)]
             work = asyncio.gather(*(asyncio.to_thread(call.result) for call in calls))
             return await watched(store, work)
@@ -244,10 +240,9 @@ async def multi_get(dataset: TableDataset, workers: int, epochs: int) -> tuple[T
         await store.create(pywren.WEIGHTS, FEATURES + 1, optimizer=AdaGrad(learning_rate=RATE))  # as `fit` does
         work = asyncio.ensure_future(
             asyncio.to_thread(
-                fit, MODEL, dataset, AdaGrad(learning_rate=RATE), epochs=epochs, batch_size=BATCH, workers=workers,
-                store=addresses,
+                fit, MODEL, dataset, AdaGrad(learning_rate=RATE), epochs=epochs, batch_size=BATCH, workers=workers, store=addresses
             )
-        )  # fmt: skip
+        )
         trace = await watched(store, work)
         return trace, dict((await work).step_us)
 
@@ -261,9 +256,7 @@ async def one_function(dataset: TableDataset, batch: int, steps: int) -> dict[st
             rows.append(min(partition.rows, left))
             left -= rows[-1]
         schedule = Schedule(rows=tuple(rows), batch_size=batch, epochs=1, workers=1)
-        share = Part(
-            run="split", rank=0, attempt=0, model=MODEL, dataset=dataset, schedule=schedule, addresses=tuple(addresses)
-        )
+        share = Part(run="split", rank=0, attempt=0, model=MODEL, dataset=dataset, schedule=schedule, addresses=tuple(addresses))
         shard, began = (await store.status())[0].cpu_s, time.process_time()
         report = await asyncio.to_thread(train_part, share)
         function, shard = time.process_time() - began, (await store.status())[0].cpu_s - shard
@@ -303,9 +296,13 @@ def ray_server(dataset: TableDataset, workers: int, seconds: float) -> Trace:
 
     path = str(FUNCTIONS.parent.parent)
     ray.init(
-        num_cpus=workers + 1, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}}, object_store_memory=200 << 20,
-    )  # fmt: skip
+        num_cpus=workers + 1,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+        object_store_memory=200 << 20,
+    )
     try:
         server = ray.remote(_RayServer).remote()
         made = [ray.remote(_RayWorker).remote(server, dataset.url, rank, workers) for rank in range(workers)]
@@ -326,11 +323,7 @@ def ray_server(dataset: TableDataset, workers: int, seconds: float) -> Trace:
 
 class _RayServer:
     def __init__(self) -> None:
-        self.weights, self.slots, self.count = (
-            np.zeros(FEATURES + 1, np.float32),
-            {"n": np.zeros(FEATURES + 1, np.float32)},
-            0,
-        )
+        self.weights, self.slots, self.count = (np.zeros(FEATURES + 1, np.float32), {"n": np.zeros(FEATURES + 1, np.float32)}, 0)
 
     def get(self, rows: np.ndarray) -> np.ndarray:
         return self.weights[rows]

@@ -87,9 +87,16 @@ def built(model: str, seed: int) -> nn.Module:
     if model == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.0), nn.Linear(64, 10))
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 def forward(model: str, theta: Tensor, shapes: Shapes, inputs: Tensor) -> Tensor:
@@ -114,9 +121,7 @@ def forward(model: str, theta: Tensor, shapes: Shapes, inputs: Tensor) -> Tensor
     return torch.baddbmm(b2[:, None], x, w2.transpose(1, 2))
 
 
-def gradient_sums(
-    model: str, theta: Tensor, shapes: Shapes, inputs: Tensor, targets: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
+def gradient_sums(model: str, theta: Tensor, shapes: Shapes, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over each row's batch of the gradients of the cross entropy, and of the losses."""
     theta = theta.detach().requires_grad_()
     scores = forward(model, theta, shapes, inputs)
@@ -218,15 +223,22 @@ def _data(s: Setting) -> _Data:
         for t in range(total):
             chosen = owned[rank][sampler.batch(t)]
             index[t, rank, : len(chosen)], mask[t, rank, : len(chosen)] = chosen, 1
-    tensors = (
-        torch.from_numpy(a) for a in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets)
-    )
+    tensors = (torch.from_numpy(a) for a in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets))
     return _Data(*tensors, torch.from_numpy(index), torch.from_numpy(mask), split.iterations)
 
 
 def same_bank(s: Setting) -> tuple[object, ...]:
     """What runs must share to be computed together."""
-    return s.workers, s.batch, s.nonaggregator_batch, s.batch != s.nonaggregator_batch and s.aggregators, s.epochs, s.model, s.optimizer, s.remedy  # fmt: skip
+    return (
+        s.workers,
+        s.batch,
+        s.nonaggregator_batch,
+        s.batch != s.nonaggregator_batch and s.aggregators,
+        s.epochs,
+        s.model,
+        s.optimizer,
+        s.remedy,
+    )
 
 
 def train(settings: Sequence[Setting], each: Callable[[], None] = lambda: None) -> list[Curve]:
@@ -248,9 +260,7 @@ def train(settings: Sequence[Setting], each: Callable[[], None] = lambda: None) 
     w0 = torch.stack([nn.utils.parameters_to_vector(built(s.model, s.seed).parameters()).detach() for s in settings])
     base = torch.tensor([[s.lr] for s in settings])
     momentum = torch.tensor([[s.momentum] for s in settings])
-    lags = torch.tensor(
-        [[[min(t, s.staleness(r, t)) for r in range(w)] for s in settings] for t in range(per_epoch * s0.epochs)]
-    )
+    lags = torch.tensor([[[min(t, s.staleness(r, t)) for r in range(w)] for s in settings] for t in range(per_epoch * s0.epochs)])
     mean_lag = lags[len(lags) // 2 :].float().mean((0, 2))[:, None]
     lr = base / (1 + mean_lag) if "lr" in remedies else base
     if "low-momentum" in remedies:
@@ -315,8 +325,7 @@ def train(settings: Sequence[Setting], each: Callable[[], None] = lambda: None) 
             loss_sum = torch.zeros(n)
             each()
     return [
-        Curve(s, [float(a[i]) for a in accuracy], [float(a[i]) for a in losses], states[-1].w[i].numpy())
-        for i, s in enumerate(settings)
+        Curve(s, [float(a[i]) for a in accuracy], [float(a[i]) for a in losses], states[-1].w[i].numpy()) for i, s in enumerate(settings)
     ]
 
 

@@ -44,8 +44,7 @@ def _ours(folder: Path) -> float:
     home = folder / "home"
     began = time.time()
     said = _command(
-        [str(Path(sys.executable).with_name("ephemeron")), "train", str(JOB), "--epochs", "1", "--json"],
-        {"EPHEMERON_HOME": str(home)},
+        [str(Path(sys.executable).with_name("ephemeron")), "train", str(JOB), "--epochs", "1", "--json"], {"EPHEMERON_HOME": str(home)}
     )
     run_dir = home / "runs" / json.loads(said)["run_id"]
     wall = json.loads((run_dir / "run.json").read_text())["wall_time"]
@@ -68,11 +67,9 @@ def _peer(*command: str) -> Callable[[Path], float]:
 
 _RUNS: dict[str, Callable[[Path], float]] = {
     "ephemeron": _ours,
-    "ddp": _peer(
-        "torch.distributed.run", "--nproc-per-node", str(WORKERS), "-m", "benchmarks.direct_peers", "ddp", "--model", "digits"
-    ),
+    "ddp": _peer("torch.distributed.run", "--nproc-per-node", str(WORKERS), "-m", "benchmarks.direct_peers", "ddp", "--model", "digits"),
     "ddp forked": _peer("benchmarks.start_peer", "--workers", str(WORKERS)),
-}  # fmt: skip
+}
 
 
 def first_iterations(turns: int, folder: Path, told: Callable[[str], None]) -> dict[str, Any]:
@@ -90,7 +87,7 @@ def first_iterations(turns: int, folder: Path, told: Callable[[str], None]) -> d
             side: round(median(ours / theirs for ours, theirs in zip(seconds["ephemeron"], seconds[side], strict=True)), 2)
             for side in SIDES[1:]
         },
-    }  # fmt: skip
+    }
 
 
 async def functions(count: int, turns: int, folder: Path) -> dict[str, Any]:
@@ -112,9 +109,12 @@ async def functions(count: int, turns: int, folder: Path) -> dict[str, Any]:
                 singly.append((await _began(platform, [n + 1], memory_mb=MEMORY_MB + n))[0] - asked)
             await platform.shutdown()
     return {
-        "count": count, "memory_mb": MEMORY_MB, "together_s": condensed(together),
-        "together_each_s": condensed([s / count for s in together]), "one_after_the_other_s": condensed(singly),
-    }  # fmt: skip
+        "count": count,
+        "memory_mb": MEMORY_MB,
+        "together_s": condensed(together),
+        "together_each_s": condensed([s / count for s in together]),
+        "one_after_the_other_s": condensed(singly),
+    }
 
 
 async def _began(platform: LocalPlatform, ranks: Sequence[int], *, memory_mb: int = MEMORY_MB) -> list[float]:
@@ -122,7 +122,7 @@ async def _began(platform: LocalPlatform, ranks: Sequence[int], *, memory_mb: in
     calls = [
         Call(run="start", rank=rank, attempt=0, memory_mb=memory_mb, lifetime_s=600.0, channel="folder", entry="start", request={})
         for rank in ranks
-    ]  # fmt: skip
+    ]
     ended = await asyncio.gather(*[i.wait() for i in [await platform.invoke(call) for call in calls]])
     failed = [e.error for e in ended if e.status != "ok" or not e.value["cold"]]
     if failed:
@@ -149,9 +149,7 @@ def main(turns: int, count: int, as_json: bool) -> None:
     for side, seconds in found["seconds"].items():
         click.echo(f"{side:12} {seconds['median']:6.2f} s")
     click.echo(f"ours over ddp: {found['ours_over']} (goal {GOAL})")
-    click.echo(
-        f"{count} functions at once: {started['together_s']['median']:.2f} s, {started['together_each_s']['median']:.3f} s each"
-    )
+    click.echo(f"{count} functions at once: {started['together_s']['median']:.2f} s, {started['together_each_s']['median']:.3f} s each")
     click.echo(f"one after the other: {started['one_after_the_other_s']['median']:.3f} s (goal {EACH_GOAL_S})")
 
 

@@ -21,9 +21,7 @@ from benchmarks import direct_models, direct_peers
 
 
 def _worker(rank: int, port: int, options: argparse.Namespace) -> None:
-    os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(options.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(options.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     direct_peers.ddp(options)
 
 

@@ -70,9 +70,7 @@ class Starter:
     async def start(self, forks: Forks | None) -> FunctionProcess:
         """Starts a function and waits for its first message."""
         self._n += 1
-        function = FunctionProcess(
-            self._enforcement, self._n, memory_mb=MEMORY_MB, vcpus=VCPUS, env=ENV, folder=self._folder, forks=forks
-        )
+        function = FunctionProcess(self._enforcement, self._n, memory_mb=MEMORY_MB, vcpus=VCPUS, env=ENV, folder=self._folder, forks=forks)
         first = await function.start()
         if not isinstance(first, Ready):
             raise click.ClickException(f"a function did not start: {function.outcome(first).error}")

@@ -54,9 +54,7 @@ def _moto() -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with _process([sys.executable, "-m", "benchmarks.moto_server", "-H", "127.0.0.1", "-p", str(port)], port):
         urllib.request.urlopen(urllib.request.Request(f"{url}/{_BUCKET}", method="PUT"), timeout=30).close()
-        os.environ.update(
-            AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_ENDPOINT_URL=url
-        )
+        os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_ENDPOINT_URL=url)
         yield f"s3://{_BUCKET}/rounds"
 
 

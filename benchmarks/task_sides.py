@@ -79,12 +79,8 @@ class Queue(Side):
     async def _executors(self, platform: LocalPlatform, name: str, queue: TaskQueue) -> None:
         """Starts the executors and waits until they have announced themselves."""
         memory_mb = default_memory_mb(self._workers)
-        request = ExecutorRequest(
-            queue=name, adapter=self._adapter, functions=("benchmarks.task_functions",), idle_s=120.0, poll_s=0.05
-        )
-        origin = Call(
-            run="run", rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=600, channel=self._address, origin=time.time()
-        )
+        request = ExecutorRequest(queue=name, adapter=self._adapter, functions=("benchmarks.task_functions",), idle_s=120.0, poll_s=0.05)
+        origin = Call(run="run", rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=600, channel=self._address, origin=time.time())
         for number in range(self._workers):
             await platform.invoke(executor_call(origin, request, number + 1, memory_mb, 600))
         while True:
@@ -106,9 +102,7 @@ class Queue(Side):
                 await self._executors(platform, name, queue)
                 self.began = time.perf_counter()
                 tasks = [
-                    TaskSpec(
-                        id=f"t{i}", function="benchmarks.task_functions:pause", arguments={"n": i, "seconds": seconds}
-                    )
+                    TaskSpec(id=f"t{i}", function="benchmarks.task_functions:pause", arguments={"n": i, "seconds": seconds})
                     for i in range(n)
                 ]
                 publishing = asyncio.create_task(queue.publish_all(tasks, per_batch=per_batch))
@@ -144,9 +138,7 @@ class Pool(Side):
     def run(self, n: int, seconds: float) -> list[float]:
         chunk = max(1, min(MOST_PER_BATCH, round(PER_BATCH_S / seconds) if seconds else MOST_PER_BATCH))
         self.began = time.perf_counter()
-        took = list(
-            self._pool.map(pause_of, [(i, seconds) for i in range(n)], chunksize=chunk if self._is_batched else 1)
-        )
+        took = list(self._pool.map(pause_of, [(i, seconds) for i in range(n)], chunksize=chunk if self._is_batched else 1))
         self.ended = time.perf_counter()
         return took
 

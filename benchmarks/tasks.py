@@ -59,16 +59,16 @@ def live(n: int, turns: int, workers: int, names: str) -> list[dict[str, Any]]:
                 overhead_ms[side.name].append(1000 * (workers * (side.ended - side.began) - sum(took)) / count)
                 side.run(count, 0.0)
                 per_s[side.name].append(count / (side.ended - side.began))
-                print(
-                    f"{side.name}: {overhead_ms[side.name][-1]:.3f} ms, {per_s[side.name][-1]:.0f}/s", file=sys.stderr
-                )
+                print(f"{side.name}: {overhead_ms[side.name][-1]:.3f} ms, {per_s[side.name][-1]:.0f}/s", file=sys.stderr)
         for side in up:
             rows.append(
                 {
-                    "side": side.name, "tasks": min(n, side.at_most or n), "overhead_ms": condensed(overhead_ms[side.name]),
+                    "side": side.name,
+                    "tasks": min(n, side.at_most or n),
+                    "overhead_ms": condensed(overhead_ms[side.name]),
                     "empty_tasks_per_s": condensed(per_s[side.name]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -80,23 +80,19 @@ async def _simulated(tasks: int, functions: int, per_batch: int) -> dict[str, An
     batches = [range(at, min(at + per_batch, tasks)) for at in range(0, tasks, per_batch)]
     for order, batch in enumerate(batches):
         await client.publish(
-            [
-                TaskSpec(id=f"t{i}", function="benchmarks.task_functions:pause", arguments={"n": i, "seconds": 0.0})
-                for i in batch
-            ],
+            [TaskSpec(id=f"t{i}", function="benchmarks.task_functions:pause", arguments={"n": i, "seconds": 0.0}) for i in batch],
             order=order,
         )
     request = ProvisionerRequest(
         executor=ExecutorRequest(queue="q", functions=("benchmarks.task_functions",), idle_s=5.0, flush_s=10.0),
-        limits=ScalingLimits(most=functions, tasks_per_executor=per_batch), memory_mb=MEMORY_MB, lifetime_s=900,
-    )  # fmt: skip
+        limits=ScalingLimits(most=functions, tasks_per_executor=per_batch),
+        memory_mb=MEMORY_MB,
+        lifetime_s=900,
+    )
     start = loop.time()
     await platform.invoke(
-        Call(
-            run="run", rank=0, attempt=0, memory_mb=256, lifetime_s=900, channel="memory", entry="provisioner",
-            request=plain(request),
-        )
-    )  # fmt: skip
+        Call(run="run", rank=0, attempt=0, memory_mb=256, lifetime_s=900, channel="memory", entry="provisioner", request=plain(request))
+    )
     reader, seen = client.reader(), set[str]()
     while len(seen) < tasks:
         await asyncio.sleep(5.0)
@@ -111,11 +107,16 @@ async def _simulated(tasks: int, functions: int, per_batch: int) -> dict[str, An
     traffic = sum((event.traffic for event in ends), Traffic())
     requests = traffic.puts + traffic.gets + traffic.polls + traffic.lists + traffic.deletes
     return {
-        "tasks": tasks, "functions": functions, "per_batch": per_batch, "invocations": len(ends),
-        "virtual_s": round(makespan_s, 1), "bound_s": tasks / functions, "requests_per_task": round(requests / tasks, 3),
+        "tasks": tasks,
+        "functions": functions,
+        "per_batch": per_batch,
+        "invocations": len(ends),
+        "virtual_s": round(makespan_s, 1),
+        "bound_s": tasks / functions,
+        "requests_per_task": round(requests / tasks, 3),
         "puts_and_lists_per_task": round((traffic.puts + traffic.lists) / tasks, 3),
         "wall_s": round(time.perf_counter() - began, 1),
-    }  # fmt: skip
+    }
 
 
 def simulated(tasks: int, functions: int, per_batch: int = 25) -> dict[str, Any]:
@@ -132,9 +133,7 @@ def simulated(tasks: int, functions: int, per_batch: int = 25) -> dict[str, Any]
 @click.option("--simulated-tasks", default=100_000)
 @click.option("--functions", default=1000, help="Simulated ones.")
 @click.option("--parts", default="live,simulated")
-def main(
-    as_json: bool, tasks: int, turns: int, workers: int, names: str, simulated_tasks: int, functions: int, parts: str
-) -> None:
+def main(as_json: bool, tasks: int, turns: int, workers: int, names: str, simulated_tasks: int, functions: int, parts: str) -> None:
     """Measures the overhead of tasks."""
     result: dict[str, Any] = environment()
     if "live" in parts:

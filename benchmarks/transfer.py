@@ -54,10 +54,7 @@ def filled_in(timings: Sequence[TimingSample]) -> set[TimingSample]:
     out: set[TimingSample] = set()
     for direction in ("up", "down"):
         quotas = sorted({t.memory_mb for t in timings})
-        rows = {
-            q: sorted((t for t in timings if t.memory_mb == q and t.direction == direction), key=lambda t: t.size_mb)
-            for q in quotas
-        }
+        rows = {q: sorted((t for t in timings if t.memory_mb == q and t.direction == direction), key=lambda t: t.size_mb) for q in quotas}
         for q in quotas:
             tail = {(t.size_mb, t.seconds): t for t in rows[q][-LEAST_REPEATED:]}
             if len({seconds for _, seconds in tail}) == 1:
@@ -83,17 +80,14 @@ def held_out(timings: Sequence[TimingSample]) -> dict[str, Any]:
             return np.array([t.size_mb for t in mine]), np.array([t.seconds for t in mine])
 
         errors = {
-            form.__name__.lower(): [rate_error(fit_form(form, *arrays(known, q)), *arrays(unknown, q)) for q in quotas]
-            for form in FORMS
+            form.__name__.lower(): [rate_error(fit_form(form, *arrays(known, q)), *arrays(unknown, q)) for q in quotas] for form in FORMS
         }
         rates = {t.memory_mb: getattr(t, direction) for t in chosen.transfer}
         errors["chosen"] = [rate_error(rates[q], *arrays(unknown, q)) for q in quotas]
         out[direction] = {
             **{name: round(float(np.mean(np.concatenate(parts))), 4) for name, parts in errors.items()},
             "chosen_form": type(next(iter(rates.values()))).__name__.lower(),
-            "by_quota": {
-                f"{q:g}": round(float(np.mean(part)), 4) for q, part in zip(quotas, errors["chosen"], strict=True)
-            },
+            "by_quota": {f"{q:g}": round(float(np.mean(part)), 4) for q, part in zip(quotas, errors["chosen"], strict=True)},
         }
     return out
 

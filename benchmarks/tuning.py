@@ -31,10 +31,7 @@ from ephemeron.tuning import Study
 from ephemeron.tuning.folder import TrialRecord
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits"
-SPACE: dict[str, list[Any]] = {
-    "optimizer.options.lr": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
-    "model.options.width": [8, 16],
-}
+SPACE: dict[str, list[Any]] = {"optimizer.options.lr": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3], "model.options.width": [8, 16]}
 SIDES: dict[str, dict[str, Any]] = {
     "grid to its end": {"sampler": "grid"},
     "grid, ASHA": {"sampler": "grid", "pruner": "asha"},
@@ -52,11 +49,16 @@ MACHINE = "c7i.large"
 def job_of(folder: Path, *, epochs: int, platform: str) -> Path:
     """The digits on one function."""
     job = {
-        "name": "digits", "model": "model:build", "code": [str(DIGITS)], "epochs": epochs, "seed": 0, "data": {"source": "digits"},
+        "name": "digits",
+        "model": "model:build",
+        "code": [str(DIGITS)],
+        "epochs": epochs,
+        "seed": 0,
+        "data": {"source": "digits"},
         "optimizer": {"target": "SGD", "options": {"lr": 0.1, "momentum": 0.9}},
         "simulation": {"compute": {"a": 8.85, "b": 4.0, "m": 0.0}},
         "run": {"platform": platform, "workers": 1, "pattern": "standalone", "memory_mb": 1769, "batch_size": 64},
-    }  # fmt: skip
+    }
     path = folder / "job.toml"
     path.write_text(toml_text(job))
     return path
@@ -65,15 +67,7 @@ def job_of(folder: Path, *, epochs: int, platform: str) -> Path:
 def study_of(folder: Path, name: str, **values: Any) -> Study:
     """A study beside `job.toml`."""
     path = folder / f"{name}.toml"
-    study = {
-        "job": "job.toml",
-        "metric": "accuracy",
-        "mode": "max",
-        "predict": False,
-        "seed": 1,
-        "space": SPACE,
-        **values,
-    }
+    study = {"job": "job.toml", "metric": "accuracy", "mode": "max", "predict": False, "seed": 1, "space": SPACE, **values}
     path.write_text(toml_text(study))
     return Study.open(path, out=folder / f"{name}-{secrets.token_hex(3)}")
 
@@ -86,18 +80,21 @@ def searched(study: Study) -> dict[str, Any]:
     def on_trial(trial: TrialRecord) -> None:
         if trial.state == "finished":
             status, wall_s = study.status, round(time.perf_counter() - began, 3)
-            finished.append({
-                "value": trial.value, "seconds": status.seconds, "wall_s": wall_s, "cost_usd": status.spent_usd,
-            })  # fmt: skip
+            finished.append({"value": trial.value, "seconds": status.seconds, "wall_s": wall_s, "cost_usd": status.spent_usd})
 
     result = study.run(on_trial=on_trial)
     document = result.to_json()
     return {
-        "seconds": document["seconds"], "wall_s": round(time.perf_counter() - began, 3), "cost_usd": document["cost_usd"],
-        "best": document["best"]["value"], "parameters": document["best"]["parameters"], "trials": document["trials"],
-        "evaluations": sum(t.evaluations for t in result.status.trials), "finished": finished,
+        "seconds": document["seconds"],
+        "wall_s": round(time.perf_counter() - began, 3),
+        "cost_usd": document["cost_usd"],
+        "best": document["best"]["value"],
+        "parameters": document["best"]["parameters"],
+        "trials": document["trials"],
+        "evaluations": sum(t.evaluations for t in result.status.trials),
+        "finished": finished,
         "predicted": document["predicted"],
-    }  # fmt: skip
+    }
 
 
 def with_best(rows: list[dict[str, Any]], test_samples: int = 359) -> list[dict[str, Any]]:

@@ -72,16 +72,30 @@ def ray_sides(
             wall_s = time.perf_counter() - began
             whole = sorted((t for t in trials if len(t["accuracies"]) == epochs), key=lambda t: t["seconds"])
             best = max(whole, key=lambda t: t["accuracies"][-1])
-            rows.append({
-                "side": side, "seconds": round(wall_s, 3), "wall_s": round(wall_s, 3), "init_s": round(init_s, 3), "cost_usd": None,
-                "machine_usd": machine_usd(wall_s), "best": best["accuracies"][-1], "parameters": best["values"],
-                "trials": {"finished": len(whole), "pruned": len(trials) - len(whole), "failed": 0},
-                "evaluations": sum(len(t["accuracies"]) for t in trials), "load": round(load, 2),
-                "finished": [
-                    {"value": t["accuracies"][-1], "seconds": round(t["seconds"], 3), "wall_s": round(t["seconds"], 3), "cost_usd": None}
-                    for t in whole
-                ],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "side": side,
+                    "seconds": round(wall_s, 3),
+                    "wall_s": round(wall_s, 3),
+                    "init_s": round(init_s, 3),
+                    "cost_usd": None,
+                    "machine_usd": machine_usd(wall_s),
+                    "best": best["accuracies"][-1],
+                    "parameters": best["values"],
+                    "trials": {"finished": len(whole), "pruned": len(trials) - len(whole), "failed": 0},
+                    "evaluations": sum(len(t["accuracies"]) for t in trials),
+                    "load": round(load, 2),
+                    "finished": [
+                        {
+                            "value": t["accuracies"][-1],
+                            "seconds": round(t["seconds"], 3),
+                            "wall_s": round(t["seconds"], 3),
+                            "cost_usd": None,
+                        }
+                        for t in whole
+                    ],
+                }
+            )
             say(rows[-1])
     finally:
         ray.shutdown()

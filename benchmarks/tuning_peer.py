@@ -18,9 +18,7 @@ calls its ASHA with several brackets asynchronous Hyperband. Its `HyperBandSched
 checkpoints. Processes are used again for later trials (`reuse_actors`)."""
 
 
-def ray_tune(
-    points: list[dict[str, Any]], *, job_file: Path, epochs: int, side: str, folder: Path
-) -> list[dict[str, Any]]:
+def ray_tune(points: list[dict[str, Any]], *, job_file: Path, epochs: int, side: str, folder: Path) -> list[dict[str, Any]]:
     """Runs all points, as many at a time as Ray has cores.
 
     Returns:
@@ -68,8 +66,9 @@ def ray_tune(
     ).fit()
     return [
         {
-            "values": points[result.config["point"]], "accuracies": list(result.metrics_dataframe["accuracy"]),
+            "values": points[result.config["point"]],
+            "accuracies": list(result.metrics_dataframe["accuracy"]),
             "seconds": float(result.metrics["at"]) - began,
         }
         for result in found
-    ]  # fmt: skip
+    ]

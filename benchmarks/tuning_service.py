@@ -31,29 +31,45 @@ def sides(say: Any) -> list[dict[str, Any]]:
     rows = []
     for name, turns in found.items():
         middle = {key: round(statistics.median(t[key] for t in turns), 9) for key in ("seconds", "cost_usd")}
-        rows.append({
-            "side": name, **middle, "turns": turns, "equal_values": len({tuple(t["values"]) for r in found.values() for t in r}) == 1,
-            "samples_read": SAMPLES * EPOCHS * len(RATES), "decode_ms": DECODE_MS,
-        })  # fmt: skip
+        rows.append(
+            {
+                "side": name,
+                **middle,
+                "turns": turns,
+                "equal_values": len({tuple(t["values"]) for r in found.values() for t in r}) == 1,
+                "samples_read": SAMPLES * EPOCHS * len(RATES),
+                "decode_ms": DECODE_MS,
+            }
+        )
     return rows
 
 
 def _searched(folder: Path, loaders: int) -> dict[str, Any]:
     job = {
-        "name": "flow", "code": [str(FLOW)], "script": {"file": "train.py", "arguments": ["--epochs", str(EPOCHS), "--samples", str(SAMPLES)]},
+        "name": "flow",
+        "code": [str(FLOW)],
+        "script": {"file": "train.py", "arguments": ["--epochs", str(EPOCHS), "--samples", str(SAMPLES)]},
         "run": {"platform": "local", "workers": 1, "memory_mb": 1769, "pattern": "standalone"},
-    }  # fmt: skip
+    }
     (folder / "job.toml").write_text(toml_text(job))
     study = {
-        "job": "job.toml", "metric": "loss", "sampler": "grid", "concurrency": 2, "predict": False, "data_service": loaders,
+        "job": "job.toml",
+        "metric": "loss",
+        "sampler": "grid",
+        "concurrency": 2,
+        "predict": False,
+        "data_service": loaders,
         "space": {"script.arguments.lr": RATES},
-    }  # fmt: skip
+    }
     (folder / "study.toml").write_text(toml_text(study))
     began = time.perf_counter()
     result = Study.open(folder / "study.toml", out=folder / f"out-{secrets.token_hex(2)}").run()
     trials = sorted(result.status.trials, key=lambda t: t.number)
     document = result.to_json()
     return {
-        "seconds": round(time.perf_counter() - began, 3), "cost_usd": document["cost_usd"], "trials": document["trials"],
-        "values": [t.value for t in trials], "trial_s": [t.seconds for t in trials],
-    }  # fmt: skip
+        "seconds": round(time.perf_counter() - began, 3),
+        "cost_usd": document["cost_usd"],
+        "trials": document["trials"],
+        "values": [t.value for t in trials],
+        "trial_s": [t.seconds for t in trials],
+    }

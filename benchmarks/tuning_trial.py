@@ -8,9 +8,14 @@ from typing import Any
 
 
 def train_digits(
-    values: dict[str, Any], report: Callable[[float, Callable[[Path], None]], None], *, job_file: Path, epochs: int,
-    batch: int = 64, resume: Path | None = None,
-) -> None:  # fmt: skip
+    values: dict[str, Any],
+    report: Callable[[float, Callable[[Path], None]], None],
+    *,
+    job_file: Path,
+    epochs: int,
+    batch: int = 64,
+    resume: Path | None = None,
+) -> None:
     """Trains with values by their keys in the job file.
 
     Args:

@@ -106,16 +106,11 @@ def read(path: Path) -> Workload:
         nbytes = round(cost[u] * 1e-3 * BYTES_S)
         if along:
             readers = tuple(sorted(name[k] for k in along))
-            tensors.append(
-                Tensor(name=f"t{u}", producer=name[home[u]], consumers=readers, nbytes=nbytes, gradient_nbytes=0)
-            )
+            tensors.append(Tensor(name=f"t{u}", producer=name[home[u]], consumers=readers, nbytes=nbytes, gradient_nbytes=0))
         for key in sorted({home[v] for v in against}, key=order.__getitem__):
             tensors.append(
-                Tensor(
-                    name=f"t{u} to {name[key]}", producer=name[key], consumers=(name[home[u]],), nbytes=0,
-                    gradient_nbytes=nbytes,
-                )
-            )  # fmt: skip
+                Tensor(name=f"t{u} to {name[key]}", producer=name[key], consumers=(name[home[u]],), nbytes=0, gradient_nbytes=nbytes)
+            )
     parts = {key: [nodes[i] for i in nodes if home[i] == key] for key in order}
     label = f"{path.parent.name}/{path.stem}"
     graph = Graph(
@@ -136,17 +131,12 @@ def read(path: Path) -> Workload:
     devices = [Device(name=f"accelerator{k}", kind="accelerator", memory_bytes=memory) for k in range(raw["maxFPGAs"])]
     devices += [Device(name=f"cpu{k}", kind="cpu", memory_bytes=1 << 50) for k in range(raw["maxCPUs"])]
     topology = connected(devices, lambda _, __: (0.0, BYTES_S), name=label)
-    return Workload(
-        name=label, graph=graph, topology=topology, raw=raw, node_of={i: name[key] for i, key in home.items()}
-    )
+    return Workload(name=label, graph=graph, topology=topology, raw=raw, node_of={i: name[key] for i, key in home.items()})
 
 
 def _seconds(nodes: Any) -> dict[str, float]:
     own = list(nodes)
-    return {
-        "accelerator": sum(n["fpgaLatency"] for n in own) * 1e-3,
-        "cpu": sum(n["cpuLatency"] for n in own) * 1e-3,
-    }
+    return {"accelerator": sum(n["fpgaLatency"] for n in own) * 1e-3, "cpu": sum(n["cpuLatency"] for n in own) * 1e-3}
 
 
 def _ancestors(edges: set[tuple[Any, Any]], keys: set[Any]) -> dict[Any, set[Any]]:

@@ -99,15 +99,14 @@ class Block(nn.Module):
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
-        same = stride == 1 and channels == out
-        self.side = (
-            nn.Identity()
-            if same
-            else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out),
         )
+        same = stride == 1 and channels == out
+        self.side = nn.Identity() if same else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.side(x))
@@ -123,9 +122,15 @@ def build(classes: int = len(CLASSES), width: int = 64) -> nn.Module:
             stages.append(Block(channels, out, stride=2 if stage and not block else 1))
             channels = out
     return nn.Sequential(
-        nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *stages,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes),
-    )  # fmt: skip
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *stages,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, classes),
+    )
 
 
 def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -66,9 +66,13 @@ def make(folder: Path, *, samples: int, seed: int = 0) -> None:
 
 def train(path: Path) -> Flow:
     """Flow for training, with random flips of image and boxes together."""
-    return Flow("example/things").dataset(NAME, variant="train", store=str(path)).map(
-        "relative", relative, cache_control="can-cache"
-    ).map("flip", flip).map_data("resize", resize)  # fmt: skip
+    return (
+        Flow("example/things")
+        .dataset(NAME, variant="train", store=str(path))
+        .map("relative", relative, cache_control="can-cache")
+        .map("flip", flip)
+        .map_data("resize", resize)
+    )
 
 
 def held_out(path: Path) -> Flow:
@@ -190,9 +194,7 @@ def loss(output: tuple[torch.Tensor, ...], targets: list[dict[str, torch.Tensor]
     return torch.stack([_of_image(s, o, boxes, t) for s, o, t in zip(scores, offsets, targets, strict=True)]).mean()
 
 
-def _of_image(
-    scores: torch.Tensor, offsets: torch.Tensor, boxes: torch.Tensor, target: dict[str, torch.Tensor]
-) -> torch.Tensor:
+def _of_image(scores: torch.Tensor, offsets: torch.Tensor, boxes: torch.Tensor, target: dict[str, torch.Tensor]) -> torch.Tensor:
     classes, which = match(boxes, target)
     found = classes > 0
     matches = max(1, int(found.sum()))

@@ -42,12 +42,8 @@ def fit(
 def main(module: str) -> None:
     """Runs the command line of an example."""
     example = importlib.import_module(module)
-    parser = argparse.ArgumentParser(
-        prog=f"{module}.py", description=example.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="folder of the generated data, new or from an earlier run; temporary by default"
-    )
+    parser = argparse.ArgumentParser(prog=f"{module}.py", description=example.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="folder of the generated data, new or from an earlier run; temporary by default")
     parser.add_argument("--samples", type=int, default=400, help="number of generated samples (%(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=16, help="(%(default)s)")

@@ -146,9 +146,7 @@ def loss(output: tuple[torch.Tensor, torch.Tensor], targets: tuple[torch.Tensor,
     return transducer_loss(scores, texts, frames, lengths).mean()
 
 
-def transducer_loss(
-    scores: torch.Tensor, texts: torch.Tensor, frames: torch.Tensor, lengths: torch.Tensor
-) -> torch.Tensor:
+def transducer_loss(scores: torch.Tensor, texts: torch.Tensor, frames: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """-ln Pr(text | sounds) by the forward algorithm (Graves 2012, equations 16 to 18).
 
         α(t, u) = α(t-1, u) ∅(t-1, u) + α(t, u-1) y(t, u-1)

@@ -43,7 +43,7 @@ READERS = {
     "tests/test_nightly.py": ("tests/*.py",),
     "tests/test_quarantined_tests.py": ("src/*.py", "tests/*.py"),
     "tests/test_structure.py": ("src/*",),
-}  # fmt: skip
+}
 """Tests that look into files whose names they do not have: patterns of what they read."""
 PACKAGES = {"ephemeron": "src/ephemeron", "benchmarks": "benchmarks"}
 DOTTED = re.compile(r"\b(?:ephemeron|benchmarks)(?:[.:]\w+)+\.?|^benchmarks\.$")
@@ -122,9 +122,7 @@ def read(text: str, package: str = "", is_package: bool = False) -> Read:
             said = node.value
             if "ephemeron" in said or "benchmarks" in said:
                 strings.update(name.replace(":", ".") for name in DOTTED.findall(said))
-                strings.update(
-                    f"{module}.{name.strip()}" for module, many in FROM.findall(said) for name in many.split(",")
-                )
+                strings.update(f"{module}.{name.strip()}" for module, many in FROM.findall(said) for name in many.split(","))
             if is_lazy:
                 strings.add(f"{package}.{said}")
             if len(said) < 200:
@@ -155,9 +153,10 @@ class Graph:
         self.files = sorted(files)
         self._modules = {name: path for path in self.files if (name := _module(path))}
         self._helpers = {
-            PurePosixPath(path).stem: path for path in self.files
+            PurePosixPath(path).stem: path
+            for path in self.files
             if path.startswith("tests/") and path.endswith(".py") and not path.endswith("/conftest.py")
-        }  # fmt: skip
+        }
         self._read: dict[str, Read] = {}
         for path in self.files:
             if path.endswith(".py"):
@@ -177,9 +176,7 @@ class Graph:
                 if path.startswith("tests/") and (helper := self._helpers.get(name.partition(".")[0])):
                     needs[path].add(helper)
             if path.startswith("tests/"):
-                needs[path] |= {
-                    conftest for folder in PurePosixPath(path).parents if (conftest := f"{folder}/conftest.py") in self._read
-                }  # fmt: skip
+                needs[path] |= {conftest for folder in PurePosixPath(path).parents if (conftest := f"{folder}/conftest.py") in self._read}
         for path in self.files:
             for reader in self._readers(path):
                 needs[reader].add(path)
@@ -314,9 +311,7 @@ def changes(root: Path, base: str | None) -> tuple[str, list[str]]:
     """The base in words, and the files that differ from it."""
     uncommitted = _git(root, "ls-files", "--others", "--exclude-standard")
     if base is None:
-        branches = _git(
-            root, "for-each-ref", "--format=%(refname:short)", "refs/heads/main", "refs/remotes/origin/main"
-        )
+        branches = _git(root, "for-each-ref", "--format=%(refname:short)", "refs/heads/main", "refs/remotes/origin/main")
         base = _git(root, "merge-base", branches[0], "HEAD")[0] if branches else "HEAD~1"
         head = _git(root, "rev-parse", "HEAD")[0]
         if base == head and not uncommitted and not _git(root, "diff", "--name-only", "HEAD"):
@@ -350,10 +345,20 @@ def run(root: Path, tests: Sequence[str], lane: str, everything: bool) -> int:
     print(f"\n== {lane}", flush=True)
     processes = min(4, len(tests)) if len(tests) > 1 else 0
     command = [
-        sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "loadscope", "--warm-starts", "--fail-leaks",
-        "-m", "slow" if lane == "slow" else "not slow",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        str(processes),
+        "--dist",
+        "loadscope",
+        "--warm-starts",
+        "--fail-leaks",
+        "-m",
+        "slow" if lane == "slow" else "not slow",
         *([] if everything else tests),
-    ]  # fmt: skip
+    ]
     status = subprocess.call(command, cwd=root)
     return 0 if status == 5 else status  # 5: the modules have no tests of this lane
 

@@ -37,7 +37,7 @@ SHORT = {
     "sparse_training": "--json --parts split --seconds 0.5 --workers 1 --rows 1000 --turns 1",
     "tasks": "--json --parts simulated --simulated-tasks 100 --functions 4",
     "transfer": "--json --table {folder}/table.csv",
-}  # fmt: skip
+}
 """What a run is given, where it takes no more than 5 CPU seconds."""
 LONG = {
     "adversity": "--json --only rows",
@@ -64,7 +64,7 @@ LONG = {
     "start": "--json --turns 1 --functions 2",
     "starts": "--json --turns 1 --together 2",
     "tuning": "--json --parts simulated --epochs 2",
-}  # fmt: skip
+}
 """What a run is given that takes longer."""
 
 
@@ -92,14 +92,19 @@ def run(name: str, folder: Path) -> str:
     """
     rows = [
         f"{memory_mb},{mb},{0.02 + mb / (40 + memory_mb / 50)},{0.02 + mb / (50 + memory_mb / 50)}"
-        for memory_mb in (512, 1769) for mb in (1, 2, 4, 8, 16, 24, 32)
-    ]  # fmt: skip
+        for memory_mb in (512, 1769)
+        for mb in (1, 2, 4, 8, 16, 24, 32)
+    ]
     (folder / "table.csv").write_text("\n".join(["memory_mb,size_mb,upload_s,download_s", *rows]) + "\n")
     arguments = (SHORT | LONG)[name].format(folder=folder).split()
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments], cwd=ROOT, env={**os.environ, "EPHEMERON_HOME": str(folder / "home")},
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "EPHEMERON_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
     assert done.returncode == 0, f"python -m benchmarks.{name} {' '.join(arguments)}: {done.stderr[-3000:]}"
     if name == "geo_pictures":
         assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")

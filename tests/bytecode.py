@@ -22,9 +22,7 @@ def compile_ahead(config: pytest.Config, modules: list[Path]) -> None:
     A module that cannot be compiled is left to its import, which says why; so is one whose folder cannot be written. The functions of pytest are its private ones: with
     a pytest that has others, nothing is written ahead.
     """
-    if any(
-        not hasattr(rewrite, name) for name in ("PYC_TAIL", "_read_pyc", "_rewrite_test", "_write_pyc", "get_cache_dir")
-    ):
+    if any(not hasattr(rewrite, name) for name in ("PYC_TAIL", "_read_pyc", "_rewrite_test", "_write_pyc", "get_cache_dir")):
         return
     processes = os.cpu_count() or 1
     with ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=_set, initargs=(config,)) as pool:

@@ -22,17 +22,12 @@ def measured(world: TrainingWorld, sizes: tuple[int, ...]) -> Profile:
         for name, count in FEW.items():
             patch.setattr(cloud, name, count)
         profile = profile_job(
-            JOB, platform=world.platform, channel=channel, cloud=world.settings, sizes_mb=sizes, budget_usd=0.2,
-            on_budget=told.append,
-        )  # fmt: skip
+            JOB, platform=world.platform, channel=channel, cloud=world.settings, sizes_mb=sizes, budget_usd=0.2, on_budget=told.append
+        )
     found = profile.fit.platform
     assert profile.platform.name == world.platform
     assert found.sizes_mb == sizes
-    assert (
-        {t.memory_mb for t in profile.platform.transfer}
-        == {p.memory_mb for p in profile.fit.steps.probes}
-        == set(sizes)
-    )
+    assert {t.memory_mb for t in profile.platform.transfer} == {p.memory_mb for p in profile.fit.steps.probes} == set(sizes)
     assert 0 < found.billed_usd <= 0.2
     assert found.calls >= 1 + 2 * len(sizes)
     assert len(told) == 1

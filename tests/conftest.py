@@ -34,32 +34,31 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("EPHEMERON_REPORT_PICTURE", "0")  # `pictures` is for tests that look at them
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads each wait for each other, spinning
 
-for kit in (
-    "channel_contract",
-    "communicator_contract",
-    "platform_contract",
-    "task_queue_contract",
-    "training_matrix",
-    "training_world",
-):
+for kit in ("channel_contract", "communicator_contract", "platform_contract", "task_queue_contract", "training_matrix", "training_world"):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
 # No test asserts a duration. The lanes draw the same examples in each run; `--hypothesis-profile explore` draws others.
-settings.register_profile(
-    "explore", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("explore", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ephemeron", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("ephemeron")
 
 TOGETHER = {
     "functions": (
-        "cli", "executor/test_local", "functions/test_", "testing", "training/test_chaos.py", "training/test_cli.py", "training/test_flow_jobs.py",
-        "training/test_local_runs.py", "training/test_matrix.py", "training/test_stages.py",
+        "cli",
+        "executor/test_local",
+        "functions/test_",
+        "testing",
+        "training/test_chaos.py",
+        "training/test_cli.py",
+        "training/test_flow_jobs.py",
+        "training/test_local_runs.py",
+        "training/test_matrix.py",
+        "training/test_stages.py",
     ),
     "clouds": ("functions/aws", "functions/openfaas"),
     "clusters": ("functions/lithops", "functions/ray"),
     "services": ("data/service",),
-}  # fmt: skip
+}
 """What stays in one process: real functions one after the other, so that they have what they need; what shares a folder of its
 library's (Lithops) or costly fixtures."""
 
@@ -70,9 +69,7 @@ TIMES = Path(__file__).parent / "times"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
 
-    parser.addoption(
-        "--warm-starts", action="store_true", help="fork Python processes from one that has made the imports"
-    )
+    parser.addoption("--warm-starts", action="store_true", help="fork Python processes from one that has made the imports")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -141,9 +138,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Tests in quarantine have a second try. In a lane, the longest groups begin first: a long one that begins last keeps one process busy alone."""
-    unmarked = [
-        str(path) for path in {i.path for i in items if i.get_closest_marker("slow")} if not has_slow_tests(path)
-    ]
+    unmarked = [str(path) for path in {i.path for i in items if i.get_closest_marker("slow")} if not has_slow_tests(path)]
     if unmarked:
         raise pytest.UsageError(f"slow tests, but no mark.slow in the module: {', '.join(unmarked)}")
     yield  # takes the other lane's tests out
@@ -211,12 +206,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     try:
         wait_until(lambda: answers_on(port), process, "moto")
         urllib.request.urlopen(urllib.request.Request(f"{url}/ephemeron-tests", method="PUT"), timeout=30).close()
-        env = {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": url,
-        }
+        env = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": url}
         yield ServerProcess("s3://ephemeron-tests/some/prefix", process, env)
     finally:
         stop(process)

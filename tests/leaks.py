@@ -28,16 +28,9 @@ from ephemeron.functions import cgroups
 
 END_S = float(os.environ.get("LEAKS_END_S", "30"))
 """In which what is ending has to end: a daemon stays for two seconds after its last client, one whose client was killed for longer."""
-OTHER_PROCESSES = (
-    "from multiprocessing.resource_tracker import main",
-    "lithops.scripts.cleaner",
-    "wandb-core",
-    warm_processes.NAME,
-)
+OTHER_PROCESSES = ("from multiprocessing.resource_tracker import main", "lithops.scripts.cleaner", "wandb-core", warm_processes.NAME)
 """Of libraries: one for each process that uses them; and fork servers of tests, which end with their processes."""
-OTHERS = re.compile(
-    r"ray|tmp\w+wandb-\w+|wandb-[\d-]+|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}"
-)
+OTHERS = re.compile(r"ray|tmp\w+wandb-\w+|wandb-[\d-]+|torchinductor_\w+|pymp-\w+|SB3-.*|lithops-\w+|ephemeron-\w{8}|eph-\w{8}")
 """Folders that libraries keep for all their sessions, and those of functions that were killed, which are lost with a machine."""
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -117,9 +110,7 @@ class Leaks:
             for path in (folder / name for name in left.get(kind, ())):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self._before = self._there()
-        return "\n".join(
-            [f"left behind: {len(found)} things", *found, "by one of:" if len(tests) > 1 else "by", *tests]
-        )
+        return "\n".join([f"left behind: {len(found)} things", *found, "by one of:" if len(tests) > 1 else "by", *tests])
 
     def ended(self, fixture: pytest.FixtureDef[object]) -> None:
         """A fixture is torn down."""
@@ -137,9 +128,12 @@ class Leaks:
         """What is new and a leak, described, by kind and name; and all that there is."""
         there = self._there()
         judges = {
-            "process": living, "socket": _listening, "shared memory": _unused, "control group": self._lost_group,
+            "process": living,
+            "socket": _listening,
+            "shared memory": _unused,
+            "control group": self._lost_group,
             "file": lambda names: {name: name for name in names if not OTHERS.fullmatch(name)},
-        }  # fmt: skip
+        }
         new = {kind: names - self._before.get(kind, set()) for kind, names in there.items()}
         left = {kind: judges[kind](names) for kind, names in new.items() if names}
         return {kind: names for kind, names in left.items() if names}, there
@@ -152,7 +146,7 @@ class Leaks:
             "shared memory": set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set(),
             "control group": {str(group) for parent in parents for group in parent.glob("ephemeron-*-*")},
             "file": set(os.listdir(self._folder / "tmp")),
-        }  # fmt: skip
+        }
 
     def _lost_group(self, groups: set[str]) -> dict[str, str]:
         """Of a dead host, and the next host would not remove it."""

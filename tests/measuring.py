@@ -31,9 +31,7 @@ from quarantine import quarantined
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
-    parser.addoption(
-        "--fail-leaks", action="store_true", help="a test that leaves processes, servers or files behind fails"
-    )
+    parser.addoption("--fail-leaks", action="store_true", help="a test that leaves processes, servers or files behind fails")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,9 +95,7 @@ class Looker:
         """Processes of the lane that do not end with it."""
         end = time.monotonic() + 10
         while True:
-            living = leaks.living(
-                {pid for procs in self._folder.glob("*/cgroup.procs") for pid in procs.read_text().split()}
-            )
+            living = leaks.living({pid for procs in self._folder.glob("*/cgroup.procs") for pid in procs.read_text().split()})
             if not living or time.monotonic() > end:
                 return len(living)
             time.sleep(0.05)
@@ -147,9 +143,7 @@ class Measuring:
         self.began = time.time()
         self.left_over = 0
         self.tests: dict[str, dict[str, Any]] = {}
-        self.leaks = (
-            None if self._has_workers() else leaks.Leaks(self.account.folder and self.account.folder / "cgroup.procs")
-        )
+        self.leaks = None if self._has_workers() else leaks.Leaks(self.account.folder and self.account.folder / "cgroup.procs")
         self.fails_leaks = self.leaks is not None and config.getoption("--fail-leaks")
         parent = self.account.folder and self.account.folder.parent
         self.looker = Looker(parent) if self.target and parent and not self._has_workers() else None
@@ -194,7 +188,7 @@ class Measuring:
             left = self.leaks.after(item.nodeid, shares=self._shares) if self.fails_leaks else ""
             if left and report.passed:
                 report.outcome, report.longrepr = "failed", left
-            report.cost = {"start": self._start, "wall_s": time.time() - self._start, "cpu_s": self.account.cpu_s() - self._cpu}  # fmt: skip
+            report.cost = {"start": self._start, "wall_s": time.time() - self._start, "cpu_s": self.account.cpu_s() - self._cpu}
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -211,8 +205,7 @@ class Measuring:
             found = self.looker and self.looker.between(worker, start, start + cost["wall_s"])
             cost |= dict(zip(("processes", "peak_mb"), found or (None, None), strict=True)) | {"worker": worker}
             test |= {
-                name: round(value, 2 if name.endswith("_s") else 0) if isinstance(value, float) else value
-                for name, value in cost.items()
+                name: round(value, 2 if name.endswith("_s") else 0) if isinstance(value, float) else value for name, value in cost.items()
             }
 
     @pytest.hookimpl(trylast=True)
@@ -241,15 +234,11 @@ class Measuring:
         again = [name for name, test in self.tests.items() if test["reruns"]]
         tell(f"second tries: {len(again)}, quarantined: {len(quarantined())}")
         for name, entry in quarantined().items():
-            tell(
-                f"  {name} since {entry.date} ({entry.owner}): {entry.reason}{' - TRIED AGAIN' if name in again else ''}"
-            )
+            tell(f"  {name} since {entry.date} ({entry.owner}): {entry.reason}{' - TRIED AGAIN' if name in again else ''}")
         tell("slowest ten, seconds and CPU seconds:")
         for name, test in sorted(ran, key=lambda t: -t[1]["wall_s"])[:10]:
             tell(f"  {test['wall_s']:6.1f} {test['cpu_s']:6.1f}  {name}")
-        tell(
-            f"CPU seconds of all tests: {sum(test['cpu_s'] for _, test in ran):.0f}, processes left over: {self.left_over}"
-        )
+        tell(f"CPU seconds of all tests: {sum(test['cpu_s'] for _, test in ran):.0f}, processes left over: {self.left_over}")
 
     def _write(self, target: Path) -> None:
         ran = {name: test for name, test in sorted(self.tests.items()) if "wall_s" in test}
@@ -266,11 +255,7 @@ class Measuring:
         fields = ("wall_s", "cpu_s", "processes", "peak_mb")
         lines = [f"{json.dumps(name)}: {json.dumps([test[f] for f in fields])}" for name, test in ran.items()]
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(
-            f'{{"lane": {json.dumps(whole)},\n "fields": {json.dumps(fields)},\n "each": {{\n'
-            + ",\n".join(lines)
-            + "\n}}\n"
-        )
+        target.write_text(f'{{"lane": {json.dumps(whole)},\n "fields": {json.dumps(fields)},\n "each": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def _leave(*folders: Path | None) -> None:

@@ -64,10 +64,22 @@ def run_tests(source: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         pytest's exit status (None: it did not end in time) and its last lines.
     """
     command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:rerunfailures", "--warm-starts", "-o",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:rerunfailures",
+        "--warm-starts",
+        "-o",
         "addopts=--timeout=300",
         *(f"tests/{test}" for test in tests),
-    ]  # fmt: skip
+    ]
     environ = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
@@ -104,9 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [known[name] for name in arguments.names or known]
     began, wrong, left = time.monotonic(), 0, 0
     with ThreadPoolExecutor(2) as pool:
-        checks = pool.map(
-            lambda mutant: check(mutant) if time.monotonic() < began + arguments.limit_s else None, chosen
-        )
+        checks = pool.map(lambda mutant: check(mutant) if time.monotonic() < began + arguments.limit_s else None, chosen)
         for mutant, said in zip(chosen, checks, strict=True):
             left += said is None
             wrong += bool(said)

@@ -45,23 +45,34 @@ TIMES = 20
 """That each test in quarantine is run."""
 
 SCHEDULES = {
-    "of functions and stores": ("simulated", 0), "with merged evaluations": ("simulated", 3_000_000), "with barriers": ("simulated", 4_000_000),
-    "with local steps": ("simulated", 5_000_000), "with resizes": ("simulated", 6_000_000), "with partitions": ("simulated", 7_000_000),
+    "of functions and stores": ("simulated", 0),
+    "with merged evaluations": ("simulated", 3_000_000),
+    "with barriers": ("simulated", 4_000_000),
+    "with local steps": ("simulated", 5_000_000),
+    "with resizes": ("simulated", 6_000_000),
+    "with partitions": ("simulated", 7_000_000),
     "with a damaged object": ("damaged", 0),
-}  # fmt: skip
+}
 """Kinds of `benchmarks.chaos`, and the first of their million seeds (`benchmarks.chaos_schedules`)."""
 EACH = {"simulated": 1_500, "damaged": 1_000}
 """Schedules of one kind and night; 10,000 together."""
 COSTS = {"simulated": 1, "damaged": 8}
 """Of one schedule, in proportion: a damaged object is tried with several runs."""
 FULL_MATRIX = {
-    "tests/functions/lithops/test_lithops_training.py": "lifetimes", "tests/functions/ray/test_ray_training.py": "lifetimes",
-    "tests/functions/tasks/test_task_schedules.py": "", "tests/partition/runtime/test_pipeline_equality.py": "stages_train",
-    "tests/partition/test_place.py": "bound or baseline", "tests/partition/test_tracing_models.py": "stages",
-    "tests/training/planner/model/test_lives.py": "evaluations or feasible or predicted", "tests/training/planner/test_search.py": "",
-    "tests/training/test_direct_recovery.py": "", "tests/training/test_evaluation_hand_offs.py": "", "tests/training/test_exactly_once.py": "stragglers or kills",
-    "tests/training/test_groups.py": "", "tests/training/test_region_damage.py": "",
-}  # fmt: skip
+    "tests/functions/lithops/test_lithops_training.py": "lifetimes",
+    "tests/functions/ray/test_ray_training.py": "lifetimes",
+    "tests/functions/tasks/test_task_schedules.py": "",
+    "tests/partition/runtime/test_pipeline_equality.py": "stages_train",
+    "tests/partition/test_place.py": "bound or baseline",
+    "tests/partition/test_tracing_models.py": "stages",
+    "tests/training/planner/model/test_lives.py": "evaluations or feasible or predicted",
+    "tests/training/planner/test_search.py": "",
+    "tests/training/test_direct_recovery.py": "",
+    "tests/training/test_evaluation_hand_offs.py": "",
+    "tests/training/test_exactly_once.py": "stragglers or kills",
+    "tests/training/test_groups.py": "",
+    "tests/training/test_region_damage.py": "",
+}
 """Tests of which EPHEMERON_FULL_MATRIX=1 runs more, and words in the names of those of them that it changes (pytest -k)."""
 
 
@@ -84,9 +95,14 @@ def call(command: Sequence[str], limit_s: float, **environ: str) -> tuple[int | 
         Its exit status (None: it was interrupted) and its lines.
     """
     process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     lines: list[str] = []
 
     def show() -> None:
@@ -137,11 +153,7 @@ def schedules(day: int, seconds: float) -> Found:
         status, lines = call([sys.executable, *command], share + 60) if share > 1 else (None, [])
         [did] = [int(n) for line in lines for n in re.findall(rf"^{kind}: (\d+) schedules", line)] or [0]
         ran += did
-        again = [
-            text
-            for line in lines
-            for text in re.findall(r"schedule failed: (--only \S+ --seed \d+ --schedules 1: .*)", line)
-        ]
+        again = [text for line in lines for text in re.findall(r"schedule failed: (--only \S+ --seed \d+ --schedules 1: .*)", line)]
         found.failures += [f"python -m benchmarks.chaos {text}" for text in again]
         if status not in (0, None) and not again:
             found.failures.append(f"python {shlex.join(command)}: exit {status}")
@@ -151,9 +163,7 @@ def schedules(day: int, seconds: float) -> Found:
     return found
 
 
-def run_all(
-    commands: Sequence[tuple[list[str], dict[str, str]]], seconds: float
-) -> Iterator[tuple[int | None, list[str]]]:
+def run_all(commands: Sequence[tuple[list[str], dict[str, str]]], seconds: float) -> Iterator[tuple[int | None, list[str]]]:
     """Runs commands, two at once: the exit status of each (None: it did not come to its end) and its lines."""
     end = time.monotonic() + seconds
 
@@ -191,9 +201,7 @@ def all_mutants(day: int, seconds: float) -> Found:
     names = turned([mutant.name for mutant in mutants()], day)
     command = ["tests/mutation.py", "--limit-s", f"{0.9 * seconds:.0f}"]
     status, lines = call([sys.executable, *command, *names], seconds)
-    how = {
-        name: line.split()[0] for line in lines for name in names if re.search(rf"^\w[\w ]* +{re.escape(name)}:", line)
-    }
+    how = {name: line.split()[0] for line in lines for name in names if re.search(rf"^\w[\w ]* +{re.escape(name)}:", line)}
     found = Found(f"{list(how.values()).count('noticed')} of {len(names)} mutants noticed")
     found.failures = [f"python tests/mutation.py {name}" for name, said in how.items() if said == "WRONG"]
     found.missed = [name for name in names if how.get(name, "not") == "not"]
@@ -239,9 +247,13 @@ def quarantine(day: int, seconds: float) -> Found:
 
 
 PARTS: dict[str, tuple[Callable[[int, float], Found], float]] = {
-    "schedules": (schedules, 18.0), "matrix": (matrix, 14.0), "mutants": (all_mutants, 8.0), "benchmarks": (benchmarks, 8.0),
-    "soak": (soak, 4.0), "quarantine": (quarantine, 5.0),
-}  # fmt: skip
+    "schedules": (schedules, 18.0),
+    "matrix": (matrix, 14.0),
+    "mutants": (all_mutants, 8.0),
+    "benchmarks": (benchmarks, 8.0),
+    "soak": (soak, 4.0),
+    "quarantine": (quarantine, 5.0),
+}
 """What runs, and its minutes of an hour; the rest is for what is interrupted."""
 
 
@@ -250,9 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python tests/nightly.py", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="that a whole night takes (default: %(default)g)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument(
-        "--date", type=datetime.date.fromisoformat, default=datetime.date.today(), help="to repeat a night"
-    )
+    parser.add_argument("--date", type=datetime.date.fromisoformat, default=datetime.date.today(), help="to repeat a night")
     arguments = parser.parse_args(argv)
     said: list[str] = []
     failures: list[str] = []
@@ -269,11 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             said.append("    not reached: " + ", ".join(found.missed[:8]) + more)
         said += [f"    FAILED {failure}" for failure in found.failures]
         failures += found.failures
-    print(
-        f"\n== night of {arguments.date}: {f'{len(failures)} failed' if failures else 'nothing failed'}",
-        *said,
-        sep="\n",
-    )
+    print(f"\n== night of {arguments.date}: {f'{len(failures)} failed' if failures else 'nothing failed'}", *said, sep="\n")
     return 1 if failures else 0
 
 

@@ -44,9 +44,7 @@ class Entry:
         if age < 0:
             found.append(f"{self.date} is not here yet")
         module = root / "src" / self.owner.replace(".", "/")
-        if not self.owner.startswith("ephemeron") or not (
-            module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
-        ):
+        if not self.owner.startswith("ephemeron") or not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
             found.append(f"owner: there is no module {self.owner}")
         return [f"{self.test}: {each}" for each in found]
 

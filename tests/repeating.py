@@ -70,10 +70,31 @@ def original(nodeid: str) -> str:
 def command(test: str, count: int, jobs: int, *more: str) -> tuple[list[str], dict[str, str]]:
     """What runs a test many times, and the variables for it."""
     words = [
-        sys.executable, "-m", "pytest", "-q", "-n", str(jobs if jobs > 1 else 0), "--dist", "load", "--count", str(count), "-p", "repeating",
-        "-p", "no:rerunfailures", "-p", "no:repeat", "-p", "no:cacheprovider", "-o", "addopts=--timeout=900", "-o", "tmp_path_retention_policy=failed",
-        *more, test.partition("[")[0],
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        str(jobs if jobs > 1 else 0),
+        "--dist",
+        "load",
+        "--count",
+        str(count),
+        "-p",
+        "repeating",
+        "-p",
+        "no:rerunfailures",
+        "-p",
+        "no:repeat",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=--timeout=900",
+        "-o",
+        "tmp_path_retention_policy=failed",
+        *more,
+        test.partition("[")[0],
+    ]
     if (TESTS.parent / test.partition("::")[0]).is_relative_to(TESTS):
         words += LANES
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))

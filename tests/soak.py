@@ -56,9 +56,11 @@ def look(folders: Sequence[Path], apart: Path) -> Held:
             continue  # it has just ended, or is another user's
     files = (path for folder in folders for path in folder.rglob("*"))
     return Held(
-        processes=len(alive), descriptors=sum(fds for fds, _ in alive), memory_mb=sum(uss for _, uss in alive) / 2**20,
+        processes=len(alive),
+        descriptors=sum(fds for fds, _ in alive),
+        memory_mb=sum(uss for _, uss in alive) / 2**20,
         files=sum(not path.is_relative_to(apart) for path in files),
-    )  # fmt: skip
+    )
 
 
 def grown(looks: Sequence[Held]) -> list[str]:
@@ -119,9 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="about (default: %(default)g)")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        os.environ["EPHEMERON_HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = (
-            folder  # nobody else's files are counted
-        )
+        os.environ["EPHEMERON_HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = folder  # nobody else's files are counted
         if arguments.kind == "session":
             done, wrong = asyncio.run(session(arguments.seconds))
         else:

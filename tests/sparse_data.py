@@ -14,10 +14,7 @@ FEATURES = 60
 
 def prepared(folder: Path, *, rows: int = 3000, partitions: int = 3, positive: int = 1, seed: int = 0) -> TableDataset:
     """Six categories of ten values; the label, 0 or `positive`, depends on them."""
-    columns = [
-        Column(name="x", kind="sparse", dtype="float32", width=FEATURES),
-        Column(name="y", kind="label", dtype="int32"),
-    ]
+    columns = [Column(name="x", kind="sparse", dtype="float32", width=FEATURES), Column(name="y", kind="label", dtype="int32")]
     writer, dice = TableWriter(str(folder), columns), np.random.default_rng(seed)
     truth = np.random.default_rng(9).normal(0, 1, FEATURES)
     parts = []

@@ -64,10 +64,12 @@ class Structure:
         return sorted(
             {
                 (name, said)
-                for name, module in self.modules.items() if name not in registries and not module.lazy
-                for said in module.strings if said.partition(":")[0] != name
+                for name, module in self.modules.items()
+                if name not in registries and not module.lazy
+                for said in module.strings
+                if said.partition(":")[0] != name
             }
-        )  # fmt: skip
+        )
 
     def circles(self) -> list[list[str]]:
         """Groups of modules that need each other, through imports or strings, the largest first."""
@@ -101,9 +103,7 @@ class Structure:
     def _read(self, name: str, path: Path) -> Module:
         tree = ast.parse(path.read_text())
         found = Module(is_package=path.name == "__init__.py")
-        is_lazy = found.is_package and any(
-            isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body
-        )
+        is_lazy = found.is_package and any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body)
         for node in _running(tree):
             if isinstance(node, ast.Import):
                 found.imports.update(alias.name for alias in node.names)

@@ -13,7 +13,7 @@ from affected import READERS, ROOT, Graph, main
 FILES = {
     "pyproject.toml": "",
     "docs/guide.md": "A guide.",
-    "src/ephemeron/__init__.py": '''
+    "src/ephemeron/__init__.py": """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ephemeron.training.driver import train
@@ -21,7 +21,7 @@ _HOME = {"train": "training.driver"}
 def __getattr__(name):
     from importlib import import_module
     return getattr(import_module(f"ephemeron.{_HOME[name]}"), name)
-''',
+""",
     "src/ephemeron/errors.py": "class EphemeronError(Exception): ...\n",
     "src/ephemeron/leaf.py": '"""Nothing of `ephemeron.errors` is used here."""\nimport math\n',
     "src/ephemeron/registry.py": 'from ephemeron import errors\nENTRIES = {"worker": "ephemeron.training.worker:run"}\n',
@@ -39,14 +39,8 @@ def __getattr__(name):
     "tests/test_lazy.py": "import pytest\nfrom ephemeron import train\n@pytest.mark.slow\ndef test_it(): ...\n",
     "tests/test_registry.py": "def test_it():\n    from ephemeron.registry import ENTRIES\n",
     "tests/test_program.py": 'PROGRAM = "import sys\\nfrom ephemeron.leaf import math"\ndef test_it(): ...\n',
-}  # fmt: skip
-ALL = [
-    "tests/geo/test_links.py",
-    "tests/test_lazy.py",
-    "tests/test_leaf.py",
-    "tests/test_program.py",
-    "tests/test_registry.py",
-]
+}
+ALL = ["tests/geo/test_links.py", "tests/test_lazy.py", "tests/test_leaf.py", "tests/test_program.py", "tests/test_registry.py"]
 
 
 @pytest.fixture
@@ -100,7 +94,7 @@ def selected(root: Path, capsys: pytest.CaptureFixture[str], *options: str) -> t
         ("docs/guide.md", []),
         ("tests/geo/test_new.py", ["tests/geo/test_new.py"]),
     ],
-)  # fmt: skip
+)
 def test_a_change_selects_the_tests_that_depend_on_it(
     repository: Path, capsys: pytest.CaptureFixture[str], changed: str, tests: list[str]
 ) -> None:
@@ -132,14 +126,10 @@ def test_the_base_is_where_the_branch_left_main(repository: Path, capsys: pytest
     assert selected(repository, capsys, "--base", "HEAD~1")[0] == ["tests/test_registry.py"]
     git(repository, "stash")
     git(repository, "checkout", "--quiet", "-B", "main")
-    assert selected(repository, capsys)[0] == ["tests/test_registry.py"], (
-        "on main, with nothing uncommitted: the last commit"
-    )
+    assert selected(repository, capsys)[0] == ["tests/test_registry.py"], "on main, with nothing uncommitted: the last commit"
 
 
-def test_a_module_that_is_gone_selects_those_who_still_name_it(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_is_gone_selects_those_who_still_name_it(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     git(repository, "rm", "--quiet", "src/ephemeron/leaf.py", "tests/test_lazy.py")
     assert selected(repository, capsys)[0] == ["tests/test_leaf.py", "tests/test_program.py"]
 
@@ -185,9 +175,7 @@ def test_in_this_repository_errors_select_all_and_a_leaf_a_few() -> None:
     everything = len(graph.tests)
     assert len(graph.affected(["src/ephemeron/errors.py"])) > 0.9 * everything
     assert len(graph.affected(["tests/conftest.py"])) == everything
-    assert len(graph.affected(["src/ephemeron/functions/entries.py"])) > 0.3 * everything, (
-        "by strings it leads to workers"
-    )
+    assert len(graph.affected(["src/ephemeron/functions/entries.py"])) > 0.3 * everything, "by strings it leads to workers"
     assert len(graph.affected(["src/ephemeron/dashboard/ending.py"])) < 0.25 * everything
     few = graph.affected(["src/ephemeron/tuning/siren/oracle.py"])
     assert "tests/tuning/siren/test_oracle.py" in few

@@ -41,9 +41,7 @@ def test_at_its_smallest_size(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_those_of_the_night_can_be_imported_and_say_their_options() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OPTIONS, *LONG], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", OPTIONS, *LONG], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
     said = json.loads(done.stdout)
     assert said.keys() == LONG.keys()
     assert {name: text for name, text in said.items() if "--json" not in text} == {}

@@ -17,13 +17,7 @@ from ephemeron.geo.regions import parse_regions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    path
-    for path in [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        ROOT / "benchmarks/README.md",
-        ROOT / "examples/README.md",
-    ]
+    path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md", ROOT / "examples/README.md"]
 )
 FENCE = re.compile(r"^( *)```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -112,26 +106,20 @@ def test_relative_links_and_their_anchors_resolve(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_flags_exist(page: Path) -> None:
     faults = [fault for words in commands_of(page) for fault in faults_of(words)]
     assert not faults
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_of_modules_exist(page: Path) -> None:
     places = [ROOT, ROOT / "src/ephemeron", *(ROOT / "src/ephemeron" / name for name in ("communication", "training"))]
     named = MODULE.findall(page.read_text())
     assert not [name for name in named if not any((place / name).exists() for place in places)]
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
 def test_imported_names_exist(page: Path) -> None:
     pytest.importorskip("torch")
     missing = []
@@ -141,9 +129,7 @@ def test_imported_names_exist(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
 def test_dotted_names_exist(page: Path) -> None:
     pytest.importorskip("torch")
     assert not [name for name in DOTTED.findall(page.read_text()) if not is_name(name)]
@@ -162,9 +148,7 @@ def test_tables_of_jobs_are_accepted(page: Path, tmp_path: Path) -> None:
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / name).touch()
         job = tmp_path / "job.toml"
-        job.write_text(
-            ("" if {"name", "sparse"} & tables.keys() else MINIMAL) + block + ("" if "data" in tables else DATA)
-        )
+        job.write_text(("" if {"name", "sparse"} & tables.keys() else MINIMAL) + block + ("" if "data" in tables else DATA))
         assert load_job(job).epochs > 0
 
 

@@ -37,7 +37,7 @@ COMMANDS = {
     "programs": ("ephemeron train tasks:Classifier --workers 4",),
     "results": ("ephemeron evaluate last", "ephemeron export last", "ephemeron export last --format torchscript --out model.pt"),
     "openfaas": ("ephemeron workflow validate counting.json",),
-}  # fmt: skip
+}
 """Commands of a page that are run after its blocks, as they stand there."""
 
 
@@ -48,11 +48,7 @@ def blocks_of(page: Path) -> list[tuple[int, str]]:
 
 
 WITH_BLOCKS = sorted(page for page in DOCS.glob("*.md") if blocks_of(page))
-RUN = [
-    page.stem
-    for page in WITH_BLOCKS
-    if page.stem not in NOT_RUN and not all(text.startswith(FRAGMENT) for _, text in blocks_of(page))
-]
+RUN = [page.stem for page in WITH_BLOCKS if page.stem not in NOT_RUN and not all(text.startswith(FRAGMENT) for _, text in blocks_of(page))]
 
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.stem)
@@ -94,15 +90,7 @@ def a_store(env: dict[str, str]) -> Iterator[dict[str, str]]:
     """The store that docs/sparse.md says how to start, at free ports."""
     Path("token").write_text("a token of these tests\n")
     words = ["sparse-store", "--listen", "127.0.0.1:0", "--shards", "2", "--token-file", "token", "--json"]
-    command = [
-        sys.executable,
-        "-c",
-        "from ephemeron.cli.main import main; main()",
-        *words,
-        "--store",
-        Path.cwd().as_uri(),
-        "--log",
-    ]
+    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", *words, "--store", Path.cwd().as_uri(), "--log"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -117,9 +105,7 @@ def a_store(env: dict[str, str]) -> Iterator[dict[str, str]]:
 @contextmanager
 def a_partition(env: dict[str, str]) -> Iterator[dict[str, str]]:
     """The command before the block, which writes what the block reads."""
-    line = next(
-        line for line in (DOCS / "partition.md").read_text().splitlines() if line.startswith("ephemeron partition ")
-    )
+    line = next(line for line in (DOCS / "partition.md").read_text().splitlines() if line.startswith("ephemeron partition "))
     ephemeron(f"{line} --time-limit-s 2", env)
     yield {}
 
@@ -141,9 +127,7 @@ def files(env: dict[str, str]) -> Iterator[dict[str, str]]:
     yield {}
 
 
-GIVEN: dict[str, Callable[[dict[str, str]], AbstractContextManager[dict[str, str]]]] = {
-    "sparse": a_store, "partition": a_partition,
-}  # fmt: skip
+GIVEN: dict[str, Callable[[dict[str, str]], AbstractContextManager[dict[str, str]]]] = {"sparse": a_store, "partition": a_partition}
 """What a page has before its first block, and texts to replace in its blocks."""
 
 

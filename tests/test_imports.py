@@ -17,18 +17,44 @@ pytestmark = pytest.mark.cold_start
 
 ROOT = Path(ephemeron.__file__).parent
 DIGITS = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
-MODULES = sorted(
-    [
-        "ephemeron",
-        *(m.name for m in pkgutil.walk_packages([str(ROOT)], prefix="ephemeron.") if "__main__" not in m.name),
-    ]
-)
+MODULES = sorted(["ephemeron", *(m.name for m in pkgutil.walk_packages([str(ROOT)], prefix="ephemeron.") if "__main__" not in m.name)])
 
 NAMES = [
-    "Configuration", "DataSpec", "EphemeronError", "EpochMeasurements", "Fault", "FunctionExecutor", "Job", "JobError", "JobLimits", "Plan", "PlanInfeasible",
-    "Profile", "Resize", "Result", "RunFailed", "Schedule", "Session", "Simulation", "Target", "Task", "UserError", "attach", "configure", "current", "load_job",
-    "load_plan", "load_profile", "plan_job", "profile_job", "resize", "resume", "stop", "train", "train_async",
-]  # fmt: skip
+    "Configuration",
+    "DataSpec",
+    "EphemeronError",
+    "EpochMeasurements",
+    "Fault",
+    "FunctionExecutor",
+    "Job",
+    "JobError",
+    "JobLimits",
+    "Plan",
+    "PlanInfeasible",
+    "Profile",
+    "Resize",
+    "Result",
+    "RunFailed",
+    "Schedule",
+    "Session",
+    "Simulation",
+    "Target",
+    "Task",
+    "UserError",
+    "attach",
+    "configure",
+    "current",
+    "load_job",
+    "load_plan",
+    "load_profile",
+    "plan_job",
+    "profile_job",
+    "resize",
+    "resume",
+    "stop",
+    "train",
+    "train_async",
+]
 
 
 def fresh(program: str) -> subprocess.CompletedProcess[str]:
@@ -57,21 +83,27 @@ def test_the_package_itself_imports_nothing():
     assert {m for m in modules if belongs(m, "ephemeron")} == {"ephemeron"}
 
 
-@pytest.mark.parametrize(
-    "module", ["ephemeron.training.worker.loop", "ephemeron.functions.function_main", "ephemeron.sparse.job.function"]
-)
+@pytest.mark.parametrize("module", ["ephemeron.training.worker.loop", "ephemeron.functions.function_main", "ephemeron.sparse.job.function"])
 def test_a_function_imports_neither_cli_nor_client_nor_report(module):
     unwanted = [
-        "ephemeron.cli", "ephemeron.training.driver", "ephemeron.training.report", "ephemeron.training.planner.planner",
-        "ephemeron.training.planner.search", "ephemeron.training.profiling", "ephemeron.dashboard",
-        "ephemeron.functions.simulation", "ephemeron.testing", "matplotlib", "rich", "click", "sklearn",
-    ]  # fmt: skip
+        "ephemeron.cli",
+        "ephemeron.training.driver",
+        "ephemeron.training.report",
+        "ephemeron.training.planner.planner",
+        "ephemeron.training.planner.search",
+        "ephemeron.training.profiling",
+        "ephemeron.dashboard",
+        "ephemeron.functions.simulation",
+        "ephemeron.testing",
+        "matplotlib",
+        "rich",
+        "click",
+        "sklearn",
+    ]
     assert found(imported_by(module), unwanted) == []
 
 
-@pytest.mark.parametrize(
-    "module", ["function_main", "daemon_process", "aws.handler", "aws_microvm.handler", "openfaas.handler"]
-)
+@pytest.mark.parametrize("module", ["function_main", "daemon_process", "aws.handler", "aws_microvm.handler", "openfaas.handler"])
 def test_what_only_runs_functions_starts_without_numpy(module):
     assert found(imported_by(f"ephemeron.functions.{module}"), ["numpy", "torch"]) == []
 
@@ -85,9 +117,21 @@ def test_help_does_not_wait_for_pytorch():
 
 
 UNUSED = [
-    "sklearn", "scipy", "pandas", "matplotlib", "torch._dynamo", "torch._inductor", "sympy", "ephemeron.data.flow", "ephemeron.data.scheduler",
-    "ephemeron.partition", "ephemeron.functions.simulated", "ephemeron.functions.simulation", "ephemeron.training.report", "ephemeron.testing",
-]  # fmt: skip
+    "sklearn",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "ephemeron.data.flow",
+    "ephemeron.data.scheduler",
+    "ephemeron.partition",
+    "ephemeron.functions.simulated",
+    "ephemeron.functions.simulation",
+    "ephemeron.training.report",
+    "ephemeron.testing",
+]
 """Packages that neither the client nor the functions of an ordinary run on this machine need before its first iteration."""
 
 

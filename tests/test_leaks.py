@@ -60,27 +60,13 @@ def test_what_is_left_behind_fails_the_test_and_costs_are_written(tmp_path: Path
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     times = tmp_path / "times.json"
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "LEAKS_END_S": "0.5"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "measuring",
-        "--fail-leaks",
-        "--times",
-        str(times),
-        "-p",
-        "no:cacheprovider",
-        ".",
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "measuring", "--fail-leaks", "--times", str(times), "-p", "no:cacheprovider", "."]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     left = {"process", "socket", "shared_memory", "file"}
     if not Path("/sys/fs/cgroup/cpuacct/cgroup.procs").exists():
         left.discard("process")
-    failed = {
-        line.split("::")[1].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR test_suite.py")
-    }
+    failed = {line.split("::")[1].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR test_suite.py")}
     assert failed == {f"test_{kind}" for kind in left}, done.stdout
     found = json.loads(times.read_text())
     assert (found["lane"]["tests"], found["lane"]["failed"]) == (7, len(left))

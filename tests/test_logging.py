@@ -72,8 +72,10 @@ def test_an_unknown_level_or_format_is_refused(monkeypatch, variable):
         logs.configure()
 
 
-@pytest.mark.parametrize(("arguments", "level"), [(["runs"], "WARNING"), (["-v", "runs"], "INFO"), (["runs", "-vv"], "DEBUG"),
-                                                  (["runs", "--log-level", "error"], "ERROR")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [(["runs"], "WARNING"), (["-v", "runs"], "INFO"), (["runs", "-vv"], "DEBUG"), (["runs", "--log-level", "error"], "ERROR")],
+)
 def test_every_command_sets_the_level(monkeypatch, tmp_path, arguments, level):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
     monkeypatch.setenv(logs.LEVEL_VARIABLE, "")

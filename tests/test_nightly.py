@@ -27,9 +27,10 @@ def test_every_kind_of_schedule_is_there() -> None:
 
 def test_the_matrix_has_all_tests_of_which_the_lanes_run_a_part() -> None:
     says = [
-        str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
         if path != Path(__file__) and ("from random_schedules" in (text := path.read_text()) or "EPHEMERON_FULL_MATRIX" in text)
-    ]  # fmt: skip
+    ]
     assert set(says) <= set(FULL_MATRIX)
     assert [path for path in FULL_MATRIX if not (ROOT / path).exists()] == []
 
@@ -45,15 +46,10 @@ def test_a_command_is_interrupted_at_its_limit_with_what_it_started() -> None:
     status, lines = call(["sh", "-c", "sleep 1000 & echo begun; wait"], 0.5)
     assert status is None
     assert lines in ([], ["begun"]), "what was printed by then; that the pipe is closed says that all have ended"
-    assert call([sys.executable, "-c", "import os; print(os.environ['A']); raise SystemExit(3)"], 60, A="b") == (
-        3,
-        ["b"],
-    )
+    assert call([sys.executable, "-c", "import os; print(os.environ['A']); raise SystemExit(3)"], 60, A="b") == (3, ["b"])
 
 
-def test_the_summary_has_what_failed_and_what_was_not_reached(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_has_what_failed_and_what_was_not_reached(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
     def part(day: int, seconds: float) -> Found:
@@ -65,9 +61,11 @@ def test_the_summary_has_what_failed_and_what_was_not_reached(
     assert asked == [(739948, 120.0)]
     said = capsys.readouterr().out.partition("== night of 2026-11-28: 1 failed\n")[2]
     assert said.splitlines() == [
-        "one: 3 of 5 done, 1 failed, in 0.0 of 2.0 minutes", "    not reached: two others", "    FAILED python -m again",
+        "one: 3 of 5 done, 1 failed, in 0.0 of 2.0 minutes",
+        "    not reached: two others",
+        "    FAILED python -m again",
         "two: all done, 0 failed, in 0.0 of 2.0 minutes",
-    ]  # fmt: skip
+    ]
     assert main(["--only", "two"]) == 0
 
 
@@ -95,14 +93,8 @@ def test_a_failed_schedule_is_printed_with_its_command(monkeypatch: pytest.Monke
 
 
 def test_what_fails_and_what_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {
-        "siren": (1, ["no such file"]),
-        "starts": (None, []),
-        "tests/training/test_groups.py": (1, ["FAILED tests/t.py::f[a b] - no"]),
-    }
-    monkeypatch.setattr(
-        nightly, "call", lambda command, limit_s, **_: next((ends[word] for word in command if word in ends), (0, []))
-    )
+    ends = {"siren": (1, ["no such file"]), "starts": (None, []), "tests/training/test_groups.py": (1, ["FAILED tests/t.py::f[a b] - no"])}
+    monkeypatch.setattr(nightly, "call", lambda command, limit_s, **_: next((ends[word] for word in command if word in ends), (0, [])))
     found = nightly.benchmarks(739948, 60)
     assert (found.failures, found.missed) == (["python tests/benchmark_runs.py siren"], ["starts"])
     found = nightly.matrix(739948, 60)
@@ -120,8 +112,6 @@ def test_what_grows_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "session"])
 def test_nothing_grows(kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "tests/soak.py", kind, "--seconds", "1"], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
+    done = subprocess.run([sys.executable, "tests/soak.py", kind, "--seconds", "1"], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{kind}: ")

@@ -26,12 +26,7 @@ def test_files_of_the_working_folder_take_no_module_s_place(tmp_path, program):
     for name in ("json", "asyncio", "click"):
         (tmp_path / f"{name}.py").write_text("print('a file of the user')")
     done = subprocess.run(
-        own_processes.command(program),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        own_processes.command(program), cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert "a file of the user" not in done.stdout
     assert done.returncode != 0

@@ -64,7 +64,7 @@ def test_a_stale_entry_is_named(tmp_path: Path, old: str, new: str, problem: str
         (ENTRY.replace('"1 of 200 runs ends late"', "1"), "in_order\\): reason has to be a string"),
         (ENTRY + ENTRY, "entry 2 .*in_order\\): it is in the list twice"),
     ],
-)  # fmt: skip
+)
 def test_an_entry_that_is_not_whole_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         listed(tmp_path, text)

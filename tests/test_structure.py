@@ -34,20 +34,21 @@ def test_circles_of_modules_do_not_grow(structure):
     assert sizes == DEBTS["circles"]["sizes"], structure.circles()[: len(sizes)]
 
 
+def test_nothing_is_kept_from_the_formatter():
+    kept = [path for path in (SNAPSHOTS.parents[1] / "src").rglob("*.py") if "# fmt: " in path.read_text()]
+    assert not kept
+
+
 def test_folders_do_not_grow(structure):
     found = {name: count for name, count in structure.folders().items() if count > LARGEST_FOLDER}
     assert found == DEBTS["folders"]
 
 
-@pytest.mark.parametrize(
-    "file", [pytest.param(file, marks=pytest.mark.slow if file == "json-keys.txt" else ()) for file in TAKEN]
-)
+@pytest.mark.parametrize("file", [pytest.param(file, marks=pytest.mark.slow if file == "json-keys.txt" else ()) for file in TAKEN])
 def test_what_users_see_is_what_was_written_down(file):
     kept = (SNAPSHOTS / file).read_text()
     changes = list(difflib.unified_diff(kept.splitlines(), TAKEN[file]().splitlines(), "kept", "now", lineterm="", n=0))
-    assert not changes, "\n".join(
-        [f"wanted? then run `python tests/structure.py` and name it in CHANGELOG.md: {file}", *changes]
-    )
+    assert not changes, "\n".join([f"wanted? then run `python tests/structure.py` and name it in CHANGELOG.md: {file}", *changes])
 
 
 # -- the reader ---------------------------------------------------------------------------------------------------

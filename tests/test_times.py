@@ -29,9 +29,7 @@ def test_lanes_are_measured(lane: str) -> None:
     measured = {name.partition("::")[0] for name in found["each"]}
     root = TIMES.parent.parent
     there = {
-        path.relative_to(root).as_posix()
-        for path in TIMES.parent.rglob("test_*.py")
-        if lane == "fast" or "mark.slow" in path.read_text()
+        path.relative_to(root).as_posix() for path in TIMES.parent.rglob("test_*.py") if lane == "fast" or "mark.slow" in path.read_text()
     }
     missing = there - measured
     assert len(missing) < len(there) / 5, sorted(missing)

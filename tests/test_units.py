@@ -16,7 +16,7 @@ def test_one_is_singular() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.99164, "0.9916"), (-3.0, "-3.0000"), (99999.0, "99999.0000"), (133802391734.3458, "1.338e+11"), (float("inf"), "inf")],
-)  # fmt: skip
+)
 def test_large_metrics_have_four_digits(value: float, text: str) -> None:
     assert human_metric(value) == text
 

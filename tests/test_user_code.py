@@ -44,9 +44,15 @@ class NoNotes(Exception):
 
 
 NO_ERRORS = [
-    asyncio.CancelledError("a"), GeneratorExit("a"), SystemExit("a"), Own("a"), StopIteration("a"), StopAsyncIteration("a"),
-    concurrent.futures.CancelledError("a"), BaseExceptionGroup("a", [KeyboardInterrupt()]),
-]  # fmt: skip
+    asyncio.CancelledError("a"),
+    GeneratorExit("a"),
+    SystemExit("a"),
+    Own("a"),
+    StopIteration("a"),
+    StopAsyncIteration("a"),
+    concurrent.futures.CancelledError("a"),
+    BaseExceptionGroup("a", [KeyboardInterrupt()]),
+]
 
 
 def raising(error):

@@ -41,7 +41,7 @@ def _warm() -> Iterator[None]:
 
 def run(*command: str, cwd: Path, **options: object) -> tuple[int, str, str]:
     env = {**os.environ, "GIVEN": "1", "TMPDIR": str(cwd), "PYTHONPATH": "/extra"}
-    done = subprocess.run([sys.executable, *command], cwd=cwd, env=env, input="sent", capture_output=True, text=True, **options)  # type: ignore[call-overload]  # fmt: skip
+    done = subprocess.run([sys.executable, *command], cwd=cwd, env=env, input="sent", capture_output=True, text=True, **options)  # type: ignore[call-overload]
     return done.returncode, done.stdout, done.stderr
 
 
@@ -66,10 +66,17 @@ def test_what_a_program_sees_is_the_same(tmp_path: Path, kind: str, session: boo
 @pytest.mark.parametrize(
     "ends",
     [
-        "raise SystemExit", "raise SystemExit(3)", "raise SystemExit('why')", "1 / 0", "raise KeyboardInterrupt", "import os; os._exit(9)",
-        "import os; os.kill(os.getpid(), 9)", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "syntax error",
+        "raise SystemExit",
+        "raise SystemExit(3)",
+        "raise SystemExit('why')",
+        "1 / 0",
+        "raise KeyboardInterrupt",
+        "import os; os._exit(9)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "syntax error",
     ],
-)  # fmt: skip
+)
 def test_how_a_program_ends_is_the_same(tmp_path: Path, ends: str) -> None:
     program = f"import ephemeron.errors\n{ends}"
     warm = run("-c", program, cwd=tmp_path)

@@ -51,9 +51,16 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._numbers = iter(range(1000))
         usage = x509.KeyUsage(
-            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
         built = self._builder(self.name, self._key, life=(-DAY, 10 * DAY))
         built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         built = built.add_extension(usage, critical=True)
@@ -62,9 +69,7 @@ class Authority:
         self.file = folder / "authority.pem"
         self.file.write_text(self.pem)
 
-    def certificate(
-        self, *names: str, life: tuple[datetime.timedelta, datetime.timedelta] = (-DAY, DAY)
-    ) -> Certificate:
+    def certificate(self, *names: str, life: tuple[datetime.timedelta, datetime.timedelta] = (-DAY, DAY)) -> Certificate:
         """For host names or IP addresses.
 
         Args:
@@ -80,21 +85,13 @@ class Authority:
         stem = self.folder / f"server-{next(self._numbers)}"
         out = Certificate(stem.with_suffix(".pem"), stem.with_suffix(".key"))
         out.chain.write_text(_pem(signed))
-        out.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
+        out.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
         return out
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, life: Any) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         built = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(key.public_key())
-        return (
-            built.serial_number(x509.random_serial_number())
-            .not_valid_before(now + life[0])
-            .not_valid_after(now + life[1])
-        )
+        return built.serial_number(x509.random_serial_number()).not_valid_before(now + life[0]).not_valid_after(now + life[1])
 
 
 @contextmanager

@@ -46,28 +46,33 @@ from ephemeron.functions.process_reset import renew_randomness
 
 PRELOAD = ("torch", "numpy.random", "click", "psutil")
 OWN = (
-    "training.worker.loop", "training.worker.torch_trainer", "communication.channels.object_store", "functions.daemon_process",
-    "functions.function_main", "cli.main", "executor.executor",
-)  # fmt: skip
+    "training.worker.loop",
+    "training.worker.torch_trainer",
+    "communication.channels.object_store",
+    "functions.daemon_process",
+    "functions.function_main",
+    "cli.main",
+    "executor.executor",
+)
 """Modules of `ephemeron`; `affected` takes whole names for dependencies of all tests."""
 DETACHES = "ephemeron.functions.daemon_process"
 """Its process forks once and ends: the one that goes on gets a fork server, too."""
 COLD = (("-m", "pip"), ("-m", "venv"))
 """Commands that are never forked."""
 FUNCTION = ("-m", "ephemeron.functions.function_main")
-SUPERVISORS = (
-    "ephemeron.functions.aws_microvm.handler", "ephemeron.functions.openfaas.handler", "localhost-runner-v2.py",
-)  # fmt: skip
+SUPERVISORS = ("ephemeron.functions.aws_microvm.handler", "ephemeron.functions.openfaas.handler", "localhost-runner-v2.py")
 """Of clouds' functions, which they start warm. Others without a fork server are charged for the imports they make themselves."""
 SLOW = ("ephemeron", "torch")
 """In code that takes long to import."""
 ALIKE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "MALLOC_", "GLIBC_", "TORCH", "LC_ALL", "LANG", "EPHEMERON_PRELOAD")
 """Environment variables that take effect while a process starts, or imports: where they differ, it starts as ever."""
 SAME = {
-    "LANG": lambda value: value.upper().endswith("UTF-8"), "EPHEMERON_PRELOAD": lambda value: value.startswith("torch,"),
-    "MKL_NUM_THREADS": lambda value: value == "1", "KMP_DUPLICATE_LIB_OK": lambda value: value == "True",
+    "LANG": lambda value: value.upper().endswith("UTF-8"),
+    "EPHEMERON_PRELOAD": lambda value: value.startswith("torch,"),
+    "MKL_NUM_THREADS": lambda value: value == "1",
+    "KMP_DUPLICATE_LIB_OK": lambda value: value == "True",
     "KMP_INIT_AT_FORK": lambda value: value == "FALSE",
-}  # fmt: skip
+}
 """Values that are as good as none: Python's encoding is UTF-8 anyway, functions import PyTorch anyway, the tests have one thread (OMP_NUM_THREADS), and scikit-learn
 sets those of KMP when it is imported."""
 MOST_BYTES = 150_000
@@ -248,9 +253,26 @@ def _take(control: socket.socket, pid: int = 0) -> None:
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_execute_child)
 _NEEDED = {
-    "args", "executable", "preexec_fn", "close_fds", "pass_fds", "cwd", "env", "shell", "p2cread", "p2cwrite", "c2pread", "c2pwrite",
-    "errread", "errwrite", "gid", "gids", "uid", "umask", "start_new_session",
-}  # fmt: skip
+    "args",
+    "executable",
+    "preexec_fn",
+    "close_fds",
+    "pass_fds",
+    "cwd",
+    "env",
+    "shell",
+    "p2cread",
+    "p2cwrite",
+    "c2pread",
+    "c2pwrite",
+    "errread",
+    "errwrite",
+    "gid",
+    "gids",
+    "uid",
+    "umask",
+    "start_new_session",
+}
 
 
 @functools.wraps(_execute_child)
@@ -263,9 +285,7 @@ def _executed(self: subprocess.Popen[Any], *positional: Any, **named: Any) -> No
     forked += 1
     self.pid = pid
     self._child_created = True  # type: ignore[attr-defined]
-    self._close_pipe_fds(
-        *(given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
-    )  # type: ignore[attr-defined]
+    self._close_pipe_fds(*(given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")))  # type: ignore[attr-defined]
 
 
 subprocess.Popen._execute_child = _executed  # type: ignore[attr-defined]
@@ -289,9 +309,12 @@ def _became(file: str, arguments: Sequence[str]) -> NoReturn:
 def _forked(given: dict[str, Any]) -> int | None:
     """The process id of a warm process; None: this one starts as ever."""
     plain = (
-        given["executable"] is given["preexec_fn"] is given["gid"] is given["gids"] is given["uid"] is None and given["close_fds"]
-        and not given["shell"] and given["umask"] == -1 and given.get("process_group", -1) in (-1, None)
-    )  # fmt: skip
+        given["executable"] is given["preexec_fn"] is given["gid"] is given["gids"] is given["uid"] is None
+        and given["close_fds"]
+        and not given["shell"]
+        and given["umask"] == -1
+        and given.get("process_group", -1) in (-1, None)
+    )
     if not plain or isinstance(given["args"], (str, bytes, os.PathLike)):
         return None
     command = [os.fsdecode(argument) for argument in given["args"]]
@@ -299,9 +322,7 @@ def _forked(given: dict[str, Any]) -> int | None:
     parsed = _parsed(command)
     if parsed is None or (server := _ready()) is None or not _is_alike(env):
         return None
-    standard = [
-        number if given[name] == -1 else given[name] for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
-    ]
+    standard = [number if given[name] == -1 else given[name] for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))]
     passed = [fd for fd in given["pass_fds"] if fd > 2]
     try:
         folder = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
@@ -310,9 +331,14 @@ def _forked(given: dict[str, Any]) -> int | None:
     if parsed["kind"] == "code" and not parsed["safe_path"] and os.path.isdir(os.path.join(folder, "ephemeron")):
         return None  # it looks at a copy of the package
     request = Request(
-        **parsed, command=command, env=env, cwd=folder,
-        caller=os.getpid(), descriptors=[0, 1, 2, *passed], leads_session=bool(given["start_new_session"]),
-    )  # fmt: skip
+        **parsed,
+        command=command,
+        env=env,
+        cwd=folder,
+        caller=os.getpid(),
+        descriptors=[0, 1, 2, *passed],
+        leads_session=bool(given["start_new_session"]),
+    )
     return server.fork(request, [*standard, *passed])
 
 
@@ -335,9 +361,7 @@ def _parsed(command: list[str]) -> dict[str, Any] | None:
         return None
     if kind == "code" and ("sys.modules" in rest[0] or not any(word in rest[0] for word in SLOW)):
         return None  # it looks at what it has imported, or has begun sooner than a process of PyTorch's size is forked
-    return {
-        "kind": kind, "target": rest[0], "arguments": rest[1:], "safe_path": "-P" in flags, "unbuffered": "-u" in flags,
-    }  # fmt: skip
+    return {"kind": kind, "target": rest[0], "arguments": rest[1:], "safe_path": "-P" in flags, "unbuffered": "-u" in flags}
 
 
 def _is_supervisor() -> bool:
@@ -553,9 +577,12 @@ def _set_up(request: Request) -> None:
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         raw: Any = io.FileIO(number, "w", closefd=False)
         stream = io.TextIOWrapper(
-            raw if through else io.BufferedWriter(raw), "utf-8", errors, write_through=through,
+            raw if through else io.BufferedWriter(raw),
+            "utf-8",
+            errors,
+            write_through=through,
             line_buffering=number == 2 or os.isatty(number),
-        )  # fmt: skip
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

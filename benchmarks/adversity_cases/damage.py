@@ -23,14 +23,25 @@ from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.testing.damage import DAMAGES, Damage
 
 READ, MAP, LOG, RUN, LEFT = (
-    "a read has three outcomes", "a damaged or lost object of a map's queue", "a damaged or lost object of the sparse store",
-    "a damaged or lost object of a training run", "what killed clients and functions leave",
-)  # fmt: skip
+    "a read has three outcomes",
+    "a damaged or lost object of a map's queue",
+    "a damaged or lost object of the sparse store",
+    "a damaged or lost object of a training run",
+    "what killed clients and functions leave",
+)
 MAP_KINDS = ("work/#-#-#", "log/#-#-#.#", "edge/r#-#-#", "data/t#.#-i#", "in/#", "out/t#", "lost/r#-#-#", "work/closed")
 RUN_KINDS = (
-    ("elastic", "begin/#"), ("elastic", "generation/#"), ("bsp", "state/#/#"), ("bsp", "g#/#.m.#"), ("bsp", "g#/#.c.#.#"), ("asp", "g#/#.m.#"),
-    ("direct", "claim/#/#"), ("server", "g#/#.m.#"), ("bsp", "spec"), ("bsp", "result"),
-)  # fmt: skip
+    ("elastic", "begin/#"),
+    ("elastic", "generation/#"),
+    ("bsp", "state/#/#"),
+    ("bsp", "g#/#.m.#"),
+    ("bsp", "g#/#.c.#.#"),
+    ("asp", "g#/#.m.#"),
+    ("direct", "claim/#/#"),
+    ("server", "g#/#.m.#"),
+    ("bsp", "spec"),
+    ("bsp", "result"),
+)
 
 
 def _check(verdict: tuple[list[str], dict[str, int]]) -> None:
@@ -76,7 +87,16 @@ def _add_log(number: int, damage: Damage) -> None:
 
 
 for _damage in DAMAGES:
-    for _key in ("run/begin/1", "run/generation/000001", "run/groups/far/0.0000001", "run/region/000000005", "queue.work/00000000-ab-3", "store/shard-0000/log-00000001-0000000015", "run/state/0/3", "run/g0/1.c.0.1"):  # fmt: skip
+    for _key in (
+        "run/begin/1",
+        "run/generation/000001",
+        "run/groups/far/0.0000001",
+        "run/region/000000005",
+        "queue.work/00000000-ab-3",
+        "store/shard-0000/log-00000001-0000000015",
+        "run/state/0/3",
+        "run/g0/1.c.0.1",
+    ):
         _add_reads(_key, _damage)
     for _number in range(5):
         _add_log(_number, _damage)
@@ -104,7 +124,11 @@ def put_again() -> None:
 
 @case(READ, "functions that end without progress use up one budget, whatever they end with")
 def budget() -> None:
-    rows: list[Callable[[ProgressBudget], bool]] = [lambda b: b.ended("lost"), lambda b: b.ended("idle"), lambda b: b.ended("its time was up")]  # fmt: skip
+    rows: list[Callable[[ProgressBudget], bool]] = [
+        lambda b: b.ended("lost"),
+        lambda b: b.ended("idle"),
+        lambda b: b.ended("its time was up"),
+    ]
     spent = ProgressBudget(3)
     assert not any(row(spent) for row in rows)
     assert spent.ended("lost")

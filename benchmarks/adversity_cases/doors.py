@@ -121,9 +121,7 @@ async def _dashboard() -> Served:
     port = int(listening.getsockname()[1])
     app = Access(make_app(Library([Path(tempfile.gettempdir())])), token=TOKEN, host="127.0.0.1", port=port)
     http = limited_protocol(UnprovedConnections())
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=http, ws="none", log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-    )
+    server = uvicorn.Server(uvicorn.Config(app, http=http, ws="none", log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     running = asyncio.create_task(server.serve(sockets=[listening]))
 
     async def visit() -> None:
@@ -138,13 +136,21 @@ async def _dashboard() -> Served:
 
 
 LISTENERS = {
-    "rpc server": _rpc, "rpc server with threads": _threads, "direct links": _direct, "rendezvous": _rendezvous,
-    "sparse store": _sparse, "HTTP listener": _http, "dashboard": _dashboard,
-}  # fmt: skip
+    "rpc server": _rpc,
+    "rpc server with threads": _threads,
+    "direct links": _direct,
+    "rendezvous": _rendezvous,
+    "sparse store": _sparse,
+    "HTTP listener": _http,
+    "dashboard": _dashboard,
+}
 GREETINGS = {
-    "silence": b"", "half a head": b"GET / HTTP/1.1\r\nHost: ", "garbage": bytes(range(256)) * 8, "nesting": b"[" * 60_000,
+    "silence": b"",
+    "half a head": b"GET / HTTP/1.1\r\nHost: ",
+    "garbage": bytes(range(256)) * 8,
+    "nesting": b"[" * 60_000,
     "a length of 2^63": b"EPH2" + b"\xff" * 44,
-}  # fmt: skip
+}
 
 
 def _besieged(open_it: Callable[[], Awaitable[Served]], greeting: bytes) -> None:
@@ -153,9 +159,7 @@ def _besieged(open_it: Callable[[], Awaitable[Served]], greeting: bytes) -> None
         try:
             with ExitStack() as stack:
                 for _ in range(STRANGERS):
-                    sock = stack.enter_context(
-                        await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 20)
-                    )
+                    sock = stack.enter_context(await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 20))
                     with suppress(OSError):
                         sock.sendall(greeting)
                 await asyncio.wait_for(visit(), 20)
@@ -205,19 +209,11 @@ for _text in ("\\" * 60_000, '"' * 60_000, ";" * 60_000, "=" * 60_000, "\\012" *
         assert b" 401 " in line or b" 400 " in line, line
 
 
-for _body, _status in (
-    (b"[" * 60_000, 400),
-    (b"[" * 200_000, 413),
-    (b" " * (8 << 20), 413),
-    (b"\xff", 400),
-    (b"{}", 404),
-):
+for _body, _status in ((b"[" * 60_000, 400), (b"[" * 200_000, 413), (b" " * (8 << 20), 413), (b"\xff", 400), (b"{}", 404)):
 
     @case(KIND, f"dashboard: a body of {len(_body)} bytes {_body[:4]!r}")
     def _(body: bytes = _body, status: int = _status) -> None:
-        line = _asked(
-            lambda port: _request(port, f"Authorization: Bearer {TOKEN}", line="POST /api/run/end", body=body)
-        )
+        line = _asked(lambda port: _request(port, f"Authorization: Bearer {TOKEN}", line="POST /api/run/end", body=body))
         assert f" {status} ".encode() in line, line
 
 

@@ -94,11 +94,7 @@ devices = [{{ kind = "{second}", cores = 12 }}]
         assert [group.workers for group in configured({"regions": str(path)}).groups] == [12, cores]
 
 
-for _case in (
-    ("cascade-lake", "skylake", 1, 8),
-    ("cascade-lake", "cascade-lake", 2, 6),
-    ("cascade-lake", "skylake", 2, 4),
-):
+for _case in (("cascade-lake", "skylake", 1, 8), ("cascade-lake", "cascade-lake", 2, 6), ("cascade-lake", "skylake", 2, 4)):
     case(REGIONS, f"{_case[0]} and {_case[1]}, data {_case[2]}:1")(partial(_planned, *_case))
 
 

@@ -29,8 +29,13 @@ from ephemeron.executor.predict import Predictor, _joined, tried
 from ephemeron.executor.prediction_files import check_inputs, read_inputs
 
 RAISES, PREDICTS, EDITED, REPEATED, REMAINS, TRACEBACKS = (
-    "what is not an Exception", "predictions", "edited code", "repeated arguments", "inventory", "one line in place of tracebacks",
-)  # fmt: skip
+    "what is not an Exception",
+    "predictions",
+    "edited code",
+    "repeated arguments",
+    "inventory",
+    "one line in place of tracebacks",
+)
 
 
 class Own(BaseException):
@@ -55,14 +60,26 @@ class Needs(Exception):
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
-    "CancelledError": asyncio.CancelledError, "CancelledError of futures": concurrent.futures.CancelledError, "KeyboardInterrupt": KeyboardInterrupt,
-    "GeneratorExit": GeneratorExit, "SystemExit": lambda: SystemExit(3), "SystemExit 0": lambda: SystemExit(0), "StopIteration": lambda: StopIteration(5),
-    "StopAsyncIteration": StopAsyncIteration, "Own": Own, "BaseException": BaseException, "NoText": NoText, "Needs": lambda: Needs(404, response=b""),
-    "RecursionError": RecursionError, "MemoryError": MemoryError, "ValueError of 2 MB": lambda: ValueError("x" * 2_000_000),
-    "ValueError with a surrogate": lambda: ValueError("\udcff"), "ValueError with NUL": lambda: ValueError("a\0b\x1b[2J"),
+    "CancelledError": asyncio.CancelledError,
+    "CancelledError of futures": concurrent.futures.CancelledError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "SystemExit": lambda: SystemExit(3),
+    "SystemExit 0": lambda: SystemExit(0),
+    "StopIteration": lambda: StopIteration(5),
+    "StopAsyncIteration": StopAsyncIteration,
+    "Own": Own,
+    "BaseException": BaseException,
+    "NoText": NoText,
+    "Needs": lambda: Needs(404, response=b""),
+    "RecursionError": RecursionError,
+    "MemoryError": MemoryError,
+    "ValueError of 2 MB": lambda: ValueError("x" * 2_000_000),
+    "ValueError with a surrogate": lambda: ValueError("\udcff"),
+    "ValueError with NUL": lambda: ValueError("a\0b\x1b[2J"),
     "BaseExceptionGroup": lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), Own()]),
     "ExceptionGroup": lambda: ExceptionGroup("several", [ValueError("a"), TypeError("b")]),
-}  # fmt: skip
+}
 
 
 def refused(call: Callable[[], object], kind: type[Exception]) -> Any:
@@ -176,13 +193,20 @@ class Direct(Predictor):
 
 
 GIVES: dict[str, tuple[Any, dict[str, tuple[int, ...]] | str]] = {
-    "one output": (lambda y: y, {"y": (5, 4)}), "nested outputs": (lambda y: (y, (y, {"a": y})), {"y0": (5, 4), "y1.0": (5, 4), "y1.1.a": (5, 4)}),
-    "squeezed outputs": (lambda y: y[:, :1].squeeze(), {"y": (5,)}), "None in outputs": (lambda y: (y, None), {"y0": (5, 4)}),
-    "arrays": (lambda y: y.numpy(), {"y": (5, 4)}), "bfloat16": (lambda y: y.bfloat16(), {"y": (5, 4)}), "integers": (lambda y: y.argmax(1), {"y": (5,)}),
-    "a mean": (lambda y: y.mean(), "output y"), "the first axis is not the sample": (lambda y: (y, y.t()), "output y1"),
-    "sums": (lambda y: y.sum(0), "output y"), "text": (lambda y: ["a"] * len(y), "output y0"), "no output": (lambda y: None, "NoneType"),
+    "one output": (lambda y: y, {"y": (5, 4)}),
+    "nested outputs": (lambda y: (y, (y, {"a": y})), {"y0": (5, 4), "y1.0": (5, 4), "y1.1.a": (5, 4)}),
+    "squeezed outputs": (lambda y: y[:, :1].squeeze(), {"y": (5,)}),
+    "None in outputs": (lambda y: (y, None), {"y0": (5, 4)}),
+    "arrays": (lambda y: y.numpy(), {"y": (5, 4)}),
+    "bfloat16": (lambda y: y.bfloat16(), {"y": (5, 4)}),
+    "integers": (lambda y: y.argmax(1), {"y": (5,)}),
+    "a mean": (lambda y: y.mean(), "output y"),
+    "the first axis is not the sample": (lambda y: (y, y.t()), "output y1"),
+    "sums": (lambda y: y.sum(0), "output y"),
+    "text": (lambda y: ["a"] * len(y), "output y0"),
+    "no output": (lambda y: None, "NoneType"),
     "an axis that grows with the batch": (lambda y: y @ y.t(), "output y"),
-}  # fmt: skip
+}
 
 
 def _predicts(name: str) -> None:
@@ -201,11 +225,19 @@ for _name in GIVES:
     case(PREDICTS, f"a model gives {_name}")(functools.partial(_predicts, _name))
 
 LINES: dict[str, tuple[bytes, Any]] = {
-    "U+2028 in text": ('{"t": "a\u2028b"}\n'.encode(), {"t": ["a\u2028b"]}), "a byte-order mark": (b"\xef\xbb\xbf[1, 2]\n", {"x": [[1, 2]]}),
-    "CRLF": (b"1\r\n2\r\n", {"x": [1, 2]}), "NaN": (b"[Infinity, 1]\n", {"x": [[np.inf, 1]]}), "2**53 + 1": (b"9007199254740993\n", {"x": [9007199254740993]}),
-    "rows of two lengths": (b"[1, 2]\n[1]\n", "line 2"), "another key": (b'{"a": 1}\n{"b": 1}\n', "line 2"), "one more key": (b'{"a": 1}\n{"a": 1, "b": 1}\n', "line 2"),
-    "null": (b"[1]\n[null]\n", "line 2"), "no line": (b"", "no inputs"), "half a line": (b"[1\n", "line 1"), "UTF-16": ("[1]\n".encode("utf-16"), "UTF-16"),
-}  # fmt: skip
+    "U+2028 in text": ('{"t": "a\u2028b"}\n'.encode(), {"t": ["a\u2028b"]}),
+    "a byte-order mark": (b"\xef\xbb\xbf[1, 2]\n", {"x": [[1, 2]]}),
+    "CRLF": (b"1\r\n2\r\n", {"x": [1, 2]}),
+    "NaN": (b"[Infinity, 1]\n", {"x": [[np.inf, 1]]}),
+    "2**53 + 1": (b"9007199254740993\n", {"x": [9007199254740993]}),
+    "rows of two lengths": (b"[1, 2]\n[1]\n", "line 2"),
+    "another key": (b'{"a": 1}\n{"b": 1}\n', "line 2"),
+    "one more key": (b'{"a": 1}\n{"a": 1, "b": 1}\n', "line 2"),
+    "null": (b"[1]\n[null]\n", "line 2"),
+    "no line": (b"", "no inputs"),
+    "half a line": (b"[1\n", "line 1"),
+    "UTF-16": ("[1]\n".encode("utf-16"), "UTF-16"),
+}
 
 
 def _reads(name: str) -> None:
@@ -229,12 +261,7 @@ def _refuses(array: Any) -> None:
     refused(lambda: check_inputs({"x": array}), JobError)
 
 
-for _name, _array in {
-    "objects": X.astype(object),
-    "text": X.astype(str),
-    "no sample": X[:0],
-    "a scalar": np.array(3.0),
-}.items():
+for _name, _array in {"objects": X.astype(object), "text": X.astype(str), "no sample": X[:0], "a scalar": np.array(3.0)}.items():
     case(PREDICTS, f"inputs that are {_name}")(functools.partial(_refuses, _array))
 
 # -- code, arguments, remains -----------------------------------------------------------------------------
@@ -304,23 +331,13 @@ def identity() -> None:
 def remains() -> None:
     home = Path(os.environ["EPHEMERON_HOME"])
     old = time.time() - 7200
-    for name in (
-        "tasks/dead/log",
-        "sessions/dead/log",
-        "profiling/dead/log",
-        "programs/dead/a.py",
-        "studies/mine/db",
-        "profiles/p.json",
-    ):
+    for name in ("tasks/dead/log", "sessions/dead/log", "profiling/dead/log", "programs/dead/a.py", "studies/mine/db", "profiles/p.json"):
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(100))
         for each in (path, path.parent):
             os.utime(each, (old, old))
-    listed = [
-        json.loads(line)
-        for line in CliRunner().invoke(main, ["runs", "clean", "--dry-run", "--json"]).stdout.splitlines()
-    ]
+    listed = [json.loads(line) for line in CliRunner().invoke(main, ["runs", "clean", "--dry-run", "--json"]).stdout.splitlines()]
     assert sum(item["nbytes"] for item in listed) == sum(p.stat().st_size for p in home.rglob("*") if p.is_file())
     done = CliRunner().invoke(main, ["runs", "clean", "--all", "--yes"])
     assert done.exit_code == 0, done.output

@@ -30,12 +30,7 @@ from ephemeron.sparse.models import Batch, LogisticRegression
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.planner.prices import load_prices
 
-SKEW, RANGE, SMALLER, BILLS = (
-    "other features at inference",
-    "beyond float32 and float64",
-    "smaller wrong results",
-    "bills",
-)
+SKEW, RANGE, SMALLER, BILLS = ("other features at inference", "beyond float32 and float64", "smaller wrong results", "bills")
 HERE = prep.InProcess()
 TYPES: dict[str, Any] = {
     "bool": pa.array([True, False, None]),
@@ -123,8 +118,14 @@ def standardised(values: list[float]) -> None:
 
 
 for _values in (
-    [1e200, -1e200, 3e200], [1e-200, 3e-200], [1e160, 2e160], [1.7e308, -1.7e308, 0.0], [1e8, 1e8 + 2e-8, 1e8], [14.62] * 9, [0.0, 1e-170],
-):  # fmt: skip
+    [1e200, -1e200, 3e200],
+    [1e-200, 3e-200],
+    [1e160, 2e160],
+    [1.7e308, -1.7e308, 0.0],
+    [1e8, 1e8 + 2e-8, 1e8],
+    [14.62] * 9,
+    [0.0, 1e-170],
+):
     case(RANGE, f"standardise {_values}")(partial(standardised, _values))
 
 
@@ -230,9 +231,7 @@ def _flow(function: Any, path: str = "/a") -> Flow:
     return Flow("a/b").dataset(_Files(path)).map("step", function)
 
 
-case(SMALLER, "a loader state of another lambda")(
-    partial(states, lambda: _flow(lambda x: x + 1), lambda: _flow(lambda x: x - 1))
-)
+case(SMALLER, "a loader state of another lambda")(partial(states, lambda: _flow(lambda x: x + 1), lambda: _flow(lambda x: x - 1)))
 case(SMALLER, "a loader state of another folder")(partial(states, lambda: _flow(abs), lambda: _flow(abs, "/b")))
 
 
@@ -252,11 +251,7 @@ def coco() -> None:
     images = [{"id": 1, "file_name": "a.png"}, {"id": 1, "file_name": "b.png"}]
     (place / "i.json").write_text(json.dumps({"images": images, "categories": [], "annotations": []}))
     store = DatasetStore.open(str(folder()))
-    refused(
-        lambda: import_dataset("coco", str(place), "me/coco", store, options={"annotations": "i.json"}),
-        "two images",
-        "id 1",
-    )
+    refused(lambda: import_dataset("coco", str(place), "me/coco", store, options={"annotations": "i.json"}), "two images", "id 1")
 
 
 @case(SMALLER, "a split without rows for training")
@@ -265,10 +260,7 @@ def split() -> None:
     (place / "t.csv").write_text("u,x\n" + "one,1\n" * 20)
     raw = prep.load_csv(str(place / "t.csv"), out=str(place / "raw"), pool=HERE)
     sides = [prep.HashSplit(0.99, key=["u"], seed=seed) for seed in range(3)]
-    refused(
-        lambda: [prep.Pipeline([prep.StandardScaler()]).fit(raw, split=side, pool=HERE) for side in sides],
-        "none for training",
-    )
+    refused(lambda: [prep.Pipeline([prep.StandardScaler()]).fit(raw, split=side, pool=HERE) for side in sides], "none for training")
 
 
 @case(SMALLER, "arguments of other types")

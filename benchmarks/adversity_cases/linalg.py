@@ -111,10 +111,14 @@ def _least_squares(a: np.ndarray) -> None:
 
 _HALF = np.random.default_rng(0).standard_normal((16, 3))
 for _name, _matrix in {
-    "columns twice": np.hstack([_HALF, _HALF]), "dummy variables": np.hstack([np.ones((16, 1)), np.eye(4)[np.arange(16) % 4]]),
-    "zeros": np.zeros((16, 3)), "full rank": _HALF, "a column of zeros": np.hstack([_HALF, np.zeros((16, 1))]),
-    "tiny values": np.hstack([_HALF, _HALF]) * 1e-290, "huge values": np.hstack([_HALF, _HALF]) * 1e150,
-}.items():  # fmt: skip
+    "columns twice": np.hstack([_HALF, _HALF]),
+    "dummy variables": np.hstack([np.ones((16, 1)), np.eye(4)[np.arange(16) % 4]]),
+    "zeros": np.zeros((16, 3)),
+    "full rank": _HALF,
+    "a column of zeros": np.hstack([_HALF, np.zeros((16, 1))]),
+    "tiny values": np.hstack([_HALF, _HALF]) * 1e-290,
+    "huge values": np.hstack([_HALF, _HALF]) * 1e150,
+}.items():
     case(_FINITE, f"least squares: {_name}")(partial(_least_squares, _matrix))
 
 
@@ -122,10 +126,7 @@ for _name, _matrix in {
 def _nearly_singular() -> None:
     a = np.random.default_rng(2).standard_normal((8, 8))
     a[:, 7] = a[:, :7].sum(1)
-    for compute in (
-        lambda m: linalg.solve(m, np.ones((8, 1)), executor=_pool()),
-        lambda m: linalg.inv(m, executor=_pool()),
-    ):
+    for compute in (lambda m: linalg.solve(m, np.ones((8, 1)), executor=_pool()), lambda m: linalg.inv(m, executor=_pool())):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             error = _error(partial(compute, _stored(a, 4)))
@@ -174,9 +175,15 @@ def _equal(write: Callable[[Any, Any], Any]) -> None:
 
 
 _EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "A @ v": lambda a, v: a @ v, "v @ A": lambda a, v: v @ a, "A @ (A @ v)": lambda a, v: a @ (a @ v), "v - A @ v": lambda a, v: v - a @ v,
-    "A - v": lambda a, v: a - v, "v - A": lambda a, v: v - a, "A + 1": lambda a, v: a + 1, "A - column": lambda a, v: a - v[:, None],
-}  # fmt: skip
+    "A @ v": lambda a, v: a @ v,
+    "v @ A": lambda a, v: v @ a,
+    "A @ (A @ v)": lambda a, v: a @ (a @ v),
+    "v - A @ v": lambda a, v: v - a @ v,
+    "A - v": lambda a, v: a - v,
+    "v - A": lambda a, v: v - a,
+    "A + 1": lambda a, v: a + 1,
+    "A - column": lambda a, v: a - v[:, None],
+}
 for _text, _write in _EXPRESSIONS.items():
     case("NumPy's shapes", _text)(partial(_equal, _write))
 

@@ -92,9 +92,13 @@ def trained(program: str, y: np.ndarray, *, workers: int, accumulate: int = 1, *
         f'path = "d.npz"\nsampling = "global"\noptions = {{ test_inputs = "x", test_targets = "y" }}\n'
     )
     return ephemeron.train(
-        str(folder() / "job.toml"), platform="simulated", workers=workers, batch_size=SAMPLES // workers,
-        on_event=lambda event: None, **more,
-    )  # fmt: skip
+        str(folder() / "job.toml"),
+        platform="simulated",
+        workers=workers,
+        batch_size=SAMPLES // workers,
+        on_event=lambda event: None,
+        **more,
+    )
 
 
 def alone(y: np.ndarray, loss: str = "cross_entropy", **options: Any) -> tuple[dict[str, torch.Tensor], float]:
@@ -139,11 +143,9 @@ LOSSES: dict[str, tuple[str, dict[str, Any], np.ndarray]] = {
     "sum of squares": ("mse_loss", {"reduction": "sum"}, REAL),
     "divergence of samples": ("kl_div", {"reduction": "batchmean"}, np.abs(REAL)),
     "weights of elements": ("binary_cross_entropy", {"weight": [0.1, 1.0, 10.0]}, (REAL > 0) * 1.0),
-    "weights of positive elements": (
-        "binary_cross_entropy_with_logits", {"pos_weight": [0.1, 1.0, 10.0]}, (REAL > 0) * 1.0,
-    ),
+    "weights of positive elements": ("binary_cross_entropy_with_logits", {"pos_weight": [0.1, 1.0, 10.0]}, (REAL > 0) * 1.0),
     "margins with class weights": ("multi_margin_loss", {"weight": [0.1, 1.0, 10.0]}, CLASSES),
-}  # fmt: skip
+}
 
 
 def _of_job(name: str, workers: int, accumulate: int) -> None:
@@ -208,10 +210,7 @@ def broadcast() -> None:
 def _killed(how: str) -> None:
     program = f'task = {{ target = "adversity_programs:Labels", options = {{ how = "{how}" }} }}'
     more: dict[str, Any] = {"workers": 2, "checkpoint_every": 2}
-    faults = [
-        parse_fault("kill:rank=0,iteration=1,phase=compute"),
-        parse_fault("kill:rank=1,iteration=2,phase=compute"),
-    ]
+    faults = [parse_fault("kill:rank=0,iteration=1,phase=compute"), parse_fault("kill:rank=1,iteration=2,phase=compute")]
     undisturbed, killed = trained(program, CLASSES, **more), trained(program, CLASSES, faults=faults, **more)
     assert killed.summary.invocations > undisturbed.summary.invocations
     assert killed.summary.weights_sha256 == undisturbed.summary.weights_sha256

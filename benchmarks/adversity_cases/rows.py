@@ -90,9 +90,7 @@ for header in (
         assert list(imported(f"{header}\n1,2\n3,4\n")[0][0]) == header.split(",")
 
 
-for texts in (
-    ["100_1", "1001"], ["00501", "02134"], ["007", "7"], ["1e3", "1000"], ["٣", "٤"], ["9007199254740993.5", "9007199254740993"],
-):  # fmt: skip
+for texts in (["100_1", "1001"], ["00501", "02134"], ["007", "7"], ["1e3", "1000"], ["٣", "٤"], ["9007199254740993.5", "9007199254740993"]):
 
     @case(NAMES, f"identifiers {' and '.join(texts)}")
     def _(texts: list[str] = texts) -> None:
@@ -125,9 +123,7 @@ def _() -> None:
 @case(NAMES, "an identifier after the sample is told with its line")
 def _() -> None:
     table = "x,y\n" + "".join(f"{n},0\n" for n in range(200_000)) + "00501,1\n"
-    refused(
-        lambda: prepared(table, label="y"), "line 200002, column x: '00501' would be read as 501.0", '"categorical"'
-    )
+    refused(lambda: prepared(table, label="y"), "line 200002, column x: '00501' would be read as 501.0", '"categorical"')
 
 
 @case(NAMES, "what the recipe calls a number is one")
@@ -207,15 +203,7 @@ def _() -> None:
 @case(LOST, "hidden files, wildcards, brackets in names")
 def _() -> None:
     place = folder()
-    for file in (
-        "a.csv",
-        "data1.csv",
-        "data[1].csv",
-        "._a.csv",
-        ".ipynb_checkpoints/a.csv",
-        "sub/b.csv",
-        "[DE]/c 1.csv",
-    ):
+    for file in ("a.csv", "data1.csv", "data[1].csv", "._a.csv", ".ipynb_checkpoints/a.csv", "sub/b.csv", "[DE]/c 1.csv"):
         (place / file).parent.mkdir(exist_ok=True)
         (place / file).write_text("x,y\n1,0\n")
 
@@ -279,8 +267,9 @@ def _() -> None:
 
     refused(
         lambda: load_csv(place / "a.csv", out=place / "out", label="y", partition_mb=0.005, pool=Losing()),
-        "part-00001.arrow: it is absent", "prepare again",
-    )  # fmt: skip
+        "part-00001.arrow: it is absent",
+        "prepare again",
+    )
     assert not (place / "out/dataset.json").exists()
     assert not (place / "out/state/finished.json").exists()
 

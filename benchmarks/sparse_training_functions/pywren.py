@@ -126,9 +126,7 @@ async def _lasting(world: World, rank: int) -> int:
 async def _minibatches(objects: Channel, world: World, rank: int) -> AsyncIterator[Batch]:
     """Minibatches of a function, by turns."""
     numbers = itertools.count(rank, world.workers)
-    ahead = [
-        asyncio.create_task(_minibatch(objects, world, next(numbers))) for _ in range(_AHEAD if world.prefetch else 0)
-    ]
+    ahead = [asyncio.create_task(_minibatch(objects, world, next(numbers))) for _ in range(_AHEAD if world.prefetch else 0)]
     try:
         while True:
             ahead.append(asyncio.create_task(_minibatch(objects, world, next(numbers))))

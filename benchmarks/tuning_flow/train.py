@@ -45,11 +45,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.01)
     options = parser.parse_args()
 
-    flow = (
-        Flow("benchmark/encoded", version=1)
-        .dataset(Encoded(options.samples))
-        .map_data("decode", decode, cache_control="can-cache")
-    )
+    flow = Flow("benchmark/encoded", version=1).dataset(Encoded(options.samples)).map_data("decode", decode, cache_control="can-cache")
     reader = RemoteReader() if os.environ.get("EPHEMERON_DATA_SERVICE") else LocalReader(workers=0)
     loader = flow.prepare_read(reader).to_shuffled(batch_size=50, seed=0, rank=0, world_size=1)
     torch.manual_seed(0)

@@ -36,9 +36,7 @@ class Clicks:
         self.seed = seed
         self.sizes = np.unique(np.geomspace(3, 100_000, len(CATEGORICAL)).astype(int))
         self.sizes = np.resize(rng.permutation(self.sizes), len(CATEGORICAL))
-        self.texts = [
-            pa.array([f"{value:08x}" for value in rng.integers(0, 2**32, size)], pa.string()) for size in self.sizes
-        ]
+        self.texts = [pa.array([f"{value:08x}" for value in rng.integers(0, 2**32, size)], pa.string()) for size in self.sizes]
         self.category_weights = [rng.normal(0, 0.35, size) for size in self.sizes]
         self.number_weights = rng.normal(0, 0.25, len(NUMERIC))
         self.missing = rng.uniform(0, 0.25, len(NUMERIC) + len(CATEGORICAL))
@@ -64,9 +62,7 @@ class Clicks:
             codes = self._codes(rng, int(self.sizes[n]), count)
             absent = rng.random(count) < self.missing[len(NUMERIC) + n]
             score += np.where(absent, 0.0, self.category_weights[n][codes])
-            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes, mask=absent), self.texts[n]).cast(
-                pa.string()
-            )
+            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes, mask=absent), self.texts[n]).cast(pa.string())
         probability = 1 / (1 + np.exp(-score))
         click = rng.random(count) < probability
         loss = -np.log(np.where(click, probability, 1 - probability)).sum()

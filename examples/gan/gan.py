@@ -9,7 +9,7 @@ import ephemeron
 
 
 def layers(inputs, outputs, width=32):
-    return nn.Sequential(nn.Linear(inputs, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, outputs))  # fmt: skip
+    return nn.Sequential(nn.Linear(inputs, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, outputs))
 
 
 class Ring(ephemeron.Task):

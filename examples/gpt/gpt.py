@@ -59,9 +59,13 @@ class Gpt(nn.Module):
 
 class Characters(ephemeron.Task):
     settings = {  # noqa: RUF012
-        "epochs": 20, "clip_norm": 1.0, "accumulate": 2, "precision": "bf16-mixed",
-        "early_stopping": {"monitor": "loss", "patience": 3}, "run": {"workers": 4, "batch_size": 8},
-    }  # fmt: skip
+        "epochs": 20,
+        "clip_norm": 1.0,
+        "accumulate": 2,
+        "precision": "bf16-mixed",
+        "early_stopping": {"monitor": "loss", "patience": 3},
+        "run": {"workers": 4, "batch_size": 8},
+    }
 
     def model(self):
         return Gpt()

@@ -16,9 +16,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
-        )  # fmt: skip
+        self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)
@@ -27,10 +25,7 @@ class Block(nn.Module):
 def build(width: int = 48, blocks: int = 4) -> nn.Module:
     """Network from (N, 3, H, W) to (N, 3, 2·H, 2·W)."""
     return nn.Sequential(
-        nn.Conv2d(3, width, 3, padding=1),
-        *(Block(width) for _ in range(blocks)),
-        nn.Conv2d(width, 12, 3, padding=1),
-        nn.PixelShuffle(2),
+        nn.Conv2d(3, width, 3, padding=1), *(Block(width) for _ in range(blocks)), nn.Conv2d(width, 12, 3, padding=1), nn.PixelShuffle(2)
     )
 
 

@@ -20,9 +20,11 @@ SCALE = 77.0
 
 class Diabetes(ephemeron.Task):
     settings = {  # noqa: RUF012
-        "epochs": 30, "scheduler": {"target": "CosineAnnealingLR", "interval": "step", "warmup_steps": 10}, "ema_decay": 0.9,
+        "epochs": 30,
+        "scheduler": {"target": "CosineAnnealingLR", "interval": "step", "warmup_steps": 10},
+        "ema_decay": 0.9,
         "run": {"workers": 4, "batch_size": 16},
-    }  # fmt: skip
+    }
 
     def model(self):
         return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
@@ -36,11 +38,7 @@ class Diabetes(ephemeron.Task):
         outputs = model(inputs)[:, 0]
         error = (outputs - targets) * SCALE
         squares, count = error.square().sum(), len(error)
-        return {
-            "loss": functional.huber_loss(outputs, targets),
-            "mae": (error.abs().sum(), count),
-            "mse": (squares, count),
-        }
+        return {"loss": functional.huber_loss(outputs, targets), "mae": (error.abs().sum(), count), "mse": (squares, count)}
 
     def evaluation_end(self, metrics):
         return {**metrics, "rmse": math.sqrt(metrics["mse"])}

@@ -280,14 +280,7 @@ class DatasetError(EphemeronError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        dataset: str = "",
-        version: str = "",
-        variant: str = "",
-        index: int | None = None,
-        file: str = "",
+        self, message: str, *, dataset: str = "", version: str = "", variant: str = "", index: int | None = None, file: str = ""
     ) -> None:
         place = [dataset, version and f"version {version}", variant, "" if index is None else f"sample {index}"]
         where = ", ".join(part for part in place if part)
@@ -316,18 +309,14 @@ class TaskFailed(EphemeronError):
         super().__init__(text)
         self.task, self.traceback, self.tries = task, traceback, tries
         if traceback:
-            self.add_note(
-                f"in the function, in its {'only try' if tries == 1 else f'try {tries}'}:\n{traceback.rstrip()}"
-            )
+            self.add_note(f"in the function, in its {'only try' if tries == 1 else f'try {tries}'}:\n{traceback.rstrip()}")
 
 
 class BudgetReached(EphemeronError):
     """Tasks have cost what they may; those without a result are cancelled."""
 
     def __init__(self, cost_usd: float, budget_usd: float, *, done: int, of: int) -> None:
-        super().__init__(
-            f"${cost_usd:.6f} are spent of a budget of ${budget_usd:g}: {done} of {of} tasks are done, the rest is cancelled"
-        )
+        super().__init__(f"${cost_usd:.6f} are spent of a budget of ${budget_usd:g}: {done} of {of} tasks are done, the rest is cancelled")
         self.cost_usd, self.done = cost_usd, done
 
 
@@ -514,9 +503,7 @@ class StageFailed(EphemeronError):
         operator: in which operator of the model; empty: not known.
     """
 
-    def __init__(
-        self, message: str, *, device: str, iteration: int, operation: _Operation | None = None, operator: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, device: str, iteration: int, operation: _Operation | None = None, operator: str = "") -> None:
         where = f"device {device}"
         if operation is not None:
             where = f"stage {operation.stage} on {where}, {operation.direction} of micro-batch {operation.micro_batch}"

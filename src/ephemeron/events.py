@@ -445,11 +445,32 @@ class RunEnded(Event):
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
-        RunStarted, Invoked, Started, Continued, GenerationStarted, Loaded, Progress, Evaluated, Measured, Checkpointed,
-        RegionAdded, RegionExchanged, RegionLeft, RegionReplanned, RegionResized, UpdateQuarantined,
-        FaultFired, Ended, Suspended, Woken, StoreRequests, Note, LimitReached, RunEnded,
+        RunStarted,
+        Invoked,
+        Started,
+        Continued,
+        GenerationStarted,
+        Loaded,
+        Progress,
+        Evaluated,
+        Measured,
+        Checkpointed,
+        RegionAdded,
+        RegionExchanged,
+        RegionLeft,
+        RegionReplanned,
+        RegionResized,
+        UpdateQuarantined,
+        FaultFired,
+        Ended,
+        Suspended,
+        Woken,
+        StoreRequests,
+        Note,
+        LimitReached,
+        RunEnded,
     )
-}  # fmt: skip
+}
 
 
 def to_json(event: Event) -> str:

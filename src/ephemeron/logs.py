@@ -108,7 +108,5 @@ def configure(level: str | None = None) -> None:
     if not any(isinstance(h, _StderrHandler) for h in logger.handlers):
         handler = _StderrHandler()
         handler.addFilter(ContextFilter())
-        handler.setFormatter(
-            _JsonFormatter() if style == "json" else _TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        )
+        handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)

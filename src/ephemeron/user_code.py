@@ -69,11 +69,7 @@ class guarded:
             return
         if isinstance(e, Exception) and not isinstance(e, (StopIteration, StopAsyncIteration, CancelledError)):
             return
-        if (
-            isinstance(e, KeyboardInterrupt)
-            and _interruptible
-            and threading.current_thread() is threading.main_thread()
-        ):
+        if isinstance(e, KeyboardInterrupt) and _interruptible and threading.current_thread() is threading.main_thread():
             return
         raise RaisedByUserCode(line_of(e), e) from e
 
@@ -145,9 +141,7 @@ def failure(e: BaseException) -> tuple[str, str]:
         raise
     except BaseException:  # noqa: BLE001 - the exception's own code
         lines = [*traceback.format_tb(e.__traceback__), line_of(e)]
-    shown = "".join(
-        line if len(line) <= 2 * _TEXT else f"{line[: 2 * _TEXT]}…\n" for line in lines
-    )  # a long text hides no place
+    shown = "".join(line if len(line) <= 2 * _TEXT else f"{line[: 2 * _TEXT]}…\n" for line in lines)  # a long text hides no place
     return line_of(e), _printable(shown[-_TRACEBACK:], also="\n\t")
 
 

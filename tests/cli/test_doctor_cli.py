@@ -51,9 +51,7 @@ def test_without_a_call_no_function_is_started(monkeypatch: pytest.MonkeyPatch) 
         list(diagnose("local"))
 
 
-@pytest.mark.parametrize(
-    ("module", "platform"), [("ray", "ray"), ("lithops", "lithops"), ("boto3", "aws"), ("torch", "local")]
-)
+@pytest.mark.parametrize(("module", "platform"), [("ray", "ray"), ("lithops", "lithops"), ("boto3", "aws"), ("torch", "local")])
 def test_an_extra_that_is_absent_is_named(module: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     extra = {"boto3": "aws"}.get(module, module)
@@ -67,9 +65,7 @@ def test_a_channel_whose_client_is_absent_is_named(monkeypatch: pytest.MonkeyPat
     assert said == "channel: redis is not installed; run: pip install 'ephemeron[cache]'"
 
 
-def test_a_channel_that_is_not_there_and_one_that_wants_a_password(
-    locked_valkey: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_channel_that_is_not_there_and_one_that_wants_a_password(locked_valkey: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refusal("--channel", "redis://127.0.0.1:9/0")
     assert "channel: redis://127.0.0.1:9/0: cannot connect" in said
     assert "check that the server runs" in said

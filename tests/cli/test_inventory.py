@@ -60,10 +60,21 @@ def full(home):
     file(home / "programs" / "studied" / "a.py", 10)
     file(home / "studies" / "s" / "study.toml", 250, head=str(home / "programs" / "studied").encode())
     for path, nbytes in {
-        "programs/used/a.py": 10, "programs/unused/a.py": 20, "sessions/aa/log": 30, "profiling/p-1/log": 40, "studies/s/study.db": 50,
-        "profiles/p.json": 60, "platforms/local.json": 70, "policies/x.json": 80, "data-service/settings.json": 90, "tasks/dead/log": 100,
-        "matrices/unnamed-0123456789abcdef/t": 110, "matrices/mine/t": 120, "datasets-store/d/f": 130, "mine/notes": 140,
-    }.items():  # fmt: skip
+        "programs/used/a.py": 10,
+        "programs/unused/a.py": 20,
+        "sessions/aa/log": 30,
+        "profiling/p-1/log": 40,
+        "studies/s/study.db": 50,
+        "profiles/p.json": 60,
+        "platforms/local.json": 70,
+        "policies/x.json": 80,
+        "data-service/settings.json": 90,
+        "tasks/dead/log": 100,
+        "matrices/unnamed-0123456789abcdef/t": 110,
+        "matrices/mine/t": 120,
+        "datasets-store/d/f": 130,
+        "mine/notes": 140,
+    }.items():
         file(home / path, nbytes)
     (home / "tasks" / "dead" / "owner.lock").touch()
     return home
@@ -71,16 +82,22 @@ def full(home):
 
 def test_everything_is_listed_with_its_size_and_owner(full):
     found = listed()
-    sizes = {
-        (kind, name): item["nbytes"]
-        for (kind, name), item in found.items()
-        if kind not in ("run", "matrix", "matrix-owners")
-    }
+    sizes = {(kind, name): item["nbytes"] for (kind, name), item in found.items() if kind not in ("run", "matrix", "matrix-owners")}
     assert sizes == {
-        ("executor", "dead"): 100, ("session", "aa"): 30, ("profile run", "p-1"): 40, ("program", "used"): 10, ("program", "unused"): 20,
-        ("program", "studied"): 10, ("study", "s"): 300, ("profiles", ""): 60, ("platforms", ""): 70, ("policies", ""): 80, ("data-service", ""): 90,
-        ("datasets-store", ""): 130, ("mine", ""): 140,
-    }  # fmt: skip
+        ("executor", "dead"): 100,
+        ("session", "aa"): 30,
+        ("profile run", "p-1"): 40,
+        ("program", "used"): 10,
+        ("program", "unused"): 20,
+        ("program", "studied"): 10,
+        ("study", "s"): 300,
+        ("profiles", ""): 60,
+        ("platforms", ""): 70,
+        ("policies", ""): 80,
+        ("data-service", ""): 90,
+        ("datasets-store", ""): 130,
+        ("mine", ""): 140,
+    }
     assert found["run", "mine"]["owner"] == "nobody, it is finished"
     assert found["program", "used"]["owner"] == "run mine"
     assert found["program", "studied"]["owner"] == "study s"
@@ -88,8 +105,11 @@ def test_everything_is_listed_with_its_size_and_owner(full):
     total = sum(p.stat().st_size for p in full.rglob("*") if p.is_file())
     assert sum(item["nbytes"] for item in found.values()) == total
     assert {key for key, item in found.items() if not item["kept"]} >= {
-        ("executor", "dead"), ("session", "aa"), ("profile run", "p-1"), ("program", "unused"),
-    }  # fmt: skip
+        ("executor", "dead"),
+        ("session", "aa"),
+        ("profile run", "p-1"),
+        ("program", "unused"),
+    }
     shown = clean("--dry-run")
     assert shown.exit_code == 0
     assert "`ephemeron runs clean --all` removes" in shown.output
@@ -102,9 +122,7 @@ def test_what_nobody_uses_goes_and_results_stay(full):
     assert done.exit_code == 0, done.output
     gone = before - {str(p.relative_to(full)) for p in full.rglob("*") if p.is_file()}
     matrices = {name for name in gone if name.startswith("matrices/")}
-    assert gone - matrices == {
-        "programs/unused/a.py", "sessions/aa/log", "profiling/p-1/log", "tasks/dead/log", "tasks/dead/owner.lock",
-    }  # fmt: skip
+    assert gone - matrices == {"programs/unused/a.py", "sessions/aa/log", "profiling/p-1/log", "tasks/dead/log", "tasks/dead/owner.lock"}
     assert "matrices/mine/t" not in gone
     assert "nothing is left in the channels of 1 run" in clean("--all", "--yes").output
 
@@ -135,12 +153,7 @@ def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
 
     async def put():
         async with open_channel(address) as channel:
-            for key, nbytes in {
-                "mine/spec": 10,
-                "mine.calls/a": 5,
-                "map-0101-010203-abcd.work/b": 7,
-                "theirs/x": 3,
-            }.items():
+            for key, nbytes in {"mine/spec": 10, "mine.calls/a": 5, "map-0101-010203-abcd.work/b": 7, "theirs/x": 3}.items():
                 await channel.put(key, [bytes(nbytes)])
 
     asyncio.run(put())
@@ -177,9 +190,7 @@ def test_files_that_vanish_while_they_are_counted(full, monkeypatch):
     assert listed()["session", "aa"]["nbytes"] == 30
 
 
-def test_an_executor_whose_channel_fails_when_it_is_cleaned_keeps_the_address_of_its_objects(
-    home, tmp_path, monkeypatch
-):
+def test_an_executor_whose_channel_fails_when_it_is_cleaned_keeps_the_address_of_its_objects(home, tmp_path, monkeypatch):
     address = (tmp_path / "store").as_uri()
     folder = home / "tasks" / "map-0101-010203-abcd"
     folder.mkdir(parents=True)
@@ -223,19 +234,21 @@ def test_a_dry_run_of_a_run_deletes_nothing(home, tmp_path):
     file(run.objects / "mine" / "spec", 12)
     said = clean("mine", "--dry-run", "--json")
     assert json.loads(said.stdout) | {"folder_bytes": 0} == {
-        "run": "mine", "status": "stopped", "channel": run.objects.resolve().as_uri(), "objects": 1, "nbytes": 12, "folder_bytes": 0, "problem": "",
-    }  # fmt: skip
+        "run": "mine",
+        "status": "stopped",
+        "channel": run.objects.resolve().as_uri(),
+        "objects": 1,
+        "nbytes": 12,
+        "folder_bytes": 0,
+        "problem": "",
+    }
     assert "mine" in clean("mine", "--dry-run").output
     assert (run.objects / "mine" / "spec").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        ((), "say which runs: RUN..., or --all"),
-        (("--all", "--json"), "--json is for --dry-run"),
-        (("x", "--store", "s"), "--store is for"),
-    ],
+    [((), "say which runs: RUN..., or --all"), (("--all", "--json"), "--json is for --dry-run"), (("x", "--store", "s"), "--store is for")],
 )
 def test_wrong_options(home, arguments, said):
     ran = clean(*arguments)

@@ -124,10 +124,7 @@ def test_logs_of_a_cloud_name_the_command_for_the_rest(home: Path) -> None:
             'line 8, in g\n  File "/x/site-packages/torch/nn.py", line 4, in f\n',
             "ValueError: a (pkg/m.py, line 8)",
         ),
-        (
-            'E\n  File "/home/me/train.py", line 2, in f\n  File "/x/lib/python3.11/json.py", line 9',
-            "E (train.py, line 2)",
-        ),
+        ('E\n  File "/home/me/train.py", line 2, in f\n  File "/x/lib/python3.11/json.py", line 9', "E (train.py, line 2)"),
         ('E: b\n  File "/x/ephemeron/training/worker/loop.py", line 2, in f\n', "E: b"),
         ("", ""),
     ],
@@ -137,9 +134,7 @@ def test_an_error_in_one_line(error: str, short: str) -> None:
 
 
 def test_the_report_shows_a_warning_of_all_functions_once() -> None:
-    started = RunStarted(
-        t=0, run_id="r", job="j", workers=2, aggregators=1, memory_mb=1, iterations=1, epochs=1, samples=1
-    )
+    started = RunStarted(t=0, run_id="r", job="j", workers=2, aggregators=1, memory_mb=1, iterations=1, epochs=1, samples=1)
     notes = [Note(t=float(n), level="warning", text=f"w{n % 2}") for n in range(4)]
     ended = Ended(t=5, rank=0, attempt=0, invocation="i", status="ok")
     story = RunSummary.from_events([started, *notes, ended], load_prices("objects"))

@@ -73,15 +73,7 @@ def test_lines_end_in_line_feeds_alone(here, stdin):
     texts = ["a\u2028b\x85c", "d\u2029"]
     data = b"\xef\xbb\xbf" + "\r\n".join(json.dumps(text, ensure_ascii=False) for text in texts).encode()
     (here / "items.jsonl").write_bytes(data)
-    arguments = [
-        "map",
-        "mapped_items:twice",
-        "--items",
-        "-" if stdin else "items.jsonl",
-        "--out",
-        "out.jsonl",
-        *SIMULATED,
-    ]
+    arguments = ["map", "mapped_items:twice", "--items", "-" if stdin else "items.jsonl", "--out", "out.jsonl", *SIMULATED]
     ran = CliRunner().invoke(main, arguments, input=data if stdin else None)
     assert ran.exit_code == 0, ran.output
     assert results() == [2 * text for text in texts]
@@ -132,17 +124,7 @@ def test_a_wrong_request_is_refused_before_anything_begins(here, arguments, said
 def test_ctrl_c_cancels_and_says_what_is_done(here):
     (here / "items.jsonl").write_text("".join(f"{n}\n" for n in range(400)))
     program = "from ephemeron.cli.main import main; main()"
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        "map",
-        "mapped_items:slow",
-        "--items",
-        "items.jsonl",
-        "--out",
-        "out.jsonl",
-    ]
+    command = [sys.executable, "-c", program, "map", "mapped_items:slow", "--items", "items.jsonl", "--out", "out.jsonl"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     out = here / "out.jsonl"
     ends_at = time.monotonic() + 120
@@ -247,7 +229,4 @@ def test_inputs_and_outputs_as_files(tmp_path):
     with pytest.raises(JobError, match="has outputs y0, y1"):
         check_out(tmp_path / "y.npy", two)
     write_outputs(tmp_path / "y.jsonl", two)
-    assert [json.loads(line) for line in (tmp_path / "y.jsonl").read_text().splitlines()] == [
-        {"y0": 1, "y1": [3]},
-        {"y0": 2, "y1": [4]},
-    ]
+    assert [json.loads(line) for line in (tmp_path / "y.jsonl").read_text().splitlines()] == [{"y0": 1, "y1": [3]}, {"y0": 2, "y1": [4]}]

@@ -29,9 +29,7 @@ def test_every_platform_is_listed_with_its_limits_and_where_prices_come_from() -
 
 
 @pytest.mark.parametrize(("module", "platform"), [("ray", "ray"), ("lithops", "lithops"), ("boto3", "aws")])
-def test_what_is_missing_is_named_with_the_command_that_installs_it(
-    module: str, platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named_with_the_command_that_installs_it(module: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     ran = CliRunner().invoke(main, ["platforms", "--json"])
     row = next(r for r in map(json.loads, ran.stdout.splitlines()) if r["name"] == platform)

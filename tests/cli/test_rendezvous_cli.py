@@ -22,14 +22,7 @@ from ephemeron.errors import JobError
 def test_members_meet_at_a_service_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     token.write_text("a secret\n")
-    command = [
-        sys.executable,
-        "-c",
-        "from ephemeron.cli.main import main; main()",
-        "rendezvous",
-        "--listen",
-        "127.0.0.1:0",
-    ]
+    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "rendezvous", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
         [*command, "--token-file", str(token), "--json"], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as process:

@@ -29,9 +29,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(run: str) -> str:
-    return to_json(
-        RunStarted(t=0.0, run_id=run, job="j", workers=1, aggregators=1, memory_mb=1, iterations=1, epochs=1, samples=1)
-    )
+    return to_json(RunStarted(t=0.0, run_id=run, job="j", workers=1, aggregators=1, memory_mb=1, iterations=1, epochs=1, samples=1))
 
 
 def ended(status: Any) -> str:
@@ -174,8 +172,13 @@ def test_runs_on_clouds_are_listed_by_what_their_events_say(tmp_path: Path) -> N
     for n, (status, events) in enumerate(stories.items()):
         folder = made(f"run-{n}", "s3://none/at-all", platform="aws", status="", events=events)
         assert status_of(folder) == status
-    resumed = made("resumed", "s3://none/x", platform="ray", status="stopped",
-                   events=started("r") + "\n" + ended("stopped") + "\n" + started("r") + "\n" + filler)  # fmt: skip
+    resumed = made(
+        "resumed",
+        "s3://none/x",
+        platform="ray",
+        status="stopped",
+        events=started("r") + "\n" + ended("stopped") + "\n" + started("r") + "\n" + filler,
+    )
     assert status_of(resumed) == "on ray", "an earlier session's result is not this one's"
     ran = CliRunner().invoke(main, ["runs", "--json"])
     found = {row["run_id"]: row["status"] for row in map(json.loads, ran.stdout.splitlines())}
@@ -187,12 +190,7 @@ def test_runs_on_clouds_are_listed_by_what_their_events_say(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("text", "end"),
-    [
-        ("", None),
-        ("torn {\n", None),
-        (started("r") + "\n" + ended("failed"), "failed"),
-        (ended("failed") + "\n" + '{"kind":"run_en', None),
-    ],
+    [("", None), ("torn {\n", None), (started("r") + "\n" + ended("failed"), "failed"), (ended("failed") + "\n" + '{"kind":"run_en', None)],
 )
 def test_the_end_of_a_session(text: str, end: str | None, tmp_path: Path) -> None:
     assert session_end(tmp_path / "none") is None

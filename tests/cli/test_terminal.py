@@ -46,11 +46,12 @@ def test_progress_prints_what_it_is_given() -> None:
     display = Display(Console(file=file, width=400, highlight=False, markup=False, emoji=False))
     place = {"rank": 0, "attempt": 0}
     for event in (
-        RunStarted(t=0, run_id=HARD, job="j", workers=1, aggregators=1, memory_mb=1, iterations=1, epochs=1, samples=1,
-                   notes=[HARD]),
-        Note(t=0, level="error", text=HARD), Note(t=1, level="warning", text=HARD),
-        Ended(t=0, invocation="i", status="lost", error=HARD, **place), FaultFired(t=0, fault=HARD, **place),
-    ):  # fmt: skip
+        RunStarted(t=0, run_id=HARD, job="j", workers=1, aggregators=1, memory_mb=1, iterations=1, epochs=1, samples=1, notes=[HARD]),
+        Note(t=0, level="error", text=HARD),
+        Note(t=1, level="warning", text=HARD),
+        Ended(t=0, invocation="i", status="lost", error=HARD, **place),
+        FaultFired(t=0, fault=HARD, **place),
+    ):
         display.on_event(event)
     assert file.getvalue().count(HARD) == 5, "the second note says the same"
 

@@ -85,17 +85,21 @@ def test_no_key_is_printed():
 def test_what_is_executed_or_decoded_is_signed_and_what_is_exchanged_is_not():
     keys = Keys("run")
     signed = (
-        keys.spec, keys.code, keys.init, keys.data(0), keys.test(1), keys.state(0, 3), keys.result, keys.kept(1), keys.stage(0),
-        keys.initial(0), keys.part(0), keys.members(1),
-    )  # fmt: skip
-    assert all(map(is_signed, signed))
-    others = (
-        keys.contribution(1, 0, 0),
-        keys.merged(1, 0),
-        keys.between(1, "a", 0, 1, 0, 0),
-        keys.claim(0, 1),
-        keys.control,
+        keys.spec,
+        keys.code,
+        keys.init,
+        keys.data(0),
+        keys.test(1),
+        keys.state(0, 3),
+        keys.result,
+        keys.kept(1),
+        keys.stage(0),
+        keys.initial(0),
+        keys.part(0),
+        keys.members(1),
     )
+    assert all(map(is_signed, signed))
+    others = (keys.contribution(1, 0, 0), keys.merged(1, 0), keys.between(1, "a", 0, 1, 0, 0), keys.claim(0, 1), keys.control)
     assert not any(map(is_signed, others))
 
 

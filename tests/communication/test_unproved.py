@@ -174,9 +174,7 @@ def test_a_member_is_served_among_silent_strangers(
     async def main() -> None:
         async with listener() as (port, member):
             with ExitStack() as stack:
-                strangers = [
-                    stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(STRANGERS)
-                ]
+                strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(STRANGERS)]
                 for stranger in strangers:
                     with suppress(ConnectionError):  # closed already
                         stranger.sendall(first_bytes)

@@ -19,9 +19,14 @@ def run_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPHEMERON_HOME", str(home))
         ephemeron.train(
-            JOB, faults=[parse_fault("kill:rank=1,iteration=8")], platform="simulated", workers=3, aggregators=2, batch_size=48,
+            JOB,
+            faults=[parse_fault("kill:rank=1,iteration=8")],
+            platform="simulated",
+            workers=3,
+            aggregators=2,
+            batch_size=48,
             memory_mb=1769,
-        )  # fmt: skip
+        )
     return home
 
 

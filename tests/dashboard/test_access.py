@@ -11,9 +11,7 @@ from dashboard_worlds import TOKEN, troubled_run, write_run
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
-testclient = pytest.importorskip(
-    "starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception
-)
+testclient = pytest.importorskip("starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception)
 
 from ephemeron.dashboard.access import CHANGE_HEADER, Access  # noqa: E402
 from ephemeron.dashboard.app import make_app  # noqa: E402
@@ -34,9 +32,7 @@ def log_in(client: testclient.TestClient) -> None:
     assert client.get("/", params={"token": TOKEN}).status_code == 303
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/api/session", "/api/runs", "/static/app.js", "/api/stream?topic=runs", "/nowhere"]
-)
+@pytest.mark.parametrize("path", ["/", "/api/session", "/api/runs", "/static/app.js", "/api/stream?topic=runs", "/nowhere"])
 def test_nothing_is_shown_without_the_token(client: testclient.TestClient, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 401
@@ -47,8 +43,9 @@ def test_nothing_is_shown_without_the_token(client: testclient.TestClient, path:
 def test_a_wrong_token_is_refused_in_one_line(client: testclient.TestClient) -> None:
     response = client.get("/", params={"token": "wrong"})
     assert (response.status_code, response.text.splitlines()) == (
-        401, ["wrong token: open the address that `ephemeron dashboard` has printed"],
-    )  # fmt: skip
+        401,
+        ["wrong token: open the address that `ephemeron dashboard` has printed"],
+    )
     assert "set-cookie" not in response.headers
     assert client.get("/api/runs", headers={"authorization": "Bearer wrong"}).status_code == 401
 
@@ -72,9 +69,7 @@ def test_a_program_sends_the_token_in_a_header(client: testclient.TestClient) ->
     assert client.get("/api/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example:7080", "127.0.0.1.evil.example:7080", "127.0.0.1:9999", "", "10.0.0.9:7080"]
-)
+@pytest.mark.parametrize("host", ["evil.example:7080", "127.0.0.1.evil.example:7080", "127.0.0.1:9999", "", "10.0.0.9:7080"])
 def test_another_host_is_refused_even_with_the_cookie(client: testclient.TestClient, host: str) -> None:
     log_in(client)
     assert client.get("/api/runs", headers={"host": host}).status_code == 421
@@ -94,9 +89,15 @@ def wanted(client: testclient.TestClient) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "spoiled",
-    [{"origin": "http://evil.example"}, {"origin": "null"}, {"origin": ""}, {CHANGE_HEADER: "guessed"}, {CHANGE_HEADER: ""},
-     {"sec-fetch-site": "cross-site"}],
-)  # fmt: skip
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": ""},
+        {CHANGE_HEADER: "guessed"},
+        {CHANGE_HEADER: ""},
+        {"sec-fetch-site": "cross-site"},
+    ],
+)
 def test_a_change_needs_header_and_origin(client: testclient.TestClient, spoiled: dict[str, str]) -> None:
     log_in(client)
     body = {"key": "0/r"}

@@ -17,13 +17,19 @@ pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
-    pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"),
-]  # fmt: skip
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"),
+]
 
 FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 POLICY = ("Content Security Policy", "requires 'TrustedHTML'")
 """What the browser says of a test that tries what the policy forbids."""
 RUN, STUDY = "0%2Fruns%2Fr", "0%2Fstudies%2Fs"
@@ -56,8 +62,10 @@ def address(root: Path) -> Iterator[str]:
     port = listening.getsockname()[1]
     routes = make_app(Library([root]))
     server = uvicorn.Server(
-        uvicorn.Config(Access(routes, token=TOKEN, host="127.0.0.1", port=port), log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    )  # fmt: skip
+        uvicorn.Config(
+            Access(routes, token=TOKEN, host="127.0.0.1", port=port), log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+    )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
     yield f"http://127.0.0.1:{port}/"
@@ -110,9 +118,7 @@ def test_runs_are_filtered_sorted_and_compared(page: Any, address: str) -> None:
     playwright.expect(rows).to_have_count(1)
     page.get_by_label("Filter runs").fill("")
     page.get_by_role("button", name="Run", exact=True).click()
-    playwright.expect(page.get_by_role("columnheader", name="Run", exact=True)).to_have_attribute(
-        "aria-sort", "ascending"
-    )
+    playwright.expect(page.get_by_role("columnheader", name="Run", exact=True)).to_have_attribute("aria-sort", "ascending")
     assert rows.locator("td:nth-child(2)").all_inner_texts()[1] == "other"
     page.get_by_label("Compare r", exact=True).check()
     page.get_by_label("Compare other").check()

@@ -12,9 +12,7 @@ from dashboard_worlds import PRICES, started, troubled_run, write_run, write_stu
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
-testclient = pytest.importorskip(
-    "starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception
-)
+testclient = pytest.importorskip("starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception)
 
 from ephemeron.dashboard.app import make_app  # noqa: E402
 from ephemeron.dashboard.library import Library  # noqa: E402
@@ -53,11 +51,7 @@ def test_a_run_has_all_its_parts(client: testclient.TestClient) -> None:
     assert (run["iterations_done"], run["budget_usd"], run["ranks"], run["generation"]) == (4, 0.01, [0, 1], 1)
     assert run["generations"][0]["request"] == "wide"
     assert len(client.get("/api/run/series", params=at).json()["loss"]["value"]) == 4
-    assert [r["status"] for r in client.get("/api/run/functions", params=at).json()["rows"]] == [
-        "unknown",
-        "lost",
-        "unknown",
-    ]
+    assert [r["status"] for r in client.get("/api/run/functions", params=at).json()["rows"]] == ["unknown", "lost", "unknown"]
     assert len(client.get("/api/run/marks", params=at).json()["marks"]) == 4
     tile = client.get("/api/run/tile", params={**at, "level": -6, "index": 0})
     rows = int(tile.headers["x-rows"])
@@ -82,10 +76,19 @@ def test_only_output_of_the_runs_invocations_is_read(client: testclient.TestClie
 
 @pytest.mark.parametrize(
     "path",
-    ["/api/run?key=0/runs/none", "/api/run?key=../../etc", "/api/run/series", "/api/study?key=0/runs/r", "/api/stream?topic=all",
-     "/static/..%2Fapp.py", "/static/%2e%2e%2fapp.py", "/static/none.js", "/api/run/tile?key=0/runs/r&level=99",
-     "/api/run/tile?key=0/runs/r&index=x"],
-)  # fmt: skip
+    [
+        "/api/run?key=0/runs/none",
+        "/api/run?key=../../etc",
+        "/api/run/series",
+        "/api/study?key=0/runs/r",
+        "/api/stream?topic=all",
+        "/static/..%2Fapp.py",
+        "/static/%2e%2e%2fapp.py",
+        "/static/none.js",
+        "/api/run/tile?key=0/runs/r&level=99",
+        "/api/run/tile?key=0/runs/r&index=x",
+    ],
+)
 def test_what_is_not_there_is_refused_in_one_line(client: testclient.TestClient, path: str) -> None:
     response = client.get(path)
     assert response.status_code in (400, 404)
@@ -97,8 +100,10 @@ def test_a_study_has_its_trials_with_their_runs(client: testclient.TestClient) -
     study = client.get("/api/study", params={"key": "0/studies/s"}).json()
     assert study["state"] == "interrupted", "no client holds its lock"
     assert [(t["number"], t["state"], t["key"]) for t in study["trials"]] == [
-        (0, "finished", "0/runs/r"), (1, "pruned", ""), (2, "running", "0/runs/live"),
-    ]  # fmt: skip
+        (0, "finished", "0/runs/r"),
+        (1, "pruned", ""),
+        (2, "running", "0/runs/live"),
+    ]
     assert (study["best_value"], study["counts"]) == (0.9, {"finished": 1, "pruned": 1, "running": 1})
     curves = client.get("/api/study/curves", params={"key": "0/studies/s"}).json()["curves"]
     assert [c["trial"] for c in curves] == [0, 2]
@@ -145,13 +150,21 @@ def test_the_depth_of_a_queue_is_read_from_names(client: testclient.TestClient, 
 
 def test_a_run_of_several_groups_shows_each(client: testclient.TestClient, root: Path) -> None:
     groups = [
-        GroupStarted(name=name, platform=name, first_rank=rank, workers=1, memory_mb=1024, iterations=4, samples=50, servers=0,
-                     prices=PRICES, traffic=Traffic())
+        GroupStarted(
+            name=name,
+            platform=name,
+            first_rank=rank,
+            workers=1,
+            memory_mb=1024,
+            iterations=4,
+            samples=50,
+            servers=0,
+            prices=PRICES,
+            traffic=Traffic(),
+        )
         for rank, name in enumerate(("aws", "ray"))
-    ]  # fmt: skip
-    sent = RegionExchanged(
-        t=5.0, rank=1, attempt=0, iteration=4, bytes_sent=700, bytes_received=500, seconds=0.5, staleness=2
-    )
+    ]
+    sent = RegionExchanged(t=5.0, rank=1, attempt=0, iteration=4, bytes_sent=700, bytes_received=500, seconds=0.5, staleness=2)
     write_run(root / "runs" / "grouped", [started(groups=groups), *troubled_run()[1:-1], sent])
     rows = {row["run_id"]: row["groups"] for row in client.get("/api/runs").json()["runs"]}
     assert rows == {"r": 0, "live": 0, "grouped": 2}
@@ -174,9 +187,7 @@ def test_pages_without_anything_are_empty(tmp_path: Path) -> None:
 def test_a_stopped_data_service_shows_its_stored_flows(client: testclient.TestClient, root: Path) -> None:
     folder = root / "data-service"
     folder.mkdir()
-    (folder / "flows.json").write_text(
-        json.dumps({"flows": [{"name": "digits", "version": 2, "state": "accessed", "samples": 9}]})
-    )
+    (folder / "flows.json").write_text(json.dumps({"flows": [{"name": "digits", "version": 2, "state": "accessed", "samples": 9}]}))
     found = client.get("/api/services").json()["services"][0]
     assert (found["running"], found["flows"][0]["flow"], found["flows"][0]["state"]) == (False, "digits", "stopped")
 

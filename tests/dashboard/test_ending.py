@@ -13,9 +13,7 @@ from tiny_job import JOB
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
-testclient = pytest.importorskip(
-    "starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception
-)
+testclient = pytest.importorskip("starlette.testclient", reason="starlette's test client needs httpx", exc_type=Exception)
 
 from ephemeron.dashboard.app import make_app  # noqa: E402
 from ephemeron.dashboard.library import Library  # noqa: E402
@@ -33,9 +31,7 @@ def test_a_running_run_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             trains.set()
 
     def train() -> None:
-        results.append(
-            ephemeron.train(JOB, platform="local", workers=2, batch_size=16, epochs=2000, on_event=on_event, check=False)
-        )  # fmt: skip
+        results.append(ephemeron.train(JOB, platform="local", workers=2, batch_size=16, epochs=2000, on_event=on_event, check=False))
 
     thread = threading.Thread(target=train)
     thread.start()

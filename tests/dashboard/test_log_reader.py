@@ -41,12 +41,8 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, how: str) -> None:
     assert reader.replaced
 
 
-@given(
-    lines=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=30), limit=st.integers(1, 50)
-)
-def test_any_limit_gives_the_same_lines(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], limit: int
-) -> None:
+@given(lines=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=30), limit=st.integers(1, 50))
+def test_any_limit_gives_the_same_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], limit: int) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     reader, found = LogReader(path), list[bytes]()

@@ -42,26 +42,16 @@ def test_before_and_after_a_function_there_is_nothing() -> None:
 
 @pytest.mark.parametrize("rows", [1, 12, 20])
 def test_columns_of_many_spans_keep_the_shares(rows: int) -> None:
-    spans = [
-        s
-        for i in range(5120)
-        for s in (("compute", i, i + 0.5), ("upload", i + 0.5, i + 0.6), ("wait", i + 0.6, i + 1.0))
-    ]
+    spans = [s for i in range(5120) for s in (("compute", i, i + 0.5), ("upload", i + 0.5, i + 0.6), ("wait", i + 0.6, i + 1.0))]
     tile = lanes(spans).tile([3], {3: [(0.0, 5120.0)]}, start=0.0, column_s=10.0, rows=rows)
     for value, share in ((COMPUTE, 0.5), (UPLOAD, 0.1), (WAIT, 0.4)):
         assert (tile == value).mean() == pytest.approx(share, abs=0.02)
 
 
 def test_low_lanes_have_the_shares_in_eighths_in_every_column() -> None:
-    spans = [
-        s
-        for i in range(5120)
-        for s in (("compute", i, i + 0.5), ("upload", i + 0.5, i + 0.625), ("wait", i + 0.625, i + 1.0))
-    ]
+    spans = [s for i in range(5120) for s in (("compute", i, i + 0.5), ("upload", i + 0.5, i + 0.625), ("wait", i + 0.625, i + 1.0))]
     tile = lanes(spans).tile([3], {3: [(0.0, 5120.0)]}, start=0.0, column_s=10.0, rows=MIXED_ROWS)
-    assert [(tile == value).sum(axis=0).tolist() for value in (COMPUTE, UPLOAD, WAIT)] == [
-        [n] * COLUMNS for n in (4, 1, 3)
-    ]
+    assert [(tile == value).sum(axis=0).tolist() for value in (COMPUTE, UPLOAD, WAIT)] == [[n] * COLUMNS for n in (4, 1, 3)]
 
 
 def test_where_phases_overlap_the_one_nearest_to_progress_is_shown() -> None:
@@ -93,13 +83,7 @@ def test_spans_as_json_are_those_as_values() -> None:
     wanted = PhaseLanes()
     for rank, some in zip(ranks, spans, strict=True):
         wanted.add(rank, some)
-    none = [
-        b'[["sleep", 0.0, 9.0]]',
-        b'[["compute", [1.0, 2.0]]]',
-        b"null",
-        b'{"compute": [0, 1]}',
-        b'[["compute", 1]]',
-    ]
+    none = [b'[["sleep", 0.0, 9.0]]', b'[["compute", [1.0, 2.0]]]', b"null", b'{"compute": [0, 1]}', b'[["compute", 1]]']
     for more in ([], *([text] for text in none)):
         found = PhaseLanes()
         found.add_json([*ranks, *(7 for _ in more)], [*texts, *more])

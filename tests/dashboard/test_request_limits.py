@@ -62,9 +62,7 @@ def request(port: int, *headers: str, line: str = "GET /api/session", body: byte
 
 def own(port: int, *headers: str, line: str = "GET /api/session", body: bytes = b"") -> bytes:
     """A request of a program that has the token."""
-    return request(
-        port, f"Authorization: Bearer {TOKEN}", "Connection: close", *headers, line=line, body=body
-    )  # fmt: skip
+    return request(port, f"Authorization: Bearer {TOKEN}", "Connection: close", *headers, line=line, body=body)
 
 
 def test_a_hostile_cookie_is_read_in_one_pass(tmp_path: Path) -> None:
@@ -90,9 +88,7 @@ def test_silent_connections_shut_nobody_out(tmp_path: Path) -> None:
         async with served(tmp_path, unproved) as (port, _):
             with ExitStack() as stack:
                 address = ("127.0.0.1", port)
-                strangers = [
-                    stack.enter_context(await asyncio.to_thread(socket.create_connection, address)) for _ in range(200)
-                ]
+                strangers = [stack.enter_context(await asyncio.to_thread(socket.create_connection, address)) for _ in range(200)]
                 for stranger in strangers[-4:]:
                     stranger.sendall(b"GET / HT")
                 assert (await answer(port, own(port)))[0] == 200
@@ -112,15 +108,14 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(
-    "half", [b"", b"GET / HTTP/1.1\r\nHost: ", b"POST /api/run/end HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"],
+    "half",
+    [b"", b"GET / HTTP/1.1\r\nHost: ", b"POST /api/run/end HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"],
     ids=["silence", "half a head", "half a body"],
-)  # fmt: skip
+)
 def test_an_unfinished_request_ends_after_its_time(tmp_path: Path, half: bytes) -> None:
     async def main() -> None:
         async with served(tmp_path, request_s=0.2) as (port, _):
-            half_with_token = half.replace(
-                b"\r\n", f"\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\n".encode(), 1
-            )
+            half_with_token = half.replace(b"\r\n", f"\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\n".encode(), 1)
             assert (await answer(port, half_with_token))[0] == 0
 
     asyncio.run(main())
@@ -131,9 +126,7 @@ def test_a_stranger_is_not_kept_after_its_answer(tmp_path: Path) -> None:
         async with served(tmp_path) as (port, _):
             # `answer` returns when the connection is closed, which nobody has asked for; the body is not waited for.
             assert (await answer(port, request(port)))[0] == 401
-            without_body = (
-                f"POST /api/run/end HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 99999999999\r\n\r\nx"
-            )
+            without_body = f"POST /api/run/end HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 99999999999\r\n\r\nx"
             assert (await answer(port, without_body.encode()))[0] == 401
             assert (await answer(port, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"))[0] == 421
 
@@ -144,9 +137,13 @@ def test_bodies_are_bounded_and_nesting_is_no_error_of_the_server(tmp_path: Path
     async def main() -> None:
         async with served(tmp_path) as (port, _):
             for body, status in (
-                (b"x" * (64 << 10), 400), (b"[" * 60_000, 400), (b'{"key": "none"}', 404), (b"[]", 404),
-                (b" " * (1 << 20), 413), (b"[" * 200_000, 413),
-            ):  # fmt: skip
+                (b"x" * (64 << 10), 400),
+                (b"[" * 60_000, 400),
+                (b'{"key": "none"}', 404),
+                (b"[]", 404),
+                (b" " * (1 << 20), 413),
+                (b"[" * 200_000, 413),
+            ):
                 got, text = await answer(port, own(port, line="POST /api/run/end", body=body))
                 assert got == status, (len(body), got)
                 assert json.loads(text)["error"]

@@ -56,12 +56,7 @@ def test_small_pieces_give_the_same_as_the_whole(run_folder: Path) -> None:
 
 
 def test_a_repeated_iteration_takes_the_place_of_its_predecessor(tmp_path: Path) -> None:
-    events = [
-        started(),
-        progress(0, 0, 1.0),
-        progress(1, 0, 3.0, samples=30),
-        progress(1, 0, 5.0, attempt=1, samples=30),
-    ]
+    events = [started(), progress(0, 0, 1.0), progress(1, 0, 3.0, samples=30), progress(1, 0, 5.0, attempt=1, samples=30)]
     late = progress(1, 0, 100.0, attempt=0, samples=30)
     view = read(write_run(tmp_path / "r", [*events, late]))
     assert run_documents.series(view)["loss"]["value"] == [pytest.approx((10 * 1.0 + 30 * 5.0) / 40)]
@@ -79,9 +74,7 @@ def test_a_repetition_in_a_later_reading_counts_too(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_a_gap(tmp_path: Path) -> None:
-    view = read(
-        write_run(tmp_path / "r", [started(), progress(0, 0, 1.0), progress(0, 1, math.nan), progress(0, 2, 2.0)])
-    )
+    view = read(write_run(tmp_path / "r", [started(), progress(0, 0, 1.0), progress(0, 1, math.nan), progress(0, 2, 2.0)]))
     assert run_documents.series(view)["loss"]["value"] == [1.0, None, 2.0]
     assert run_documents.summary(view)["loss"] == 2.0
 
@@ -90,8 +83,7 @@ def test_lines_that_are_no_events_are_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", [started()])
     with (folder / "events.jsonl").open("a") as file:
         file.write(
-            '{"kind":"progress","t":"late"}\nnot json\n{"kind":"unheard of"}\n\n'
-            + '{"kind":"note","t":1,"level":"info","text":"x"}\n'
+            '{"kind":"progress","t":"late"}\nnot json\n{"kind":"unheard of"}\n\n' + '{"kind":"note","t":1,"level":"info","text":"x"}\n'
         )
     found = run_documents.summary(read(folder))
     assert found["unread"] == 3
@@ -100,12 +92,7 @@ def test_lines_that_are_no_events_are_counted(tmp_path: Path) -> None:
 
 def test_marks_are_faults_ends_replacements_and_generations(tmp_path: Path) -> None:
     found = run_documents.marks(read(write_run(tmp_path / "r", troubled_run())))["marks"]
-    assert [(m["kind"], m["rank"]) for m in found] == [
-        ("fault", 1),
-        ("bad", 1),
-        ("replacement", 1),
-        ("generation", None),
-    ]
+    assert [(m["kind"], m["rank"]) for m in found] == [("fault", 1), ("bad", 1), ("replacement", 1), ("generation", None)]
 
 
 def test_a_log_that_was_begun_anew_replaces_what_was_read(tmp_path: Path) -> None:

@@ -84,9 +84,7 @@ def test_an_occupied_port_is_one_line(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         line = refused(str(tmp_path), "--port", str(port))
-    assert line == (
-        f"error: cannot listen at 127.0.0.1:{port}: Address already in use; give another --port, or 0 for a free one"
-    )
+    assert line == (f"error: cannot listen at 127.0.0.1:{port}: Address already in use; give another --port, or 0 for a free one")
 
 
 def test_a_host_of_the_network_needs_a_word(tmp_path: Path) -> None:

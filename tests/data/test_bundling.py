@@ -29,11 +29,30 @@ def write(root: Path, **files: str) -> Path:
 
 def project(root: Path) -> Path:
     for name in (
-        "model.py", "pkg/__init__.py", "pkg/net.py", "job.toml", "words.txt", "c.yaml", "build/__init__.py", "build/own.py",
-        ".env.json", ".git/x.py", "__pycache__/model.py", "venv/pyvenv.cfg", "venv/lib/y.py", "node_modules/z.json",
-        "dist/w.py", "init.safetensors", "x.egg-info/top.txt", "pkg/vocab.bin", "data/train.npz", "data/labels.csv",
-        "data/reader.py", "runs/1/weights.bin", "model.pyc",
-    ):  # fmt: skip
+        "model.py",
+        "pkg/__init__.py",
+        "pkg/net.py",
+        "job.toml",
+        "words.txt",
+        "c.yaml",
+        "build/__init__.py",
+        "build/own.py",
+        ".env.json",
+        ".git/x.py",
+        "__pycache__/model.py",
+        "venv/pyvenv.cfg",
+        "venv/lib/y.py",
+        "node_modules/z.json",
+        "dist/w.py",
+        "init.safetensors",
+        "x.egg-info/top.txt",
+        "pkg/vocab.bin",
+        "data/train.npz",
+        "data/labels.csv",
+        "data/reader.py",
+        "runs/1/weights.bin",
+        "model.pyc",
+    ):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}")
@@ -48,9 +67,21 @@ def test_bundle_takes_what_code_may_read_and_nothing_else(tmp_path: Path) -> Non
     project(tmp_path / "a")
     write(tmp_path / "b", other_py="")
     assert names_of(bundle([tmp_path / "a", tmp_path / "b"])) == [
-        "0/", "1/", "0/build/__init__.py", "0/build/own.py", "0/c.yaml", "0/data/reader.py", "0/init.safetensors", "0/job.toml",
-        "0/model.py", "0/pkg/__init__.py", "0/pkg/net.py", "0/pkg/vocab.bin", "0/words.txt", "1/other.py",
-    ]  # fmt: skip
+        "0/",
+        "1/",
+        "0/build/__init__.py",
+        "0/build/own.py",
+        "0/c.yaml",
+        "0/data/reader.py",
+        "0/init.safetensors",
+        "0/job.toml",
+        "0/model.py",
+        "0/pkg/__init__.py",
+        "0/pkg/net.py",
+        "0/pkg/vocab.bin",
+        "0/words.txt",
+        "1/other.py",
+    ]
     assert [p.name for p in left_out([tmp_path / "a"])] == ["model.pyc", "labels.csv", "train.npz", "weights.bin"]
 
 
@@ -64,7 +95,7 @@ def test_bundle_takes_what_code_may_read_and_nothing_else(tmp_path: Path) -> Non
         ({"exclude": ("*.bin",), "include": ("pkg/*.bin",)}, set(), set()),
     ],
     ids=lambda v: str(v) if isinstance(v, dict) else "",
-)  # fmt: skip
+)
 def test_the_job_says_what_else_travels_and_what_stays(tmp_path: Path, selection, more, less) -> None:
     project(tmp_path)
     usual = set(names_of(bundle([tmp_path])))
@@ -139,9 +170,7 @@ def zipped(name: str, mode: int = stat.S_IFREG) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    "name", ["../evil.py", "0/../../evil.py", "/evil.py", "evil.py", "x/evil.py", "0\\..\\evil.py", "²/e"]
-)
+@pytest.mark.parametrize("name", ["../evil.py", "0/../../evil.py", "/evil.py", "evil.py", "x/evil.py", "0\\..\\evil.py", "²/e"])
 def test_zip_slip_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(CorruptMessage, match="is not inside a numbered folder") as e:
         unbundle(zipped(name), tmp_path / "in" / "out")

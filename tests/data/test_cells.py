@@ -35,9 +35,26 @@ def test_quotes_within_a_cell_are_read_as_python_reads_them(line):
         assert [cells_of(data[a:b], ",") for a, b in CsvRecords().spans(data)] == list(csv.reader([line]))
 
 
-NUMBERS = ["0", "-0", "7", "+5", "1.50", "0.5", ".5", "5.", "1e-3", "1E+20", "1.5e3", " 7", "7\t", "9007199254740992", "-9007199254740992", "1.7976931348623157e308"]  # fmt: skip
-NAMES = ["00501", "007", "00", "-01", "00.5", "1e3", "12E5", "100_1", "1_0.5", "٣", "9007199254740993", "123456789012345678901", "1\u00a0"]  # fmt: skip
-WORDS = ["", "nan", "NaN", "inf", "-Infinity", "true", "NA", "0x1F", "1,5", "1.2.3", "2020-01-01", "12:30", "²", "½", "e5", "+", "-", "."]  # fmt: skip
+NUMBERS = [
+    "0",
+    "-0",
+    "7",
+    "+5",
+    "1.50",
+    "0.5",
+    ".5",
+    "5.",
+    "1e-3",
+    "1E+20",
+    "1.5e3",
+    " 7",
+    "7\t",
+    "9007199254740992",
+    "-9007199254740992",
+    "1.7976931348623157e308",
+]
+NAMES = ["00501", "007", "00", "-01", "00.5", "1e3", "12E5", "100_1", "1_0.5", "٣", "9007199254740993", "123456789012345678901", "1\u00a0"]
+WORDS = ["", "nan", "NaN", "inf", "-Infinity", "true", "NA", "0x1F", "1,5", "1.2.3", "2020-01-01", "12:30", "²", "½", "e5", "+", "-", "."]
 
 
 def test_what_is_a_number():
@@ -76,13 +93,33 @@ def test_arrow_finds_the_numbers_that_python_finds():
 
 @pytest.mark.parametrize(
     ("texts", "kind"),
-    [(["1", "-2"], "int"), (["1", "2.5"], "float"), (["1", "x"], "text"), (["1" * 30], "int"), (["1" * 30, "0.5"], "text"), (["1" * 5000], "text")],
-)  # fmt: skip
+    [
+        (["1", "-2"], "int"),
+        (["1", "2.5"], "float"),
+        (["1", "x"], "text"),
+        (["1" * 30], "int"),
+        (["1" * 30, "0.5"], "text"),
+        (["1" * 5000], "text"),
+    ],
+)
 def test_a_column_is_what_all_its_cells_are(texts, kind):
     assert kind_of(texts) == kind_of(texts[::-1]) == kind
 
 
-HEADERS = ["NA,K,y", "null,b", "007,7", "1e3,1.50", "true,b", "2020-01-01,b", "0,00", " a ,b", ",b", "N/A,NaN", "123456789012345678901,x", "caf\u00e9,a\u2028b"]  # fmt: skip
+HEADERS = [
+    "NA,K,y",
+    "null,b",
+    "007,7",
+    "1e3,1.50",
+    "true,b",
+    "2020-01-01,b",
+    "0,00",
+    " a ,b",
+    ",b",
+    "N/A,NaN",
+    "123456789012345678901,x",
+    "caf\u00e9,a\u2028b",
+]
 
 
 @pytest.mark.parametrize("header", HEADERS)

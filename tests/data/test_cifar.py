@@ -70,10 +70,7 @@ def cifar100(form: str, dump=py2_pickle) -> dict[str, bytes]:
     if form == "binary":
         heads = np.array([coarse, fine], np.uint8).T
         return {f"cifar-100-binary/{n}.bin": np.column_stack([heads, pixels()]).tobytes() for n in ("train", "test")}
-    return {
-        f"cifar-100-python/{n}": dump({"data": pixels(), "fine_labels": fine, "coarse_labels": coarse})
-        for n in ("train", "test")
-    }
+    return {f"cifar-100-python/{n}": dump({"data": pixels(), "fine_labels": fine, "coarse_labels": coarse}) for n in ("train", "test")}
 
 
 def write_folder(root: Path, files: dict[str, bytes]) -> Path:
@@ -217,10 +214,7 @@ def test_plain_arrays_survive(order, protocol: int) -> None:
         ({"data": [1], "labels": [1]}, "lacks 'data' or 'labels'"),
         ({"data": np.zeros((3, 9), np.uint8), "labels": [1, 2, 3]}, r"'data' is uint8 \(3, 9\), not uint8 \(3, 3072\)"),
         ({"data": np.zeros((1, 3072), np.uint8), "labels": ["x"]}, "'labels' are not all whole numbers"),
-        (
-            {"data": np.zeros((1, 3072), np.uint8), "labels": [10]},
-            "data_batch_1 has label 10 at record 0, but there are 10",
-        ),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "data_batch_1 has label 10 at record 0, but there are 10"),
     ],
 )
 def test_odd_tables_are_named(tmp_path: Path, table: dict[str, object], message: str) -> None:

@@ -112,11 +112,7 @@ def test_the_path_is_passed_on(code: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "endless",
-            {},
-            "mydata:endless returned Endless, which is not a map-style Dataset; return an object with __len__",
-        ),
+        ("endless", {}, "mydata:endless returned Endless, which is not a map-style Dataset; return an object with __len__"),
         ("loader", {}, "returned DataLoader, which is not a map-style Dataset"),
         ("generator", {}, "returned generator, which is not"),
         ("three", {}, "mydata:three returned a tuple of 3"),

@@ -46,8 +46,10 @@ def test_seeds_differ_in_every_argument() -> None:
 
 def test_seeds_are_the_same_on_every_machine() -> None:
     assert (sample_seed(1, 2, 3), stage_seed(4, 5), batch_seed(1, 2, [3, 4])) == (
-        sample_seed(np.int64(1), np.int32(2), np.intp(3)), stage_seed(4, 5), batch_seed(1, 2, np.array([3, 4])),
-    )  # fmt: skip
+        sample_seed(np.int64(1), np.int32(2), np.intp(3)),
+        stage_seed(4, 5),
+        batch_seed(1, 2, np.array([3, 4])),
+    )
     assert batch_seed(0, 0, [1, 2]) != batch_seed(0, 0, [2, 1]) != batch_seed(0, 1, [2, 1])
 
 
@@ -132,9 +134,7 @@ def test_a_walk_ends() -> None:
     assert generators_in(knot, list(range(100_000)), {i: object() for i in range(100_000)}) == ()
 
 
-@pytest.mark.parametrize(
-    "draw", [random.random, np.random.random, lambda: torch.rand(()), lambda: np.random.randn(), MODULE_RNG.random]
-)
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(()), lambda: np.random.randn(), MODULE_RNG.random])
 def test_a_draw_is_seen(draw: Any) -> None:
     watch = Watch([MODULE_RNG])
     with kept([MODULE_RNG]):
@@ -151,8 +151,12 @@ def test_functions_ask_for_generators_by_name() -> None:
     def neither(x: Any, **more: Any) -> Any: ...
 
     assert [generator_parameter(f) for f in (numpy_wise, torch_wise, neither, dict, partial(numpy_wise, rng=1))] == [
-        "rng", "generator", None, None, None,
-    ]  # fmt: skip
+        "rng",
+        "generator",
+        None,
+        None,
+        None,
+    ]
     assert (
         generator_argument("rng", 3)["rng"].random()
         == generator_argument("rng", 3)["rng"].random()

@@ -121,9 +121,7 @@ def headed(text: bytes) -> bytes:
         (headed(b'{"inputs":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}'), "of 9 bytes is not at 0:9 of 8"),
         (headed(b'{"inputs":{"dtype":"U8","shape":[2],"data_offsets":[0,1]}}'), "of 2 bytes is not at 0:1"),
         (
-            headed(
-                b'{"inputs":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"targets":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}'
-            ),
+            headed(b'{"inputs":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"targets":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}'),
             "2 inputs but 1 targets",
         ),
     ],

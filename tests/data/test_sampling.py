@@ -47,9 +47,7 @@ def test_sampler_computes_an_order_once_per_epoch(monkeypatch: pytest.MonkeyPatc
     asked = []
     monkeypatch.setattr(
         "ephemeron.data.iteration_samples.epoch_order",
-        lambda count, *, seed, rank, epoch: (
-            asked.append(epoch) or epoch_order(count, seed=seed, rank=rank, epoch=epoch)
-        ),
+        lambda count, *, seed, rank, epoch: asked.append(epoch) or epoch_order(count, seed=seed, rank=rank, epoch=epoch),
     )
     split = plan_split(20, [5])
     sampler = Sampler(split, 0, 0)

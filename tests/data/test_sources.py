@@ -121,12 +121,8 @@ def test_npz(tmp_path: Path) -> None:
 
 def test_npz_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
-    np.savez(
-        path, images=np.zeros((3, 2)), y=np.zeros(3), odd=np.zeros((3, 5)), short=np.zeros(2), empty=np.zeros((0, 2))
-    )
-    with pytest.raises(
-        JobError, match=r"d\.npz has no array 'x', only empty, images, odd, short, y; set data\.options\.inputs"
-    ):
+    np.savez(path, images=np.zeros((3, 2)), y=np.zeros(3), odd=np.zeros((3, 5)), short=np.zeros(2), empty=np.zeros((0, 2)))
+    with pytest.raises(JobError, match=r"d\.npz has no array 'x', only empty, images, odd, short, y; set data\.options\.inputs"):
         npz(path)
     with pytest.raises(JobError, match=r"data\.options\.test_targets is missing"):
         npz(path, inputs="images", test_inputs="images")
@@ -179,9 +175,7 @@ def test_prepared_datasets_with_numeric_columns(tmp_path):
 
     def write(folder, values):
         writer = TableWriter(str(folder), columns)
-        table = pa.table(
-            {"y": pa.array([n % 2 for n in range(len(values))], pa.float32()), "a": pa.array(values, pa.float64())}
-        )
+        table = pa.table({"y": pa.array([n % 2 for n in range(len(values))], pa.float32()), "a": pa.array(values, pa.float64())})
         writer.finish("d", [writer.write(0, table)])
 
     write(tmp_path / "train", [1.0, 2.0, 3.0])

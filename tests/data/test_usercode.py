@@ -84,9 +84,7 @@ def test_absent_module_names_the_folders(tmp_path: Path) -> None:
     write(tmp_path, um_py="import not_there_at_all", pkg__sub_py="")
     with pytest.raises(JobError) as e:
         resolve("nowhere:x", [tmp_path, tmp_path / "pkg"])
-    assert str(e.value) == (
-        f"nowhere:x: there is no module 'nowhere' in {tmp_path}, {tmp_path / 'pkg'}; add its folder to 'code'"
-    )
+    assert str(e.value) == (f"nowhere:x: there is no module 'nowhere' in {tmp_path}, {tmp_path / 'pkg'}; add its folder to 'code'")
     with pytest.raises(JobError, match=r"there is no module 'pkg\.other' in"):
         resolve("pkg.other:x", [tmp_path])
     with pytest.raises(JobError, match="there is no module 'nowhere' in no folders"):
@@ -96,8 +94,7 @@ def test_absent_module_names_the_folders(tmp_path: Path) -> None:
 def test_a_module_that_imports_something_absent(tmp_path: Path) -> None:
     write(tmp_path, um_py="\nimport not_there_at_all")
     with pytest.raises(
-        JobError,
-        match=r"um:x: importing um raised ModuleNotFoundError: No module named 'not_there_at_all' \(um\.py, line 2\)",
+        JobError, match=r"um:x: importing um raised ModuleNotFoundError: No module named 'not_there_at_all' \(um\.py, line 2\)"
     ):
         resolve("um:x", [tmp_path])
 

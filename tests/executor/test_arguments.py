@@ -44,9 +44,7 @@ def test_a_repeated_argument_is_stored_and_fetched_once(chunksize):
     assert executor.traffic.bytes_down < 7 * LARGE.nbytes  # two or three times for each of two functions
 
 
-@pytest.mark.parametrize(
-    "value", [LARGE, LARGE.tobytes(), "x" * 100_000, [1.0] * 100_000, {"a": LARGE, "b": [LARGE]}, Ellipsis]
-)
+@pytest.mark.parametrize("value", [LARGE, LARGE.tobytes(), "x" * 100_000, [1.0] * 100_000, {"a": LARGE, "b": [LARGE]}, Ellipsis])
 def test_every_kind_that_is_repeated_within_items_arguments_and_options(value):
     def same(x, n, more=None):
         return type(x).__name__, n

@@ -35,9 +35,7 @@ def test_the_last_tasks_are_spread_over_all_functions():
     assert measured(1e-6).sizes(1000, 1000) == [200] * 5, "tasks of no time are not worth a request each"
 
 
-@given(
-    st.floats(1e-6, 100.0), st.integers(1, 1000), st.integers(1, 20_000),
-)  # fmt: skip
+@given(st.floats(1e-6, 100.0), st.integers(1, 1000), st.integers(1, 20_000))
 def test_all_tasks_are_published_in_the_end(seconds, workers, waiting):
     batching, published = measured(seconds, workers=workers), 0
     while waiting:

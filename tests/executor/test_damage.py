@@ -31,9 +31,7 @@ def refuse(x: float) -> float:
     raise ValueError(f"no {x}")
 
 
-def mapped(
-    monkeypatch: pytest.MonkeyPatch, kind: str, damage: Damage, *, late: bool = False
-) -> tuple[list[str], list[Any], list[str]]:
+def mapped(monkeypatch: pytest.MonkeyPatch, kind: str, damage: Damage, *, late: bool = False) -> tuple[list[str], list[Any], list[str]]:
     """A map with large and small arguments and results, and trees: the damaged key, results, and errors of those that have none."""
     happened: list[str] = []
 
@@ -46,9 +44,12 @@ def mapped(
     values, errors = list[Any](), list[str]()
     with FunctionExecutor(platform="simulated", max_workers=2, retries=1) as pool:
         futures = [
-            pool.submit(lambda a: a.sum(), np.arange(20_000.0)), pool.submit(np.zeros, 20_000), *(pool.submit(abs, -n) for n in range(8)),
-            pool.map_reduce(abs, range(20), max, chunksize=4, fan_in=3), pool.map_reduce(refuse, range(9), max, chunksize=3, fan_in=2),
-        ]  # fmt: skip
+            pool.submit(lambda a: a.sum(), np.arange(20_000.0)),
+            pool.submit(np.zeros, 20_000),
+            *(pool.submit(abs, -n) for n in range(8)),
+            pool.map_reduce(abs, range(20), max, chunksize=4, fan_in=3),
+            pool.map_reduce(refuse, range(9), max, chunksize=3, fan_in=2),
+        ]
         for future in futures:
             try:
                 values.append(future.result(timeout=120))
@@ -65,10 +66,7 @@ def check(happened: list[str], values: list[Any], errors: list[str], damage: Dam
     assert len(errors) == sum(value is None for value in values)
     for error in errors:
         queue = happened[0].partition(".")[0]  # of a lost edge or counter only the queue can be named
-        assert happened[0] in error or "ValueError: no" in error or (damage is removed and queue in error), (
-            happened,
-            error,
-        )
+        assert happened[0] in error or "ValueError: no" in error or (damage is removed and queue in error), (happened, error)
 
 
 @pytest.mark.parametrize("late", [False, True])

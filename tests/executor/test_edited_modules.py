@@ -80,20 +80,14 @@ def test_an_edit_without_a_reload_changes_nothing_and_is_told(module, caplog):
     module("waiting_one", "def f(): return 2  # not reloaded\n", load=False)
     assert sent(shipper, function) == first
     assert sent(Shipper(CodeKeys("r.code")), function) == first  # another executor of this process
-    assert [r.message for r in caplog.records if "waiting_one.py was edited" in r.message] == [
-        caplog.records[-1].message
-    ]
+    assert [r.message for r in caplog.records if "waiting_one.py was edited" in r.message] == [caplog.records[-1].message]
     importlib.reload(sys.modules["waiting_one"])
     assert "return 2" in sent(shipper, sys.modules["waiting_one"].f)[1]["waiting_one.py"]
 
 
 def test_an_edit_before_the_first_look_is_told(module, caplog):
     function = module("early_one", "def f(): return 1\ndef g():\n    return [n for n in (1, 2)]\n").f
-    module(
-        "early_one",
-        "# a comment, further down\n\ndef f(): return 1\ndef g():\n    return [n for n in (1, 2)]\n",
-        load=False,
-    )
+    module("early_one", "# a comment, further down\n\ndef f(): return 1\ndef g():\n    return [n for n in (1, 2)]\n", load=False)
     sent(Shipper(CodeKeys("r.code")), function)
     assert not caplog.records
     function = module("early_two", "def f(): return 1\n").f

@@ -39,8 +39,9 @@ def test_objects_in_another_folder_are_found_and_removed(folders: Path, tmp_path
             (tmp_path / "store" / "map-1.work" / "b#1").write_bytes(b"begun by a killed function")
             found = {each.run: each for each in await find_remains(folders)}
             assert {run: (each.objects, each.object_bytes, each.running) for run, each in found.items()} == {
-                "map-1": (2, 10, ""), "map-2": (0, 0, ""),
-            }  # fmt: skip
+                "map-1": (2, 10, ""),
+                "map-2": (0, 0, ""),
+            }
             assert found["map-2"].nbytes == found["map-2"].folder_bytes > 5
             assert await store.list("map-1.") != [], "an inventory removes nothing"
             assert [each.run for each in await remove_remains(folders)] == ["map-1", "map-2"]

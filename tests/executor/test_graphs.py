@@ -24,9 +24,7 @@ def chain() -> list[TaskResult]:
         await queue.connect(TaskEdge(name="x", inputs=1, tasks=(TaskSpec(id="g-b", function="f", then=("y",)),)))
         await queue.connect(TaskEdge(name="y", inputs=1, tasks=(TaskSpec(id="g-c", function="f"),)))
         [lease] = await queue.take(1)
-        await queue.complete(
-            lease, [TaskResult(id="g-a", status="failed", error="E: it is dead: no", traceback="where")]
-        )
+        await queue.complete(lease, [TaskResult(id="g-a", status="failed", error="E: it is dead: no", traceback="where")])
         return sorted(await queue.reader().read(), key=lambda result: result.id)
 
     return asyncio.run(main())
@@ -38,9 +36,7 @@ def test_the_error_of_a_graph_is_that_of_the_task_which_failed_itself(order):
     assert [result.id for result in results] == ["g-a", "g-b", "g-c"]
     assert [failed_first(result).id for result in results] == ["g-a"] * 3
     future = TaskFuture("g", name="g", on_cancel=lambda future: None)
-    graph = Graph(
-        name="g", tasks=3, key="k", data=b"", objects={}, starts=iter(()), future=future, on_result=lambda result: None
-    )
+    graph = Graph(name="g", tasks=3, key="k", data=b"", objects={}, starts=iter(()), future=future, on_result=lambda result: None)
     for at in order:
         graph.absorb(results[at])
     with pytest.raises(TaskFailed, match=r"^E: it is dead: no") as raised:

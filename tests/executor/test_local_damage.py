@@ -31,9 +31,7 @@ def test_a_damaged_batch_ends_the_map_with_its_key(where: str, tmp_path, monkeyp
     over = threading.Event()
 
     def in_folder() -> None:
-        for path in sorted(
-            (tmp_path / "store").glob("*.work/*"), reverse=True
-        ):  # of the last ones nobody has a lease yet
+        for path in sorted((tmp_path / "store").glob("*.work/*"), reverse=True):  # of the last ones nobody has a lease yet
             if "." not in path.name and path.name != "closed":
                 with contextlib.suppress(FileNotFoundError):
                     data = path.read_bytes()

@@ -35,17 +35,11 @@ def test_functions_of_modules_closures_and_large_values(home):
     offset = 5
     with FunctionExecutor(max_workers=2) as executor:
         assert list(executor.map(cube, range(200))) == [x**3 for x in range(200)]
-        assert list(executor.map(lambda x: (x + offset, os.getpid() != parent), range(3))) == [
-            (5, True),
-            (6, True),
-            (7, True),
-        ]
+        assert list(executor.map(lambda x: (x + offset, os.getpid() != parent), range(3))) == [(5, True), (6, True), (7, True)]
         big = executor.submit(np.full, 300_000, 2.0).result()
         assert big.nbytes == 2_400_000
         assert executor.submit(np.sum, big).result() == 600_000.0
-        assert executor.map_reduce(cube, range(50), lambda a, b: a + b, fan_in=3).result() == sum(
-            x**3 for x in range(50)
-        )
+        assert executor.map_reduce(cube, range(50), lambda a, b: a + b, fan_in=3).result() == sum(x**3 for x in range(50))
         bill = executor.bill()
         assert bill.invocations >= 1
         assert bill.gb_seconds > 0
@@ -146,12 +140,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_the_next_executor_removes_what_a_killed_client_has_left(home, valkey_server):
     ran = subprocess.run(
-        [sys.executable, "-", valkey_server.address],
-        input=KILLED,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
+        [sys.executable, "-", valkey_server.address], input=KILLED, capture_output=True, text=True, check=False, timeout=200
     )
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     folder = Path(ran.stdout.strip())

@@ -43,11 +43,7 @@ def test_the_sweep_from_files(tmp_path, monkeypatch):
     scores = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(scores) == 18
     assert min(scores, key=lambda s: s["error"])["degree"] in (5, 7)
-    for text in (
-        "ephemeron map sweep:score --items grid.jsonl --out scores.jsonl",
-        "python words.py",
-        "python sweep.py",
-    ):
+    for text in ("ephemeron map sweep:score --items grid.jsonl --out scores.jsonl", "python words.py", "python sweep.py"):
         assert text in (EXAMPLES / "map" / "README.md").read_text()
 
 

@@ -29,14 +29,19 @@ class Found:
 
 
 FORMS = {
-    "tensor": (lambda y: y, {"y": (5, 2)}), "numpy": (lambda y: y.numpy(), {"y": (5, 2)}),
-    "numbers": (lambda y: y[:, 0].tolist(), {"y": (5,)}), "int": (lambda y: y.argmax(1), {"y": (5,)}),
-    "bfloat16": (lambda y: y.bfloat16(), {"y": (5, 2)}), "list": (lambda y: [y], {"y0": (5, 2)}),
+    "tensor": (lambda y: y, {"y": (5, 2)}),
+    "numpy": (lambda y: y.numpy(), {"y": (5, 2)}),
+    "numbers": (lambda y: y[:, 0].tolist(), {"y": (5,)}),
+    "int": (lambda y: y.argmax(1), {"y": (5,)}),
+    "bfloat16": (lambda y: y.bfloat16(), {"y": (5, 2)}),
+    "list": (lambda y: [y], {"y0": (5, 2)}),
     "nested": (lambda y: (y, (y, {"a": [y[:, 0]]})), {"y0": (5, 2), "y1.0": (5, 2), "y1.1.a.0": (5,)}),
     "mapping": (lambda y: {"a": y, "b": (y, None)}, {"a": (5, 2), "b.0": (5, 2)}),
-    "dataclass": (Found, {"logits": (5, 2)}), "named": (lambda y: Pair(y, y), {"mean": (5, 2), "spread": (5, 2)}),
-    "squeezed": (lambda y: y[:, :1].squeeze(), {"y": (5,)}), "squeezed twice": (lambda y: (y.squeeze(), y[:, 1].squeeze()), {"y0": (5, 2), "y1": (5,)}),
-}  # fmt: skip
+    "dataclass": (Found, {"logits": (5, 2)}),
+    "named": (lambda y: Pair(y, y), {"mean": (5, 2), "spread": (5, 2)}),
+    "squeezed": (lambda y: y[:, :1].squeeze(), {"y": (5,)}),
+    "squeezed twice": (lambda y: (y.squeeze(), y[:, 1].squeeze()), {"y0": (5, 2), "y1": (5,)}),
+}
 WRONG = {
     "mean": (lambda y: y.mean(), "output y of the model has the shape [] for 3 samples"),
     "transposed": (lambda y: y.t(), "output y of the model has the shape [2, 3] for 3 samples"),
@@ -44,7 +49,7 @@ WRONG = {
     "text": (lambda y: ["a"] * len(y), "output y0 of the model is a str, not numbers"),
     "nothing": (lambda y: None, "the model returned NoneType, not tensors"),
     "square": (lambda y: y @ y.t(), "output y of the model has the shape [2, 2] for 2 samples, and [3, 3] for 3"),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass
@@ -131,9 +136,7 @@ def result(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPHEMERON_HOME", str(home))
-        return ephemeron.train(
-            Squeezing(), platform="simulated", workers=1, batch_size=4, epochs=1, on_event=lambda event: None
-        )
+        return ephemeron.train(Squeezing(), platform="simulated", workers=1, batch_size=4, epochs=1, on_event=lambda event: None)
 
 
 @pytest.fixture
@@ -158,11 +161,15 @@ def test_a_last_batch_of_one_and_no_folder_left(result, quick, tmp_path):
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (X[:0], "there are no inputs"), (np.float32(3), "input x is a single value"), (X.astype(object), "input x is of type object"),
-        (X.astype(str), "input x is text"), (X[:, :3], "given x of float32 and shape [3, 3]"), (X.astype("i8"), "given x of int64"),
+        (X[:0], "there are no inputs"),
+        (np.float32(3), "input x is a single value"),
+        (X.astype(object), "input x is of type object"),
+        (X.astype(str), "input x is text"),
+        (X[:, :3], "given x of float32 and shape [3, 3]"),
+        (X.astype("i8"), "given x of int64"),
         (X.astype("u1"), "given x of uint8"),
     ],
-)  # fmt: skip
+)
 def test_inputs_that_a_model_does_not_take_are_named_before_anything_is_started(result, quick, x, said):
     pools = []
     with pytest.raises(JobError) as found:
@@ -175,16 +182,19 @@ def test_json_does_not_tell_integers_from_numbers(result, quick, tmp_path):
     (tmp_path / "x.jsonl").write_text("".join(f"{row.astype(int).tolist()}\n" for row in X))
     inputs = read_inputs(tmp_path / "x.jsonl")
     assert inputs["x"].dtype == np.int64
-    np.testing.assert_array_equal(
-        predict(result, inputs, casts=True, **quick)[0]["y"], predict(result, {"x": X}, **quick)[0]["y"]
-    )
+    np.testing.assert_array_equal(predict(result, inputs, casts=True, **quick)[0]["y"], predict(result, {"x": X}, **quick)[0]["y"])
 
 
 GOOD_LINES = {
-    "plain": ("[1, 2]\n[3, 4]\n", [[1, 2], [3, 4]]), "BOM": ("\ufeff[1, 2]\n", [[1, 2]]), "CRLF": ("[1]\r\n[2]\r\n", [[1], [2]]),
-    "no end": ("1\n2", [1, 2]), "empty lines": ("\n1\n\n2\n", [1, 2]), "booleans": ("[true]\n", [[True]]),
-    "infinities": ("[Infinity, -Infinity]\n", [[np.inf, -np.inf]]), "large": ("[9007199254740993]\n", [[9007199254740993]]),
-}  # fmt: skip
+    "plain": ("[1, 2]\n[3, 4]\n", [[1, 2], [3, 4]]),
+    "BOM": ("\ufeff[1, 2]\n", [[1, 2]]),
+    "CRLF": ("[1]\r\n[2]\r\n", [[1], [2]]),
+    "no end": ("1\n2", [1, 2]),
+    "empty lines": ("\n1\n\n2\n", [1, 2]),
+    "booleans": ("[true]\n", [[True]]),
+    "infinities": ("[Infinity, -Infinity]\n", [[np.inf, -np.inf]]),
+    "large": ("[9007199254740993]\n", [[9007199254740993]]),
+}
 
 
 @pytest.mark.parametrize("name", GOOD_LINES)
@@ -197,12 +207,16 @@ def test_lines_that_are_read(name, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1, 2]\n\n[3]\n", "line 3 has the shape [1], line 1 has [2]"), ('{"a": 1}\n{"b": 2}\n', "line 2 has the keys 'b', line 1 has 'a'"),
-        ('{"a": 1}\n{"a": 1, "b": 2}\n', "line 2 has the keys 'a', 'b'"), ('{"a": 1}\n[1]\n', "line 2: objects and other values are mixed"),
+        ("[1, 2]\n\n[3]\n", "line 3 has the shape [1], line 1 has [2]"),
+        ('{"a": 1}\n{"b": 2}\n', "line 2 has the keys 'b', line 1 has 'a'"),
+        ('{"a": 1}\n{"a": 1, "b": 2}\n', "line 2 has the keys 'a', 'b'"),
+        ('{"a": 1}\n[1]\n', "line 2: objects and other values are mixed"),
         ("[1]\n[null]\n", "line 2: [null] is no number"),
-        ("[[1, 2], [3]]\n", "line 1: [[1, 2], [3]] is no number"), ("", "has no inputs"), ("[1\n", "line 1 is no JSON"),
+        ("[[1, 2], [3]]\n", "line 1: [[1, 2], [3]] is no number"),
+        ("", "has no inputs"),
+        ("[1\n", "line 1 is no JSON"),
     ],
-)  # fmt: skip
+)
 def test_lines_that_are_refused_with_their_number(text, said, tmp_path):
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(JobError) as found:

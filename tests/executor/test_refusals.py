@@ -33,9 +33,7 @@ def test_no_channel_is_a_folder_of_this_machine():
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "file"))
-    with pytest.raises(
-        JobError, match=r"cannot write .*: Not a directory; set EPHEMERON_HOME to a folder you can write"
-    ):
+    with pytest.raises(JobError, match=r"cannot write .*: Not a directory; set EPHEMERON_HOME to a folder you can write"):
         FunctionExecutor("simulated")
 
 
@@ -70,9 +68,7 @@ def test_results_that_cannot_be_written_are_one_line(tmp_path, monkeypatch):
     if Path("/dev/full").exists():
         ran = CliRunner().invoke(main, [*command, "--out", "/dev/full"])
         assert ran.exit_code == 1
-        assert (
-            "/dev/full cannot be written: No space left on device; the first 0 results are in /dev/full" in ran.stderr
-        )
+        assert "/dev/full cannot be written: No space left on device; the first 0 results are in /dev/full" in ran.stderr
         assert not isinstance(ran.exception, OSError)
 
 

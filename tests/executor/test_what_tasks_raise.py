@@ -49,12 +49,20 @@ def unreadable():
 
 
 RAISED = {
-    "CancelledError": asyncio.CancelledError, "KeyboardInterrupt": KeyboardInterrupt, "GeneratorExit": GeneratorExit,
-    "SystemExit": SystemExit(3), "StopIteration": StopIteration(5), "StopAsyncIteration": StopAsyncIteration,
-    "Own": Own("enough"), "NoText": NoText, "Needs": Needs(404, response=b""), "RecursionError": RecursionError,
-    "ValueError": ValueError("x" * 2_000_000 + "\udcff\x00"), "BaseException": BaseException("base"),
+    "CancelledError": asyncio.CancelledError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "SystemExit": SystemExit(3),
+    "StopIteration": StopIteration(5),
+    "StopAsyncIteration": StopAsyncIteration,
+    "Own": Own("enough"),
+    "NoText": NoText,
+    "Needs": Needs(404, response=b""),
+    "RecursionError": RecursionError,
+    "ValueError": ValueError("x" * 2_000_000 + "\udcff\x00"),
+    "BaseException": BaseException("base"),
     "ZeroDivisionError": BaseExceptionGroup("of one", [ZeroDivisionError()]),
-}  # fmt: skip
+}
 
 
 def raise_named(name):

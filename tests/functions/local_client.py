@@ -14,13 +14,18 @@ from ephemeron.functions.local import LocalPlatform
 
 
 async def main() -> None:
-    platform = await LocalPlatform.start(
-        Path(sys.argv[1]), env=json.loads(sys.argv[2]), limits=Limits(memory_max_mb=4096), linger_s=0.3
-    )
+    platform = await LocalPlatform.start(Path(sys.argv[1]), env=json.loads(sys.argv[2]), limits=Limits(memory_max_mb=4096), linger_s=0.3)
     call = Call(
-        run="a run", rank=0, attempt=0, memory_mb=256, lifetime_s=60, channel="folder", origin=time.time(),
-        entry="test", request={"function": "hold"},
-    )  # fmt: skip
+        run="a run",
+        rank=0,
+        attempt=0,
+        memory_mb=256,
+        lifetime_s=60,
+        channel="folder",
+        origin=time.time(),
+        entry="test",
+        request={"function": "hold"},
+    )
     await platform.invoke(call)
     async for event in platform.events("a run"):
         if isinstance(event, Note):

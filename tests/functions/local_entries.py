@@ -46,10 +46,7 @@ async def litter(context: Context) -> dict[str, Any]:
 async def find_litter(context: Context) -> dict[str, Any]:
     drawn = random.random()
     random.seed(0)
-    return {
-        "found": ["LITTER" in os.environ, "/litter" in sys.path, drawn == random.random()],
-        **await whoami(context),
-    }
+    return {"found": ["LITTER" in os.environ, "/litter" in sys.path, drawn == random.random()], **await whoami(context)}
 
 
 async def leave_thread(context: Context) -> dict[str, Any]:

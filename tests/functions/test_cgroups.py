@@ -130,9 +130,7 @@ def test_v2_limits_in_one_folder(root: Path) -> None:
     assert not folder.exists()
 
 
-def test_v2_enables_the_controllers_at_the_nearest_ancestor_that_lets_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_v2_enables_the_controllers_at_the_nearest_ancestor_that_lets_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = v2(root)
     write = cgroups._write
 

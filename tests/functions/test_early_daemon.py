@@ -31,24 +31,21 @@ from running import until
 HERE = Path(__file__).parent
 LIMITS = Limits(memory_max_mb=4096)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux only")]
 
 
 @pytest.fixture
 def env() -> dict[str, str]:
     """Variables of a daemon, with a mark of this test."""
     return {
-        "EPHEMERON_PRELOAD": "fork_entries", "EPHEMERON_ENTRIES": "test=fork_entries:dispatch", "PYTHONPATH": str(HERE),
+        "EPHEMERON_PRELOAD": "fork_entries",
+        "EPHEMERON_ENTRIES": "test=fork_entries:dispatch",
+        "PYTHONPATH": str(HERE),
         "EPHEMERON_CHANNEL_MARK": secrets.token_hex(8),
-    }  # fmt: skip
+    }
 
 
-def test_fork_server_and_functions_are_there_before_the_run_and_serve_it(
-    tmp_path: Path, env: Mapping[str, str]
-) -> None:
+def test_fork_server_and_functions_are_there_before_the_run_and_serve_it(tmp_path: Path, env: Mapping[str, str]) -> None:
     arrived = tmp_path / "arrived"
     arrived.mkdir()
     env = {**env, "IMPORT_ARRIVED": str(arrived)}
@@ -158,9 +155,7 @@ def test_it_ends_with_a_client_that_is_killed(env: Mapping[str, str]) -> None:
     until(lambda: nothing_left(env))
 
 
-def test_where_it_was_killed_the_run_gets_another_one_and_its_folder_is_removed(
-    tmp_path: Path, env: Mapping[str, str]
-) -> None:
+def test_where_it_was_killed_the_run_gets_another_one_and_its_folder_is_removed(tmp_path: Path, env: Mapping[str, str]) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         assert [v["cold"] for v in await outcomes(platform, "whoami", count=1)] == [True]
 
@@ -219,9 +214,9 @@ def test_a_spare_process_that_dies_is_not_begun_again(env: Mapping[str, str]) ->
         def make(memory_mb: int, variables: Mapping[str, str]) -> FunctionProcess:
             made.append(
                 FunctionProcess(
-                    Enforcement(kind="none"), len(made) + 1, memory_mb=memory_mb, vcpus=1.0, env=variables, folder=Path("/nowhere"),
+                    Enforcement(kind="none"), len(made) + 1, memory_mb=memory_mb, vcpus=1.0, env=variables, folder=Path("/nowhere")
                 )
-            )  # fmt: skip
+            )
             return made[-1]
 
         pool = WarmPool(make, idle_s=60)
@@ -256,9 +251,16 @@ def run(folder: Path, scenario: Callable[[LocalPlatform], Coroutine[Any, Any, No
 
 def call(function: str, *, rank: int, memory_mb: int = 256, held: bool = False) -> Call:
     return Call(
-        run="a run", rank=rank, attempt=0, memory_mb=memory_mb, lifetime_s=60.0, channel="folder", origin=time.time(),
-        entry="test", request={"function": function, "held": held},
-    )  # fmt: skip
+        run="a run",
+        rank=rank,
+        attempt=0,
+        memory_mb=memory_mb,
+        lifetime_s=60.0,
+        channel="folder",
+        origin=time.time(),
+        entry="test",
+        request={"function": function, "held": held},
+    )
 
 
 async def outcomes(platform: LocalPlatform, function: str, *, count: int, memory_mb: int = 256) -> list[dict[str, Any]]:

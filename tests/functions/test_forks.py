@@ -279,14 +279,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 def test_a_fork_server_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     env = {**os.environ, "EPHEMERON_PRELOAD": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", _SILENT, str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", _SILENT, str(tmp_path)], env=env, capture_output=True, text=True, timeout=200, check=False)
     assert (done.stdout, done.returncode) == ("-9 -9\n", 0), done.stderr
 
 

@@ -29,9 +29,7 @@ class OneShot(OneShotSupervisor):
 
 
 @pytest.mark.parametrize(("vcpus", "threads"), [(0.3, "1"), (1.0, "1"), (3.7, "3")])
-def test_libraries_have_a_thread_for_each_whole_vcpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vcpus: float, threads: str
-) -> None:
+def test_libraries_have_a_thread_for_each_whole_vcpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vcpus: float, threads: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     one_shot = OneShot(tmp_path / "one", memory_mb=512, vcpus=vcpus, variables={"MKL_NUM_THREADS": "64"}).make(1)
     resident = Resident(1, memory_mb=512, vcpus=vcpus, folder=tmp_path)

@@ -41,9 +41,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     for name, value in {**KEYS, **s3, "EPHEMERON_HOME": str(tmp_path / "home")}.items():
         monkeypatch.setenv(name, value)  # the nodes of the cluster, started below, have them, too
     lambdas = RunGroup(name="lambda", platform="aws", workers=2, channel=s3_server.address, memory_mb=MEMORY_MB)
-    cluster = RunGroup(
-        name="cluster", platform="ray", workers=1, channel=(tmp_path / "objects").as_uri(), memory_mb=MEMORY_MB
-    )
+    cluster = RunGroup(name="cluster", platform="ray", workers=1, channel=(tmp_path / "objects").as_uri(), memory_mb=MEMORY_MB)
     common = {"exchange_every": 4, "checkpoint_every": 3, "batch_size": 48}
     killed: list[int] = []
 
@@ -57,18 +55,17 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
                         killed.append(each.pid)
                         os.kill(each.pid, signal.SIGKILL)
 
-        clouds = [
-            deployed(service, memory_mb=MEMORY_MB, timeout_s=600, preload="torch,ephemeron.training.worker.loop"),
-            ray.settings(),
-        ]
+        clouds = [deployed(service, memory_mb=MEMORY_MB, timeout_s=600, preload="torch,ephemeron.training.worker.loop"), ray.settings()]
         result = train(
-            JOB, configure(JOB, groups=(lambdas, cluster), group_store=f"{s3_server.address}/common", **common),
-            cloud=clouds, peer_timeout_s=120.0, on_event=kill, faults=[parse_fault("delay:rank=1,factor=1,seconds=0.2")],
-        )  # fmt: skip
+            JOB,
+            configure(JOB, groups=(lambdas, cluster), group_store=f"{s3_server.address}/common", **common),
+            cloud=clouds,
+            peer_timeout_s=120.0,
+            on_event=kill,
+            faults=[parse_fault("delay:rank=1,factor=1,seconds=0.2")],
+        )
     assert result.summary.platform == "aws+ray"
-    assert [(group.name, group.platform, group.workers) for group in result.summary.groups] == [
-        ("lambda", "aws", 2), ("cluster", "ray", 1),
-    ]  # fmt: skip
+    assert [(group.name, group.platform, group.workers) for group in result.summary.groups] == [("lambda", "aws", 2), ("cluster", "ray", 1)]
     assert len(killed) == 1
     events = list(events_of(result.folder))
     assert [e.rank for e in events if isinstance(e, Ended) and e.status == "lost"] == [0]

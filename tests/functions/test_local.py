@@ -217,9 +217,8 @@ def test_functions_see_chosen_variables_and_no_file_holds_them(folder: Path, mon
 
 def test_functions_outlive_a_killed_client_and_another_one_attaches(folder: Path) -> None:
     client = subprocess.Popen(
-        [sys.executable, str(HERE / "local_client.py"), str(folder), json.dumps(ENV)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, str(HERE / "local_client.py"), str(folder), json.dumps(ENV)], stdout=subprocess.PIPE, text=True
+    )
     assert client.stdout is not None
     assert client.stdout.readline() == "invoked\n"
     client.kill()
@@ -322,9 +321,7 @@ def test_two_that_start_at_the_same_time_share_one_host(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["host.log", "host.lock", "host.json"])
-def test_a_start_that_is_interrupted_leaves_nothing_open(
-    folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_is_interrupted_leaves_nothing_open(folder: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()  # what other tests have left
     complaints: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", complaints.append)
@@ -360,9 +357,7 @@ def test_a_host_that_cannot_start_says_why(folder: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 240))
 
 
-def test_the_log_level_of_the_client_reaches_daemon_and_functions(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_level_of_the_client_reaches_daemon_and_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_LOG_LEVEL", "debug")
     monkeypatch.setenv("EPHEMERON_LOG_FORMAT", "json")
     ids: list[str] = []
@@ -422,9 +417,7 @@ def run(folder: Path, scenario: Scenario, **options: Any) -> None:
 
 
 def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:
-    fields: dict[str, Any] = {
-        "rank": 0, "attempt": 0, "memory_mb": 256, "lifetime_s": 60.0, "channel": "folder", "duplicate": False,
-    }  # fmt: skip
+    fields: dict[str, Any] = {"rank": 0, "attempt": 0, "memory_mb": 256, "lifetime_s": 60.0, "channel": "folder", "duplicate": False}
     given = {key: changes.pop(key, value) for key, value in fields.items()}
     return Call(run="a run", origin=time.time(), entry="test", request={"function": entry, **changes}, **given)
 

@@ -11,16 +11,7 @@ from ephemeron.errors import CorruptMessage
 from ephemeron.functions import process_messages as messages
 from ephemeron.functions.base import Call
 
-CALL = Call(
-    run="r",
-    rank=1,
-    attempt=0,
-    memory_mb=256,
-    lifetime_s=60.0,
-    channel="folder",
-    entry="echo",
-    request={"n": [1]},
-)
+CALL = Call(run="r", rank=1, attempt=0, memory_mb=256, lifetime_s=60.0, channel="folder", entry="echo", request={"n": [1]})
 OF_HOST = [
     messages.Start(),
     messages.InvokeMessage(
@@ -64,16 +55,7 @@ def test_a_message_of_a_function_is_read_back(message: messages.FunctionMessage)
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"nothing\n",
-        b"[]\n",
-        b"{}\n",
-        b'{"message": []}\n',
-        b'{"message": "Ready"}\n',
-        b'{"message": "Ready", "pid": "7"}\n',
-    ],
+    "line", [b"", b"nothing\n", b"[]\n", b"{}\n", b'{"message": []}\n', b'{"message": "Ready"}\n', b'{"message": "Ready", "pid": "7"}\n']
 )
 def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(CorruptMessage):

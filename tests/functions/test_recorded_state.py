@@ -50,10 +50,25 @@ class Calls(CallTracker):
 SENDING = sending("2.1.x", CALL, at=8.0)
 SENT = {"record": "sent", "id": "2.1.x", "request": REQUEST}
 BEGUN = {"record": "begun", "id": "2.1.x", "delivery": 0, "request": REQUEST, "stream": "s", "at": 9.0}
-OUTCOME = {"record": "outcome", "id": "2.1.x", "delivery": 0, "status": "ok", "value": {"outcome": "finished"}, "error": "",
-           "took_s": 1.23456, "peak_mb": 99.5}  # fmt: skip
-FINAL = {"record": "final", "id": "2.1.x", "delivery": 0, "request": REQUEST, "invocation": "2.1.x", "billed_by": "report",
-         "outcome": {"status": "ok"}}  # fmt: skip
+OUTCOME = {
+    "record": "outcome",
+    "id": "2.1.x",
+    "delivery": 0,
+    "status": "ok",
+    "value": {"outcome": "finished"},
+    "error": "",
+    "took_s": 1.23456,
+    "peak_mb": 99.5,
+}
+FINAL = {
+    "record": "final",
+    "id": "2.1.x",
+    "delivery": 0,
+    "request": REQUEST,
+    "invocation": "2.1.x",
+    "billed_by": "report",
+    "outcome": {"status": "ok"},
+}
 REPORT = LogReport(request=REQUEST, stream="s", billed_s=1.3, size_mb=512, used_mb=100)
 
 
@@ -101,11 +116,10 @@ def test_without_a_report_the_handler_s_own_seconds_are_billed_rounded_up():
         ([REPORT], "lost", 1.3),
         ([Death(request=REQUEST, stream="s", timed_out=True, text="killed at its time limit"), REPORT], "timed_out", 1.3),
         ([Death(request=REQUEST, stream="s", timed_out=False, text="signal: killed"), REPORT], "lost", 1.3),
-        ([Death(request=REQUEST, stream="s", timed_out=False, text="signal: killed"), replace(REPORT, used_mb=512)],
-         "out_of_memory", 1.3),
+        ([Death(request=REQUEST, stream="s", timed_out=False, text="signal: killed"), replace(REPORT, used_mb=512)], "out_of_memory", 1.3),
         ([Death(request=REQUEST, stream="s", timed_out=False, text="signal: killed")], "lost", 0.0),
     ],
-)  # fmt: skip
+)
 def test_the_logs_tell_of_a_death_and_the_store_is_asked_once_more(said: list[Any], status: str, billed: float):
     calls = fed(SENDING, SENT, BEGUN)
     for line in said:
@@ -245,9 +259,13 @@ def test_every_call_ends_once_whatever_comes_when(order: list[int], times: list[
     ends: list[str] = []
     calls.feed({**SENDING, "copies": 2}, now=0.0)
     happenings: list[Any] = [
-        SENT, BEGUN, OUTCOME, REPORT, {**BEGUN, "delivery": 1, "stream": "t"},
+        SENT,
+        BEGUN,
+        OUTCOME,
+        REPORT,
+        {**BEGUN, "delivery": 1, "stream": "t"},
         Death(request=REQUEST, stream="t", timed_out=False, text="gone"),
-    ]  # fmt: skip
+    ]
     for n, now in zip(order, sorted(times), strict=True):
         what = happenings[n]
         if isinstance(what, dict):

@@ -32,15 +32,7 @@ def reporter(folder: Path, failures: dict[str, list[Any]]) -> InvocationReporter
     """Of a call, whose requests fail as the lists say, by operation."""
     call = Call(run="run", rank=0, attempt=0, memory_mb=128, lifetime_s=60.0, channel="folder")
     envelope = InvokeRequest(
-        id="0.0.ab",
-        run="run",
-        rank=0,
-        attempt=0,
-        calls="run.calls",
-        channel="folder",
-        every_s=0.1,
-        lifetime_s=60.0,
-        call=call,
+        id="0.0.ab", run="run", rank=0, attempt=0, calls="run.calls", channel="folder", every_s=0.1, lifetime_s=60.0, call=call
     )
 
     def decide(operation: str, key: str) -> Any:
@@ -73,9 +65,7 @@ def records(folder: Path) -> list[Any]:
 
 def test_what_is_announced_is_there_once_whatever_the_store_did_meanwhile(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.05)
-    failures = {
-        "create": ["throttled", "lost-answer", "unavailable"], "fetch": ["unavailable"], "put": ["unavailable", "throttled"],
-    }  # fmt: skip
+    failures = {"create": ["throttled", "lost-answer", "unavailable"], "fetch": ["unavailable"], "put": ["unavailable", "throttled"]}
     made = reporter(tmp_path, failures)
     assert made.delivery == 0  # its own claim, not somebody else's
     asyncio.run(made.announce(SentRecord(id="next", request="q")))

@@ -31,11 +31,14 @@ def together(tmp_path: Path, scenario: Callable[..., Coroutine[Any, Any, None]],
         host = await LocalPlatform.start(session, limits=LIMITS)
         runs = [
             await LocalPlatform.start(
-                tmp_path / "runs" / name, env={**ENV, **({"OF": env[name]} if name in env else {})}, limits=LIMITS,
-                session=session, restart=True,
+                tmp_path / "runs" / name,
+                env={**ENV, **({"OF": env[name]} if name in env else {})},
+                limits=LIMITS,
+                session=session,
+                restart=True,
             )
             for name in names
-        ]  # fmt: skip
+        ]
         try:
             await scenario(host, *runs)
         finally:
@@ -76,13 +79,7 @@ def test_runs_share_a_warm_process_that_remembers_nothing(tmp_path: Path) -> Non
 def test_variables_of_a_run_are_not_seen_by_functions_of_another(tmp_path: Path) -> None:
     async def scenario(_: LocalPlatform, a: LocalPlatform, b: LocalPlatform, c: LocalPlatform) -> None:
         seen = [(await outcome(run, "whoami", variables=["OF"])).value for run in (a, b, c, a, b)]
-        assert [each["env"]["OF"] for each in seen] == [
-            "secret of a",
-            "secret of b",
-            None,
-            "secret of a",
-            "secret of b",
-        ]
+        assert [each["env"]["OF"] for each in seen] == ["secret of a", "secret of b", None, "secret of a", "secret of b"]
         assert [each["cold"] for each in seen] == [True, True, True, False, False]
 
     together(tmp_path, scenario, "a", "b", "c", a="secret of a", b="secret of b")
@@ -123,9 +120,7 @@ def test_functions_go_on_without_their_clients_and_another_one_attaches(tmp_path
     async def main() -> None:
         session = tmp_path / "session"
         host = await LocalPlatform.start(session, limits=LIMITS)
-        await scenario(
-            host, await LocalPlatform.start(tmp_path / "runs" / "a", env=ENV, limits=LIMITS, session=session)
-        )
+        await scenario(host, await LocalPlatform.start(tmp_path / "runs" / "a", env=ENV, limits=LIMITS, session=session))
 
     asyncio.run(asyncio.wait_for(main(), 240))
 

@@ -22,14 +22,7 @@ from ephemeron.communication.object_frame import sealed
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import CorruptMessage, JobError, SignatureRefused
 from ephemeron.executor.shipping import Shipper
-from ephemeron.functions.shipped_code import (
-    CodeKeys,
-    CodeLoader,
-    ShippedHeader,
-    decode_function,
-    dumps,
-    encode_function,
-)
+from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, ShippedHeader, decode_function, dumps, encode_function
 from ephemeron.user_code import unpickled
 
 KEYS = CodeKeys("run.code")
@@ -106,9 +99,7 @@ def test_code_of_a_program_is_found_where_the_program_is_not(tmp_path):
         "    def __call__(self, x):\n        return self.k * x\n"
     )
     (folder / "main.py").write_text(textwrap.dedent(PROGRAM))
-    out = subprocess.run(
-        [sys.executable, "main.py", str(store), KEY.text], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout
+    out = subprocess.run([sys.executable, "main.py", str(store), KEY.text], cwd=folder, capture_output=True, text=True, check=True).stdout
     references = [line.split() for line in out.splitlines()]
     assert [name for _, name in references] == ["helpers.units.twice", "local", "helpers.units.Scale"]
     for path in (folder / "helpers").iterdir():
@@ -131,9 +122,13 @@ def test_code_of_a_program_is_found_where_the_program_is_not(tmp_path):
     """
     command = [sys.executable, "-c", textwrap.dedent(reader), str(store), KEY.text, str(tmp_path / "scratch")]
     ran = subprocess.run(
-        [*command, *(r for r, _ in references)], cwd=tmp_path, capture_output=True, text=True, check=True,
+        [*command, *(r for r, _ in references)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+    )
     assert ran.stdout.strip() == "[20, 21, 40]"
 
 
@@ -195,9 +190,7 @@ def test_damaged_headers_are_no_functions():
             decode_function(data, key="k")
 
 
-@pytest.mark.parametrize(
-    "value", [1, "a", b"b", None, (1, [2.0, {"a": True}]), {1: "x"}, np.arange(3.0), (np.float32(1.5), {"s"})]
-)
+@pytest.mark.parametrize("value", [1, "a", b"b", None, (1, [2.0, {"a": True}]), {1: "x"}, np.arange(3.0), (np.float32(1.5), {"s"})])
 def test_values_come_back(value):
     again = unpickled(dumps(value, what="argument"))
     assert type(again) is type(value)

@@ -26,16 +26,11 @@ from ephemeron.geo.policies.adaptive_schedule import PARTS
 
 
 def links(bandwidth: st.SearchStrategy[float] | None = None) -> st.SearchStrategy[Measured]:
-    return st.builds(
-        Measured, iteration_s=st.floats(1e-3, 10), bandwidth=bandwidth or st.floats(1e3, 1e10),
-        round_trip_s=st.floats(0, 1),
-    )  # fmt: skip
+    return st.builds(Measured, iteration_s=st.floats(1e-3, 10), bandwidth=bandwidth or st.floats(1e3, 1e10), round_trip_s=st.floats(0, 1))
 
 
 @given(links(), st.integers(1_000, 10**9), st.integers(1, 500))
-def test_the_staleness_limit_holds_and_the_link_is_not_used_beyond_its_share(
-    measured: Measured, nbytes: int, limit: int
-) -> None:
+def test_the_staleness_limit_holds_and_the_link_is_not_used_beyond_its_share(measured: Measured, nbytes: int, limit: int) -> None:
     how = adapted(measured, nbytes=nbytes, limit=limit)
     assert how.every + how.delay <= limit
     assert how.delay < how.every
@@ -47,12 +42,8 @@ def test_the_staleness_limit_holds_and_the_link_is_not_used_beyond_its_share(
 
 
 @given(links(), st.floats(1, 1000), st.integers(1_000, 10**8), st.integers(20, 500))
-def test_a_slower_link_never_has_more_bytes_an_iteration(
-    measured: Measured, factor: float, nbytes: int, limit: int
-) -> None:
-    slow = Measured(
-        iteration_s=measured.iteration_s, bandwidth=measured.bandwidth / factor, round_trip_s=measured.round_trip_s
-    )
+def test_a_slower_link_never_has_more_bytes_an_iteration(measured: Measured, factor: float, nbytes: int, limit: int) -> None:
+    slow = Measured(iteration_s=measured.iteration_s, bandwidth=measured.bandwidth / factor, round_trip_s=measured.round_trip_s)
 
     def rate(how: Adaptation) -> float:
         return COMPRESSIONS[how.compression] / how.every
@@ -85,12 +76,12 @@ def schedules(draw: st.DrawFn) -> tuple[AdaptiveSchedule, AdaptiveSchedule]:
     reference, other = draw(st.integers(1, 300)), draw(st.integers(1, 300))
     first = Adaptation(every=draw(st.integers(1, 40)), compression="none", fragments=1, delay=0)
     least = math.ceil(reference / min(reference, other))
-    plans = first_plans(Adaptation(every=max(first.every, least), compression="none", fragments=1, delay=0), reference=reference)  # fmt: skip
+    plans = first_plans(Adaptation(every=max(first.every, least), compression="none", fragments=1, delay=0), reference=reference)
     while True:
         every = draw(st.integers(1, 40))
         wanted = Adaptation(
             every=every, compression="int4", fragments=draw(st.sampled_from([1, 2, 4])), delay=draw(st.integers(0, every - 1))
-        )  # fmt: skip
+        )
         plan = next_plan(plans[-1], wanted, reference=reference, least=least)
         if plan is None:
             break
@@ -100,9 +91,7 @@ def schedules(draw: st.DrawFn) -> tuple[AdaptiveSchedule, AdaptiveSchedule]:
 
 
 @given(schedules())
-def test_parts_of_all_rounds_are_sent_once_and_applied_before_they_are_sent_again(
-    pair: tuple[AdaptiveSchedule, AdaptiveSchedule],
-) -> None:
+def test_parts_of_all_rounds_are_sent_once_and_applied_before_they_are_sent_again(pair: tuple[AdaptiveSchedule, AdaptiveSchedule]) -> None:
     for schedule in pair:
         sent: list[Due] = []
         applied: list[Due] = []
@@ -132,8 +121,12 @@ def test_a_plan_is_known_before_its_round_begins(pair: tuple[AdaptiveSchedule, A
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("diloco:auto,fragments=2", "'fragments' is no option of diloco"), ("sma:auto", "'auto' is no option of sma"), ("auto:limit=x", "is no number")],
-)  # fmt: skip
+    [
+        ("diloco:auto,fragments=2", "'fragments' is no option of diloco"),
+        ("sma:auto", "'auto' is no option of sma"),
+        ("auto:limit=x", "is no number"),
+    ],
+)
 def test_options_that_contradict_adaptation_are_refused(text: str, said: str) -> None:
     with pytest.raises(JobError, match=said):
         checked_sync(text, "none", 10)

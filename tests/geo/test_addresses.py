@@ -31,9 +31,17 @@ def communicator(store: MemoryChannel, world: World, region: str, *, fence: int 
     # East listens nowhere: it is the one that connects.
     network = GroupNetwork(listen="" if region == "east" else "127.0.0.1:0")
     return TcpCommunicator(
-        store, RegionNetwork(network, token=TOKEN), run="run", token=TOKEN, region=region, identity=region, fence=fence,
-        names=NAMES, addresses=addresses(world, region, fence=fence), leave_s=1.0,
-    )  # fmt: skip
+        store,
+        RegionNetwork(network, token=TOKEN),
+        run="run",
+        token=TOKEN,
+        region=region,
+        identity=region,
+        fence=fence,
+        names=NAMES,
+        addresses=addresses(world, region, fence=fence),
+        leave_s=1.0,
+    )
 
 
 def update(region: str, number: int) -> Update:

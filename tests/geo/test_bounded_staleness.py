@@ -29,23 +29,30 @@ def lifecycle_of(name: str, events: list[Any]) -> Any:
     now = asyncio.get_running_loop().time
     context = SimpleNamespace(deadline=1e9)
     invocation = SimpleNamespace(
-        emit=events.append, warn=lambda text: None, attempt=0, ctx=context,
-        trace=SimpleNamespace(record=lambda *what: None),
-    )  # fmt: skip
+        emit=events.append, warn=lambda text: None, attempt=0, ctx=context, trace=SimpleNamespace(record=lambda *what: None)
+    )
     split = SimpleNamespace(batch_at=lambda rank, iteration: 8, iterations=ITERATIONS, counts=(1,))
     spec = SimpleNamespace(iterations=ITERATIONS, split=split, configuration=SimpleNamespace(workers=1))
     return SimpleNamespace(
-        rank=0, attempt=0, spec=spec, keys=Keys(name), channel=MemoryParameterServer(), now=now, run_now=now,
-        wait_timeout_s=lambda: 1e6, on_timeout=None, invocation=invocation,
-    )  # fmt: skip
+        rank=0,
+        attempt=0,
+        spec=spec,
+        keys=Keys(name),
+        channel=MemoryParameterServer(),
+        now=now,
+        run_now=now,
+        wait_timeout_s=lambda: 1e6,
+        on_timeout=None,
+        invocation=invocation,
+    )
 
 
-async def train(name: str, names: tuple[str, ...], store: Any, sync: str, every: int, steps: list[float], latency_s: float) -> Any:  # fmt: skip
+async def train(name: str, names: tuple[str, ...], store: Any, sync: str, every: int, steps: list[float], latency_s: float) -> Any:
     """One region, whose iterations take given seconds; returns its parameters and the staleness of its exchanges."""
     events: list[Any] = []
     membership = GroupMembership(
         run="run", store="", index=names.index(name), names=names, every=every, rounds=(ITERATIONS - 1) // every, sync=sync
-    )  # fmt: skip
+    )
     channel = Throttled(store, latency_s=latency_s, bandwidth_mb_s=1.0)
     communicator = StoreCommunicator(channel, run="run", region=name, identity=name, fence=1, names=names)
     async with communicator:
@@ -70,15 +77,11 @@ def test_no_region_is_further_ahead_than_the_limit_whatever_the_pace(
 ) -> None:
     names = tuple(f"r{i}" for i in range(regions))
     every = 1 if policy == "asgd" else data.draw(st.integers(1, 4))
-    paces = [
-        data.draw(st.lists(st.floats(0.001, 20), min_size=ITERATIONS, max_size=ITERATIONS)) for _ in range(regions)
-    ]
+    paces = [data.draw(st.lists(st.floats(0.001, 20), min_size=ITERATIONS, max_size=ITERATIONS)) for _ in range(regions)]
 
     async def go() -> list[Any]:
         store, sync = MemoryParameterServer(), f"{policy}:staleness={limit}"
-        return await asyncio.gather(
-            *(train(n, names, store, sync, every, steps, latency_s) for n, steps in zip(names, paces, strict=True))
-        )
+        return await asyncio.gather(*(train(n, names, store, sync, every, steps, latency_s) for n, steps in zip(names, paces, strict=True)))
 
     ended = simulation.run(go())
     for parameters, staleness in ended:

@@ -149,9 +149,16 @@ class World:
             return work()
 
         return Context(
-            call=call, invocation=f"{call.entry}-{call.attempt}-{len(self.calls)}", channel=self.channel, emit=lambda event: None,
-            invoke=self.invoke, compute=compute, origin=0.0, deadline=asyncio.get_running_loop().time() + call.lifetime_s, die=die,
-        )  # fmt: skip
+            call=call,
+            invocation=f"{call.entry}-{call.attempt}-{len(self.calls)}",
+            channel=self.channel,
+            emit=lambda event: None,
+            invoke=self.invoke,
+            compute=compute,
+            origin=0.0,
+            deadline=asyncio.get_running_loop().time() + call.lifetime_s,
+            die=die,
+        )
 
     def client(self, owner: str = "client", **more: Any) -> ControlClient:
         return ControlClient(self.channel, self.call, self.invoke, owner=owner, **more)

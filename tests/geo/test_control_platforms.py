@@ -30,9 +30,7 @@ async def both_survive(platform: Platform, address: str, key: str) -> None:
     """Both functions die in their first attempt, at the worst moment, and their clients get answers all the same."""
     call = Call(run="run", rank=0, attempt=0, memory_mb=256, lifetime_s=60, channel=address, key=key)
     async with open_channel(address) as channel:
-        client = ControlClient(
-            channel, call, platform.invoke, owner="test", request=ControlRequest(idle_s=2.0), answer_s=4.0
-        )
+        client = ControlClient(channel, call, platform.invoke, owner="test", request=ControlRequest(idle_s=2.0), answer_s=4.0)
         regions = parse_regions(text("cascade-lake", "skylake", 1))
         registered, planned = await asyncio.gather(
             client.address(AddressRequest(action="register", identity="sh", holder="h", endpoint="a:1")),

@@ -39,9 +39,7 @@ devices = [{{ kind = "{second}", cores = 12 }}]
 """
 
 
-CASES = [
-    ("cascade-lake", "skylake", 1, 8), ("cascade-lake", "cascade-lake", 2, 6), ("cascade-lake", "skylake", 2, 4),
-]  # fmt: skip
+CASES = [("cascade-lake", "skylake", 1, 8), ("cascade-lake", "cascade-lake", 2, 6), ("cascade-lake", "skylake", 2, 4)]
 
 
 @pytest.mark.parametrize(("first", "second", "share", "cores"), CASES)
@@ -53,8 +51,9 @@ def test_the_command_prints_table_5(tmp_path: Path, first: str, second: str, sha
     found = json.loads(done.stdout)
     assert [(r["name"], r["cores"]) for r in found["regions"]] == [("shanghai", 12), ("chongqing", cores)]
     assert [r["load_power"] for r in found["regions"]] == [
-        pytest.approx(12 * 0.666 / share), pytest.approx(cores * {"skylake": 0.973, "cascade-lake": 0.666}[second])
-    ]  # fmt: skip
+        pytest.approx(12 * 0.666 / share),
+        pytest.approx(cores * {"skylake": 0.973, "cascade-lake": 0.666}[second]),
+    ]
     assert found["straggler"] == "shanghai"
     assert found["cost_usd"] is None, "no prices and no times"
     assert found["saved_cost_share"] > 0.09
@@ -82,9 +81,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "share", "cores"), CASES)
-def test_cheapest_keeps_the_pace_of_algorithm_1_and_costs_no_more(
-    first: str, second: str, share: int, cores: int
-) -> None:
+def test_cheapest_keeps_the_pace_of_algorithm_1_and_costs_no_more(first: str, second: str, share: int, cores: int) -> None:
     priced = regions(first, second, share, "prices = { usd_per_core_hour = 0.05 }")
     known = {"samples": 30_000, "sample_s": 0.01}
     published = plan_regions(priced, PlanRequest(method="match-straggler", **known))  # type: ignore[arg-type]

@@ -39,9 +39,7 @@ workers = 1
 def test_links_are_measured_and_written(tmp_path: Path) -> None:
     path = tmp_path / "regions.toml"
     path.write_text(REGIONS)
-    ran = CliRunner().invoke(
-        main, ["geo", "probe", str(path), "--mb", "2", "--write", "--json"], catch_exceptions=False
-    )
+    ran = CliRunner().invoke(main, ["geo", "probe", str(path), "--mb", "2", "--write", "--json"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     links = json.loads(ran.output)["link"]
     assert [(link["source"], link["target"]) for link in links] == [("east", "west"), ("west", "east")]
@@ -62,8 +60,7 @@ def test_other_tables_and_comments_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [(("local", "simulated"), "is simulated"), (('platform = "local"', 'platform = "openfaas"'), "need a store")],
+    ("change", "said"), [(("local", "simulated"), "is simulated"), (('platform = "local"', 'platform = "openfaas"'), "need a store")]
 )
 def test_regions_that_cannot_be_measured_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     path = tmp_path / "regions.toml"

@@ -28,22 +28,44 @@ def lifecycle_of(name: str) -> Any:
     """What a leader needs of an invocation; an iteration takes a second."""
     now, channel = asyncio.get_running_loop().time, MemoryParameterServer()
     invocation = SimpleNamespace(
-        emit=lambda event: None, warn=lambda text: None, attempt=0, ctx=SimpleNamespace(deadline=1e9), channel=channel, now=now,
-        keys=Keys(name), call=SimpleNamespace(lifetime_s=1e6), trace=SimpleNamespace(record=lambda *what: None),
-    )  # fmt: skip
+        emit=lambda event: None,
+        warn=lambda text: None,
+        attempt=0,
+        ctx=SimpleNamespace(deadline=1e9),
+        channel=channel,
+        now=now,
+        keys=Keys(name),
+        call=SimpleNamespace(lifetime_s=1e6),
+        trace=SimpleNamespace(record=lambda *what: None),
+    )
     split = SimpleNamespace(batch_at=lambda rank, iteration: 8, iterations=ITERATIONS, counts=(1,))
     spec = SimpleNamespace(iterations=ITERATIONS, split=split, configuration=SimpleNamespace(workers=1))
     return SimpleNamespace(
-        rank=0, attempt=0, spec=spec, keys=Keys(name), channel=channel, now=now, run_now=now,
-        wait_timeout_s=lambda: 1e6, on_timeout=None, invocation=invocation,
-    )  # fmt: skip
+        rank=0,
+        attempt=0,
+        spec=spec,
+        keys=Keys(name),
+        channel=channel,
+        now=now,
+        run_now=now,
+        wait_timeout_s=lambda: 1e6,
+        on_timeout=None,
+        invocation=invocation,
+    )
 
 
 async def train(name: str, store: Any, sync: str, *, joins: bool = False) -> np.ndarray:
     membership = GroupMembership(
-        run="run", store="", index=NAMES.index(name), names=NAMES, every=EVERY, rounds=(ITERATIONS - 1) // EVERY, sync=sync, joins=joins,
+        run="run",
+        store="",
+        index=NAMES.index(name),
+        names=NAMES,
+        every=EVERY,
+        rounds=(ITERATIONS - 1) // EVERY,
+        sync=sync,
+        joins=joins,
         iterations=(ITERATIONS,) * 3,
-    )  # fmt: skip
+    )
     communicator = StoreCommunicator(store, run="run", region=name, identity=name, fence=1, names=NAMES)
     lifecycle, own, first = lifecycle_of(name), np.zeros(6, dtype=np.float32), 0
     async with communicator:

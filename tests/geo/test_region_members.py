@@ -70,12 +70,8 @@ def test_a_state_is_kept_once_all_regions_are_known_to_keep_their_updates() -> N
     assert decode_snapshot(encode_snapshot(np.ones(2), bytes(east.state.encoded(np.ones(2))))).vector.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("ready", "round", "first"), [(False, 4, None), (True, 4, 4 + LEAD), (True, SCHEDULE.rounds - LEAD + 1, None)]
-)
-def test_a_region_gets_its_first_round_when_it_is_ready_and_there_are_rounds_left(
-    ready: bool, round: int, first: int | None
-) -> None:
+@pytest.mark.parametrize(("ready", "round", "first"), [(False, 4, None), (True, 4, 4 + LEAD), (True, SCHEDULE.rounds - LEAD + 1, None)])
+def test_a_region_gets_its_first_round_when_it_is_ready_and_there_are_rounds_left(ready: bool, round: int, first: int | None) -> None:
     east = Leader("east")
     east.state.announced(Entrance(region="west"), 2)
     desk: Any = Admissions.__new__(Admissions)

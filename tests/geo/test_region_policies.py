@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from ephemeron.errors import JobError
 from ephemeron.geo.compression import Feedback, codec_of
-from ephemeron.geo.policies import (
-    Contribution,
-    Due,
-    ExchangeSchedule,
-    RegionPolicy,
-    RegionSync,
-    checked_sync,
-    parse_sync,
-)
+from ephemeron.geo.policies import Contribution, Due, ExchangeSchedule, RegionPolicy, RegionSync, checked_sync, parse_sync
 from ephemeron.geo.policies.diloco import DiLoCo
 
 ELEMENTS = 12
@@ -29,9 +21,12 @@ def schedules(draw: st.DrawFn) -> ExchangeSchedule:
     every = draw(st.integers(1, 12))
     iterations = draw(st.integers(1, 60))
     return ExchangeSchedule(
-        iterations=iterations, every=every, rounds=draw(st.integers(0, (iterations - 1) // every)),
-        fragments=draw(st.integers(1, 6)), delay=draw(st.integers(0, every - 1)),
-    )  # fmt: skip
+        iterations=iterations,
+        every=every,
+        rounds=draw(st.integers(0, (iterations - 1) // every)),
+        fragments=draw(st.integers(1, 6)),
+        delay=draw(st.integers(0, every - 1)),
+    )
 
 
 @given(schedules())
@@ -79,12 +74,7 @@ def vectors(seed: int, count: int, scale: float = 1.0) -> list[np.ndarray]:
     return [(scale * rng.normal(size=ELEMENTS)).astype(np.float32) for _ in range(count)]
 
 
-@given(
-    st.integers(0, 10_000),
-    st.sampled_from(["sma", "diloco", "diloco:lr=1,momentum=0"]),
-    st.integers(2, 5),
-    st.integers(1, 6),
-)
+@given(st.integers(0, 10_000), st.sampled_from(["sma", "diloco", "diloco:lr=1,momentum=0"]), st.integers(2, 5), st.integers(1, 6))
 def test_regions_have_the_same_parameters_after_each_round(seed: int, name: str, regions: int, rounds: int) -> None:
     (start,) = vectors(seed, 1)
     policies = [parse_sync(name).new() for _ in range(regions)]
@@ -93,10 +83,7 @@ def test_regions_have_the_same_parameters_after_each_round(seed: int, name: str,
     own = [start.copy() for _ in policies]
     for number in range(rounds):
         own = [mine - step for mine, step in zip(own, vectors(seed + number + 1, regions, 0.1), strict=True)]
-        sent = [
-            Contribution(p.contribution(WHOLE, mine), 3 + i)
-            for i, (p, mine) in enumerate(zip(policies, own, strict=True))
-        ]
+        sent = [Contribution(p.contribution(WHOLE, mine), 3 + i) for i, (p, mine) in enumerate(zip(policies, own, strict=True))]
         for policy, mine in zip(policies, own, strict=True):
             policy.sent(WHOLE, mine)
         own = [p.merge(WHOLE, mine, sent, last=False) for p, mine in zip(policies, own, strict=True)]
@@ -177,9 +164,7 @@ def test_an_average_of_whatever_has_arrived_weighs_the_regions_alike() -> None:
     policy = RegionSync(policy="ama").new()
     own, a, b = vectors(5, 3)
     policy.begin(own)
-    np.testing.assert_allclose(
-        policy.merge(WHOLE, own, [Contribution(a, 5), Contribution(b, 1)], last=False), (own + a + b) / 3, atol=1e-6
-    )
+    np.testing.assert_allclose(policy.merge(WHOLE, own, [Contribution(a, 5), Contribution(b, 1)], last=False), (own + a + b) / 3, atol=1e-6)
     np.testing.assert_array_equal(policy.merge(WHOLE, own, [], last=False), own)
 
 
@@ -193,9 +178,7 @@ def test_an_average_of_whatever_has_arrived_weighs_the_regions_alike() -> None:
         (8, 0, None, 1.0),
     ],
 )
-def test_half_of_the_steps_between_two_rounds_count_with_a_delay(
-    every: int, delay: int, mixing: float | None, counted: float
-) -> None:
+def test_half_of_the_steps_between_two_rounds_count_with_a_delay(every: int, delay: int, mixing: float | None, counted: float) -> None:
     schedule = ExchangeSchedule(iterations=41 * every, every=every, rounds=40, delay=delay)
     policies = [DiLoCo(lr=1, momentum=0, mixing=mixing) for _ in range(2)]
     own, sent = [np.zeros(1) for _ in policies], []
@@ -250,9 +233,11 @@ def test_payloads_are_as_large_as_stated_and_the_rest_is_owed(seed: int, element
     np.testing.assert_array_equal(feedback.residual, vector + owed - decoded)
     kept = int(np.ceil(float(name.partition(":")[2] or 0) * elements))
     most = {
-        "int8": elements + 4 * -(-elements // 1024), "int4": -(-elements // 2) + 4 * -(-elements // 256),
-        "topk": 8 + 5 * kept + elements // 255, "topk2": 16 + -(-kept // 4) + kept + elements // 255,
-    }[name.partition(":")[0]]  # fmt: skip
+        "int8": elements + 4 * -(-elements // 1024),
+        "int4": -(-elements // 2) + 4 * -(-elements // 256),
+        "topk": 8 + 5 * kept + elements // 255,
+        "topk2": 16 + -(-kept // 4) + kept + elements // 255,
+    }[name.partition(":")[0]]
     assert len(data) <= most
 
 

@@ -20,8 +20,7 @@ def after_a_round(sync: str, compression: str) -> tuple[RegionState, np.ndarray]
     state = RegionState(parse_sync(sync), NAMES, compression, start)
     payload = state.payload(WHOLE, own)
     updates = [
-        Update(region=name, fence=1, fragment=0, round=1, samples=1, norm=state.norm(payload, WHOLE), payload=payload)
-        for name in NAMES
+        Update(region=name, fence=1, fragment=0, round=1, samples=1, norm=state.norm(payload, WHOLE), payload=payload) for name in NAMES
     ]
     contributions = [c for _, c in state.accepted(updates, WHOLE)]
     late = parse_sync(sync).delay / 3
@@ -34,11 +33,7 @@ def after_a_round(sync: str, compression: str) -> tuple[RegionState, np.ndarray]
         ("diloco", "int4", 2),  # momentum and rounding errors: the common parameters are the decision
         ("diloco:lr=1,momentum=0", "int4", 1),
         ("diloco:lr=1,momentum=0", "none", 0),
-        (
-            "diloco:delay=2",
-            "int4",
-            3,
-        ),  # a quarter of the region's own parameters stays: they differ from the common ones
+        ("diloco:delay=2", "int4", 3),  # a quarter of the region's own parameters stays: they differ from the common ones
         ("sma", "none", 0),
     ],
 )

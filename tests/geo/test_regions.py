@@ -54,7 +54,11 @@ def test_the_column_of_rated_power() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        ('kind = "cascade-lake", ', 'kind = "cascade-lak", ', "region shanghai: device kind 'cascade-lak' has no power.*did you mean cascade-lake"),
+        (
+            'kind = "cascade-lake", ',
+            'kind = "cascade-lak", ',
+            "region shanghai: device kind 'cascade-lak' has no power.*did you mean cascade-lake",
+        ),
         ('platform = "local"\ndata_share', "data_share", r"region\[0\]: missing key platform"),
         ('platform = "local"\ndata_share', 'platform = "mars"\ndata_share', "'mars' is not known; use one of local"),
         ('name = "chongqing"', 'name = "shanghai"', "two regions have the name 'shanghai'; give each"),
@@ -68,7 +72,7 @@ def test_the_column_of_rated_power() -> None:
         ("memory_mb = 3538", "data = { collate = 'a:b' }", "is for flows"),
         ("memory_mb = 3538", 'credentials = "a-b"', "beginning of names of environment variables"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_that_names_it(old: str, new: str, match: str) -> None:
     assert old in TWO
     with pytest.raises(JobError, match=match) as refused:
@@ -83,7 +87,7 @@ def test_a_mistake_is_one_line_that_names_it(old: str, new: str, match: str) -> 
         ('source = "shanghai"\ntarget = "beijing"', "a link names 'beijing', which is no region; regions are shanghai, chongqing"),
         ('source = "shanghai"\ntarget = "shanghai"', "joins 'shanghai' to itself"),
     ],
-)  # fmt: skip
+)
 def test_links_join_two_regions(link: str, match: str) -> None:
     with pytest.raises(JobError, match=match):
         parse_regions(f"{TWO}\n[[link]]\n{link}\nbandwidth_mbit_s = 10\n")

@@ -24,15 +24,17 @@ def region(name: str, kind: str, cores: int, data: float) -> RegionResources:
 
 @pytest.mark.parametrize(
     ("first", "second", "shares", "expected"),
-    [("cascade-lake", "skylake", (1, 1), (12, 8)), ("cascade-lake", "cascade-lake", (2, 1), (12, 6)), ("cascade-lake", "skylake", (2, 1), (12, 4))],
-)  # fmt: skip
+    [
+        ("cascade-lake", "skylake", (1, 1), (12, 8)),
+        ("cascade-lake", "cascade-lake", (2, 1), (12, 6)),
+        ("cascade-lake", "skylake", (2, 1), (12, 4)),
+    ],
+)
 def test_table_5(first: str, second: str, shares: tuple[float, float], expected: tuple[int, int]) -> None:
     regions = [region("shanghai", first, 12, shares[0]), region("chongqing", second, 12, shares[1])]
     planned = match_straggler(regions)
     assert tuple(each.devices[0].count for each in planned) == expected
-    assert load_power(planned[0].devices, shares[0]) == load_power(regions[0].devices, shares[0]), (
-        "the straggler keeps all"
-    )
+    assert load_power(planned[0].devices, shares[0]) == load_power(regions[0].devices, shares[0]), "the straggler keeps all"
 
 
 def test_equation_1_adds_all_kinds_of_devices() -> None:
@@ -42,9 +44,8 @@ def test_equation_1_adds_all_kinds_of_devices() -> None:
 
 def test_several_kinds_of_devices_match_the_straggler() -> None:
     rich = RegionResources(
-        name="rich", data=1,
-        devices=(DeviceCount(kind="a", count=10, power=1.0), DeviceCount(kind="b", count=3, power=4.0)),
-    )  # fmt: skip
+        name="rich", data=1, devices=(DeviceCount(kind="a", count=10, power=1.0), DeviceCount(kind="b", count=3, power=4.0))
+    )
     _, planned = match_straggler([region("poor", "icelake", 9, 1), rich])
     assert [device.count for device in planned.devices] == [1, 2], "9 of power with the fewest devices"
 
@@ -57,24 +58,32 @@ def test_too_many_combinations_are_refused() -> None:
 
 def _offer(kind: str) -> st.SearchStrategy[Offer]:
     return st.builds(
-        Offer, kind=st.just(kind), cores=st.sampled_from([1.0, 2.0]), power=st.just({"a": 0.7, "b": 1.3}[kind]),
-        memory_mb=st.sampled_from([0, 500, 2000]), usd_per_hour=st.floats(0.01, 1.0),
-    )  # fmt: skip
+        Offer,
+        kind=st.just(kind),
+        cores=st.sampled_from([1.0, 2.0]),
+        power=st.just({"a": 0.7, "b": 1.3}[kind]),
+        memory_mb=st.sampled_from([0, 500, 2000]),
+        usd_per_hour=st.floats(0.01, 1.0),
+    )
 
 
 def _region(name: str) -> st.SearchStrategy[RegionOffers]:
     offers = st.tuples(_offer("a"), _offer("a"), _offer("b")).flatmap(lambda three: st.sampled_from([three, three[1:]]))
     return st.builds(
-        RegionOffers, name=st.just(name), offers=offers, cores=st.fixed_dictionaries({"a": st.integers(2, 3), "b": st.integers(2, 3)}),
-        work=st.floats(0.5, 5.0), fixed_s=st.sampled_from([0.0, 0.3]), memory_mb=st.sampled_from([0, 400]),
-    )  # fmt: skip
+        RegionOffers,
+        name=st.just(name),
+        offers=offers,
+        cores=st.fixed_dictionaries({"a": st.integers(2, 3), "b": st.integers(2, 3)}),
+        work=st.floats(0.5, 5.0),
+        fixed_s=st.sampled_from([0.0, 0.3]),
+        memory_mb=st.sampled_from([0, 400]),
+    )
 
 
 def every(offers: RegionOffers) -> Iterator[Choice]:
     """All choices of a region, by trying every number of functions."""
     numbers = [
-        range(int(offers.cores[o.kind] / o.cores) + 1 if not o.memory_mb or o.memory_mb >= offers.memory_mb else 1)
-        for o in offers.offers
+        range(int(offers.cores[o.kind] / o.cores) + 1 if not o.memory_mb or o.memory_mb >= offers.memory_mb else 1) for o in offers.offers
     ]
     for counts in itertools.product(*numbers):
         if any(counts):
@@ -119,17 +128,16 @@ def test_never_dearer_than_algorithm_1_at_its_pace(given_: list[tuple[list[tuple
         resources.append(RegionResources(name=f"r{i}", devices=tuple(kinds), data=data))
         offers.append(
             RegionOffers(
-                name=f"r{i}", work=data, cores={f"k{j}": n for j, (n, _, _) in enumerate(devices)},
+                name=f"r{i}",
+                work=data,
+                cores={f"k{j}": n for j, (n, _, _) in enumerate(devices)},
                 offers=tuple(Offer(kind=f"k{j}", power=p, usd_per_hour=usd) for j, (_, p, usd) in enumerate(devices)),
             )
-        )  # fmt: skip
+        )
     matched = match_straggler(resources)
     published = Allocation(
         regions=tuple(offers),
-        choices=tuple(
-            choice_of(each, [device.count for device in plan.devices])
-            for each, plan in zip(offers, matched, strict=True)
-        ),
+        choices=tuple(choice_of(each, [device.count for device in plan.devices]) for each, plan in zip(offers, matched, strict=True)),
     )
     ours = at_pace(offers, published.seconds)
     assert ours.usd <= published.usd * (1 + 1e-9)
@@ -147,9 +155,7 @@ def test_functions_without_the_memory_are_left_out() -> None:
 
 
 def _cores(name: str, cores: int, work: float) -> RegionOffers:
-    return RegionOffers(
-        name=name, offers=(Offer(kind="c", power=1.0, usd_per_hour=1.0),), cores={"c": cores}, work=work
-    )
+    return RegionOffers(name=name, offers=(Offer(kind="c", power=1.0, usd_per_hour=1.0),), cores={"c": cores}, work=work)
 
 
 def test_work_and_fixed_time_are_those_measured() -> None:

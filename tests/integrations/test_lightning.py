@@ -25,9 +25,7 @@ from ephemeron.training.task.program import program_of  # noqa: E402
 CODE = Path(__file__).parent / "code"
 CLASSIFIER = "lightning:lightning_programs:Classifier,lightning_programs:Data"
 PROGRAMS = [CLASSIFIER, "lightning:lightning_programs:Plateau"]
-FAULTS = (
-    "kill:rank=0,iteration=3,phase=upload", "kill:rank=3,iteration=5,phase=compute", "kill:rank=1,iteration=6,phase=download",
-)  # fmt: skip
+FAULTS = ("kill:rank=0,iteration=3,phase=upload", "kill:rank=3,iteration=5,phase=compute", "kill:rank=1,iteration=6,phase=download")
 
 
 def job(target, **options):
@@ -62,8 +60,7 @@ def reference(run, made, **options):
     module.load_state_dict(program.model.state_dict())
     module.epochs_begun.zero_()
     epochs = [
-        [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)]
-        for e in range(spec.epochs)
+        [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)] for e in range(spec.epochs)
     ]
     data, evaluation = program.task.train_data(), program.task._loaders()[1]
     loader = torch.utils.data.DataLoader(data, batch_sampler=EpochBatches(epochs))
@@ -79,9 +76,17 @@ def reference(run, made, **options):
 
     losses = Losses()
     trainer = lightning.Trainer(
-        max_epochs=spec.epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, callbacks=[losses], use_distributed_sampler=False, **options,
-    )  # fmt: skip
+        max_epochs=spec.epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[losses],
+        use_distributed_sampler=False,
+        **options,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(module)

@@ -40,8 +40,7 @@ def reference(run, made, **options):
     program = program_of(spec, folders=made.code, epoch_length=spec.split.iterations, epochs=spec.epochs)
     task = program.task
     epochs = [
-        [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)]
-        for e in range(spec.epochs)
+        [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)] for e in range(spec.epochs)
     ]
     rows = task.train_data()
 
@@ -50,9 +49,12 @@ def reference(run, made, **options):
             return torch.utils.data.DataLoader(rows, batch_sampler=EpochBatches(epochs), collate_fn=task.collate)
 
     args = arguments(
-        **{**ARGUMENTS, "gradient_accumulation_steps": 1, "eval_strategy": "no"}, logging_steps=1, save_strategy="no",
-        disable_tqdm=True, **options,
-    )  # fmt: skip
+        **{**ARGUMENTS, "gradient_accumulation_steps": 1, "eval_strategy": "no"},
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        **options,
+    )
 
     class Losses(transformers.TrainerCallback):
         """Losses by step, as Trainer reports them."""
@@ -167,9 +169,7 @@ def test_fields_of_the_arguments_are_keys_of_a_job():
 
     from ephemeron.integrations.transformers_arguments import settings_of
 
-    args = arguments(
-        eval_strategy="steps", eval_steps=5, bf16=True, load_best_model_at_end=True, save_steps=5
-    ).to_dict()
+    args = arguments(eval_strategy="steps", eval_steps=5, bf16=True, load_best_model_at_end=True, save_steps=5).to_dict()
     found = settings_of(args, evaluates=True)
     assert found["run"] == {"batch_size": 16}
     assert (found["evaluate_every"], found["precision"]) == ("5 steps", "bf16-mixed")
@@ -217,9 +217,7 @@ def test_the_trainer_trains_on_functions(home):
     from ephemeron.integrations.transformers import Trainer
 
     args = arguments(load_best_model_at_end=True, metric_for_best_model="eval_loss", save_strategy="epoch")
-    trainer = Trainer(
-        bert(), args, padded, texts(64, 1).with_format(None), texts(22, 2), compute_metrics=accuracy
-    )  # fmt: skip
+    trainer = Trainer(bert(), args, padded, texts(64, 1).with_format(None), texts(22, 2), compute_metrics=accuracy)
     result = trainer.train(workers=2, platform="simulated")
     assert result.finished
     best = result.state_dict(best=True)

@@ -176,9 +176,7 @@ def test_qr(dtype, shape, condition):
     assert close(whole(turned, m, n, dtype), expected, dtype)
 
 
-@pytest.mark.parametrize(
-    "shape", [(8, 8), (5, 3), (16, 16), (29, 29), (43, 29), (60, 24), (13, 30), (24, 57), (57, 33)]
-)
+@pytest.mark.parametrize("shape", [(8, 8), (5, 3), (16, 16), (29, 29), (43, 29), (60, 24), (13, 30), (24, 57), (57, 33)])
 @pytest.mark.parametrize("condition", [10.0, 1e12])
 def test_qr_down_the_columns(dtype, shape, condition):
     (m, n), a = shape, conditioned(*shape, condition, dtype)
@@ -267,9 +265,28 @@ def test_eigenvalues_of_a_hermitian_matrix(dtype):
 
 
 ALL = [
-    matmul, matmul_layers, matmul_pairs, syrk, cholesky, forward_substitution, adjoint_substitution, backward_substitution, lu, lu_forward,
-    permuted_lower, qr, form_q, flat_qr, flat_form_q, apply_q, apply_q_adjoint, tsqr, tall_svd, randomized_svd, jacobi_svd,
-]  # fmt: skip
+    matmul,
+    matmul_layers,
+    matmul_pairs,
+    syrk,
+    cholesky,
+    forward_substitution,
+    adjoint_substitution,
+    backward_substitution,
+    lu,
+    lu_forward,
+    permuted_lower,
+    qr,
+    form_q,
+    flat_qr,
+    flat_form_q,
+    apply_q,
+    apply_q_adjoint,
+    tsqr,
+    tall_svd,
+    randomized_svd,
+    jacobi_svd,
+]
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda p: p.name)

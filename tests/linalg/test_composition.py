@@ -20,9 +20,7 @@ from ephemeron.linalg.language.parser import parse_program
 from ephemeron.linalg.language.program import Role
 
 TILE = 8
-SOLVE = in_sequence(
-    "positive_solve", cholesky, renamed(forward_substitution, X="Y"), renamed(adjoint_substitution, B="Y"), keeps=("L",)
-)
+SOLVE = in_sequence("positive_solve", cholesky, renamed(forward_substitution, X="Y"), renamed(adjoint_substitution, B="Y"), keeps=("L",))
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (20, 20), (40, 24), (24, 40), (29, 29)])

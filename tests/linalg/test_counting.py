@@ -23,10 +23,7 @@ def box(dimension):
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    st.integers(1, 3),
-    st.lists(st.tuples(*[st.integers(-2, 2)] * 3, st.integers(-5, 5)), max_size=4),
-)
+@given(st.integers(1, 3), st.lists(st.tuples(*[st.integers(-2, 2)] * 3, st.integers(-5, 5)), max_size=4))
 def test_counts_and_points_of_random_polytopes(dimension, cuts):
     forms = [Linear({v: a for v, a in enumerate(cut[:dimension]) if a}, cut[3]) for cut in cuts]
     expected = [

@@ -22,11 +22,7 @@ def tiny(dtype: str, rows: int = N) -> np.ndarray:
 
 
 def tiles(a: np.ndarray, width: int = TILE) -> dict[tuple[int, ...], np.ndarray]:
-    return {
-        (i // TILE, j // width): a[i : i + TILE, j : j + width]
-        for i in range(0, len(a), TILE)
-        for j in range(0, a.shape[1], width)
-    }
+    return {(i // TILE, j // width): a[i : i + TILE, j : j + width] for i in range(0, len(a), TILE) for j in range(0, a.shape[1], width)}
 
 
 def joined(found, rows: int, columns: int, width: int = TILE) -> np.ndarray:
@@ -77,9 +73,7 @@ def test_lu(dtype):
 def test_equations(dtype):
     a, b = tiny(dtype), tiny(dtype)[:, :TILE]
     upper = np.triu(a) + np.eye(N, dtype=dtype) * a.dtype.type(8 * SMALL[dtype])
-    found = interpret(
-        triangular.backward_substitution, {"N": N // TILE, "M": 1}, {"U": tiles(upper), "B": tiles(b)}
-    )["X"]  # fmt: skip
+    found = interpret(triangular.backward_substitution, {"N": N // TILE, "M": 1}, {"U": tiles(upper), "B": tiles(b)})["X"]
     x = joined(found, N, TILE)
     assert np.isfinite(x).all()
     expected = np.linalg.solve(grown(upper), grown(b))

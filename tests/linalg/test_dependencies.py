@@ -186,7 +186,7 @@ VIOLATIONS = [
     ("        B[i // 2] = combine(A[i])", "B[i // 2] writes B[0]", "written once"),
     ("        T[i] = combine(A[i])\n        B[i] = combine(T[N - 1 - i])", "T[N - 1 - i]", "not written before"),
     ("        B[i] = combine(T[2 * i])\n        T[2 * i + 1] = combine(A[i])", "T[2 * i] reads T[0]", "never written"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "what", "why"), VIOLATIONS)

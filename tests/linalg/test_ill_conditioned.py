@@ -47,11 +47,15 @@ def test_least_squares_without_full_rank_has_the_least_norm(pool, stored, tile, 
 @pytest.mark.parametrize(
     "a",
     [
-        np.zeros((8, 3)), np.ones((8, 3)), np.diag([1.0, 1e-17, 1.0]), np.vander(np.linspace(0, 1, 30), 20),
-        np.hstack([TWICE * 1e-200, HALF[:, :1] * 1e-220]), np.eye(6) - 1 / 6,
+        np.zeros((8, 3)),
+        np.ones((8, 3)),
+        np.diag([1.0, 1e-17, 1.0]),
+        np.vander(np.linspace(0, 1, 30), 20),
+        np.hstack([TWICE * 1e-200, HALF[:, :1] * 1e-220]),
+        np.eye(6) - 1 / 6,
     ],
     ids=["zero", "ones", "tiny pivot", "Vandermonde", "small", "centred"],
-)  # fmt: skip
+)
 def test_the_rank_is_that_of_numpy(pool, stored, a):
     b = RNG.standard_normal((len(a), 1))
     expected, _, rank, s = np.linalg.lstsq(a, b, rcond=None)
@@ -59,8 +63,7 @@ def test_the_rank_is_that_of_numpy(pool, stored, a):
         warnings.simplefilter("always")
         found = linalg.lstsq(stored(a), b, executor=pool).to_numpy()
     assert [str(w.message) for w in told] == (
-        [f"lstsq: the rank is {rank}, of {a.shape[1]} columns; X is the solution of least norm"]
-        * int(rank < a.shape[1])
+        [f"lstsq: the rank is {rank}, of {a.shape[1]} columns; X is the solution of least norm"] * int(rank < a.shape[1])
     )
     cond = s[0] / s[rank - 1] if rank else 1
     np.testing.assert_allclose(found, expected, atol=1e-15 * 30 * cond * max(1, abs(expected).max()))
@@ -69,32 +72,33 @@ def test_the_rank_is_that_of_numpy(pool, stored, a):
 @pytest.mark.slow
 def test_where_least_norm_needs_more_memory_the_rank_is_refused(pool, stored, monkeypatch):
     for limit in (0, 800):  # neither the condition number nor the singular values fit into a function; or these alone
-        monkeypatch.setattr(
-            computation, "solver_bytes", lambda solver, *_, n=limit: 2**40 * ("cond" not in solver or not n)
-        )
-        with pytest.raises(
-            SingularMatrix, match=r"the 10 columns depend on each other: the condition number of R is .* or more"
-        ):
+        monkeypatch.setattr(computation, "solver_bytes", lambda solver, *_, n=limit: 2**40 * ("cond" not in solver or not n))
+        with pytest.raises(SingularMatrix, match=r"the 10 columns depend on each other: the condition number of R is .* or more"):
             linalg.lstsq(stored(TWICE), SIDES, executor=pool)
     full = linalg.lstsq(stored(HALF), SIDES, executor=pool).to_numpy()
     np.testing.assert_allclose(full, np.linalg.lstsq(HALF, SIDES)[0], atol=1e-13)
 
 
 CHECKED: dict[str, Callable[..., Any]] = {
-    "cholesky": linalg.cholesky, "lu": linalg.lu, "qr": linalg.qr, "inv": linalg.inv, "norm": linalg.norm, "svd": linalg.svd,
-    "svdvals": linalg.svdvals, "eigh": linalg.eigh, "eigvalsh": linalg.eigvalsh,
+    "cholesky": linalg.cholesky,
+    "lu": linalg.lu,
+    "qr": linalg.qr,
+    "inv": linalg.inv,
+    "norm": linalg.norm,
+    "svd": linalg.svd,
+    "svdvals": linalg.svdvals,
+    "eigh": linalg.eigh,
+    "eigvalsh": linalg.eigvalsh,
     "solve": lambda a, **options: linalg.solve(a, np.ones((10, 1)), **options),
     "solve, positive definite": lambda a, **options: linalg.solve(a, np.ones((10, 1)), assume_a="positive definite", **options),
     "lstsq": lambda a, **options: linalg.lstsq(a, np.ones((10, 1)), **options),
     "randomized_svd": lambda a, **options: linalg.randomized_svd(a, 2, **options),
     "infinite norm": lambda a, **options: linalg.norm(a, np.inf, **options),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize(
-    "name", [each if each in ("lu", "norm") else pytest.param(each, marks=pytest.mark.slow) for each in CHECKED]
-)
+@pytest.mark.parametrize("name", [each if each in ("lu", "norm") else pytest.param(each, marks=pytest.mark.slow) for each in CHECKED])
 def test_a_value_that_is_not_finite_is_refused_by_its_place(pool, stored, name, value):
     a = np.eye(10) * 4 + 1
     a[6, 5] = a[5, 6] = value

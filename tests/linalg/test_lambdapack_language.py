@@ -83,7 +83,12 @@ REFUSED = [
     (["B[0] = scale(1, 2)"], 2, 18, "scale takes a tile as a, not 1"),
     (["for i in range(N):", "    for j in range(N):", "        B[i * j] = combine(A[0])"], 4, 15, "multiplies loop variables (i, j)"),
     (["for i in range(N):", "    B[N // i] = combine(A[0])"], 3, 11, "divides by a loop variable"),
-    (["for i in range(N):", "    for j in range(0, N, i):", "        B[i] = combine(A[j])"], 3, 30, "the step i depends on a loop variable"),
+    (
+        ["for i in range(N):", "    for j in range(0, N, i):", "        B[i] = combine(A[j])"],
+        3,
+        30,
+        "the step i depends on a loop variable",
+    ),
     (["for i in range(0, N, 0):", "    B[i] = combine(A[i])"], 2, 26, "the step is 0"),
     (["for i in [1, 2]:", "    B[i] = combine(A[i])"], 2, 5, "a loop runs over range, not [1, 2]"),
     (["for N in range(3):", "    B[0] = combine(A[0])"], 2, 9, "N is assigned a second time"),
@@ -98,7 +103,7 @@ REFUSED = [
     (["B[N**2] = combine(A[0])"], 2, 7, "the base of N ** 2 is no constant"),
     (["B[0] = combine(A[len(N)])"], 2, 22, "len is no function of integers"),
     (["B[0] = combine(A[0]"], 2, 19, "no valid Python"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("lines", "line", "column", "problem"), REFUSED, ids=lambda v: str(v)[:40])
@@ -119,9 +124,7 @@ def test_signatures():
 
 
 def test_the_decorator_points_at_the_file():
-    with pytest.raises(
-        ProgramError, match=r"B\[i \+ 1\] is B\[1\] at N = 1, i = 0: outside B, which has 1 tiles"
-    ) as caught:
+    with pytest.raises(ProgramError, match=r"B\[i \+ 1\] is B\[1\] at N = 1, i = 0: outside B, which has 1 tiles") as caught:
 
         @lambdapack
         def outside(A: Input, B: Output, N: Size) -> None:
@@ -152,9 +155,21 @@ def test_compressed_graph_of_cholesky():
     edges = {(e.source, e.target) for e in compressed_edges(cholesky)}
     factor, later, panel, gram, panels, grams, update, updates = cholesky.calls
     assert edges == {
-        (factor, panel), (later, panels), (panel, gram), (panels, grams), (panel, update), (panels, updates), (gram, later), (grams, later),
-        (gram, grams), (grams, grams), (update, panels), (updates, panels), (update, updates), (updates, updates),
-    }  # fmt: skip
+        (factor, panel),
+        (later, panels),
+        (panel, gram),
+        (panels, grams),
+        (panel, update),
+        (panels, updates),
+        (gram, later),
+        (grams, later),
+        (gram, grams),
+        (grams, grams),
+        (update, panels),
+        (updates, panels),
+        (update, updates),
+        (updates, updates),
+    }
     text = compressed_text(cholesky)
     assert f"→ {updates} through S[i, j, k]" in text
     assert "S[i + 1, j, k] = multiply_subtract(" in text

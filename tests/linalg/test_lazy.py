@@ -77,9 +77,7 @@ def test_expressions_are_computed_once(matrices, tmp_path):
         assert found.report.tasks == 6 * 4, "the product once, the array's quotient by NumPy"
         assert len(files(tmp_path)) == 3, "the operands and the result, without the array's tiles"
         factor = linalg.cholesky(product.H @ product, executor=pool)
-        np.testing.assert_allclose(
-            factor.to_numpy(), np.linalg.cholesky((A @ B).T @ (A @ B)), atol=1e-9 * np.linalg.cond(A @ B)
-        )
+        np.testing.assert_allclose(factor.to_numpy(), np.linalg.cholesky((A @ B).T @ (A @ B)), atol=1e-9 * np.linalg.cond(A @ B))
 
 
 @pytest.mark.slow

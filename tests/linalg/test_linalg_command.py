@@ -106,9 +106,7 @@ def test_an_input_that_was_not_read_to_its_end_is_read_again(inputs):
 
 def claim(inputs: Inputs, *, process: int, process_began: float) -> None:
     """Puts the claim of another process."""
-    found = ProgramClaim(
-        queue="map-2", channel="memory", host=platform.node(), process=process, process_began=process_began, began=2.0
-    )
+    found = ProgramClaim(queue="map-2", channel="memory", host=platform.node(), process=process, process_began=process_began, began=2.0)
 
     async def put() -> None:
         async with tile_store.opened(inputs.store) as channel:
@@ -189,12 +187,20 @@ def test_a_command_that_was_stopped_goes_on(tmp_path, number):
     np.save(tmp_path / "a.npy", g @ g.T + 240 * np.eye(240))
     store = tmp_path / "store"
     arguments = [
-        "linalg", "cholesky", str(tmp_path / "a.npy"), "--out", str(tmp_path / "l.npy"), "--tile", "20", "--channel", store.as_uri(), "--json",
-    ]  # fmt: skip
+        "linalg",
+        "cholesky",
+        str(tmp_path / "a.npy"),
+        "--out",
+        str(tmp_path / "l.npy"),
+        "--tile",
+        "20",
+        "--channel",
+        store.as_uri(),
+        "--json",
+    ]
     process = subprocess.Popen(
-        holding_results(*arguments),
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+        holding_results(*arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
     wait_until(lambda: bool(list(store.glob("cholesky-*-L/*"))), process, "the command")
     process.send_signal(number)
     told = process.communicate(timeout=120)[1].decode()
@@ -218,9 +224,7 @@ def test_a_command_that_its_budget_has_stopped_goes_on(tmp_path):
     a = np.eye(240) + 1.0 / 240
     np.save(tmp_path / "a.npy", a)
     store = (tmp_path / "store").as_uri()
-    arguments = [
-        "linalg", "cholesky", str(tmp_path / "a.npy"), "--out", str(tmp_path / "l.npy"), "--tile", "20", "--channel", store,
-    ]  # fmt: skip
+    arguments = ["linalg", "cholesky", str(tmp_path / "a.npy"), "--out", str(tmp_path / "l.npy"), "--tile", "20", "--channel", store]
     stopped = CliRunner().invoke(main, [*arguments, "--budget-usd", "0.0001"])
     told = stopped.output + stopped.stderr
     assert stopped.exit_code == 1

@@ -38,7 +38,7 @@ PROGRAMS = [
 def matrix(name, tiles, *, tile=TILE):
     return StoredMatrix(
         store="planned:", name=name, rows=tiles[0] * tile, columns=tiles[1] * tile, tile_rows=tile, tile_columns=tile, dtype="float64"
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("program", "sizes", "inputs"), PROGRAMS, ids=[p[0].name for p in PROGRAMS])
@@ -50,9 +50,7 @@ def test_work_is_that_of_the_kernels(program, sizes, inputs):
     for name, (down, across) in inputs.items():
         g = rng.standard_normal((down * TILE, across * TILE))
         g = g @ g.T + np.eye(len(g)) if program.name in ("cholesky", "hermitian_band") else g
-        tiles |= {
-            (name, (i, j)): g[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE] for i in range(down) for j in range(across)
-        }  # fmt: skip
+        tiles |= {(name, (i, j)): g[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE] for i in range(down) for j in range(across)}
     flops = read = written = 0.0
     for node in graph.nodes:
         call, given = graph.call(node), iter(graph.reads(node))
@@ -137,12 +135,10 @@ def test_the_command_predicts(tmp_path):
     np.save(tmp_path / "A.npy", np.eye(600))
     run = CliRunner().invoke(
         main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--tile", "100", "--predict", "--json"]
-    )  # fmt: skip
+    )
     assert run.exit_code == 0, run.output
     found = json.loads(run.output)
     assert found["predicted"]["tasks"] == 6 * 7 * 8 // 6
     assert not (tmp_path / "L.npy").exists()
-    run = CliRunner().invoke(
-        main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--predict"]
-    )
+    run = CliRunner().invoke(main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--predict"])
     assert "nothing was started" in run.output

@@ -39,10 +39,18 @@ def stored(tmp_path: Path):
 def test_products_with_vectors_are_vectors(pool, stored):
     a = stored(A)
     for expression, expected in (
-        (a @ V, A @ V), (V @ a, V @ A), (a.T @ V, A.T @ V), (a @ (a @ V), A @ (A @ V)), ((V @ a) @ a, V @ A @ A),
-        (2 * (a @ V) - V, 2 * (A @ V) - V), (V - a @ V, V - A @ V), (-(a @ V) / 4 + a @ V, A @ V * 0.75), (a @ V + 1, A @ V + 1),
-        (np.matmul(a, V), A @ V), (np.dot(a, V), A @ V),
-    ):  # fmt: skip
+        (a @ V, A @ V),
+        (V @ a, V @ A),
+        (a.T @ V, A.T @ V),
+        (a @ (a @ V), A @ (A @ V)),
+        ((V @ a) @ a, V @ A @ A),
+        (2 * (a @ V) - V, 2 * (A @ V) - V),
+        (V - a @ V, V - A @ V),
+        (-(a @ V) / 4 + a @ V, A @ V * 0.75),
+        (a @ V + 1, A @ V + 1),
+        (np.matmul(a, V), A @ V),
+        (np.dot(a, V), A @ V),
+    ):
         assert isinstance(expression, BigVector)
         assert (expression.shape, expression.ndim, len(expression)) == ((20,), 1, 20)
         found = expression.compute(executor=pool)
@@ -94,10 +102,16 @@ def test_arrays_are_stored_for_as_long_as_it_takes(pool, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "write",
     [
-        lambda a: a + 2, lambda a: 2 - a, lambda a: a - np.arange(7.0), lambda a: np.arange(7.0) - a, lambda a: a + np.arange(30.0)[:, None],
-        lambda a: np.arange(30.0)[:, None] - a, lambda a: a + np.arange(7.0)[None], lambda a: a.T - np.arange(30.0),
+        lambda a: a + 2,
+        lambda a: 2 - a,
+        lambda a: a - np.arange(7.0),
+        lambda a: np.arange(7.0) - a,
+        lambda a: a + np.arange(30.0)[:, None],
+        lambda a: np.arange(30.0)[:, None] - a,
+        lambda a: a + np.arange(7.0)[None],
+        lambda a: a.T - np.arange(30.0),
     ],
-)  # fmt: skip
+)
 def test_rows_and_columns_and_numbers_are_broadcast(pool, stored, write):
     np.testing.assert_allclose(write(stored(TALL)).compute(executor=pool).to_numpy(), write(TALL), atol=1e-14)
 
@@ -112,7 +126,7 @@ def test_what_cannot_be_broadcast_is_refused(stored):
 @pytest.mark.parametrize(
     ("dtype", "axis"),
     [*(("float64", axis) for axis in (None, 0, 1, -1)), ("float32", 0), ("float32", 1), ("complex128", None), ("complex128", 0)],
-)  # fmt: skip
+)
 def test_sums_means_and_deviations(pool, stored, axis, dtype):
     values = TALL.astype(dtype) + (1j if dtype[0] == "c" else 0)
     a = stored(values)
@@ -167,9 +181,7 @@ def test_the_command_for_principal_components(tmp_path):
     run = CliRunner().invoke
     done = run(main, ["linalg", "pca", str(tmp_path / "a.npy"), "-k", "2", "--out", str(tmp_path / "found")])
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "found").iterdir()) == [
-        "components.npy", "explained_variance.npy", "mean.npy", "scores.npy",
-    ]  # fmt: skip
+    assert sorted(p.name for p in (tmp_path / "found").iterdir()) == ["components.npy", "explained_variance.npy", "mean.npy", "scores.npy"]
     np.testing.assert_allclose(np.load(tmp_path / "found" / "components.npy"), components(TALL, 2)[0], atol=1e-9)
     assert run(main, ["linalg", "pca", str(tmp_path / "a.npy"), "-k", "2", "--predict"]).exit_code == 0
 
@@ -180,8 +192,7 @@ def test_the_command_tells_warnings(tmp_path):
     np.save(tmp_path / "b.npy", a[:, 0])
     out = str(tmp_path / "x.npy")
     done = CliRunner().invoke(
-        main,
-        ["linalg", "lstsq", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--out", out, "--platform", "simulated"],
+        main, ["linalg", "lstsq", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--out", out, "--platform", "simulated"]
     )
     assert done.exit_code == 0, done.output
     assert "warning: lstsq: the rank is 7, of 14 columns" in done.output + done.stderr
@@ -190,10 +201,7 @@ def test_the_command_tells_warnings(tmp_path):
 
 def test_matrices_are_not_compared(stored):
     a = stored(A)
-    for one, other in [
-        *itertools.product((a, BigVector(stored(A[:, :1]))), (a, A, 1.0)),
-        (A[:, 0], BigVector(stored(A[:, :1]))),
-    ]:
+    for one, other in [*itertools.product((a, BigVector(stored(A[:, :1]))), (a, A, 1.0)), (A[:, 0], BigVector(stored(A[:, :1])))]:
         with pytest.raises(JobError, match=r"matrices cannot be compared with ==; compare to_numpy\(\), or use norm"):
             one == other  # noqa: B015
     assert a != None  # noqa: E711

@@ -39,9 +39,12 @@ sys.meta_path.insert(0, Absent())
 def test_missing_scipy_names_the_extra(tmp_path: Path, program: str):
     np.save(tmp_path / "a.npy", np.eye(3))
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT + program, "linalg", "cholesky", "a.npy", "--out", "l.npy"], capture_output=True, text=True,
-        cwd=tmp_path, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", WITHOUT + program, "linalg", "cholesky", "a.npy", "--out", "l.npy"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert done.returncode != 0
     assert "scipy is not installed; run: pip install 'ephemeron[linalg]'" in done.stderr.splitlines()[-1]
     assert ("Traceback" in done.stderr) == ("main()" not in program)
@@ -57,7 +60,5 @@ def test_a_home_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypat
     assert done.exit_code == 2
     assert len((done.output + done.stderr).strip().splitlines()) <= 2
     assert "EPHEMERON_HOME" in done.output + done.stderr
-    a = BigMatrix.from_numpy(
-        np.eye(3), store=(tmp_path / "store").as_uri()
-    )  # nothing is needed of the home folder here
+    a = BigMatrix.from_numpy(np.eye(3), store=(tmp_path / "store").as_uri())  # nothing is needed of the home folder here
     np.testing.assert_array_equal(a.to_numpy(), np.eye(3))

@@ -108,9 +108,7 @@ def test_what_turns_out_not_to_be_possible_names_tile_and_row(pool, stored):
     assert caught.value.position == 3
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), np.linalg.LinAlgError)
     assert issubclass(SingularMatrix, np.linalg.LinAlgError)
-    with pytest.raises(
-        SingularMatrix, match=r"exactly zero: row 1 of the matrix \(lu, L\[0, 0\], U\[0, 0\], P\[0, 0\]"
-    ):
+    with pytest.raises(SingularMatrix, match=r"exactly zero: row 1 of the matrix \(lu, L\[0, 0\], U\[0, 0\], P\[0, 0\]"):
         linalg.solve(stored(np.ones((N, N))), stored(values(N, 40)), executor=pool)
 
 
@@ -128,7 +126,7 @@ def test_what_turns_out_not_to_be_possible_names_tile_and_row(pool, stored):
         (lambda m: linalg.lstsq(m(values(3, 4)), m(values(3, 1))), "lstsq needs as many rows as columns, this matrix is 3 x 4"),
         (lambda m: linalg.svd(m(values(9, 8), (4, 3))), "svd needs square tiles where a matrix has several columns of them"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_computed_is_refused_before_anything_starts(stored, call, says):
     with pytest.raises(JobError, match=says):
         call(stored)
@@ -149,9 +147,22 @@ def test_the_command(tmp_path, monkeypatch):
     run = CliRunner().invoke
     done = run(
         main,
-        ["linalg", "solve", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--out", str(tmp_path / "x.npy"), "--tile", "16", "--json",
-         "--autoscaling-factor", "0.5", "--idle-timeout", "7"],
-    )  # fmt: skip
+        [
+            "linalg",
+            "solve",
+            str(tmp_path / "a.npy"),
+            str(tmp_path / "b.npy"),
+            "--out",
+            str(tmp_path / "x.npy"),
+            "--tile",
+            "16",
+            "--json",
+            "--autoscaling-factor",
+            "0.5",
+            "--idle-timeout",
+            "7",
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert (given["autoscaling_factor"], given["idle_timeout_s"]) == (0.5, 7.0)
     found = json.loads(done.output)

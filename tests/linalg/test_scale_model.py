@@ -38,7 +38,7 @@ def test_tiles_that_a_function_keeps_are_not_read_again():
     runs = [
         Simulated(cholesky, {"N": 5}, tile=1024, world=World(functions=1, cached_tiles=n), limits=ScalingLimits(most=1), static=True).run()
         for n in (0, 100)
-    ]  # fmt: skip
+    ]
     graph = UnrolledGraph(cholesky, {"N": 5})
     inputs = {tile for node in graph.nodes for tile in graph.reads(node) if tile[0] == "A"}
     assert runs[1].bytes_read == len(inputs) * 8 * 1024**2
@@ -48,10 +48,15 @@ def test_tiles_that_a_function_keeps_are_not_read_again():
 def test_followers_do_not_wait_for_the_store():
     runs = [
         Simulated(
-            cholesky, {"N": 6}, tile=2048, world=World(functions=8, followers=followers, cached_tiles=6), limits=ScalingLimits(most=8), static=True
+            cholesky,
+            {"N": 6},
+            tile=2048,
+            world=World(functions=8, followers=followers, cached_tiles=6),
+            limits=ScalingLimits(most=8),
+            static=True,
         ).run()
         for followers in (False, True)
-    ]  # fmt: skip
+    ]
     assert runs[1].seconds < 0.9 * runs[0].seconds
     assert [r.tasks for r in runs] == [56, 56]
     assert runs[1].computing_s == pytest.approx(runs[0].computing_s)

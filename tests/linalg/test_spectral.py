@@ -147,9 +147,7 @@ def test_a_matrix_that_no_function_can_hold_is_refused_before_anything_starts(po
 def test_a_randomized_svd_that_is_called_again_finds_its_random_matrix(stored):
     a = stored(random((30, 20), "complex64"))
     sample, other = (spectral._sample(a.stored, 7, seed) for seed in (0, 1))
-    assert spectral._sample(a.stored, 7, 0).stored == sample.stored, (
-        "so the program has its name, and goes on from its tiles"
-    )
+    assert spectral._sample(a.stored, 7, 0).stored == sample.stored, "so the program has its name, and goes on from its tiles"
     assert sample.shape == (20, 7)
     assert (sample.to_numpy() != other.to_numpy()).all()
     assert len({spectral._sample(a.stored, width, 0).stored.name for width in (7, 8)}) == 2

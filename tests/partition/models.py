@@ -32,9 +32,7 @@ def tokens(length: int = 6, words: int = 20) -> Tensor:
 
 
 def conv_bn(i: int, o: int, k: int = 3, stride: int = 1, dilation: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(i, o, k, stride, dilation * (k // 2), dilation, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True)
-    )
+    return nn.Sequential(nn.Conv2d(i, o, k, stride, dilation * (k // 2), dilation, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
 
 
 class BasicBlock(nn.Module):
@@ -55,11 +53,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.stem = conv_bn(3, width)
         self.blocks = nn.ModuleList(
-            [
-                BasicBlock(width, width, 1, dropout),
-                BasicBlock(width, 2 * width, 2, dropout),
-                BasicBlock(2 * width, 2 * width, 1, dropout),
-            ]
+            [BasicBlock(width, width, 1, dropout), BasicBlock(width, 2 * width, 2, dropout), BasicBlock(2 * width, 2 * width, 1, dropout)]
         )
         self.head = nn.Linear(2 * width, 5)
 
@@ -118,9 +112,7 @@ class AmoebaCell(nn.Module):
     def __init__(self, i: int, j: int, o: int) -> None:
         super().__init__()
         self.first, self.second = conv_bn(i, o, 1), conv_bn(j, o, 1)
-        self.separable = nn.Sequential(
-            nn.Conv2d(o, o, 3, 1, 1, groups=o, bias=False), nn.Conv2d(o, o, 1, bias=False), nn.BatchNorm2d(o)
-        )
+        self.separable = nn.Sequential(nn.Conv2d(o, o, 3, 1, 1, groups=o, bias=False), nn.Conv2d(o, o, 1, bias=False), nn.BatchNorm2d(o))
         self.wide = nn.Conv2d(o, o, (1, 3), padding=(0, 1), bias=False)
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,10 +156,7 @@ class DenseNet(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3, padding=1)
         self.layers = nn.ModuleList(
-            [
-                nn.Sequential(nn.BatchNorm2d(4 + 3 * k), nn.ReLU(), nn.Conv2d(4 + 3 * k, 3, 3, padding=1))
-                for k in range(4)
-            ]
+            [nn.Sequential(nn.BatchNorm2d(4 + 3 * k), nn.ReLU(), nn.Conv2d(4 + 3 * k, 3, 3, padding=1)) for k in range(4)]
         )
         self.head = nn.Linear(16, 5)
 
@@ -185,12 +174,7 @@ class Attention(nn.Module):
         self.heads, self.dropout = heads, dropout
 
     def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        mask: Tensor | None = None,
-        rotary: Any = None,
-        causal: bool = False,
+        self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, rotary: Any = None, causal: bool = False
     ) -> Tensor:
         b, n, d = x.shape
         k, v = self.kv(x if memory is None else memory).chunk(2, -1)
@@ -260,10 +244,7 @@ class T5(nn.Module):
     def __init__(self, dim: int = 8, words: int = 20) -> None:
         super().__init__()
         self.shared = nn.Embedding(words, dim)
-        self.encoder, self.decoder = (
-            nn.ModuleList([Layer(dim)]),
-            nn.ModuleList([Layer(dim, cross=True), Layer(dim, cross=True)]),
-        )
+        self.encoder, self.decoder = (nn.ModuleList([Layer(dim)]), nn.ModuleList([Layer(dim, cross=True), Layer(dim, cross=True)]))
         self.head = nn.Linear(dim, words)
 
     def forward(self, ids: Tensor, decoder_ids: Tensor) -> dict[str, Tensor]:
@@ -340,12 +321,7 @@ class Gnn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.message1, self.message2, self.head = (
-            nn.Linear(3, 6),
-            nn.Linear(12, 6),
-            nn.Linear(12, 6),
-            nn.Linear(6, 2),
-        )
+        self.enter, self.message1, self.message2, self.head = (nn.Linear(3, 6), nn.Linear(12, 6), nn.Linear(12, 6), nn.Linear(6, 2))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         h = torch.relu(self.enter(x))
@@ -386,22 +362,12 @@ class Outputs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.mean, self.spread, self.value = (
-            nn.Linear(6, 8),
-            nn.Linear(8, 3),
-            nn.Linear(8, 3),
-            nn.Linear(3, 1),
-        )
+        self.body, self.mean, self.spread, self.value = (nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3), nn.Linear(3, 1))
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         h = torch.tanh(self.body(x))
         mean = self.mean(h)
-        return {
-            "policy": (mean, F.softplus(self.spread(h))),
-            "value": self.value(mean),
-            "norm": x.norm(dim=1),
-            "none": None,
-        }
+        return {"policy": (mean, F.softplus(self.spread(h))), "value": self.value(mean), "norm": x.norm(dim=1), "none": None}
 
 
 class Gated(nn.Module):
@@ -495,9 +461,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "lstm": lambda: Example(model=Lstm(), args=(tokens(),)),
     "gnn": lambda: Example(model=Gnn(), args=(torch.randn(5, 3), _edges())),
     "siamese": lambda: Example(model=Siamese(), args=(torch.randn(BATCH, 6), torch.randn(BATCH, 6))),
-    "two-inputs": lambda: Example(
-        model=TwoInputs(), args=image(), kwargs={"table": torch.randn(BATCH, 5), "scale": 0.5}
-    ),
+    "two-inputs": lambda: Example(model=TwoInputs(), args=image(), kwargs={"table": torch.randn(BATCH, 5), "scale": 0.5}),
     "multiple-outputs": lambda: Example(model=Outputs(), args=(torch.randn(BATCH, 6),)),
     "data-dependent-branch": lambda: Example(model=Branching(), args=(torch.randn(BATCH, 6),)),
     "custom-autograd-function": lambda: Example(model=Quantised(), args=(torch.randn(BATCH, 6),)),

@@ -49,27 +49,18 @@ def drawn_graph(rng: Random, nodes: int, *, kinds: tuple[str, ...] = ("gpu",), g
     return Graph(name="drawn", nodes=tuple(made), tensors=tuple(tensors))
 
 
-def drawn_topology(
-    rng: Random, graph: Graph, devices: int, *, kinds: tuple[str, ...] = ("gpu",), room: float = 10.0
-) -> Topology:
+def drawn_topology(rng: Random, graph: Graph, devices: int, *, kinds: tuple[str, ...] = ("gpu",), room: float = 10.0) -> Topology:
     """Unequal devices and links; memory: `room` times what an even share of the graph needs."""
     need = sum(n.state_bytes for n in graph.nodes) + sum(t.nbytes + t.gradient_bytes for t in graph.tensors)
     made = [
-        Device(
-            name=f"d{k}",
-            kind=rng.choice(kinds),
-            memory_bytes=int(room * need / devices) + 1,
-            speed=rng.choice([1.0, 1.0, 0.8, 2.0]),
-        )
+        Device(name=f"d{k}", kind=rng.choice(kinds), memory_bytes=int(room * need / devices) + 1, speed=rng.choice([1.0, 1.0, 0.8, 2.0]))
         for k in range(devices)
     ]
     return connected(made, lambda a, b: (rng.choice([0.0, 0.1, 1.0]), rng.choice([3.0, 10.0, 100.0])))
 
 
 @st.composite
-def worlds(
-    draw: st.DrawFn, *, most_nodes: int = 7, most_devices: int = 3, tight: bool = True
-) -> tuple[Graph, Topology]:
+def worlds(draw: st.DrawFn, *, most_nodes: int = 7, most_devices: int = 3, tight: bool = True) -> tuple[Graph, Topology]:
     rng = Random(draw(st.integers(0, 2**32)))
     kinds = draw(st.sampled_from([("gpu",), ("gpu", "cpu")]))
     graph = drawn_graph(rng, draw(st.integers(1, most_nodes)), kinds=kinds, groups=draw(st.booleans()))

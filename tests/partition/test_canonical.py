@@ -65,9 +65,7 @@ def test_a_device_that_is_of_no_use_costs_nothing(objective, seed):
     more = connected(
         [*topology.devices, Device(name="idle", kind="gpu", memory_bytes=1 << 40, speed=0.01)],
         lambda a, b: (
-            (links[a.name, b.name].latency_s, links[a.name, b.name].bandwidth_bytes_s)
-            if "idle" not in (a.name, b.name)
-            else (50.0, 0.1)
+            (links[a.name, b.name].latency_s, links[a.name, b.name].bandwidth_bytes_s) if "idle" not in (a.name, b.name) else (50.0, 0.1)
         ),
     )
     assert value_s(graph, more, objective) <= value_s(graph, topology, objective) * (1 + 1e-9)

@@ -37,15 +37,15 @@ def layers(count, times, *, nbytes=1_000_000, skip=0, seed=None):
         t = 1.0 if seed is None else rng.uniform(0.5, 2.0)
         nodes.append(
             Node(
-                name=f"n{i}", forward_s={k: t * f for k, f in times.items()},
-                backward_s={k: 2 * t * f for k, f in times.items()}, parameter_bytes=1000,
+                name=f"n{i}",
+                forward_s={k: t * f for k, f in times.items()},
+                backward_s={k: 2 * t * f for k, f in times.items()},
+                parameter_bytes=1000,
             )
-        )  # fmt: skip
+        )
         readers = [j for j in dict.fromkeys((i + 1, i + skip)) if i < j < count]
         if readers:
-            tensors.append(
-                Tensor(name=f"t{i}", producer=f"n{i}", consumers=tuple(f"n{j}" for j in readers), nbytes=nbytes)
-            )
+            tensors.append(Tensor(name=f"t{i}", producer=f"n{i}", consumers=tuple(f"n{j}" for j in readers), nbytes=nbytes))
     return Graph(name="layers", nodes=tuple(nodes), tensors=tuple(tensors))
 
 
@@ -90,9 +90,7 @@ def test_bounds_and_plans_against_every_placement(seed, schedule):
     if optimum < math.inf:
         assert done.bound_s <= optimum * (1 + 1e-9)
         for s in done.found:
-            replayed = replay(
-                graph, topology, costs.placement(s.where), schedule=schedule, stages=s.device_names(costs)
-            )
+            replayed = replay(graph, topology, costs.placement(s.where), schedule=schedule, stages=s.device_names(costs))
             assert replayed.fits
             assert replayed.bottleneck_s == pytest.approx(s.bottleneck_s, rel=1e-9, abs=1e-12)
             assert s.bottleneck_s >= optimum * (1 - 1e-9)
@@ -181,9 +179,7 @@ def test_downsets_are_all_there_are(seed):
     found = downsets_of(units)
     assert found is not None
     size = len(units.nodes)
-    expected = {
-        mask for mask in range(1 << size) if all(not mask >> u & 1 or not units.before[u] & ~mask for u in range(size))
-    }
+    expected = {mask for mask in range(1 << size) if all(not mask >> u & 1 or not units.before[u] & ~mask for u in range(size))}
     assert set(found.masks) == expected
     assert len(found.masks) == len(expected)
     for mask, row in zip(found.masks, found.table, strict=True):

@@ -19,18 +19,23 @@ def graphs(draw):
     groups = draw(st.lists(st.sampled_from([None, None, "a", "b"]), min_size=n, max_size=n))
     nodes = tuple(
         Node(
-            name=f"n{i}", forward_s={"cpu": draw(st.integers(1, 9))}, backward_s={"cpu": 0.0},
-            parameter_bytes=draw(st.integers(0, 9)), group=g,
+            name=f"n{i}",
+            forward_s={"cpu": draw(st.integers(1, 9))},
+            backward_s={"cpu": 0.0},
+            parameter_bytes=draw(st.integers(0, 9)),
+            group=g,
         )
         for i, g in enumerate(groups)
-    )  # fmt: skip
+    )
     tensors = tuple(
         Tensor(
-            name=f"t{i}", producer=f"n{i}", nbytes=draw(st.integers(0, 9)),
+            name=f"t{i}",
+            producer=f"n{i}",
+            nbytes=draw(st.integers(0, 9)),
             consumers=tuple(f"n{j}" for j in draw(st.sets(st.integers(i + 1, n - 1), max_size=2))),
         )
         for i in range(n - 1)
-    )  # fmt: skip
+    )
     return Graph(nodes=nodes, tensors=tensors)
 
 
@@ -61,9 +66,7 @@ def test_nothing_is_better(graph, stages, memory):
     lean = leanest_cuts(pieces, stages, need=need)
     assert (lean is None) == (not every)
     if lean is not None:
-        assert max(need(s, p) for s, p in enumerate(lean)) == min(
-            max(need(s, p) for s, p in enumerate(c)) for c in every
-        )
+        assert max(need(s, p) for s, p in enumerate(lean)) == min(max(need(s, p) for s, p in enumerate(c)) for c in every)
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,8 +77,7 @@ def test_segments_add_up_and_groups_stay_whole(graph):
     for cut in pieces.cuts:
         left, right = pieces.piece(0, cut), pieces.piece(cut, pieces.count)
         assert left.compute_s + right.compute_s == pytest.approx(pieces.piece(0, pieces.count).compute_s)
-        crossing = [t for t in graph.tensors if names.index(t.producer) < cut <= max(
-            (names.index(c) for c in t.consumers), default=-1)]  # fmt: skip
+        crossing = [t for t in graph.tensors if names.index(t.producer) < cut <= max((names.index(c) for c in t.consumers), default=-1)]
         assert right.in_bytes == left.out_bytes == sum(t.nbytes for t in crossing)
         groups = [{n.group for n in side if n.group} for side in (graph.nodes[:cut], graph.nodes[cut:])]
         assert not groups[0] & groups[1]

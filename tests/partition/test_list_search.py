@@ -54,15 +54,10 @@ def test_what_is_found_can_be_followed_and_keeps_groups_together(world, seed):
     assert found.steps == 12
     for cluster in costs.clusters:
         assert len({found.where[i] for i in cluster}) == 1
-    done = replay(
-        graph, topology, costs.placement(found.where), orders=orders_of(costs, found.where, found.order)
-    )  # fmt: skip
+    done = replay(graph, topology, costs.placement(found.where), orders=orders_of(costs, found.where, found.order))
     assert done.iteration_s == pytest.approx(found.makespan_s)
     assert sum(done.over_bytes.values()) == found.over_bytes
-    assert (found.over_bytes, found.makespan_s) <= (
-        costs.over(known),
-        makespan_s(costs, known, ranked_order(costs, known)),
-    )
+    assert (found.over_bytes, found.makespan_s) <= (costs.over(known), makespan_s(costs, known, ranked_order(costs, known)))
 
 
 def test_more_runs_are_never_worse():
@@ -82,8 +77,6 @@ def test_mirrored_costs_take_as_long():
     costs = costs_of(graph, drawn_topology(rng, graph, 1))
     mirror = mirrored(costs)
     where = [0] * len(costs.nodes)
-    assert makespan_s(mirror, where, ranked_order(mirror, where)) == pytest.approx(
-        makespan_s(costs, where, ranked_order(costs, where))
-    )
+    assert makespan_s(mirror, where, ranked_order(mirror, where)) == pytest.approx(makespan_s(costs, where, ranked_order(costs, where)))
     assert mirrored(mirror).forward == costs.forward
     assert mirrored(mirror).send == costs.send

@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 from partition_worlds import WORK
 
 from ephemeron.errors import JobError
-from ephemeron.partition import (
-    Device,
-    Schedule,
-    connected,
-    graph_to_json,
-    parse_graph,
-    parse_topology,
-    place,
-    replay,
-    topology_to_json,
-)
+from ephemeron.partition import Device, Schedule, connected, graph_to_json, parse_graph, parse_topology, place, replay, topology_to_json
 from ephemeron.partition.costs import Throttle, fit_link, measure_here
 from ephemeron.partition.costs.peer import LinkPeer
 
@@ -169,23 +159,16 @@ def test_a_measured_model_is_placed_cut_and_trained(name):
     buffers = sum(b.numel() * b.element_size() for b in e.model.buffers())
     assert sum(n.gradient_bytes for n in graph.nodes) == own
     assert own <= sum(n.parameter_bytes for n in graph.nodes) <= own + buffers
-    topology = connected(
-        [Device(name=f"d{k}", kind="cpu", memory_bytes=1 << 30) for k in range(3)], lambda a, b: (1e-5, 1e9)
-    )
+    topology = connected([Device(name=f"d{k}", kind="cpu", memory_bytes=1 << 30) for k in range(3)], lambda a, b: (1e-5, 1e9))
     plan = place(graph, topology, schedule=Schedule(kind="1f1b", micro_batches=4), budget=WORK)
     assert replay(graph, topology, plan.placement).fits
     parts = split(tracing.model, plan.placement)
     whole = e.model.train()
     args, kwargs = doubled(e)
-    optimisers = [
-        torch.optim.Adam([p for _, p in parts.parameters(d)]) for d in parts.devices if list(parts.parameters(d))
-    ]
+    optimisers = [torch.optim.Adam([p for _, p in parts.parameters(d)]) for d in parts.devices if list(parts.parameters(d))]
     whole_optimiser = torch.optim.Adam(whole.parameters())
     for k in range(3):
-        for model_step in (
-            lambda: mean_square(whole(*args, **kwargs)).backward(),
-            lambda: train_step(parts, args, kwargs, mean_square),
-        ):
+        for model_step in (lambda: mean_square(whole(*args, **kwargs)).backward(), lambda: train_step(parts, args, kwargs, mean_square)):
             torch.manual_seed(k)
             model_step()
         for o in (*optimisers, whole_optimiser):

@@ -15,17 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ephemeron.cli.main import main
-from ephemeron.partition import (
-    Device,
-    Graph,
-    Node,
-    Tensor,
-    graph_to_json,
-    parse_graph,
-    parse_plan,
-    parse_topology,
-    replay,
-)
+from ephemeron.partition import Device, Graph, Node, Tensor, graph_to_json, parse_graph, parse_plan, parse_topology, replay
 
 pytest.importorskip("scipy", reason="no SciPy; pip install 'ephemeron[partition]'")
 pytest.importorskip("ortools", reason="no OR-tools; pip install 'ephemeron[partition]'")
@@ -35,9 +25,7 @@ DEVICES = str(EXAMPLE / "devices.toml")
 CHAIN = Graph(
     name="chain",
     batch_size=16,
-    nodes=tuple(
-        Node(name=f"n{i}", forward_s={"cpu": 0.01}, backward_s={"cpu": 0.02}, parameter_bytes=1 << 20) for i in range(6)
-    ),
+    nodes=tuple(Node(name=f"n{i}", forward_s={"cpu": 0.01}, backward_s={"cpu": 0.02}, parameter_bytes=1 << 20) for i in range(6)),
     tensors=tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=16 << 20) for i in range(5)),
 )
 TWO = """
@@ -78,9 +66,23 @@ def example(tmp_path_factory):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     out = tmp_path_factory.mktemp("partition") / "cut"
     done = run(
-        f"{EXAMPLE}/nets.py:transformer", "--devices", DEVICES, "--batch-size", 4, "--micro-batches", 4, "--repeats", 3,
-        "--time-limit-s", 5, "--threads", 1, "--out", out, "--json",
-    )  # fmt: skip
+        f"{EXAMPLE}/nets.py:transformer",
+        "--devices",
+        DEVICES,
+        "--batch-size",
+        4,
+        "--micro-batches",
+        4,
+        "--repeats",
+        3,
+        "--time-limit-s",
+        5,
+        "--threads",
+        1,
+        "--out",
+        out,
+        "--json",
+    )
     assert done.exit_code == 0, done.stderr
     return done, out
 
@@ -148,8 +150,21 @@ def test_its_report_needs_nothing_else(example):
 def test_measure_writes_a_graph_that_can_be_placed(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     out = tmp_path / "graph.json"
-    done = run("measure", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--optimizer", "sgd", "--repeats", 3,
-               "--threads", 1, "--out", out, "--json")  # fmt: skip
+    done = run(
+        "measure",
+        f"{EXAMPLE}/nets.py:convnet",
+        "--batch-size",
+        3,
+        "--optimizer",
+        "sgd",
+        "--repeats",
+        3,
+        "--threads",
+        1,
+        "--out",
+        out,
+        "--json",
+    )
     assert done.exit_code == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["graph"] == "convnet"
@@ -166,8 +181,20 @@ def test_measure_writes_a_graph_that_can_be_placed(tmp_path):
 @pytest.mark.slow
 def test_links_between_processes_are_measured_on_demand(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-    done = run("measure", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--repeats", 3, "--links", 2,
-               "--kind", "tiny", "--out", tmp_path / "g.json")  # fmt: skip
+    done = run(
+        "measure",
+        f"{EXAMPLE}/nets.py:convnet",
+        "--batch-size",
+        3,
+        "--repeats",
+        3,
+        "--links",
+        2,
+        "--kind",
+        "tiny",
+        "--out",
+        tmp_path / "g.json",
+    )
     assert done.exit_code == 0, done.stderr
     topology = parse_topology((tmp_path / "topology.json").read_text())
     assert [d.kind for d in topology.devices] == ["tiny", "tiny"]
@@ -211,11 +238,7 @@ def test_too_little_memory_is_reported_with_suggestions(files):
     flags = ["--no-overlap"] * ("overlap=False" in found[2]) + ["--recompute"] * ("recompute" in found[2])
     assert placed(files, "--micro-batches", found[1], *flags)["stages"], "what it says is true"
     samples = int(found[3])
-    smaller = replace(
-        CHAIN,
-        batch_size=samples,
-        tensors=tuple(replace(t, nbytes=t.nbytes * samples // 16) for t in CHAIN.tensors),
-    )
+    smaller = replace(CHAIN, batch_size=samples, tensors=tuple(replace(t, nbytes=t.nbytes * samples // 16) for t in CHAIN.tensors))
     (files / "graph.json").write_text(graph_to_json(smaller))
     assert placed(files, "--micro-batches", 2)["stages"]
 
@@ -237,7 +260,7 @@ def test_too_little_memory_is_reported_with_suggestions(files):
         (["models_of_test.py:raises", "--batch-size", 4], "ValueError: too small (models_of_test.py, line"),
         (["models_of_test.py:absent", "--batch-size", 4], "absent"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_the_model_is_one_line(files, monkeypatch, arguments, said):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     monkeypatch.chdir(files)
@@ -273,7 +296,7 @@ def test_what_is_wrong_with_the_model_is_one_line(files, monkeypatch, arguments,
         (TWO.format(memory=9) + "[[links.between]]\nsource='a'\ntarget='c'\nbandwidth_mb_s=1", "links: between[0]: c is no device"),
         ("[[devices", "is not valid TOML"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_the_devices_is_one_line(files, text, said):
     (files / "devices.toml").write_text(text)
     done = run(files / "graph.json", "--devices", files / "devices.toml")

@@ -44,9 +44,7 @@ def test_annealing_times_a_placement_as_the_simulator_does(world, seed):
     graph, topology = world
     costs = costs_of(graph, topology)
     where = costs.where(somewhere(graph, topology, seed))
-    found = anneal(
-        costs, costs.clusters, where, ranked_order(costs, where), rng=Random(seed), steps=60, timer=timer(None)
-    )
+    found = anneal(costs, costs.clusters, where, ranked_order(costs, where), rng=Random(seed), steps=60, timer=timer(None))
     done = replay(graph, topology, costs.placement(found.where), orders=orders_of(costs, found.where, found.order))
     assert done.iteration_s == pytest.approx(makespan_s(costs, found.where, found.order))
     assert sum(done.over_bytes.values()) == found.over_bytes == costs.over(found.where)
@@ -77,9 +75,7 @@ def test_moves_keep_the_books(world, seed):
     costs = costs_of(graph, topology, micro_batches=4)
     size = len(costs.devices)
     line = DeviceOrder(devices=tuple(range(size)), flight=tuple(range(size, 0, -1)))
-    found = annealed_stages(
-        costs, line, repaired(costs, [0] * len(costs.nodes)), rng=Random(seed), steps=200, timer=timer(None)
-    )
+    found = annealed_stages(costs, line, repaired(costs, [0] * len(costs.nodes)), rng=Random(seed), steps=200, timer=timer(None))
     fresh = staged(costs, line, found.stage)
     assert found.bottleneck_s == pytest.approx(fresh.bottleneck_s)
     assert found.over_bytes == fresh.over_bytes
@@ -159,10 +155,7 @@ def test_coplacement_merges_heavy_edges_within_memory(world, groups):
 
 def test_coplacement_takes_the_heaviest_edge_first():
     nodes = tuple(Node(name=n, forward_s={"gpu": 1.0}, backward_s={"gpu": 1.0}) for n in "abcd")
-    tensors = tuple(
-        Tensor(name=u, producer=u, consumers=(v,), nbytes=b)
-        for u, v, b in (("a", "b", 1), ("b", "c", 9), ("c", "d", 4))
-    )
+    tensors = tuple(Tensor(name=u, producer=u, consumers=(v,), nbytes=b) for u, v, b in (("a", "b", 1), ("b", "c", 9), ("c", "d", 4)))
     topology = connected([Device(name=n, kind="gpu", memory_bytes=100) for n in "xy"], lambda a, b: (0.0, 1.0))
     costs = costs_of(Graph(nodes=nodes, tensors=tensors), topology)
     assert colocated(costs, groups=4) == ((0,), (1, 2), (3,))
@@ -195,9 +188,7 @@ def test_etf_uses_both_branches_at_once():
 
 def test_topo_fills_devices_in_turn():
     """Four nodes of 10 bytes on two devices: the cap is 20 + 10."""
-    nodes = tuple(
-        Node(name=f"n{i}", forward_s={"gpu": 1.0}, backward_s={"gpu": 1.0}, parameter_bytes=10) for i in range(4)
-    )
+    nodes = tuple(Node(name=f"n{i}", forward_s={"gpu": 1.0}, backward_s={"gpu": 1.0}, parameter_bytes=10) for i in range(4))
     tensors = tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=0) for i in range(3))
     roomy = connected([Device(name=n, kind="gpu", memory_bytes=999) for n in "xy"], lambda a, b: (0.0, 1.0))
     assert m_topo(costs_of(Graph(nodes=nodes, tensors=tensors), roomy)) == [0, 0, 0, 1]
@@ -207,13 +198,8 @@ def test_cuts_are_the_best_on_a_chain():
     rng = Random(3)
     for _ in range(10):
         n = rng.randint(3, 7)
-        nodes = tuple(
-            Node(name=f"n{i}", forward_s={"gpu": float(rng.randint(1, 9))}, backward_s={"gpu": 1.0}) for i in range(n)
-        )
-        tensors = tuple(
-            Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=rng.randint(1, 40))
-            for i in range(n - 1)
-        )
+        nodes = tuple(Node(name=f"n{i}", forward_s={"gpu": float(rng.randint(1, 9))}, backward_s={"gpu": 1.0}) for i in range(n))
+        tensors = tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=rng.randint(1, 40)) for i in range(n - 1))
         graph = Graph(nodes=nodes, tensors=tensors)
         topology = connected([Device(name=d, kind="gpu", memory_bytes=10**6) for d in "xyz"], lambda a, b: (0.0, 4.0))
         costs = costs_of(graph, topology)

@@ -95,8 +95,7 @@ def test_a_wrong_topology_is_refused_with_the_place(devices, links, message):
 
 
 @pytest.mark.parametrize(
-    ("kind", "parts", "message"),
-    [("zigzag", 1, "not known"), ("plain", 2, "takes the batch whole"), ("gpipe", 0, "micro_batches = 0")],
+    ("kind", "parts", "message"), [("zigzag", 1, "not known"), ("plain", 2, "takes the batch whole"), ("gpipe", 0, "micro_batches = 0")]
 )
 def test_a_wrong_schedule_is_refused(kind, parts, message):
     with pytest.raises(JobError, match=message):
@@ -132,14 +131,8 @@ GOOD = graph_to_json(Graph(nodes=(node("a"), node("b")), tensors=(edge("a", "b")
         (lambda g: g.pop("nodes"), "graph: missing key nodes"),
         (lambda g: g["nodes"][0].pop("name"), r"graph: nodes\[0\]: missing key name"),
         (lambda g: g["nodes"][1].update(forward_s=3), r"graph: nodes\[1\].forward_s = 3 should be a table"),
-        (
-            lambda g: g["nodes"][1].update(parameter_bytes="4"),
-            r"nodes\[1\].parameter_bytes = '4' should be a whole number",
-        ),
-        (
-            lambda g: g["nodes"][1].update(forward_s={"gpu": True}),
-            r"nodes\[1\].forward_s.gpu = True should be a number",
-        ),
+        (lambda g: g["nodes"][1].update(parameter_bytes="4"), r"nodes\[1\].parameter_bytes = '4' should be a whole number"),
+        (lambda g: g["nodes"][1].update(forward_s={"gpu": True}), r"nodes\[1\].forward_s.gpu = True should be a number"),
         (lambda g: g["tensors"][0].update(consumers=[1]), r"tensors\[0\].consumers\[0\] = 1 should be text"),
         (lambda g: g["tensors"][0].update(nbyte=1), r"tensors\[0\]: unknown key nbyte; did you mean nbytes"),
     ],

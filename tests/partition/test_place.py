@@ -9,30 +9,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_worlds import (
-    THOROUGH,
-    WORK,
-    drawn_graph,
-    drawn_topology,
-    least_bottleneck_s,
-    shortest_iteration_s,
-    worlds,
-)
+from partition_worlds import THOROUGH, WORK, drawn_graph, drawn_topology, least_bottleneck_s, shortest_iteration_s, worlds
 
 from ephemeron.errors import JobError, MissingExtra, PlanInfeasible
-from ephemeron.partition import (
-    Device,
-    Graph,
-    Node,
-    PlacementPlan,
-    Schedule,
-    SearchBudget,
-    Tensor,
-    Topology,
-    connected,
-    place,
-    replay,
-)
+from ephemeron.partition import Device, Graph, Node, PlacementPlan, Schedule, SearchBudget, Tensor, Topology, connected, place, replay
 from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
 from random_schedules import examples
@@ -136,14 +116,7 @@ def test_never_worse_than_a_baseline(objective, block):
         topology = drawn_topology(rng, graph, rng.choice([2, 3]), room=rng.choice([2.0, 5.0]))
         plan = placed(graph, topology, objective=objective, schedule=schedule, budget=budget)
         costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
-        methods = (
-            even_split,
-            m_topo,
-            m_etf,
-            m_sct,
-            lambda c: pesto(c, node_limit=5),
-            lambda c: netsplit(c, node_limit=5),
-        )
+        methods = (even_split, m_topo, m_etf, m_sct, lambda c: pesto(c, node_limit=5), lambda c: netsplit(c, node_limit=5))
         for method in methods:
             done = replay(graph, topology, costs.placement(method(costs)), schedule=schedule)
             if not done.fits or (objective == "throughput" and not done.stages):
@@ -159,9 +132,7 @@ def relabelled(graph: Graph, rng: Random) -> Graph:
     new = dict(zip(names, [f"m{k}" for k in rng.sample(range(100), len(names))], strict=True))
     nodes = [replace(n, name=new[n.name]) for n in graph.nodes]
     tensors = [
-        replace(
-            t, producer=new[t.producer], consumers=tuple(rng.sample([new[c] for c in t.consumers], len(t.consumers)))
-        )
+        replace(t, producer=new[t.producer], consumers=tuple(rng.sample([new[c] for c in t.consumers], len(t.consumers))))
         for t in graph.tensors
     ]
     rng.shuffle(nodes)
@@ -174,10 +145,7 @@ def scaled(graph: Graph, topology: Topology, factor: float) -> tuple[Graph, Topo
         return {k: v * factor for k, v in table.items()}  # type: ignore[attr-defined]
 
     nodes = tuple(replace(n, forward_s=times(n.forward_s), backward_s=times(n.backward_s)) for n in graph.nodes)
-    links = tuple(
-        replace(k, latency_s=k.latency_s * factor, bandwidth_bytes_s=k.bandwidth_bytes_s / factor)
-        for k in topology.links
-    )
+    links = tuple(replace(k, latency_s=k.latency_s * factor, bandwidth_bytes_s=k.bandwidth_bytes_s / factor) for k in topology.links)
     return replace(graph, nodes=nodes), replace(topology, links=links)
 
 
@@ -199,10 +167,7 @@ def test_what_must_not_make_a_plan_worse(objective, seed):
     near = 1 + 2e-3
     assert value_s(relabelled(graph, rng), topology) == pytest.approx(known, rel=2e-3)
     assert value_s(*scaled(graph, topology, 1e-4)) == pytest.approx(known * 1e-4, rel=2e-3)
-    fast = replace(
-        topology,
-        links=(replace(topology.links[0], bandwidth_bytes_s=1e9, latency_s=0.0), *topology.links[1:]),
-    )
+    fast = replace(topology, links=(replace(topology.links[0], bandwidth_bytes_s=1e9, latency_s=0.0), *topology.links[1:]))
     assert value_s(graph, fast) <= known * near
     names = [d.name for d in topology.devices]
     links = {(k.source, k.target): k for k in topology.links}
@@ -254,9 +219,7 @@ def test_a_time_limit_is_kept_on_the_clock_that_is_given():
 
 CHAIN = Graph(
     name="chain",
-    nodes=tuple(
-        Node(name=f"n{i}", forward_s={"gpu": 1.0}, backward_s={"gpu": 2.0}, parameter_bytes=10) for i in range(4)
-    ),
+    nodes=tuple(Node(name=f"n{i}", forward_s={"gpu": 1.0}, backward_s={"gpu": 2.0}, parameter_bytes=10) for i in range(4)),
     tensors=tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=80) for i in range(3)),
 )
 
@@ -288,9 +251,7 @@ def test_states_that_never_fit_are_not_cut_into_micro_batches():
 def test_enough_in_sum_but_not_on_each(objective):
     """Three nodes of 60 bytes on two devices of 100: two of them never fit on one."""
     three = replace(CHAIN, nodes=tuple(replace(n, parameter_bytes=60) for n in CHAIN.nodes[:3]), tensors=())
-    with pytest.raises(
-        PlanInfeasible, match=r"no placement of chain was found that fits: .* \(20 bytes\) over"
-    ) as caught:
+    with pytest.raises(PlanInfeasible, match=r"no placement of chain was found that fits: .* \(20 bytes\) over") as caught:
         place(three, two(100), objective=objective, budget=WORK)
     assert "up to 1024 micro-batches no placement was found that fits" in str(caught.value)
 
@@ -348,13 +309,9 @@ def test_a_long_chain_is_divided_and_made_whole_within_less_memory(too_large):
         Node(name=f"n{i}", forward_s={"gpu": t}, backward_s={"gpu": 2 * t}, parameter_bytes=rng.randint(50, 150))
         for i, t in enumerate(rng.uniform(0.5, 1.5) for _ in range(60))
     ]
-    tensors = [
-        Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=rng.randint(1, 9)) for i in range(59)
-    ]
+    tensors = [Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=rng.randint(1, 9)) for i in range(59)]
     graph = Graph(name="long", nodes=tuple(nodes), tensors=tuple(tensors))
-    devices = [
-        Device(name=n, kind="gpu", memory_bytes=4000, speed=speed) for n, speed in (("fast", 1.0), ("slow", 0.8))
-    ]
+    devices = [Device(name=n, kind="gpu", memory_bytes=4000, speed=speed) for n, speed in (("fast", 1.0), ("slow", 0.8))]
     topology = connected(devices, lambda a, b: (0.0, 100.0))
     plan = place(graph, topology, objective="iteration", budget=WORK)
     rounded = [c for c in plan.candidates if c.name == "relaxed program, rounded"]
@@ -389,9 +346,7 @@ def test_an_empty_budget_is_refused():
         SearchBudget(workers=0)
 
 
-@pytest.mark.parametrize(
-    ("module", "objective"), [("scipy.optimize", "throughput"), ("ortools.sat.python", "iteration")]
-)
+@pytest.mark.parametrize(("module", "objective"), [("scipy.optimize", "throughput"), ("ortools.sat.python", "iteration")])
 def test_an_absent_solver_is_named_with_the_command(module, objective, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     rng = Random(9)

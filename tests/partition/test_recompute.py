@@ -13,18 +13,7 @@ from hypothesis import strategies as st
 from partition_worlds import THOROUGH, WORK, drawn_graph, drawn_topology, least_bottleneck_s, worlds
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.partition import (
-    Device,
-    Graph,
-    Node,
-    Schedule,
-    Tensor,
-    connected,
-    parse_plan,
-    place,
-    plan_to_json,
-    replay,
-)
+from ephemeron.partition import Device, Graph, Node, Schedule, Tensor, connected, parse_plan, place, plan_to_json, replay
 from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.placement.pipeline import staging
 
@@ -35,9 +24,7 @@ AGAIN = replace(KEPT, recompute=True)
 CHAIN = Graph(
     name="chain",
     nodes=tuple(Node(name=n, forward_s={"gpu": 4.0}, backward_s={"gpu": 8.0}, parameter_bytes=10) for n in "abcdef"),
-    tensors=tuple(
-        Tensor(name=u + v, producer=u, consumers=(v,), nbytes=40, gradient_nbytes=80) for u, v in pairwise("abcdef")
-    ),
+    tensors=tuple(Tensor(name=u + v, producer=u, consumers=(v,), nbytes=40, gradient_nbytes=80) for u, v in pairwise("abcdef")),
 )
 HALVES = {n: "x" if n in "abc" else "y" for n in "abcdef"}
 
@@ -93,12 +80,7 @@ def pipelines(draw: st.DrawFn):
     return graph, topology, where
 
 
-@given(
-    world=pipelines(),
-    kind=st.sampled_from(["gpipe", "1f1b"]),
-    parts=st.integers(1, 5),
-    overlap=st.booleans(),
-)
+@given(world=pipelines(), kind=st.sampled_from(["gpipe", "1f1b"]), parts=st.integers(1, 5), overlap=st.booleans())
 def test_it_never_needs_more_memory_and_is_a_schedule(world, kind, parts, overlap):
     graph, topology, where = world
     kept = Schedule(kind=kind, micro_batches=parts, overlap=overlap)
@@ -163,11 +145,8 @@ WIDE = Graph(
     name="wide",
     batch_size=64,
     nodes=tuple(Node(name=n, forward_s={"gpu": 1.0}, backward_s={"gpu": 2.0}) for n in "abcdefgh"),
-    tensors=tuple(
-        Tensor(name=u + v, producer=u, consumers=(v,), nbytes=8 if v in "be" else 80)
-        for u, v in pairwise("abcdefgh")
-    ),
-)  # fmt: skip
+    tensors=tuple(Tensor(name=u + v, producer=u, consumers=(v,), nbytes=8 if v in "be" else 80) for u, v in pairwise("abcdefgh")),
+)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])

@@ -81,9 +81,7 @@ def test_the_spread_is_reported_with_the_proof():
     found = robustness_of(graph, topology, plan, draws=5)
     assert found.widest == "n2"
     assert found.widest_spread == pytest.approx(4.11)
-    summary = summary_of(
-        graph, topology, plan, replay(graph, topology, plan.placement, schedule=PIPELINED), robustness=found
-    )
+    summary = summary_of(graph, topology, plan, replay(graph, topology, plan.placement, schedule=PIPELINED), robustness=found)
     assert "measured on a busy machine" in summary.rests_on
     assert "passes of n2 up to 411%" in summary.rests_on
     assert "within 1% in 100%" in summary.rests_on

@@ -33,14 +33,8 @@ def model(times: dict[str, tuple[float, float]], edges: list[tuple[str, str, int
     for u, v, nbytes in edges:
         readers.setdefault((u, nbytes), []).append(v)
     return Graph(
-        nodes=tuple(
-            Node(name=n, forward_s={"gpu": f}, backward_s={"gpu": b}, parameter_bytes=state)
-            for n, (f, b) in times.items()
-        ),
-        tensors=tuple(
-            Tensor(name=f"{u}{nbytes}", producer=u, consumers=tuple(vs), nbytes=nbytes)
-            for (u, nbytes), vs in readers.items()
-        ),
+        nodes=tuple(Node(name=n, forward_s={"gpu": f}, backward_s={"gpu": b}, parameter_bytes=state) for n, (f, b) in times.items()),
+        tensors=tuple(Tensor(name=f"{u}{nbytes}", producer=u, consumers=tuple(vs), nbytes=nbytes) for (u, nbytes), vs in readers.items()),
     )
 
 
@@ -110,9 +104,7 @@ def test_a_tensor_is_sent_once_to_a_device_and_its_gradient_comes_back_once():
 
 def test_gpipe_is_as_long_as_its_formula():
     """Equal stages, nothing sent: (M + S − 1)(f + b) / M."""
-    done = replay(
-        CHAIN, machines("xy", bandwidth=1e12), {"a": "x", "b": "y"}, schedule=Schedule(kind="gpipe", micro_batches=4)
-    )
+    done = replay(CHAIN, machines("xy", bandwidth=1e12), {"a": "x", "b": "y"}, schedule=Schedule(kind="gpipe", micro_batches=4))
     assert done.iteration_s == pytest.approx((4 + 1) * 3 / 4, abs=1e-9)
     assert done.in_flight == {"x": 4, "y": 4}
 
@@ -134,9 +126,7 @@ def test_1f1b_takes_as_long_as_gpipe_and_keeps_less():
 def test_overlap_hides_transfers_where_the_classic_depth_does_not():
     slow = machines("xy", bandwidth=3.2)
     graph, where = model({"a": (4, 8), "b": (4, 8)}, [("a", "b", 16)]), {"a": "x", "b": "y"}
-    deep, classic = (
-        replay(graph, slow, where, schedule=Schedule(kind="1f1b", micro_batches=16, overlap=o)) for o in (True, False)
-    )
+    deep, classic = (replay(graph, slow, where, schedule=Schedule(kind="1f1b", micro_batches=16, overlap=o)) for o in (True, False))
     assert deep.bottleneck_s == classic.bottleneck_s == 0.75
     assert deep.iteration_s < classic.iteration_s
     assert deep.iteration_s <= (16 + 4) * deep.bottleneck_s
@@ -166,16 +156,19 @@ def test_orders_are_followed():
     own = replay(fork, machines("x"), where)
     assert spans(own)["a", "forward", 0] == (1, 6), "the longest way first"
     other: tuple[tuple[str, str], ...] = (
-        ("s", "forward"), ("b", "forward"), ("a", "forward"), ("b", "backward"), ("a", "backward"), ("s", "backward"),
-    )  # fmt: skip
+        ("s", "forward"),
+        ("b", "forward"),
+        ("a", "forward"),
+        ("b", "backward"),
+        ("a", "backward"),
+        ("s", "backward"),
+    )
     done = replay(fork, machines("x"), where, orders=DeviceOrders(compute={"x": other}, transfers={}))  # type: ignore[dict-item]
     assert spans(done)["b", "forward", 0] == (1, 3)
 
 
 def test_orders_that_wait_for_themselves_are_refused():
-    wrong = DeviceOrders(
-        compute={"x": (("b", "forward"), ("a", "forward"), ("b", "backward"), ("a", "backward"))}, transfers={}
-    )
+    wrong = DeviceOrders(compute={"x": (("b", "forward"), ("a", "forward"), ("b", "backward"), ("a", "backward"))}, transfers={})
     with pytest.raises(JobError, match="deadlock after"):
         replay(CHAIN, machines("x"), {"a": "x", "b": "x"}, orders=wrong)
 
@@ -187,11 +180,7 @@ def test_orders_of_something_else_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("placement", "message"),
-    [
-        ({"a": "x"}, "node b is on no device"),
-        ({"a": "x", "b": "z"}, "node b is on z, which is no device"),
-    ],
+    ("placement", "message"), [({"a": "x"}, "node b is on no device"), ({"a": "x", "b": "z"}, "node b is on z, which is no device")]
 )
 def test_a_wrong_placement_is_named(placement, message):
     with pytest.raises(JobError, match=message):
@@ -206,9 +195,7 @@ def test_a_group_on_two_devices_is_refused():
 
 def test_a_device_of_a_kind_without_times_is_named():
     with pytest.raises(JobError, match="kind tpu, for which node a has no times"):
-        replay(
-            CHAIN, connected([Device(name="x", kind="tpu", memory_bytes=1)], lambda a, b: (0, 1)), {"a": "x", "b": "x"}
-        )
+        replay(CHAIN, connected([Device(name="x", kind="tpu", memory_bytes=1)], lambda a, b: (0, 1)), {"a": "x", "b": "x"})
 
 
 @given(
@@ -274,9 +261,7 @@ def test_a_replay_under_its_own_orders_is_the_same(world, seed):
     graph, topology = world
     names = [d.name for d in topology.devices]
     homes: dict[str, str] = {}
-    where = {
-        n.name: homes.setdefault(n.group or n.name, names[(seed >> k) % len(names)]) for k, n in enumerate(graph.nodes)
-    }
+    where = {n.name: homes.setdefault(n.group or n.name, names[(seed >> k) % len(names)]) for k, n in enumerate(graph.nodes)}
     done = replay(graph, topology, where)
     again = replay(graph, topology, where, orders=done.orders())
     assert again.iteration_s == pytest.approx(done.iteration_s)
@@ -286,10 +271,7 @@ def test_a_replay_under_its_own_orders_is_the_same(world, seed):
 
 SIDES = Graph(
     nodes=tuple(Node(name=n, forward_s={"gpu": 1.0}, backward_s={"gpu": 2.0}) for n in "pqr"),
-    tensors=(
-        Tensor(name="tp", producer="p", consumers=("r",), nbytes=40),
-        Tensor(name="tq", producer="q", consumers=("r",), nbytes=4),
-    ),
+    tensors=(Tensor(name="tp", producer="p", consumers=("r",), nbytes=40), Tensor(name="tq", producer="q", consumers=("r",), nbytes=4)),
 )
 """Two branches that exchange nothing, and a node that reads both."""
 
@@ -310,8 +292,7 @@ def test_order_of_independent_stages_decides_what_is_in_flight():
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
-    [("xy", "should name each used device once"), ("xxz", "once: x, y, z"), ("xzy", "y sends to z and comes after it")],
+    ("stages", "said"), [("xy", "should name each used device once"), ("xxz", "once: x, y, z"), ("xzy", "y sends to z and comes after it")]
 )
 def test_orders_of_stages_that_do_not_run_are_refused(stages, said):
     with pytest.raises(JobError, match=said):

@@ -159,9 +159,7 @@ def test_memory_that_is_written_stays_together():
     assert tracing.checked.largest_difference == 0
     found = {o.name: o for o in operators(tracing.model)}
     (zeros,) = [o for o in found.values() if o.name.startswith("zeros")]
-    writers = [
-        o for o in found.values() if any(tracing.model.observation.side_effects[s.name].changed for s in o.steps)
-    ]
+    writers = [o for o in found.values() if any(tracing.model.observation.side_effects[s.name].changed for s in o.steps)]
     assert len(writers) >= 3
     assert {o.group for o in writers if o.group == zeros.group}, "who writes into the table is where the table is"
     order = graph_of(tracing.model).topological_order()
@@ -224,8 +222,7 @@ def test_a_forgotten_backward_is_found():
     model, x = Quantised(), torch.randn(4, 6)
     good = trace(model, (x,)).model
     steps = tuple(
-        dataclasses.replace(s, target=lambda t, levels: torch.round(t * levels) / levels) if s.shape else s
-        for s in good.program.steps
+        dataclasses.replace(s, target=lambda t, levels: torch.round(t * levels) / levels) if s.shape else s for s in good.program.steps
     )
     wrong = Traced(dataclasses.replace(good.program, steps=steps), model, (x,), {})
     with pytest.raises(TraceMismatch, match=r"gradient of first.weight differs by .* at operator aten::linear"):
@@ -236,9 +233,7 @@ def test_a_wrong_operator_is_named():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), batch()
     program = export_program(model.train(), (x,), {})
-    steps = tuple(
-        dataclasses.replace(s, target=torch.ops.aten.tanh.default) if "relu" in s.name else s for s in program.steps
-    )
+    steps = tuple(dataclasses.replace(s, target=torch.ops.aten.tanh.default) if "relu" in s.name else s for s in program.steps)
     with pytest.raises(TraceMismatch, match=r"output 0 differs by .* at module 1 \(ReLU\)"):
         check(model, Traced(dataclasses.replace(program, steps=steps), model, (x,), {}), (x,), {})
 
@@ -254,10 +249,7 @@ def test_a_lost_buffer_is_found():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda m: m(torch.randn(4, 3, 5)),
-            "input x of the model is 4 × 3 × 5, and was traced as any × 3 × 4; pass that",
-        ),
+        (lambda m: m(torch.randn(4, 3, 5)), "input x of the model is 4 × 3 × 5, and was traced as any × 3 × 4; pass that"),
         (lambda m: m(torch.randn(4, 3)), "input x of the model is 4 × 3, and"),
         (lambda m: m(3), "input x of the model is int, and was traced as a tensor"),
         (lambda m: m(torch.randn(4, 3, 4), torch.randn(1)), "arguments of the model are nested as"),
@@ -349,6 +341,4 @@ def test_stages_can_run_one_after_the_other(world):
         reach = set(crossings)
         while more := {(a, d) for a, b in reach for c, d in reach if b == c} - reach:
             reach |= more
-        assert any(a != b and (b, a) in reach for a, b in reach), (
-            "a device has two stages only where devices send in a circle"
-        )
+        assert any(a != b and (b, a) in reach for a, b in reach), "a device has two stages only where devices send in a circle"

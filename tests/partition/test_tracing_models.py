@@ -64,10 +64,7 @@ def batches(name: str, e: Example) -> list[tuple[tuple[Any, ...], dict[str, Any]
             t = t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype)
         return t[:-1] if short else t
 
-    return [
-        tree_map(lambda t, short=(k % 4 == 3 and name in SLICED): fresh(t, short), (e.args, e.kwargs))
-        for k in range(STEPS)
-    ]
+    return [tree_map(lambda t, short=(k % 4 == 3 and name in SLICED): fresh(t, short), (e.args, e.kwargs)) for k in range(STEPS)]
 
 
 def train_whole(model: Any, todo: Any, *, keyed: bool) -> list[float]:
@@ -121,9 +118,7 @@ def test_a_model_is_traced_exactly(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype", "limit"),
-    [*((n, torch.float32, 1e-6) for n in SINGLE), *((n, torch.float64, 1e-10) for n in MODELS)],
-    ids=str,
+    ("name", "dtype", "limit"), [*((n, torch.float32, 1e-6) for n in SINGLE), *((n, torch.float64, 1e-10) for n in MODELS)], ids=str
 )
 def test_stages_train_as_the_original_does(name, dtype, limit):
     """The parts have the original's draws, because they follow one another; short batches among them."""

@@ -45,11 +45,7 @@ TEXTS = st.text(alphabet='ab", \né;', min_size=1, max_size=8).filter(str.strip)
 
 @settings(max_examples=20)
 @given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 1), st.floats(-1e9, 1e9), TEXTS), min_size=1, max_size=8),
-        min_size=1,
-        max_size=3,
-    ),
+    st.lists(st.lists(st.tuples(st.integers(0, 1), st.floats(-1e9, 1e9), TEXTS), min_size=1, max_size=8), min_size=1, max_size=3),
     st.integers(1, 9),
 )
 def test_csv_with_quotes_and_line_ends_in_any_number_of_parts(files, count):
@@ -60,11 +56,7 @@ def test_csv_with_quotes_and_line_ends_in_any_number_of_parts(files, count):
         before, loading._parts = loading._parts, lambda *_: count
         try:
             dataset = load_csv(
-                str(folder),
-                out=str(folder / "out"),
-                label="click",
-                columns={"age": "numeric", "site": "categorical"},
-                pool=HERE,
+                str(folder), out=str(folder / "out"), label="click", columns={"age": "numeric", "site": "categorical"}, pool=HERE
             )
         finally:
             loading._parts = before
@@ -77,14 +69,7 @@ def test_csv_with_quotes_and_line_ends_in_any_number_of_parts(files, count):
 def test_a_part_that_is_within_quotes_is_read_anew(tmp_path):
     text = "\n".join(["line of a long text, without a quote"] * 400)
     write_csv(tmp_path / "a.csv", [(1, 0.5, "x"), (0, 1.5, text), (1, 2.5, "y")])
-    dataset = load_csv(
-        str(tmp_path / "a.csv"),
-        out=str(tmp_path / "out"),
-        partition_mb=0.001,
-        label="click",
-        on_error="skip",
-        pool=HERE,
-    )
+    dataset = load_csv(str(tmp_path / "a.csv"), out=str(tmp_path / "out"), partition_mb=0.001, label="click", on_error="skip", pool=HERE)
     assert rows_of(dataset) == [(1, 0.5, "x"), (0, 1.5, text), (1, 2.5, "y")]
     assert any("again" in part.file for part in dataset.partitions)
     assert len(dataset.partitions) > 8
@@ -117,9 +102,7 @@ def test_files_are_cut_into_equal_parts(sizes, count):
 
 def test_absent_values_headers_and_dialects(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfage;site;day\r\n1;;x\r\n\r\nNA;b;y\r\n")
-    dataset = load_csv(
-        str(tmp_path / "a.csv"), out=str(tmp_path / "out"), delimiter=";", columns={"day": "ignore"}, pool=HERE
-    )
+    dataset = load_csv(str(tmp_path / "a.csv"), out=str(tmp_path / "out"), delimiter=";", columns={"day": "ignore"}, pool=HERE)
     assert [c.name for c in dataset.schema] == ["age", "site"]
     assert rows_of(dataset) == [(1.0, None), (None, "b")]
     (tmp_path / "b.csv").write_text("1,a\n2,b\n")
@@ -129,9 +112,12 @@ def test_absent_values_headers_and_dialects(tmp_path):
 
 BAD = 'click,age,site\n1,2.5,a\n0,abc,b\n1,3.5\n7,1.5,"c\nd"\n0,inf,e\n,1,f\n0,9.5,g\n'
 WRONG = [
-    (3, "age", "'abc' is not a number"), (4, "", "has 2 fields instead of 3"), (5, "click", "7 is no binary label: 0 or 1"),
-    (7, "age", "is infinite"), (8, "click", "is absent, and every row needs a label"),
-]  # fmt: skip
+    (3, "age", "'abc' is not a number"),
+    (4, "", "has 2 fields instead of 3"),
+    (5, "click", "7 is no binary label: 0 or 1"),
+    (7, "age", "is infinite"),
+    (8, "click", "is absent, and every row needs a label"),
+]
 
 
 def bad(tmp_path, on_error, count=1, monkeypatch=None):
@@ -206,10 +192,16 @@ def loaded(folder, text, **options):
 @pytest.mark.parametrize(
     "texts",
     [
-        ["00501", "02134"], ["007", "7"], ["1e3", "1000"], ["1_000", "1000"], ["٣", "٤"], ["9007199254740993", "9007199254740992"],
-        ["0.5", "007"], ["1" * 30, "1" * 30 + ".5"],
+        ["00501", "02134"],
+        ["007", "7"],
+        ["1e3", "1000"],
+        ["1_000", "1000"],
+        ["٣", "٤"],
+        ["9007199254740993", "9007199254740992"],
+        ["0.5", "007"],
+        ["1" * 30, "1" * 30 + ".5"],
     ],
-)  # fmt: skip
+)
 def test_what_would_become_another_text_stays_text(tmp_path, texts):
     pandas = pytest.importorskip("pandas")
     text = "id,y\n" + "".join(f"{one},{n}\n" for n, one in enumerate(texts))
@@ -268,10 +260,7 @@ def test_names_of_columns_are_text(tmp_path, names):
     assert names.split(",")[0] in loaded(tmp_path, f"{names}\n1,2,0\n", label=names.split(",")[0])
 
 
-@pytest.mark.parametrize(
-    ("count", "on_error"),
-    [(1, "fail"), (2, "skip"), (5, "quarantine"), (50, "fail"), (80, "skip")],
-)  # fmt: skip
+@pytest.mark.parametrize(("count", "on_error"), [(1, "fail"), (2, "skip"), (5, "quarantine"), (50, "fail"), (80, "skip")])
 def test_an_open_quote_swallows_no_rows(tmp_path, monkeypatch, count, on_error):
     """Also where there are more parts than rows."""
     monkeypatch.setattr(loading, "_parts", lambda *_: count)
@@ -292,18 +281,7 @@ def test_a_row_without_end_is_not_read_into_memory(tmp_path, monkeypatch, count)
         loaded(tmp_path, text)
 
 
-TEXTS_OF_CELLS = [
-    '5" pipe',
-    "6'",
-    'a"b"c',
-    'x ""y""',
-    '"quoted, text"',
-    '"two""quotes"',
-    "a\u2028b",
-    "a\x85b",
-    "a\x0cb",
-    "a\x00b",
-]
+TEXTS_OF_CELLS = ['5" pipe', "6'", 'a"b"c', 'x ""y""', '"quoted, text"', '"two""quotes"', "a\u2028b", "a\x85b", "a\x0cb", "a\x00b"]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -338,15 +316,7 @@ def test_texts_of_other_forms_are_refused(tmp_path, text, message):
 
 
 def test_an_existing_path_is_that_file_and_hidden_files_are_none(tmp_path):
-    for name in (
-        "data[1].csv",
-        "data1.csv",
-        "[DE]/data [1].csv",
-        ".ipynb_checkpoints/x.csv",
-        "._a.csv",
-        "sub/x.csv",
-        ".h/x.csv",
-    ):
+    for name in ("data[1].csv", "data1.csv", "[DE]/data [1].csv", ".ipynb_checkpoints/x.csv", "._a.csv", "sub/x.csv", ".h/x.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_csv(tmp_path / name, [(0, 1.0, name)])
     load_csv(tmp_path / "data1.csv", out=tmp_path / "sub/prepared", pool=HERE)
@@ -553,10 +523,12 @@ def write_parquet(path, rows, per_group=100, **more):
 
     table = pa.table(
         {
-            "click": pa.array([n % 2 for n in rows], pa.int8()), "age": [n / 3 for n in rows],
-            "site": pa.array([f"s{n % 7}" for n in rows]).dictionary_encode(), **more,
+            "click": pa.array([n % 2 for n in rows], pa.int8()),
+            "age": [n / 3 for n in rows],
+            "site": pa.array([f"s{n % 7}" for n in rows]).dictionary_encode(),
+            **more,
         }
-    )  # fmt: skip
+    )
     parquet.write_table(table, path, row_group_size=per_group)
 
 
@@ -564,9 +536,7 @@ def write_parquet(path, rows, per_group=100, **more):
 def test_parquet_by_row_groups(tmp_path, partition_mb):
     write_parquet(tmp_path / "a.parquet", range(250))
     write_parquet(tmp_path / "b.parquet", range(250, 1000), per_group=33)
-    dataset = load_parquet(
-        str(tmp_path), out=str(tmp_path / "out"), partition_mb=partition_mb, label="click", pool=HERE
-    )
+    dataset = load_parquet(str(tmp_path), out=str(tmp_path / "out"), partition_mb=partition_mb, label="click", pool=HERE)
     assert rows_of(dataset) == [(n % 2, n / 3, f"s{n % 7}") for n in range(1000)]
     sizes = [part.rows for part in dataset.partitions]
     assert max(sizes) - min(sizes) <= 1
@@ -576,16 +546,9 @@ def test_parquet_by_row_groups(tmp_path, partition_mb):
 def test_invalid_rows_and_columns_of_parquet(tmp_path):
     write_parquet(tmp_path / "a.parquet", range(250), score=[1.0 if n != 203 else float("inf") for n in range(250)])
     with pytest.raises(JobError, match=r"a\.parquet, row 204, column score: is infinite"):
-        load_parquet(
-            str(tmp_path / "a.parquet"), out=str(tmp_path / "out"), partition_mb=0.003, label="click", pool=HERE
-        )
+        load_parquet(str(tmp_path / "a.parquet"), out=str(tmp_path / "out"), partition_mb=0.003, label="click", pool=HERE)
     kept = load_parquet(
-        str(tmp_path / "a.parquet"),
-        out=str(tmp_path / "o2"),
-        partition_mb=0.003,
-        label="click",
-        on_error="quarantine",
-        pool=HERE,
+        str(tmp_path / "a.parquet"), out=str(tmp_path / "o2"), partition_mb=0.003, label="click", on_error="quarantine", pool=HERE
     )
     assert len(kept) == 249
     assert json.loads((tmp_path / "o2/rejected.jsonl").read_text())["line"] == 204

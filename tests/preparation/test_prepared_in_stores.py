@@ -26,9 +26,7 @@ def put(url, name, data):
 
 
 def text(rows, first=0):
-    return (
-        "click,age,site\n" + "".join(f"{n % 2},{n / 7:.6f},s{n % 13}\n" for n in range(first, first + rows))
-    ).encode()
+    return ("click,age,site\n" + "".join(f"{n % 2},{n / 7:.6f},s{n % 13}\n" for n in range(first, first + rows))).encode()
 
 
 def test_files_of_a_bucket_become_a_dataset_in_it(s3, tmp_path):
@@ -37,16 +35,10 @@ def test_files_of_a_bucket_become_a_dataset_in_it(s3, tmp_path):
         put(url, f"in/{n}.csv", text(100, 100 * n))
     put(url, "in/readme.md", b"x")
     dataset = load_csv(f"{url}/in/*.csv", out=f"{url}/out", label="click", partition_mb=0.003, pool=InProcess())
-    assert [row["age"] for row in pa.concat_tables(dataset.tables()).to_pylist()] == [
-        round(n / 7, 6) for n in range(300)
-    ]
+    assert [row["age"] for row in pa.concat_tables(dataset.tables()).to_pylist()] == [round(n / 7, 6) for n in range(300)]
     assert len(dataset.partitions) >= 3
     assert TableDataset.open(f"{url}/out").version == dataset.version
-    assert (
-        load_csv(f"{url}/in", out=f"{url}/out2", label="click", pool=InProcess())
-        .manifest.source[0]
-        .identity.startswith("etag:")
-    )
+    assert load_csv(f"{url}/in", out=f"{url}/out2", label="click", pool=InProcess()).manifest.source[0].identity.startswith("etag:")
     with pytest.raises(JobError, match=r"none/\*\.csv names no file"):
         load_csv(f"{url}/none/*.csv", out=f"{url}/out3", pool=InProcess())
 
@@ -71,9 +63,7 @@ def test_functions_prepare_in_a_bucket_with_statistics_through_a_cache(s3, valke
     for name, channel in channels.items():
         with FunctionExecutor(max_workers=2, channel=channel, preload=("pyarrow",)) as pool:
             raw = load_csv(f"{url}/in/*.csv", out=f"{url}/{name}/raw", label="click", partition_mb=0.01, pool=pool)
-            pipeline = Pipeline([StandardScaler(), FeatureHasher(n_features=64)]).fit(
-                raw, pool=pool, state=f"{url}/{name}"
-            )
+            pipeline = Pipeline([StandardScaler(), FeatureHasher(n_features=64)]).fit(raw, pool=pool, state=f"{url}/{name}")
             made = pipeline.transform(raw, out=f"{url}/{name}/data", partition_mb=0.01, pool=pool)
         ages = [n / 7 for n in range(900)]
         np.testing.assert_allclose(pipeline.steps[0].mean_, [np.mean(np.round(ages, 6))], rtol=1e-12)

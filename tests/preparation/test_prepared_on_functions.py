@@ -170,9 +170,7 @@ def test_ctrl_c_leaves_a_state_from_which_the_command_goes_on(source, tmp_path):
     from servers import wait_until
 
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        f'source = "{source}"\nout = "out"\npartition_mb = 0.004\n[label]\ncolumn = "click"\n[run]\nmax_workers = 1\n'
-    )
+    recipe.write_text(f'source = "{source}"\nout = "out"\npartition_mb = 0.004\n[label]\ncolumn = "click"\n[run]\nmax_workers = 1\n')
     command = [str(Path(sys.executable).with_name("ephemeron")), "prepare", str(recipe)]
     client = subprocess.Popen(holding_results("prepare", str(recipe)), stderr=subprocess.PIPE, text=True)
     wait_until(lambda: bool(stored(tmp_path / "out")), client, "the command")

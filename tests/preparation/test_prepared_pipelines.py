@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from ephemeron.data.tables import Column, TableWriter, csr_batch
 from ephemeron.errors import JobError
-from ephemeron.preparation import (
-    FeatureHasher,
-    HashSplit,
-    InProcess,
-    MinMaxScaler,
-    Pipeline,
-    QuantileBinner,
-    SparseRows,
-    StandardScaler,
-)
+from ephemeron.preparation import FeatureHasher, HashSplit, InProcess, MinMaxScaler, Pipeline, QuantileBinner, SparseRows, StandardScaler
 from ephemeron.preparation.applying import apply_to_dataset
 from ephemeron.preparation.columns import from_table, length_of, to_table
 
@@ -31,21 +22,18 @@ pa = pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
 
 HERE = InProcess()
 COLUMNS = (
-    Column(name="click", kind="label", dtype="float32"), Column(name="age", kind="numeric", dtype="float64"),
-    Column(name="income", kind="numeric", dtype="float64"), Column(name="site", kind="categorical", dtype="string"),
-)  # fmt: skip
+    Column(name="click", kind="label", dtype="float32"),
+    Column(name="age", kind="numeric", dtype="float64"),
+    Column(name="income", kind="numeric", dtype="float64"),
+    Column(name="site", kind="categorical", dtype="string"),
+)
 
 
 def rows(count, seed=0):
     rng = np.random.default_rng(seed)
     age = np.where(rng.random(count) < 0.1, np.nan, rng.normal(40, 10, count))
     site = [None if rng.random() < 0.1 else f"s{rng.zipf(1.5) % 1000}" for _ in range(count)]
-    return {
-        "click": rng.integers(0, 2, count).astype(float),
-        "age": age,
-        "income": rng.lognormal(8, 1, count),
-        "site": site,
-    }
+    return {"click": rng.integers(0, 2, count).astype(float), "age": age, "income": rng.lognormal(8, 1, count), "site": site}
 
 
 def stored(folder, data, ends):
@@ -85,12 +73,8 @@ def test_fitted_attributes_equal_those_of_scikit_learn_and_numpy(tmp_path, ends)
         assert ours.feature_names_in_ == ["age", "income"]
         np.testing.assert_allclose(ours.transform(numbers), theirs.transform(numbers), rtol=1e-12, atol=1e-12)
         table = whole(ours.transform(dataset, out=str(tmp_path / ours.step), pool=HERE))
-        np.testing.assert_allclose(
-            table.column("age").to_numpy(), theirs.transform(numbers)[:, 0], rtol=1e-12, atol=1e-12
-        )
-    np.testing.assert_allclose(
-        StandardScaler(["income"]).fit(dataset, pool=HERE).mean_, np.mean(data["income"]), rtol=1e-12
-    )
+        np.testing.assert_allclose(table.column("age").to_numpy(), theirs.transform(numbers)[:, 0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(StandardScaler(["income"]).fit(dataset, pool=HERE).mean_, np.mean(data["income"]), rtol=1e-12)
 
 
 @settings(max_examples=25)
@@ -99,9 +83,7 @@ def test_a_pipeline_is_the_same_whatever_the_partitioning(tmp_path_factory, ends
     folder = tmp_path_factory.mktemp("d")
     data = rows(300)
     made = Pipeline([QuantileBinner(["income"], n_bins=4), *steps()[::2]]).fit(stored(folder, data, ends), pool=HERE)
-    once = Pipeline([QuantileBinner(["income"], n_bins=4), *steps()[::2]]).fit(
-        {name: data[name] for name in ("age", "income", "site")}
-    )
+    once = Pipeline([QuantileBinner(["income"], n_bins=4), *steps()[::2]]).fit({name: data[name] for name in ("age", "income", "site")})
     assert [s.fitted() for s in made.steps] == [s.fitted() for s in once.steps]
 
 
@@ -150,9 +132,7 @@ def test_entries_of_one_bucket_are_summed_and_indices_rise(n_features, signs):
         indices = got.indices[got.indptr[n] : got.indptr[n + 1]]
         assert np.all(np.diff(indices) > 0)
     total = sum(
-        FeatureHasher([name], n_features=n_features, alternate_sign=signs)
-        .fit_transform({name: data[name]})["features"]
-        .toarray()
+        FeatureHasher([name], n_features=n_features, alternate_sign=signs).fit_transform({name: data[name]})["features"].toarray()
         for name in data
     )
     np.testing.assert_allclose(got.toarray(), total, rtol=1e-6, atol=1e-6)
@@ -195,9 +175,7 @@ def test_inference_needs_neither_pyarrow_nor_functions(tmp_path):
         "print(json.dumps([f.indices.tolist(), f.values.tolist()]))\n"
         "assert not [m for m in sys.modules if m.startswith(('ephemeron.executor', 'ephemeron.training', 'torch', 'scipy'))]"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "p.json")], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path / "p.json")], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     here = pipeline.transform({"age": [31.0], "income": [900.0], "site": ["s1"]})["features"]
     assert json.loads(ran.stdout) == [here.indices.tolist(), here.values.tolist()]
@@ -238,9 +216,7 @@ def test_a_row_is_on_the_same_side_whatever_the_partitioning(tmp_path):
     for name, ends in (("a", []), ("b", [1, 999, 1200])):
         dataset = stored(tmp_path / name, data, ends)
         made = {
-            side: apply_to_dataset(
-                None, dataset, str(tmp_path / name / side), pool=HERE, split=split, side=side, partition_mb=0.01
-            )
+            side: apply_to_dataset(None, dataset, str(tmp_path / name / side), pool=HERE, split=split, side=side, partition_mb=0.01)
             for side in ("train", "test")
         }
         sides.append({side: whole(one).column("income").to_pylist() for side, one in made.items()})
@@ -254,10 +230,7 @@ def test_splits_of_sparse_and_absent_values_depend_on_the_rows_alone(seed):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 4, 50)
     sparse = SparseRows(
-        np.concatenate([[0], np.cumsum(lengths)]),
-        rng.integers(0, 9, lengths.sum()),
-        rng.normal(size=lengths.sum()).astype(np.float32),
-        9,
+        np.concatenate([[0], np.cumsum(lengths)]), rng.integers(0, 9, lengths.sum()), rng.normal(size=lengths.sum()).astype(np.float32), 9
     )
     data = {"s": sparse, "x": np.where(rng.random(50) < 0.5, np.nan, 0.0)}
     from ephemeron.preparation.columns import taken
@@ -284,9 +257,7 @@ def test_rows_that_a_step_refuses_are_treated_as_on_error_says(tmp_path):
     split, sides = HashSplit(0.5, key=["age"]), []
     for side in ("train", "test"):
         out = str(tmp_path / side)
-        sides.append(
-            pipeline.transform(dataset, out=out, pool=HERE, split=split, side=side, on_error="skip", name=side)
-        )
+        sides.append(pipeline.transform(dataset, out=out, pool=HERE, split=split, side=side, on_error="skip", name=side))
     assert [sum(len(one) for one in sides), sum(one.manifest.rejected for one in sides)] == [58, 2]
 
     def two_passes():
@@ -339,9 +310,7 @@ def test_mistakes_are_one_line_each(tmp_path):
     refused("standardise: unknown column agee; did you mean age", lambda: StandardScaler(["agee"]).fit(data))
     refused("standardise: column site is categorical; name numeric columns", lambda: StandardScaler(["site"]).fit(data))
     refused(r"columns = 'age' is text; write \['age'\]", lambda: StandardScaler("age"))
-    refused(
-        "hash: columns = 1048576 is a number; write FeatureHasher[(]n_features=1048576", lambda: FeatureHasher(1 << 20)
-    )
+    refused("hash: columns = 1048576 is a number; write FeatureHasher[(]n_features=1048576", lambda: FeatureHasher(1 << 20))
     refused("columns = 5 is no list of names", lambda: StandardScaler(5))
     refused("columns = .* is no list of names", lambda: MinMaxScaler(["a", 3]))
     refused("hash: n_features = 'many' is no whole number", lambda: FeatureHasher(n_features="many"))
@@ -359,15 +328,9 @@ def test_mistakes_are_one_line_each(tmp_path):
     refused("a pipeline has no steps", lambda: Pipeline([]))
     refused("the pipeline is not fitted", lambda: Pipeline([StandardScaler()]).transform(data))
     refused("column age has 1 infinite values", lambda: StandardScaler().fit({"age": [1.0, float("inf")]}))
-    refused(
-        "column income is missing",
-        lambda: Pipeline(steps()).fit(data, label="click").transform({"age": [1.0], "site": ["a"]}),
-    )
+    refused("column income is missing", lambda: Pipeline(steps()).fit(data, label="click").transform({"age": [1.0], "site": ["a"]}))
     refused("column age should have numbers", lambda: StandardScaler().fit({"age": [1.0]}).transform({"age": ["x"]}))
-    refused(
-        "the array has 2 columns, and 1 were fitted",
-        lambda: StandardScaler().fit(np.ones((3, 1))).transform(np.ones((3, 2))),
-    )
+    refused("the array has 2 columns, and 1 were fitted", lambda: StandardScaler().fit(np.ones((3, 1))).transform(np.ones((3, 2))))
     (tmp_path / "p.json").write_text("{}")
     refused("is no pipeline: KeyError", lambda: Pipeline.load(tmp_path / "p.json"))
     refused("cannot be read: No such file", lambda: Pipeline.load(tmp_path / "q.json"))

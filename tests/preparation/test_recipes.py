@@ -91,11 +91,7 @@ def test_a_recipe_makes_training_and_test_data(tmp_path, data):
     assert batch.indices.max() < 4096
     assert 0.1 < batch.labels.mean() < 0.5
     pipeline = Pipeline.load(train)
-    assert (
-        pipeline.version_
-        == found["pipeline"]
-        == Pipeline.load(TableDataset.open(str(tmp_path / "prepared/test"))).version_
-    )
+    assert pipeline.version_ == found["pipeline"] == Pipeline.load(TableDataset.open(str(tmp_path / "prepared/test"))).version_
     again = json.loads(run(path, "--json").stdout)
     assert again["datasets"] == found["datasets"]
     assert again["invocations"] == 0

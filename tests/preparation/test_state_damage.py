@@ -19,11 +19,7 @@ def test_a_damaged_value_is_named(tmp_path: Path, damage) -> None:
     whole = path.read_bytes()
     found = damage("parts/00000", whole, {"parts/00000": whole, "other": b'{"rows":18,"mean":0.25}'})
     path.write_bytes(found)
-    for read in (
-        lambda: state.read("parts/00000"),
-        lambda: state.read_all("parts/"),
-        lambda: state.create("parts/00000", 1),
-    ):
+    for read in (lambda: state.read("parts/00000"), lambda: state.read_all("parts/"), lambda: state.create("parts/00000", 1)):
         with pytest.raises(DatasetDamaged, match=r"state/parts/00000\.json"):
             read()
     path.unlink()

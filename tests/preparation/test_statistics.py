@@ -48,9 +48,7 @@ def test_moments_are_exact_whatever_the_partitioning(values, cuts):
     assert (got.minimum, got.maximum) == (min(values), max(values))
 
 
-@given(
-    st.integers(0, 2**32 - 1), st.sampled_from([1.0, 1e-300, 1e150, 1e9]), st.sampled_from([0.0, 1.0, 1e6]), st.integers(1, 9)
-)  # fmt: skip
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, 1e-300, 1e150, 1e9]), st.sampled_from([0.0, 1.0, 1e6]), st.integers(1, 9))
 def test_moments_equal_numpy_on_many_values(seed, scale, offset, pieces):
     values = scale * (np.random.default_rng(seed).normal(size=3000) + offset)
     got = functools.reduce(Moments.merge, map(Moments.of, np.array_split(values, pieces)))
@@ -97,9 +95,7 @@ def test_histograms_do_not_depend_on_the_partitioning(values, cuts, groups):
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), CUTS)
 def test_quantiles_of_few_distinct_values_equal_numpy(values, cuts):
     shares = np.linspace(0, 1, 11)
-    np.testing.assert_allclose(
-        merged(Histogram, values, cuts).quantiles(shares), np.quantile(values, shares), rtol=1e-12, atol=1e-9
-    )
+    np.testing.assert_allclose(merged(Histogram, values, cuts).quantiles(shares), np.quantile(values, shares), rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal", "lognormal"])
@@ -133,11 +129,7 @@ def test_more_keys_than_are_kept_are_estimated(monkeypatch):
 def test_quantiles_and_ranges_at_the_ends_of_float64():
     ends = np.array([1.7e308, -1.7e308, 1e308, -1e308])
     assert Histogram.of(ends).quantiles([0, 0.25, 0.5, 1]).tolist() == [-1.7e308, -1.175e308, 0, 1.7e308]
-    for values, right in (
-        ([1.7e308, -1.7e308, 0.0], [1, 0, 0.5]),
-        ([0.0, 1e-310], [0, 1]),
-        ([5e-324, 1e-323, 1.5e-323], [0, 0.5, 1]),
-    ):
+    for values, right in (([1.7e308, -1.7e308, 0.0], [1, 0, 0.5]), ([0.0, 1e-310], [0, 1]), ([5e-324, 1e-323, 1.5e-323], [0, 0.5, 1])):
         np.testing.assert_allclose(MinMaxScaler().fit_transform({"x": values})["x"], right, rtol=1e-12)
 
 

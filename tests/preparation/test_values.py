@@ -14,15 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, NotRepresentable
-from ephemeron.preparation import (
-    FeatureHasher,
-    InProcess,
-    Pipeline,
-    StandardScaler,
-    load_csv,
-    load_libsvm,
-    load_parquet,
-)
+from ephemeron.preparation import FeatureHasher, InProcess, Pipeline, StandardScaler, load_csv, load_libsvm, load_parquet
 from ephemeron.preparation.values import InvalidValue, category_text, coded_texts, floats, number
 
 pa = pytest.importorskip("pyarrow", reason="typed files")
@@ -48,7 +40,7 @@ TYPES = {
     "large_string": (pa.large_string(), st.sampled_from(["a", "é", "\u2028"])),
     "dictionary": (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["a", "b", "07"])),
     "dictionary of int": (pa.dictionary(pa.int32(), pa.int64()), whole(-9, 9)),
-}  # fmt: skip
+}
 
 
 def sources(path):
@@ -75,9 +67,10 @@ def entries(features):
         ends = features.indptr
         return [(features.indices[a:b].tolist(), features.values[a:b].tolist()) for a, b in itertools.pairwise(ends)]
     listed = {name: list(features[name]) for name in ("features.indices", "features.values")}
-    return [([int(i) for i in a], [float(v) for v in b]) for a, b in zip(*(
-        [each.as_py() if hasattr(each, "as_py") else each for each in column] for column in listed.values()
-    ), strict=True)]  # fmt: skip
+    return [
+        ([int(i) for i in a], [float(v) for v in b])
+        for a, b in zip(*([each.as_py() if hasattr(each, "as_py") else each for each in column] for column in listed.values()), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -135,21 +128,11 @@ def test_a_category_has_one_text():
         "10000000000000000000000": [1e22, 10**22, Decimal("1e22")],
         "inf": [math.inf, Decimal("Infinity")],
         None: [None, math.nan, np.float32("nan"), pandas.NA, pandas.NaT, Decimal("NaN"), Decimal("sNaN"), pa.scalar(None)],
-    }  # fmt: skip
+    }
     for text, values in same.items():
         assert [category_text(value) for value in values] == [text] * len(values)
     assert category_text(np.float32(0.1)) == "0.10000000149011612"
-    for value in (
-        b"a",
-        [1],
-        {"a": 1},
-        object(),
-        1j,
-        np.datetime64("2026-01-01"),
-        pandas.Timestamp(0),
-        "\ud800",
-        10**5000,
-    ):
+    for value in (b"a", [1], {"a": 1}, object(), 1j, np.datetime64("2026-01-01"), pandas.Timestamp(0), "\ud800", 10**5000):
         with pytest.raises(InvalidValue):
             category_text(value)
 
@@ -161,12 +144,24 @@ def test_the_text_of_a_number_reads_back(value):
 
 
 def test_what_float64_does_not_hold_is_no_number():
-    assert [number(v) for v in (True, np.int8(3), Decimal("0.5"), "1e3", " 7 ", 2**53, -(2**60))] == [
-        1, 3, 0.5, 1000, 7, 2**53, -(2**60),
-    ]  # fmt: skip
+    assert [number(v) for v in (True, np.int8(3), Decimal("0.5"), "1e3", " 7 ", 2**53, -(2**60))] == [1, 3, 0.5, 1000, 7, 2**53, -(2**60)]
     assert math.isnan(number(pandas.NA))
-    for value in (2**53 + 1, 10**400, "1e400", "1e-400", "9007199254740993", Decimal("1e-400"), "1_2", "x", "", "nan", b"1", 1j,
-                  Decimal(2**53 + 1), [1]):  # fmt: skip
+    for value in (
+        2**53 + 1,
+        10**400,
+        "1e400",
+        "1e-400",
+        "9007199254740993",
+        Decimal("1e-400"),
+        "1_2",
+        "x",
+        "",
+        "nan",
+        b"1",
+        1j,
+        Decimal(2**53 + 1),
+        [1],
+    ):
         with pytest.raises(InvalidValue):
             number(value)
     found, wrong = floats(pa.chunked_array([[1, None], [2**53 + 1, 2**60, -(2**53) - 1]]))
@@ -197,14 +192,9 @@ def test_a_refusal_names_column_and_row(tmp_path):
             pipeline.transform(data)
 
     refused("column u should have categories; row 1: a value of type bytes", {"x": [1, 2], "u": ["a", b"b"]})
-    refused(
-        "column x should have numbers; row 1: 9007199254740993 is an integer beyond",
-        {"x": [1, 2**53 + 1], "u": ["a", "b"]},
-    )
+    refused("column x should have numbers; row 1: 9007199254740993 is an integer beyond", {"x": [1, 2**53 + 1], "u": ["a", "b"]})
     refused("column x should have numbers; row 0: 'one' is not a number", {"x": ["one"], "u": ["a"]})
-    refused(
-        "hash: column x, row 1: 1e[+]39 is beyond float32; scale the column first", {"x": [1, 1e39], "u": ["a", "b"]}
-    )
+    refused("hash: column x, row 1: 1e[+]39 is beyond float32; scale the column first", {"x": [1, 1e39], "u": ["a", "b"]})
     refused("hash: column x, row 0: 1e-50 is beyond float32", {"x": [1e-50], "u": ["a"]})
     refused("hash: column x, row 0: inf is beyond float32", {"x": [math.inf], "u": ["a"]})
     with pytest.raises(NotRepresentable, match="hash: column x, z, row 1: a sum in a bucket is beyond float32"):
@@ -238,9 +228,7 @@ def test_invalid_numbers_of_files_are_invalid_rows(tmp_path):
     assert kept.read(0).column("id").to_pylist() == [1, 3, None]
     assert kept.read(0).column("x").to_pylist() == [1, None, 4]  # NaN is absent
     assert "9007199254740993" in (tmp_path / "b" / "rejected.jsonl").read_text()
-    as_text = load_parquet(
-        str(tmp_path / "t.parquet"), out=str(tmp_path / "c"), columns={"id": "categorical"}, pool=HERE
-    )
+    as_text = load_parquet(str(tmp_path / "t.parquet"), out=str(tmp_path / "c"), columns={"id": "categorical"}, pool=HERE)
     assert as_text.read(0).column("id").to_pylist() == ["1", "9007199254740993", "3", None]
     for text, column in (("1:1e39", "1e39"), ("1:-1e300", "-1e300"), ("1:1e-50", "1e-50"), ("1:1 2:1e-400", "1e-400")):
         (tmp_path / "t.svm").write_text(f"0 1:0 2:0.0\n1 {text}\n1 3:1\n")
@@ -263,10 +251,19 @@ def exact(values):
 @pytest.mark.parametrize(
     "values",
     [
-        [1e200, -1e200, 3e200], [1e-200, 3e-200], [1e160, 2e160], [1.7e308, -1.7e308, 0.0], [1.7e308, -1.7e308, -1.7e308],
-        [14.62] * 9, [1e8, 1e8 + 2e-8, 1e8], [5.0], [0.0, 1e-170], [1e300, 1e-300], [0.1, 0.1 + 2**-56],
+        [1e200, -1e200, 3e200],
+        [1e-200, 3e-200],
+        [1e160, 2e160],
+        [1.7e308, -1.7e308, 0.0],
+        [1.7e308, -1.7e308, -1.7e308],
+        [14.62] * 9,
+        [1e8, 1e8 + 2e-8, 1e8],
+        [5.0],
+        [0.0, 1e-170],
+        [1e300, 1e-300],
+        [0.1, 0.1 + 2**-56],
     ],
-)  # fmt: skip
+)
 def test_columns_at_the_ends_of_float64_are_standardised_exactly(tmp_path, values):
     scaler = StandardScaler().fit({"x": values})
     np.testing.assert_allclose(scaler.transform({"x": values})["x"], exact(values), rtol=1e-12, atol=1e-15)

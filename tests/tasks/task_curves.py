@@ -27,9 +27,7 @@ def curve(example: Any, epochs: Iterable[Any], *, lr: float = 2e-3, **options: A
     return [value for batches in epochs for value in fit(model, example.loss, batches, optimizer)]
 
 
-def on_flow(
-    example: Any, flow: Flow, *, batch_size: int, loaders: int = 2, epochs: int = EPOCHS, **options: Any
-) -> list[float]:
+def on_flow(example: Any, flow: Flow, *, batch_size: int, loaders: int = 2, epochs: int = EPOCHS, **options: Any) -> list[float]:
     read = flow.prepare_read(LocalReader(loaders))
     with read.to_shuffled(batch_size, getattr(example, "collate", None), seed=SEED) as batches:
         return curve(example, [batches] * epochs, **options)
@@ -42,9 +40,7 @@ def on_dataloader(example: Any, dataset: Any, *, batch_size: int, epochs: int = 
         order = BatchStream(samples=len(dataset), batch_size=batch_size, seed=SEED, epoch=epoch).order()
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
-        yield from DataLoader(
-            dataset, batch_size, sampler=[int(i) for i in order], collate_fn=getattr(example, "collate", None)
-        )
+        yield from DataLoader(dataset, batch_size, sampler=[int(i) for i in order], collate_fn=getattr(example, "collate", None))
 
     return curve(example, (loader(epoch) for epoch in range(epochs)), **options)
 
@@ -62,11 +58,15 @@ def falls(losses: list[float], to: float) -> bool:
 def weights_as_job(module: str, store: Path, *faults: str, collate: bool = True, **model: Any) -> str:
     """SHA-256 of what three simulated functions train, reading the flow themselves. Needs a home folder."""
     job = Job(
-        name=module, model=Target(target=f"{module}:build", options=model), loss=Target(target=f"{module}:loss"),
-        optimizer=Target(target="Adam", options={"lr": 2e-3}), code=(EXAMPLES,),
+        name=module,
+        model=Target(target=f"{module}:build", options=model),
+        loss=Target(target=f"{module}:loss"),
+        optimizer=Target(target="Adam", options={"lr": 2e-3}),
+        code=(EXAMPLES,),
         data=DataSpec(flow=f"{module}:train", path=store, collate=f"{module}:collate" if collate else None),
-        simulation=Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}), epochs=1,
-    )  # fmt: skip
+        simulation=Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}),
+        epochs=1,
+    )
     how = configure(job, platform="simulated", workers=3, batch_size=4, checkpoint_every=2)
     result = train(job, how, faults=[parse_fault(fault) for fault in faults])
     assert result.finished, result.causes

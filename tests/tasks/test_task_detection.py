@@ -27,9 +27,7 @@ class Plain(torch.utils.data.Dataset[Any]):
     def __init__(self, folder: Path) -> None:
         self.folder, table = folder, json.loads((folder / "instances.json").read_text())
         self.images = sorted(table["images"], key=lambda image: image["id"])
-        self.notes = {
-            image["id"]: [n for n in table["annotations"] if n["image_id"] == image["id"]] for image in self.images
-        }
+        self.notes = {image["id"]: [n for n in table["annotations"] if n["image_id"] == image["id"]] for image in self.images}
         self.number = {category["id"]: i for i, category in enumerate(table["categories"])}
 
     def __len__(self) -> int:
@@ -100,9 +98,9 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_images_losses(folder):
     assert whole == pytest.approx((2 * first + 4 * rest) / 6, rel=1e-5)
 
 
-boxes = st.lists(
-    st.tuples(*[st.floats(0.2, 0.8)] * 2, *[st.floats(0.05, 0.4)] * 2), min_size=1, max_size=5
-).map(lambda rows: torch.tensor(rows, dtype=torch.float64))  # fmt: skip
+boxes = st.lists(st.tuples(*[st.floats(0.2, 0.8)] * 2, *[st.floats(0.05, 0.4)] * 2), min_size=1, max_size=5).map(
+    lambda rows: torch.tensor(rows, dtype=torch.float64)
+)
 
 
 @given(a=boxes, b=boxes)

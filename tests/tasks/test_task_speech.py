@@ -128,17 +128,16 @@ def test_the_probabilities_of_all_texts_add_up():
     scores = scores.log_softmax(dim=3)
     total = sum(
         float((-speech.transducer_loss(scores, torch.tensor([text or (1,)]), torch.tensor([1]), torch.tensor([len(text)]))).exp())
-        for n in range(9) for text in itertools.product((1, 2), repeat=n)
-    )  # fmt: skip
+        for n in range(9)
+        for text in itertools.product((1, 2), repeat=n)
+    )
     assert total == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["classification", "detection", "speech"])
 def test_the_examples_say_what_they_are(name):
-    ran = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "--help"], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([sys.executable, EXAMPLES / f"{name}.py", "--help"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "--loaders" in ran.stdout
 

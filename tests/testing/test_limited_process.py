@@ -14,9 +14,7 @@ def test_whatever_is_killed_takes_no_process_of_another_service_along(tmp_path: 
     async def start() -> LimitedProcess:
         command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
         up = asyncio.Event()
-        process = await LimitedProcess.start(
-            command, detect(), memory_mb=128, env={}, folder=tmp_path, on_line=lambda line: up.set()
-        )
+        process = await LimitedProcess.start(command, detect(), memory_mb=128, env={}, folder=tmp_path, on_line=lambda line: up.set())
         await up.wait()
         return process
 

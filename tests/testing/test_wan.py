@@ -52,8 +52,7 @@ def exactly(sock: socket.socket, nbytes: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "link",
-    [WanLink(), WanLink(bandwidth_mbit_s=50, latency_s=0.01, jitter_s=0.02), WanLink(loss=0.2, retransmission_s=0.01)],
+    "link", [WanLink(), WanLink(bandwidth_mbit_s=50, latency_s=0.01, jitter_s=0.02), WanLink(loss=0.2, retransmission_s=0.01)]
 )
 def test_bytes_arrive_in_order_whatever_the_link(link: WanLink) -> None:
     sent = bytes(range(256)) * 2000
@@ -114,18 +113,12 @@ def test_namespaces_limit_and_count_what_regions_exchange() -> None:
         "c = socket.create_connection((sys.argv[1], int(sys.argv[2]))); c.sendall(bytes(500_000)); c.shutdown(1); c.recv(1)"
     )
     with RegionNamespaces({"east": 100.0, "west": 20.0}, default=WanLink(latency_s=0.01)) as regions:
-        serving = subprocess.Popen(
-            [*regions["west"].command, sys.executable, "-c", server], stdout=subprocess.PIPE, text=True
-        )
+        serving = subprocess.Popen([*regions["west"].command, sys.executable, "-c", server], stdout=subprocess.PIPE, text=True)
         assert serving.stdout is not None
         assert serving.stdout.readline() == "ready\n"
         port = regions.wan.route("east", "west", (regions["west"].address, 7070), host=regions["east"].gateway)
         began = time.monotonic()
-        subprocess.run(
-            [*regions["east"].command, sys.executable, "-c", client, regions["east"].gateway, str(port)],
-            check=True,
-            timeout=60,
-        )
+        subprocess.run([*regions["east"].command, sys.executable, "-c", client, regions["east"].gateway, str(port)], check=True, timeout=60)
         assert serving.stdout.readline() == "500000\n"
         assert time.monotonic() - began >= 0.1
         serving.wait(10)

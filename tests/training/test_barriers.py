@@ -16,9 +16,7 @@ from ephemeron.training.job.spec import EarlyStopping
 
 LENGTH = 6
 """Iterations of an epoch."""
-SHAPE = {
-    "sync": "hsp", "workers": 4, "aggregators": 2, "samples": 64 * LENGTH, "epochs": 3, "checkpoint_every": 4,
-}  # fmt: skip
+SHAPE = {"sync": "hsp", "workers": 4, "aggregators": 2, "samples": 64 * LENGTH, "epochs": 3, "checkpoint_every": 4}
 SLOW = ["delay:rank=3,factor=4"]
 
 
@@ -36,7 +34,7 @@ def at_barriers(run):
     return found
 
 
-@pytest.mark.parametrize("faults", [[], SLOW, [*SLOW, "kill:rank=0,iteration=7"], ["kill:rank=3,iteration=5,phase=upload"]], ids=str)  # fmt: skip
+@pytest.mark.parametrize("faults", [[], SLOW, [*SLOW, "kill:rank=0,iteration=7"], ["kill:rank=3,iteration=5,phase=upload"]], ids=str)
 def test_at_a_barrier_every_rank_has_every_contribution_of_the_epochs_before_and_no_other(faults):
     run = synthetic(counting=True, faults=faults, **SHAPE)
     assert (run.ending.arrays["counts"] == 1).all()
@@ -100,7 +98,7 @@ def test_evaluations_elsewhere_may_not():
         ("sync 'hsp' does not wait", {"pattern": "pipelined"}),
         ("under 'hsp' would undo", {"exchange": "parameters"}),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_meaning_is_refused(says, how):
     with pytest.raises(JobError, match=says):
         real(make_job(), sync="hsp", **how)

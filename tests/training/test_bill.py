@@ -36,16 +36,32 @@ from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
 
 PRICES = Prices(
-    name="test", as_of="2025-01-01", gb_second_usd=2.0, invocation_usd=0.5, put_usd=0.1, get_usd=0.01, list_usd=1.0,
-    delete_usd=0.001, byte_usd=0.0, server_hour_usd=36.0,
-)  # fmt: skip
+    name="test",
+    as_of="2025-01-01",
+    gb_second_usd=2.0,
+    invocation_usd=0.5,
+    put_usd=0.1,
+    get_usd=0.01,
+    list_usd=1.0,
+    delete_usd=0.001,
+    byte_usd=0.0,
+    server_hour_usd=36.0,
+)
 
 
 def run_started(t=0.0, traffic=None, memory_mb=2048):
     return RunStarted(
-        t=t, run_id="r", job="j", workers=2, aggregators=1, memory_mb=memory_mb, iterations=4, epochs=2, samples=8,
+        t=t,
+        run_id="r",
+        job="j",
+        workers=2,
+        aggregators=1,
+        memory_mb=memory_mb,
+        iterations=4,
+        epochs=2,
+        samples=8,
         traffic=traffic or Traffic(),
-    )  # fmt: skip
+    )
 
 
 def invoked(invocation, rank=0, attempt=0, t=0.0):
@@ -58,23 +74,33 @@ def started(invocation, rank=0, attempt=0, t=0.0):
 
 def progress(rank=0, attempt=0, iteration=0, t=1.0, loss=0.0, spans=(), traffic=None):
     return Progress(
-        t=t, rank=rank, attempt=attempt, iteration=iteration, epoch=0, samples=1, loss=loss, version=0,
-        spans=list(spans), traffic=traffic or Traffic(),
-    )  # fmt: skip
+        t=t,
+        rank=rank,
+        attempt=attempt,
+        iteration=iteration,
+        epoch=0,
+        samples=1,
+        loss=loss,
+        version=0,
+        spans=list(spans),
+        traffic=traffic or Traffic(),
+    )
 
 
 def ended(invocation, rank=0, attempt=0, t=2.0, status="ok", gb_seconds=0.0, traffic=None):
-    return Ended(
-        t=t, rank=rank, attempt=attempt, invocation=invocation, status=status, gb_seconds=gb_seconds,
-        traffic=traffic or Traffic(),
-    )  # fmt: skip
+    return Ended(t=t, rank=rank, attempt=attempt, invocation=invocation, status=status, gb_seconds=gb_seconds, traffic=traffic or Traffic())
 
 
 def evaluated(rank, epoch, loss_sum, correct, samples):
     return Evaluated(
-        t=1.0, rank=rank, attempt=0, epoch=epoch, iteration=10 * epoch, samples=samples,
+        t=1.0,
+        rank=rank,
+        attempt=0,
+        epoch=epoch,
+        iteration=10 * epoch,
+        samples=samples,
         sums={"loss": (loss_sum, samples), "accuracy": (correct, samples)},
-    )  # fmt: skip
+    )
 
 
 def ledger(*events):
@@ -90,19 +116,25 @@ def ledger(*events):
 def test_what_a_function_reports_is_the_total_so_far_and_counts_once():
     got = ledger(
         run_started(traffic=Traffic(puts=10, lists=1)),
-        invoked("a"), started("a"),
+        invoked("a"),
+        started("a"),
         progress(iteration=0, traffic=Traffic(puts=3, gets=1)),
         progress(iteration=1, traffic=Traffic(puts=6, gets=2, polls=5)),
         ended("a", traffic=Traffic(puts=7, gets=3, polls=5, bytes_up=100)),
-    )  # fmt: skip
+    )
     assert got.traffic == Traffic(puts=17, gets=3, polls=5, lists=1, bytes_up=100)
 
 
 def test_a_killed_function_keeps_what_it_last_reported():
     got = ledger(
-        invoked("a"), started("a"), progress(traffic=Traffic(puts=6, gets=2)), ended("a", status="lost"),
-        invoked("b", attempt=1), started("b", attempt=1), ended("b", attempt=1, traffic=Traffic(puts=4)),
-    )  # fmt: skip
+        invoked("a"),
+        started("a"),
+        progress(traffic=Traffic(puts=6, gets=2)),
+        ended("a", status="lost"),
+        invoked("b", attempt=1),
+        started("b", attempt=1),
+        ended("b", attempt=1, traffic=Traffic(puts=4)),
+    )
     assert got.traffic == Traffic(puts=10, gets=2)
 
 
@@ -130,25 +162,29 @@ def test_the_traffic_of_a_result_states_its_requests_and_reads_results_without_t
 
 def test_a_duplicate_pays_for_what_it_did_itself():
     got = ledger(
-        invoked("a"), invoked("twin"), started("a"),
+        invoked("a"),
+        invoked("twin"),
+        started("a"),
         progress(traffic=Traffic(puts=6)),
         ended("twin", traffic=Traffic(puts=1)),
         progress(iteration=1, traffic=Traffic(puts=9)),
         ended("a", traffic=Traffic(puts=10)),
-    )  # fmt: skip
+    )
     assert got.traffic == Traffic(puts=11)
     assert got.invocations == 2
 
 
 def test_iterations_that_a_replacement_repeats_are_paid_for_and_done_once():
     got = ledger(
-        invoked("a"), started("a"),
+        invoked("a"),
+        started("a"),
         *(progress(iteration=i, traffic=Traffic(puts=i + 1)) for i in range(4)),
         ended("a", status="lost"),
-        invoked("b", attempt=1), started("b", attempt=1),
+        invoked("b", attempt=1),
+        started("b", attempt=1),
         *(progress(iteration=i, attempt=1, traffic=Traffic(puts=i - 1)) for i in range(2, 5)),
         ended("b", attempt=1, traffic=Traffic(puts=3)),
-    )  # fmt: skip
+    )
     assert got.traffic.puts == 4 + 3
     assert got.done == {0: 5}
 
@@ -158,13 +194,15 @@ def test_a_cache_bills_what_the_run_keeps_in_it():
     mb = 1_000_000
     saved = [
         Checkpointed(t=float(i), rank=rank, attempt=0, iteration=i, nbytes=size * mb)
-        for rank in (0, 1) for i, size in enumerate((50, 40, 40))
-    ]  # fmt: skip
+        for rank in (0, 1)
+        for i, size in enumerate((50, 40, 40))
+    ]
     events = [
         run_started(traffic=Traffic(bytes_up=300 * mb)),
-        *(e for i in (0, 1) for e in (invoked(f"i{i}", rank=i), started(f"i{i}", rank=i))), *saved,
+        *(e for i in (0, 1) for e in (invoked(f"i{i}", rank=i), started(f"i{i}", rank=i))),
+        *saved,
         *(progress(rank=i, iteration=9, traffic=Traffic(puts=1, bytes_up=(130 + 10 * 5) * mb)) for i in (0, 1)),
-    ]  # fmt: skip
+    ]
     kept_gb = 0.3 + 2 * 2 * 0.04 + 2 * 2 * 0.005
     got = ledger(*events)
     assert got.kept_bytes == pytest.approx(kept_gb * 1e9)
@@ -211,11 +249,7 @@ def test_the_total_is_the_sum_over_invocations_of_the_last_thing_known(functions
         for iteration, step in enumerate(steps):
             so_far = so_far + step
             made.feed(progress(attempt=attempt, iteration=iteration, traffic=so_far))
-        made.feed(
-            ended(f"i{attempt}", attempt=attempt, status="lost")
-            if killed
-            else ended(f"i{attempt}", attempt=attempt, traffic=so_far)
-        )
+        made.feed(ended(f"i{attempt}", attempt=attempt, status="lost") if killed else ended(f"i{attempt}", attempt=attempt, traffic=so_far))
         expected = expected + so_far
     assert made.traffic == expected
 
@@ -236,9 +270,10 @@ def test_functions_that_run_are_billed_so_far_and_functions_that_ended_by_their_
 def test_the_cost_is_functions_and_requests_and_servers():
     made = ledger(
         run_started(traffic=Traffic(puts=1, lists=2)),
-        invoked("a"), started("a"),
+        invoked("a"),
+        started("a"),
         ended("a", t=10.0, gb_seconds=3.0, traffic=Traffic(puts=4, gets=10, polls=20, deletes=7)),
-    )  # fmt: skip
+    )
     storage = 5 * 0.1 + (10 + 20) * 0.01 + 2 * 1.0 + 7 * 0.001
     assert made.storage_usd(10.0) == pytest.approx(storage)
     assert made.storage_usd(10.0, servers=2) == pytest.approx(storage + 2 * 36 * 10 / 3600)
@@ -273,10 +308,17 @@ def test_no_test_set_no_metrics(events):
 
 
 SPEC = RunSpec(
-    run_id="r", model=Target(target="m"), loss=Target(target="l"), optimizer=Target(target="o"), epochs=1, seed=0,
-    dtype="float32", samples=8, prices=PRICES,
+    run_id="r",
+    model=Target(target="m"),
+    loss=Target(target="l"),
+    optimizer=Target(target="o"),
+    epochs=1,
+    seed=0,
+    dtype="float32",
+    samples=8,
+    prices=PRICES,
     configuration=Configuration(workers=3, aggregators=1, memory_mb=2048, batch_size=4, nonaggregator_batch_size=6),
-)  # fmt: skip
+)
 
 
 def test_a_run_that_has_not_finished_has_done_what_its_slowest_rank_has():
@@ -305,9 +347,7 @@ def test_the_parts_of_the_bill_add_up():
     assert build(ResultSummary, json.loads(json.dumps(plain(got))), where="result.json") == got
 
 
-@pytest.mark.parametrize(
-    ("channel", "servers"), [("folder", 0), ("s3://b/p", 0), ("parameter_server", 1), ("ps://h:1", 1)]
-)
+@pytest.mark.parametrize(("channel", "servers"), [("folder", 0), ("s3://b/p", 0), ("parameter_server", 1), ("ps://h:1", 1)])
 def test_a_parameter_server_is_paid_for_as_long_as_the_run_lasts(channel, servers):
     made = ledger(run_started(), invoked("a"), ended("a", t=100.0))
     spec = dataclasses.replace(SPEC, configuration=dataclasses.replace(SPEC.configuration, channel=channel))
@@ -316,9 +356,7 @@ def test_a_parameter_server_is_paid_for_as_long_as_the_run_lasts(channel, server
 
 
 def test_bursts_and_suspensions_are_on_the_bill_and_suspended_time_is_not():
-    prices = dataclasses.replace(
-        PRICES, burst_vcpu_second_usd=0.25, suspend_gb_usd=1.0, resume_gb_usd=0.5, suspended_gb_hour_usd=3.6
-    )
+    prices = dataclasses.replace(PRICES, burst_vcpu_second_usd=0.25, suspend_gb_usd=1.0, resume_gb_usd=0.5, suspended_gb_hour_usd=3.6)
     meter = CostMeter(prices)
     for event in (run_started(), invoked("a"), started("a")):
         meter.feed(event)

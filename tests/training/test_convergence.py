@@ -15,9 +15,7 @@ def accuracy():
     def run(sync: str, seed: int, lr: float = 0.05, **how) -> float:
         optimizer = Target(target="SGD", options={"lr": lr, "momentum": 0.9})
         model = Target(target="tiny:mlp", options={"hidden": 64})
-        job = make_job(
-            seed=seed, epochs=8, model=model, optimizer=optimizer, **{k: how.pop(k) for k in ["staleness"] if k in how}
-        )
+        job = make_job(seed=seed, epochs=8, model=model, optimizer=optimizer, **{k: how.pop(k) for k in ["staleness"] if k in how})
         return real(job, sync=sync, **how).ending.final.metrics["accuracy"]
 
     return run
@@ -34,11 +32,7 @@ def test_hap_is_as_accurate_as_bsp(accuracy):
 @pytest.mark.slow
 def test_gradients_at_stale_parameters_do_harm_where_provisional_steps_do_not(accuracy):
     how = {"lr": 0.4, "aggregators": 1}
-    bsp, stale, remedied = (
-        accuracy("bsp", 0, **how),
-        accuracy("hap", 0, staleness="none", **how),
-        accuracy("hap", 0, **how),
-    )
+    bsp, stale, remedied = (accuracy("bsp", 0, **how), accuracy("hap", 0, staleness="none", **how), accuracy("hap", 0, **how))
     assert stale < bsp - 0.2
     assert remedied > bsp - 0.05
 

@@ -64,15 +64,32 @@ def go(folder: Path, watch: Watch = lambda event, platform: None, **options: Any
     folder.mkdir(parents=True)
     channel_folder = folder / "objects"
     configuration = Configuration(
-        platform="local", channel=channel_folder.as_uri(), workers=2, aggregators=1, memory_mb=1769, function_timeout_s=600.0,
-        batch_size=8, checkpoint_every=5,
-    ).resolved()  # fmt: skip
+        platform="local",
+        channel=channel_folder.as_uri(),
+        workers=2,
+        aggregators=1,
+        memory_mb=1769,
+        function_timeout_s=600.0,
+        batch_size=8,
+        checkpoint_every=5,
+    ).resolved()
     spec = RunSpec(
-        run_id=folder.name, model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-        configuration=configuration, epochs=6, seed=1, dtype="float32", samples=128, prices=load_prices("objects"),
-        trainer="synthetic", trainer_options={"elements": 64}, cold_start_s=0.2, peer_timeout_s=PEER_TIMEOUT_S,
+        run_id=folder.name,
+        model=Target(target="none"),
+        loss=Target(target="none"),
+        optimizer=Target(target="none"),
+        configuration=configuration,
+        epochs=6,
+        seed=1,
+        dtype="float32",
+        samples=128,
+        prices=load_prices("objects"),
+        trainer="synthetic",
+        trainer_options={"elements": 64},
+        cold_start_s=0.2,
+        peer_timeout_s=PEER_TIMEOUT_S,
         faults=("delay:rank=0,factor=1,seconds=0.1",),  # what happens in the middle of the run comes before its end
-    )  # fmt: skip
+    )
     prepared = Prepared(job=make_job(), spec=spec, objects={Keys(spec.run_id).spec: [spec.to_bytes()]}, model_bytes=0)
 
     async def main() -> Run:
@@ -84,9 +101,7 @@ def go(folder: Path, watch: Watch = lambda event, platform: None, **options: Any
                 events.append(event)
                 watch(event, platform)
 
-            trigger = RunDriver(
-                platform, channel, spec, channel_address=configuration.channel, clock=time.time, on_event=on_event
-            )
+            trigger = RunDriver(platform, channel, spec, channel_address=configuration.channel, clock=time.time, on_event=on_event)
             try:
                 await trigger.launch(prepared)
                 ending = await trigger.watch()
@@ -173,9 +188,7 @@ def test_the_daemon_is_killed_then_frozen_and_the_weights_are_the_same(
 
 
 @pytest.mark.slow
-def test_the_fork_server_and_its_functions_are_killed_and_the_weights_are_the_same(
-    tmp_path: Path, undisturbed: str
-) -> None:
+def test_the_fork_server_and_its_functions_are_killed_and_the_weights_are_the_same(tmp_path: Path, undisturbed: str) -> None:
     killed: list[int] = []
     tasks: list[asyncio.Future[None]] = []
 
@@ -233,9 +246,7 @@ def test_functions_killed_by_another_client_stop_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_where_no_daemon_can_be_started_the_client_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_daemon_can_be_started_the_client_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(platform: LocalPlatform) -> None:
         monkeypatch.setattr("sys.executable", "/bin/false")
         os.kill(platform.host_pid, signal.SIGKILL)

@@ -79,9 +79,8 @@ def another(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes | N
 def older(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes | None:
     """What was put last under another key that differs in one number alone."""
     others = [
-        k for k in seen
-        if len(_parts(k)) == len(_parts(key)) and sum(a != b for a, b in zip(_parts(k), _parts(key), strict=True)) == 1
-    ]  # fmt: skip
+        k for k in seen if len(_parts(k)) == len(_parts(key)) and sum(a != b for a, b in zip(_parts(k), _parts(key), strict=True)) == 1
+    ]
     same = [k for k in others if _kind(k) == _kind(key) and seen[k] != data]
     return seen[same[-1]] if same else None
 
@@ -98,7 +97,7 @@ DAMAGES: tuple[Damage, ...] = (flipped, cut_short, removed, another, older, of_a
 
 def execute(
     shape: str, *, run_id: str = "run", seed: int = 1, target: str = "", damage: Damage | None = None, when: str = "put"
-) -> tuple[str, str, Store]:  # fmt: skip
+) -> tuple[str, str, Store]:
     """A run in virtual time, whose object `target` is damaged.
 
     Args:
@@ -108,12 +107,20 @@ def execute(
         The weights that the client got, why there are none, and every object that was put.
     """
     spec = RunSpec(
-        run_id=run_id, model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-        configuration=configuration(checkpoint_every=2, **SHAPES[shape]), epochs=3 if "schedule" in SHAPES[shape] else 1, seed=seed,
-        dtype="float32", samples=48 * (3 if "schedule" in SHAPES[shape] else 8), prices=load_prices("objects"),
+        run_id=run_id,
+        model=Target(target="none"),
+        loss=Target(target="none"),
+        optimizer=Target(target="none"),
+        configuration=configuration(checkpoint_every=2, **SHAPES[shape]),
+        epochs=3 if "schedule" in SHAPES[shape] else 1,
+        seed=seed,
+        dtype="float32",
+        samples=48 * (3 if "schedule" in SHAPES[shape] else 8),
+        prices=load_prices("objects"),
         trainer="counting" if shape in ASYNCHRONOUS else "synthetic",
-        trainer_options={} if shape in ASYNCHRONOUS else {"elements": 24}, cold_start_s=WORLD.cold_start_s,
-    )  # fmt: skip
+        trainer_options={} if shape in ASYNCHRONOUS else {"elements": 24},
+        cold_start_s=WORLD.cold_start_s,
+    )
     seen: Store = {}
     rng = random.Random(f"{shape}/{target}/{damage.__name__ if damage else ''}")
 
@@ -153,9 +160,7 @@ def execute(
             return got._replace(data=read(key, got.data) or got.data)
 
         store.publish, store.fetch, store.get = damaging, fetching, getting
-        trigger = RunDriver(
-            platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time
-        )  # fmt: skip
+        trigger = RunDriver(platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time)
         prepared = Prepared(job=make_job(), spec=spec, objects={Keys(run_id).spec: [spec.to_bytes()]}, model_bytes=0)
         try:
             await trigger.launch(prepared)

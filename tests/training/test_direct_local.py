@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {"workers": 4, "aggregators": 4, "batch_size": 24, "chec
 
 def go(
     *faults: str, on_event: Callable[[Event], None] = lambda event: None, peer_timeout_s: float = 20.0, job: Job = JOB, **how: Any
-) -> tuple[Result, list[Event]]:  # fmt: skip
+) -> tuple[Result, list[Event]]:
     events: list[Event] = []
 
     def seen(event: Event) -> None:
@@ -33,9 +33,7 @@ def go(
         on_event(event)
 
     c = configure(job, **{"platform": "local", "channel": "direct", "memory_mb": 640, **SHAPE, **how})
-    result = train(
-        job, c, faults=[parse_fault(f) for f in faults], on_event=seen, check=False, peer_timeout_s=peer_timeout_s
-    )
+    result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=seen, check=False, peer_timeout_s=peer_timeout_s)
     return result, events
 
 
@@ -66,9 +64,7 @@ def test_deaths_in_every_phase_repeat_no_iteration(weights: str, home: Path) -> 
     result, events = go(*faults)
     assert result.summary.weights_sha256 == weights, result.causes
     assert len([e for e in events if isinstance(e, FaultFired)]) == len(deaths)
-    assert [e.error for e in events if isinstance(e, Ended) and e.status == "lost"] == ["killed by SIGKILL"] * len(
-        deaths
-    )
+    assert [e.error for e in events if isinstance(e, Ended) and e.status == "lost"] == ["killed by SIGKILL"] * len(deaths)
     begun = resumed(events)
     for rank, iteration, _ in deaths:
         assert (rank, iteration) in begun or (rank, iteration + 1) in begun, begun

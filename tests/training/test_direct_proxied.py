@@ -53,17 +53,14 @@ class ProxiedRun:
 
     async def weights(self) -> str:
         prices = load_prices("objects")
-        c = configuration(
-            workers=RANKS, batch_size=48, checkpoint_every=4, channel=self.channel, function_timeout_s=300.0
-        )
+        c = configuration(workers=RANKS, batch_size=48, checkpoint_every=4, channel=self.channel, function_timeout_s=300.0)
         faults = [parse_fault(f) for f in self.faults]
         prepared = prepare(JOB, c, run_id="run", limits=Limits(), prices=prices, faults=faults, cold_start_s=0.05)
         platform = SimulatedPlatform(WORLD, seed=prepared.spec.seed, limits=Limits())
         platform.network = cast("MemoryNetwork", self.proxies)
         driver = RunDriver(
-            platform, platform.store, prepared.spec, channel_address="memory",
-            clock=asyncio.get_running_loop().time, on_event=self.see,
-        )  # fmt: skip
+            platform, platform.store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=self.see
+        )
         try:
             await driver.launch(prepared)
             ended = await driver.watch()
@@ -107,8 +104,13 @@ def reset(proxies: PairProxies) -> None:
 
 def test_slow_links_resets_and_a_pair_that_is_cut_off_for_some_time(undisturbed: str) -> None:
     troubles: dict[int, Trouble] = {
-        1: slow, 3: reset, 5: lambda proxies: proxies.cut(0, 1), 8: reset, 11: lambda proxies: proxies.heal(0, 1), 13: reset,
-    }  # fmt: skip
+        1: slow,
+        3: reset,
+        5: lambda proxies: proxies.cut(0, 1),
+        8: reset,
+        11: lambda proxies: proxies.heal(0, 1),
+        13: reset,
+    }
     weights, seen = run(troubles)
     assert weights == undisturbed
     assert len(seen.of(Invoked)) == RANKS, "nobody was taken for dead"

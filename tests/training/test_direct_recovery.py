@@ -119,9 +119,7 @@ def test_policies_with_stale_versions_repeat_iterations(sync: str, phase: str) -
     for rank in (0, 3):
         iteration = 0 if phase == "load" else 10
         if (rank, phase) != (3, "wait"):
-            run = synthetic(
-                channel="direct", faults=[kill(rank, iteration, phase)], sync=sync, **{**SHAPE, "aggregators": 2}
-            )
+            run = synthetic(channel="direct", faults=[kill(rank, iteration, phase)], sync=sync, **{**SHAPE, "aggregators": 2})
             assert run.sha == undisturbed(sync=sync, aggregators=2)
 
 
@@ -130,9 +128,7 @@ def test_policies_with_stale_versions_repeat_iterations(sync: str, phase: str) -
 def test_a_death_that_no_client_sees_is_noticed_before_the_timeout(phase: str, sync: str) -> None:
     """Its connections are closed, it refuses new ones, and nobody hears of it."""
     for rank in (0, 3):
-        run = synthetic(
-            channel="direct", faults=[kill(rank, 9, phase)], sync=sync, until=blinded, epochs=3, **{**SHAPE, "aggregators": 2}
-        )  # fmt: skip
+        run = synthetic(channel="direct", faults=[kill(rank, 9, phase)], sync=sync, until=blinded, epochs=3, **{**SHAPE, "aggregators": 2})
         assert run.sha == undisturbed(sync=sync, aggregators=2, epochs=3)
         [died], [*starts, last] = run.of(FaultFired), run.of(Invoked)
         assert len(starts) == 4
@@ -219,14 +215,7 @@ def test_deaths_between_hand_offs(sync: str) -> None:
 
 def test_a_contribution_that_a_hand_off_finds_incomplete_goes_along() -> None:
     """HAP: others hand off one version behind; what they have sent of it dies with the function that was to sum it."""
-    how = {
-        "workers": 4,
-        "aggregators": 1,
-        "checkpoint_every": 7,
-        "sync": "hap",
-        "epochs": 3,
-        "function_timeout_s": 12.0,
-    }
+    how = {"workers": 4, "aggregators": 1, "checkpoint_every": 7, "sync": "hap", "epochs": 3, "function_timeout_s": 12.0}
     run = synthetic(channel="direct", faults=[kill(3, 2, "upload"), kill(3, 2, "compute", 1)], elements=12000, **how)
     assert run.sha == undisturbed(elements=12000, **how)
     assert len(run.of(Invoked)) < 30
@@ -245,9 +234,12 @@ def schedule(seed: int) -> tuple[list[str], dict[str, Any]]:
     r = random.Random(seed)
     workers, epochs = r.randint(2, 5), 1
     how: dict[str, Any] = {
-        "workers": workers, "aggregators": r.randint(1, workers), "checkpoint_every": r.choice([3, 4, 7]),
-        "sync": r.choice(["bsp", "bsp", "bsp", "hap"]), "elements": r.choice([8, 64, 12000]),
-    }  # fmt: skip
+        "workers": workers,
+        "aggregators": r.randint(1, workers),
+        "checkpoint_every": r.choice([3, 4, 7]),
+        "sync": r.choice(["bsp", "bsp", "bsp", "hap"]),
+        "elements": r.choice([8, 64, 12000]),
+    }
     if r.random() < 0.3:
         epochs = 3
         how["function_timeout_s"] = 12.0
@@ -283,10 +275,7 @@ def test_more_random_schedules() -> None:
 # -- models -----------------------------------------------------------------------------------------------
 
 JOBS: dict[str, dict[str, Any]] = {
-    "dropout, Adam": {
-        "model": Target(target="tiny:mlp", options={"dropout": 0.3}),
-        "optimizer": Target(target="Adam"),
-    },
+    "dropout, Adam": {"model": Target(target="tiny:mlp", options={"dropout": 0.3}), "optimizer": Target(target="Adam")},
     "batch statistics": {"model": Target(target="tiny:with_batch_norm")},
     "scheduler that watches": {
         "scheduler": SchedulerSpec(target="ReduceLROnPlateau", options={"patience": 0}, monitor="loss"),

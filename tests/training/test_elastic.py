@@ -26,9 +26,13 @@ from ephemeron.training.worker.spec import RunSpec
 WORKERS, EACH = 3, 4
 """Functions at first, and iterations of an epoch then."""
 CHANGES: dict[str, dict[str, Any]] = {
-    "grow": {"workers": 5}, "shrink": {"workers": 1}, "aggregators": {"aggregators": 1}, "batch": {"batch_size": 24},
-    "memory": {"memory_mb": 3008}, "grow with more memory": {"workers": 4, "memory_mb": 3008},
-}  # fmt: skip
+    "grow": {"workers": 5},
+    "shrink": {"workers": 1},
+    "aggregators": {"aggregators": 1},
+    "batch": {"batch_size": 24},
+    "memory": {"memory_mb": 3008},
+    "grow with more memory": {"workers": 4, "memory_mb": 3008},
+}
 
 
 def elastic(change: dict[str, Any], *, back: bool = False, **how: Any) -> Run:
@@ -63,10 +67,7 @@ def check_over(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("change", "sync"),
-    [
-        *((c, s) for c in CHANGES for s in ("bsp", "hap")),
-        *((c, s) for c in ("grow", "shrink") for s in ("ssp:1", "hsp", "asp")),
-    ],
+    [*((c, s) for c in CHANGES for s in ("bsp", "hap")), *((c, s) for c in ("grow", "shrink") for s in ("ssp:1", "hsp", "asp"))],
 )
 def test_a_run_changes_and_changes_back(change, sync):
     run = elastic(CHANGES[change], back=True, sync=sync)
@@ -124,10 +125,13 @@ def test_a_function_is_killed_before_during_or_after_a_change(sync, change, phas
 @pytest.mark.parametrize("change", ["grow", "shrink", "memory"])
 def test_several_die_at_a_change_and_replacements_die_too(sync, change, undisturbed):
     faults = [
-        f"kill:rank=0,iteration={EACH - 1},phase=download", f"kill:rank=1,iteration={EACH - 1},phase=aggregate",
-        f"kill:rank=0,iteration={EACH},phase=compute,attempt=0", f"kill:rank=0,iteration={EACH - 1},phase=upload,attempt=1",
-        "duplicate:rank=1", f"drop-put:rank=1,iteration={EACH - 1}",
-    ]  # fmt: skip
+        f"kill:rank=0,iteration={EACH - 1},phase=download",
+        f"kill:rank=1,iteration={EACH - 1},phase=aggregate",
+        f"kill:rank=0,iteration={EACH},phase=compute,attempt=0",
+        f"kill:rank=0,iteration={EACH - 1},phase=upload,attempt=1",
+        "duplicate:rank=1",
+        f"drop-put:rank=1,iteration={EACH - 1}",
+    ]
     run = elastic(CHANGES[change], sync=sync, faults=faults)
     check_over(run)
     assert len(run.of(FaultFired)) >= 3
@@ -168,12 +172,10 @@ def test_nobody_supervises(sync, undisturbed):
 def test_a_run_that_grows_and_shrinks_equals_the_fixed_one(sync):
     """Global sampling, equal global batches, float64: the sums differ in their order alone."""
     job = make_job(
-        epochs=4, dtype="float64", data=DataSpec(sampling="global"),
-        optimizer=Target(target="SGD", options={"lr": 0.05, "momentum": 0.9}),
-    )  # fmt: skip
+        epochs=4, dtype="float64", data=DataSpec(sampling="global"), optimizer=Target(target="SGD", options={"lr": 0.05, "momentum": 0.9})
+    )
     schedule = tuple(
-        ScheduledResize(from_epoch=epoch, workers=w, batch_size=48 // w, aggregators=min(2, w))
-        for epoch, w in ((1, 6), (2, 2), (3, 3))
+        ScheduledResize(from_epoch=epoch, workers=w, batch_size=48 // w, aggregators=min(2, w)) for epoch, w in ((1, 6), (2, 2), (3, 3))
     )
     fixed = real(job, workers=4, batch_size=12, sync="bsp")
     changed = real(job, workers=4, batch_size=12, sync=sync, schedule=schedule)
@@ -217,11 +219,7 @@ def asked(at: list[tuple[int, Resize]]) -> Any:
 def test_functions_change_on_request(sync, globally):
     job = make_job(epochs=6, data=DataSpec(sampling="global" if globally else "shares"))
     prepared = prepare(
-        job,
-        configuration(workers=3, batch_size=16, sync=sync),
-        run_id="run",
-        limits=Limits(),
-        prices=load_prices("objects"),
+        job, configuration(workers=3, batch_size=16, sync=sync), run_id="run", limits=Limits(), prices=load_prices("objects")
     )
     until = asked([(10, Resize(workers=5)), (60, Resize(workers=2, memory_mb=3008))])
     run = simulate(prepared, until=until)
@@ -234,18 +232,14 @@ def test_functions_change_on_request(sync, globally):
     if globally:
         return
     # The same changes as a schedule give the same weights.
-    schedule = tuple(
-        ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb) for e in (first, second)
-    )
+    schedule = tuple(ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb) for e in (first, second))
     again = real(job, workers=3, batch_size=16, sync=sync, schedule=schedule)
     assert again.sha == run.sha
 
 
 def test_a_request_that_comes_too_late_is_left_out():
     job = make_job(epochs=2)
-    prepared = prepare(
-        job, configuration(workers=3, batch_size=16), run_id="run", limits=Limits(), prices=load_prices("objects")
-    )
+    prepared = prepare(job, configuration(workers=3, batch_size=16), run_id="run", limits=Limits(), prices=load_prices("objects"))
     run = simulate(prepared, until=asked([(prepared.spec.split.iterations + 2, Resize(workers=5))]))
     check_over(run)
     assert not run.of(GenerationStarted)
@@ -256,14 +250,9 @@ def test_a_request_that_comes_too_late_is_left_out():
 def test_every_sample_is_used_once_per_epoch(globally):
     """Whatever the generations: the positions of all ranks in an epoch are all positions."""
     job = make_job(epochs=4, data=DataSpec(sampling="global" if globally else "shares"))
-    spec: RunSpec = prepare(
-        job, configuration(workers=3, batch_size=16), run_id="run", limits=Limits(), prices=load_prices("objects")
-    ).spec
+    spec: RunSpec = prepare(job, configuration(workers=3, batch_size=16), run_id="run", limits=Limits(), prices=load_prices("objects")).spec
     used: dict[int, list[int]] = {}
-    at, changes = (
-        0,
-        [(17 if globally else None, Resize(workers=5)), (40 if globally else None, Resize(workers=2, batch_size=40))],
-    )
+    at, changes = (0, [(17 if globally else None, Resize(workers=5)), (40 if globally else None, Resize(workers=2, batch_size=40))])
     while True:
         wanted = changes.pop(0) if changes else None
         timeline = spec.timeline
@@ -288,7 +277,7 @@ def test_every_sample_is_used_once_per_epoch(globally):
 def test_parts_of_the_data_hold_what_a_rank_owns():
     base = prepare(
         make_job(epochs=4), configuration(workers=4, batch_size=16), run_id="run", limits=Limits(), prices=load_prices("objects")
-    ).spec  # fmt: skip
+    ).spec
     stored = assign(base.samples, base.split, base.seed)
     for workers in (1, 2, 3, 7, 11):
         spec = base.in_generation(base.resized(Resize(workers=workers), base.timeline.start_of(1)))
@@ -326,10 +315,7 @@ def test_a_schedule_that_cannot_be_carried_out_is_refused(told, problem):
 
 @pytest.mark.parametrize(
     ("how", "problem"),
-    [
-        ({"pattern": "parameter-server"}, "pattern 'parameter-server'"),
-        ({"stages": 2, "workers": 4}, "several functions"),
-    ],
+    [({"pattern": "parameter-server"}, "pattern 'parameter-server'"), ({"stages": 2, "workers": 4}, "several functions")],
 )
 def test_what_cannot_change_is_refused(how, problem):
     with pytest.raises(JobError, match=problem):

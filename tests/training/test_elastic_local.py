@@ -29,11 +29,7 @@ PROGRAM = str(Path(sys.executable).with_name("ephemeron"))
 @pytest.mark.usefixtures("home")
 def test_whatever_dies_around_a_change_the_weights_are_those_of_the_simulated_run() -> None:
     """The functions that grow, and all of them where their memory changes."""
-    deaths = [
-        "kill:rank=1,iteration=19,phase=upload",
-        "kill:rank=0,iteration=20",
-        "kill:rank=2,iteration=21,phase=upload",
-    ]
+    deaths = ["kill:rank=1,iteration=19,phase=upload", "kill:rank=0,iteration=20", "kill:rank=2,iteration=21,phase=upload"]
     events: list[Event] = []
     c = configure(JOB, platform="local", schedule=SCHEDULE, **SHAPE)
     faults = [parse_fault(f) for f in (*deaths, "duplicate:rank=1")]
@@ -42,8 +38,10 @@ def test_whatever_dies_around_a_change_the_weights_are_those_of_the_simulated_ru
     assert result.summary.weights_sha256 == real(JOB, schedule=SCHEDULE, **SHAPE).sha
     assert sum(isinstance(e, FaultFired) for e in events) == len(deaths)
     assert [(g.from_iteration, g.workers, g.memory_mb) for g in result.summary.generations] == [
-        (0, 2, 704), (BEGINS[0], 3, 704), (BEGINS[1], 2, 640),
-    ]  # fmt: skip
+        (0, 2, 704),
+        (BEGINS[0], 3, 704),
+        (BEGINS[1], 2, 640),
+    ]
     assert {e.memory_mb for e in events if isinstance(e, Ended)} == {704, 640}
     three = {e.rank for e in events if isinstance(e, Progress) and BEGINS[0] <= e.iteration < BEGINS[1]}
     assert three == {0, 1, 2}

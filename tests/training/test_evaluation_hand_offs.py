@@ -46,9 +46,7 @@ def of(run: Run) -> dict[int, dict[str, float | None]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize(("how", "lives_s"), HOW, ids=str)
-def test_weights_and_evaluations_are_those_of_long_lives(
-    options: dict[str, Any], how: dict[str, Any], lives_s: tuple[float, ...]
-) -> None:
+def test_weights_and_evaluations_are_those_of_long_lives(options: dict[str, Any], how: dict[str, Any], lives_s: tuple[float, ...]) -> None:
     job = make_job(epochs=3 if "early_stopping" in options else 2, **options)
     how = {"workers": 4, "batch_size": 40, **how}
     long = real(job, **how)

@@ -17,16 +17,22 @@ def count(seed: int, *, sync: str, kills: int = 0, pattern: str = "k-reduce", **
     """A random run that counts; returns it, and how many contributions were not used exactly once by somebody."""
     rng = random.Random(seed)
     workers = rng.randint(2, 6)
-    faults = [
-        f"kill:rank={rng.randrange(workers)},iteration={rng.randrange(12)},phase={rng.choice(PHASES)}"
-        for _ in range(kills)
-    ]
+    faults = [f"kill:rank={rng.randrange(workers)},iteration={rng.randrange(12)},phase={rng.choice(PHASES)}" for _ in range(kills)]
     faults += [f"delay:rank={r},factor={rng.uniform(1.5, 8):.2f}" for r in range(workers) if rng.random() < 0.4]
     world = dataclasses.replace(WORLD, straggler_sigma=rng.choice([0.0, 0.3, 0.8]))
     run = synthetic(
-        counting=True, sync=sync, pattern=pattern, workers=workers, aggregators=rng.randint(1, workers), world=world,
-        samples=workers * 16 * 6, epochs=2, checkpoint_every=rng.randint(1, 5), faults=faults, **how,
-    )  # fmt: skip
+        counting=True,
+        sync=sync,
+        pattern=pattern,
+        workers=workers,
+        aggregators=rng.randint(1, workers),
+        world=world,
+        samples=workers * 16 * 6,
+        epochs=2,
+        checkpoint_every=rng.randint(1, 5),
+        faults=faults,
+        **how,
+    )
     assert run.ending.status == "finished", run.ending.causes
     wrong = int(np.count_nonzero(run.ending.arrays["counts"] != 1))
     off = run.ending.final.metrics["loss"]
@@ -36,17 +42,13 @@ def count(seed: int, *, sync: str, kills: int = 0, pattern: str = "k-reduce", **
 SEEDS = seeds(range(12), 2)
 
 
-@pytest.mark.parametrize(
-    ("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")]
-)
+@pytest.mark.parametrize(("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")])
 def test_stragglers(sync, pattern):
     wrong = {seed: off for seed in SEEDS if (off := count(seed, sync=sync, pattern=pattern)[1])}
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")]
-)
+@pytest.mark.parametrize(("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")])
 def test_kills(sync, pattern):
     fired, wrong = 0, {}
     for seed in SEEDS:
@@ -59,9 +61,7 @@ def test_kills(sync, pattern):
 
 
 @pytest.mark.parametrize("sync", ["asp", "hsp", "ssp:0", "ssp:2"])
-@pytest.mark.parametrize(
-    "how", [{"function_timeout_s": 4.0}, {"faults": ["kill:rank=0,iteration=7,phase=compute"]}], ids=str
-)
+@pytest.mark.parametrize("how", [{"function_timeout_s": 4.0}, {"faults": ["kill:rank=0,iteration=7,phase=compute"]}], ids=str)
 def test_one_function_alone(sync, how):
     """Every protocol of one rank is BSP, past lifetimes and deaths as well."""
     world = dataclasses.replace(WORLD, cold_start_s=0.05)

@@ -20,9 +20,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def job():
     loaded = ephemeron.load_job(EXAMPLES / "superresolution" / "job.toml")
     return dataclasses.replace(
-        loaded, epochs=2, model=dataclasses.replace(loaded.model, options={"width": 4, "blocks": 1}),
+        loaded,
+        epochs=2,
+        model=dataclasses.replace(loaded.model, options={"width": 4, "blocks": 1}),
         data=dataclasses.replace(loaded.data, options={"count": 40, "size": 16}),
-    )  # fmt: skip
+    )
 
 
 def test_superresolution_learns_and_reports_no_accuracy(job, home):
@@ -53,19 +55,14 @@ PROGRAMS = [
     ("gan", "gan:Ring", (), 20, {"loss", "radius"}),
     ("lora", "lora:task", ("peft", "datasets"), 2, {"loss"}),
     ("tabular", "tabular:Diabetes", ("sklearn",), 10, {"loss", "mae", "mse", "rmse"}),
-    (
-        "lightning", "lightning:module:Classifier,module:Digits", ("lightning", "sklearn"), 2,
-        {"loss", "val_loss", "val_acc"},
-    ),
+    ("lightning", "lightning:module:Classifier,module:Digits", ("lightning", "sklearn"), 2, {"loss", "val_loss", "val_acc"}),
     ("transformers", "sentiment:task", ("transformers", "datasets", "torchmetrics"), 3, {"loss", "accuracy"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("folder", "target", "needs", "epochs", "names"),
-    PROGRAMS,
-    ids=lambda value: value if isinstance(value, str) else "",
+    ("folder", "target", "needs", "epochs", "names"), PROGRAMS, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_a_program_learns_and_reports_its_metrics(folder, target, needs, epochs, names, home, monkeypatch):
     for name in needs:
@@ -95,11 +92,14 @@ def test_the_first_command_of_the_readme_prints_what_it_shows(home, capfd, monke
 
     def what_repeats(text: str) -> list[str]:
         patterns = (
-            r"on local: .* iterations$", r"^epoch 15/15  iteration \d+", r"finished after .*, (\d+ iterations, \d+ invocations)", r"\d+ puts",
+            r"on local: .* iterations$",
+            r"^epoch 15/15  iteration \d+",
+            r"finished after .*, (\d+ iterations, \d+ invocations)",
+            r"\d+ puts",
             r"[\d.]+ MB up",
-        )  # fmt: skip
+        )
         found = [re.search(pattern, text, re.MULTILINE) for pattern in patterns]
-        return [match[match.lastindex or 0] if match else f"{pattern}: not there" for match, pattern in zip(found, patterns, strict=True)]  # fmt: skip
+        return [match[match.lastindex or 0] if match else f"{pattern}: not there" for match, pattern in zip(found, patterns, strict=True)]
 
     assert what_repeats(printed) == what_repeats(shown)
     for text in (printed, shown):
@@ -112,11 +112,15 @@ def test_the_first_command_of_the_readme_prints_what_it_shows(home, capfd, monke
 def test_the_plans_of_the_readme_are_those_of_the_profile_beside_the_job(home, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     folder = EXAMPLES / "superresolution"
-    rows = re.findall(r"^\| (\d+) s \| (\d+ × [\d,]+ MB).* \| ([\d.]+ \w+) \| (\$[\d.]+) \|$", (EXAMPLES.parent / "README.md").read_text(), re.MULTILINE)  # fmt: skip
+    rows = re.findall(
+        r"^\| (\d+) s \| (\d+ × [\d,]+ MB).* \| ([\d.]+ \w+) \| (\$[\d.]+) \|$", (EXAMPLES.parent / "README.md").read_text(), re.MULTILINE
+    )
     assert [row[0] for row in rows] == ["600", "120", "60"]
     for deadline, functions, seconds, cost in rows:
         with pytest.raises(SystemExit) as ended:
-            main(["plan", str(folder / "job.toml"), "--profile", str(folder / "profile.json"), "--platform", "aws", "--deadline-s", deadline])  # fmt: skip
+            main(
+                ["plan", str(folder / "job.toml"), "--profile", str(folder / "profile.json"), "--platform", "aws", "--deadline-s", deadline]
+            )
         assert ended.value.code == 0
         printed = capfd.readouterr().out
         assert functions in printed

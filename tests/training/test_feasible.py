@@ -13,9 +13,7 @@ from ephemeron.training.job import ComputeModel, Configuration, Job, JobLimits, 
 from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.units import MB, MIB
 
-LIMITS = Limits(
-    memory_min_mb=128, memory_max_mb=1024, memory_step_mb=64, lifetime_s=60.0, payload_bytes=400, concurrency=4
-)
+LIMITS = Limits(memory_min_mb=128, memory_max_mb=1024, memory_step_mb=64, lifetime_s=60.0, payload_bytes=400, concurrency=4)
 
 
 def call(**overrides):
@@ -68,16 +66,7 @@ def test_the_refusal_says_how_much_and_the_remedy():
 def check(*, deadline_s=None, lifetime_s=900.0, iterations=10, compute=None, model_bytes=0, workers=1, tested=0):
     job = Job(name="j", model=Target(target="m:f"), limits=JobLimits(deadline_s=deadline_s))
     c = Configuration(workers=workers, batch_size=6, memory_mb=1000, function_timeout_s=lifetime_s).resolved()
-    check_time(
-        job,
-        c,
-        iterations=iterations,
-        model_bytes=model_bytes,
-        latency_s=0.0,
-        bandwidth_mb_s=100.0,
-        compute=compute,
-        tested=tested,
-    )
+    check_time(job, c, iterations=iterations, model_bytes=model_bytes, latency_s=0.0, bandwidth_mb_s=100.0, compute=compute, tested=tested)
 
 
 TWO_SECONDS = ComputeModel(a=200.0, b=4.0, m=0.0)
@@ -100,20 +89,14 @@ def test_a_deadline_that_the_network_alone_misses():
 
 def test_a_lifetime_into_which_not_one_iteration_fits():
     check(lifetime_s=2.0, compute=TWO_SECONDS)
-    with pytest.raises(
-        PlanInfeasible, match=r"one iteration needs at least 2 s, the function timeout is 1.5 s"
-    ) as caught:
+    with pytest.raises(PlanInfeasible, match=r"one iteration needs at least 2 s, the function timeout is 1.5 s") as caught:
         check(lifetime_s=1.5, compute=TWO_SECONDS)
     assert caught.value.binding == "lifetime"
 
 
 def test_a_lifetime_into_which_an_evaluation_does_not_fit():
-    check(
-        lifetime_s=20.9, compute=TWO_SECONDS, tested=300
-    )  # 0.2 s for each of 100 samples' steps, and 0.8 s for a batch
-    with pytest.raises(
-        PlanInfeasible, match=r"evaluation of 300 samples need at least 20.8 s.*test_fraction"
-    ) as caught:
+    check(lifetime_s=20.9, compute=TWO_SECONDS, tested=300)  # 0.2 s for each of 100 samples' steps, and 0.8 s for a batch
+    with pytest.raises(PlanInfeasible, match=r"evaluation of 300 samples need at least 20.8 s.*test_fraction") as caught:
         check(lifetime_s=20.7, compute=TWO_SECONDS, tested=300)
     assert caught.value.binding == "lifetime"
 

@@ -68,9 +68,10 @@ def prepared(job: Any, **how: Any) -> Prepared:
 def test_a_flow_gives_the_weights_that_its_samples_as_arrays_give(store):
     of_flow = real(flow_job(store, "plain"), batch_size=8, nonaggregator_batch_size=13)
     as_arrays = make_job(
-        data=DataSpec(source="tiny_flows:arrays", path=store, sampling="global"), epochs=2,
+        data=DataSpec(source="tiny_flows:arrays", path=store, sampling="global"),
+        epochs=2,
         optimizer=Target(target="SGD", options={"lr": 0.3, "momentum": 0.9}),
-    )  # fmt: skip
+    )
     of_arrays = real(as_arrays, batch_size=8, nonaggregator_batch_size=13)
     assert of_flow.sha == of_arrays.sha
     assert of_flow.ending.final.metrics == pytest.approx(of_arrays.ending.final.metrics)
@@ -98,14 +99,18 @@ def delivered(ready: Prepared, *, own_process: bool = False, first: int = 0) -> 
         indices = decode_indices(b"".join(ready.objects[keys.data(part)]))
         sampler = sampler_of(spec, rank)
         feed = FlowBatchSource(
-            spec.flow, train_indices=indices, test_indices=indices[:0], seed=spec.seed, iterations=spec.iterations,
-            timeline=spec.timeline, code=[CODE], own_process=own_process,
-        )  # fmt: skip
+            spec.flow,
+            train_indices=indices,
+            test_indices=indices[:0],
+            seed=spec.seed,
+            iterations=spec.iterations,
+            timeline=spec.timeline,
+            code=[CODE],
+            own_process=own_process,
+        )
         for iteration in range(first, spec.iterations):
             batch = feed.batch(sampler, iteration)
-            for index, image in zip(
-                indices[sampler.batch(iteration)], batch.data[0] if batch.samples else (), strict=True
-            ):
+            for index, image in zip(indices[sampler.batch(iteration)], batch.data[0] if batch.samples else (), strict=True):
                 key = (iteration // spec.split.iterations, int(index))
                 assert key not in found
                 found[key] = np.asarray(image).tobytes()
@@ -220,14 +225,7 @@ def test_functions_of_this_machine_die_and_hand_over(store, undisturbed, home):
 def test_functions_of_this_machine_read_a_bucket(store, s3, home):
     """Fetched in a thread, since an object store's client does not survive a fork."""
     address = f"{s3}/flows"
-    import_dataset(
-        "npz",
-        str(store.parent / "store-train-0.npz"),
-        "test/digits",
-        DatasetStore.open(address),
-        variant="train",
-        copy=True,
-    )
+    import_dataset("npz", str(store.parent / "store-train-0.npz"), "test/digits", DatasetStore.open(address), variant="train", copy=True)
     job = dataclasses.replace(flow_job(store, "in_bucket", path=None, options={"url": address}), epochs=1)
     expected = real(dataclasses.replace(flow_job(store), epochs=1), workers=2, **HOW).sha
     result = train(job, configure(job, platform="local", workers=2, memory_mb=704, **HOW))
@@ -285,7 +283,7 @@ def test_a_sample_that_fails_in_a_function_ends_the_run_and_is_named(store):
         ("plain", {"source": "digits2"}, JobError, "exclude each other"),
         ("plain", {"options": {"width": 3}}, JobError, "width"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_refused_before_anything_starts(store, flow, more, kind, match):
     job = flow_job(store)
     with pytest.raises(kind, match=match):
@@ -335,9 +333,11 @@ prefetch_mb = 8
     assert (data.flow, data.test_flow, data.on_error) == ("tiny_flows:shaken", "tiny_flows:held_out", "retry:2")
     assert (data.loaders, data.prefetch_mb, data.path) == (2, 8.0, store)
     for right, wrong, match in (
-        ("loaders = 2", 'source = "digits"', "exclude each other"), ("retry:2", "never", "on_error"),
-        ("loaders = 2", "loaders = 1.5", "whole number"), ("flow =", "flows =", "did you mean flow"),
-    ):  # fmt: skip
+        ("loaders = 2", 'source = "digits"', "exclude each other"),
+        ("retry:2", "never", "on_error"),
+        ("loaders = 2", "loaders = 1.5", "whole number"),
+        ("flow =", "flows =", "did you mean flow"),
+    ):
         file.write_text(text.replace(right, wrong, 1))
         with pytest.raises(JobError, match=match):
             load_job(file)

@@ -27,9 +27,7 @@ def one_worker(job, c, dtype):
     for epoch in range(job.epochs):
         for iteration in range(split.iterations):
             part = data.take(global_batch(split, owned, epoch, iteration, seed=job.seed))
-            loss = torch.nn.functional.cross_entropy(
-                model(torch.tensor(part.inputs).to(dtype)), torch.tensor(part.targets)
-            )
+            loss = torch.nn.functional.cross_entropy(model(torch.tensor(part.inputs).to(dtype)), torch.tensor(part.targets))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -127,10 +125,16 @@ def test_two_runs_are_bit_identical(sync):
 
 
 def test_patterns_give_the_same_bits():
-    shas = {real(make_job(), workers=4, **how).sha for how in (
-        {"pattern": "all-reduce"}, {"pattern": "scatter-reduce"}, {"aggregators": 3}, {"pattern": "pipelined"},
-        {"pattern": "parameter-server"},
-    )}  # fmt: skip
+    shas = {
+        real(make_job(), workers=4, **how).sha
+        for how in (
+            {"pattern": "all-reduce"},
+            {"pattern": "scatter-reduce"},
+            {"aggregators": 3},
+            {"pattern": "pipelined"},
+            {"pattern": "parameter-server"},
+        )
+    }
     assert len(shas) == 1
 
 
@@ -170,7 +174,4 @@ def test_compressed_runs_converge_and_repeat(compression):
     plain = real(make_job(epochs=2))
     assert run.sha == real(make_job(epochs=2), compression=compression).sha
     assert abs(run.ending.final.metrics["accuracy"] - plain.ending.final.metrics["accuracy"]) < 0.03
-    assert (
-        run.trigger.ledger.traffic.bytes_up
-        < (0.75 if compression == "bf16" else 0.7) * plain.trigger.ledger.traffic.bytes_up
-    )
+    assert run.trigger.ledger.traffic.bytes_up < (0.75 if compression == "bf16" else 0.7) * plain.trigger.ledger.traffic.bytes_up

@@ -51,10 +51,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
-PAIR = (
-    RunGroup(name="near", workers=2, batch_size=24, share=2),
-    RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1),
-)
+PAIR = (RunGroup(name="near", workers=2, batch_size=24, share=2), RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 
 
 def _plain(group: RunGroup) -> dict[str, Any]:
@@ -96,10 +93,7 @@ PHASES = ("load", "compute", "upload", "aggregate", "download", "wait")
 @pytest.mark.parametrize("seed", range(4))
 def test_weights_are_the_same_whichever_functions_are_killed(seed: int) -> None:
     rng = random.Random(seed)
-    faults = [
-        Fault(kind="kill", rank=rng.randrange(3), iteration=rng.randrange(1, 40), phase=rng.choice(PHASES[1:]))
-        for _ in range(4)
-    ]  # fmt: skip
+    faults = [Fault(kind="kill", rank=rng.randrange(3), iteration=rng.randrange(1, 40), phase=rng.choice(PHASES[1:])) for _ in range(4)]
     disturbed = grouped(faults=faults)
     assert any(isinstance(event, FaultFired) for event in events_of(disturbed.folder))
     assert disturbed.summary.weights_sha256 == undisturbed()
@@ -115,8 +109,7 @@ def test_functions_killed_in_the_exchange_of_groups_repeat_it(rank: int) -> None
 @pytest.mark.slow
 def test_a_killed_function_takes_its_state_from_others_of_its_group() -> None:
     groups = tuple(
-        RunGroup(**{**_plain(group), "channel": "direct", "workers": workers})
-        for group, workers in zip(PAIR, (3, 2), strict=True)
+        RunGroup(**{**_plain(group), "channel": "direct", "workers": workers}) for group, workers in zip(PAIR, (3, 2), strict=True)
     )
     weights = grouped(groups=groups, checkpoint_every=50).summary.weights_sha256
     before_exchanges = [Fault(kind="kill", rank=0, iteration=i, phase="wait", attempt=a) for a, i in enumerate((4, 9))]
@@ -276,11 +269,7 @@ def test_groups_outlive_their_client_and_another_one_attaches(tmp_path: Path) ->
     result = attach(folder.run_id)
     assert result.summary.weights_sha256 == undisturbed()
     progress = [(e.rank, e.iteration) for e in events_of(folder) if isinstance(e, Progress)]
-    assert (
-        len(set(progress))
-        == len(progress)
-        == sum(isinstance(e, Progress) for place in members_of(folder) for e in events_of(place))
-    )
+    assert len(set(progress)) == len(progress) == sum(isinstance(e, Progress) for place in members_of(folder) for e in events_of(place))
     assert [e.text for e in events_of(folder) if isinstance(e, Note) and e.text == "[far] finished"]
 
 
@@ -297,20 +286,24 @@ def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0, one_key: 
         for index, workers in enumerate((3, 2)):
             faults = [] if rng is None else [str(_fault(rng, workers)) for _ in range(rng.randrange(4))]
             spec = RunSpec(
-                run_id=f"run-{index}", model=Target(target="none"), loss=Target(target="none"),
-                optimizer=Target(target="none"), epochs=2, seed=index, dtype="float32", samples=360 + 120 * index,
+                run_id=f"run-{index}",
+                model=Target(target="none"),
+                loss=Target(target="none"),
+                optimizer=Target(target="none"),
+                epochs=2,
+                seed=index,
+                dtype="float32",
+                samples=360 + 120 * index,
                 configuration=configuration(workers=workers, batch_size=8, checkpoint_every=3, function_timeout_s=lifetime_s),
-                prices=load_prices("objects"), faults=tuple(faults), trainer="synthetic", cold_start_s=WORLD.cold_start_s,
+                prices=load_prices("objects"),
+                faults=tuple(faults),
+                trainer="synthetic",
+                cold_start_s=WORLD.cold_start_s,
                 group=GroupMembership(run="run", store="", index=index, names=("a", "b"), every=4, rounds=7),
-            )  # fmt: skip
+            )
             platform = SimulatedPlatform(WORLD, seed=index, limits=Limits(), shared=shared)
             driver = RunDriver(
-                platform,
-                platform.store,
-                spec,
-                channel_address="memory",
-                clock=loop.time,
-                signing=key if one_key else SigningKey.new(),
+                platform, platform.store, spec, channel_address="memory", clock=loop.time, signing=key if one_key else SigningKey.new()
             )
             objects = {Keys(spec.run_id).spec: [spec.to_bytes()]}
             await driver.launch(Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0))

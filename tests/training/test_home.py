@@ -29,9 +29,7 @@ def test_home_is_where_the_environment_says_else_in_the_users(monkeypatch, tmp_p
     assert homes.home() == tmp_path / ".ephemeron"
 
 
-@pytest.mark.parametrize(
-    "job", ["digits", "Größe 8 × 8", "../../etc/passwd", "a/b", "", "---", "x" * 100, "日本", "a\nb"]
-)
+@pytest.mark.parametrize("job", ["digits", "Größe 8 × 8", "../../etc/passwd", "a/b", "", "---", "x" * 100, "日本", "a\nb"])
 def test_names_of_runs_are_fit_for_keys_and_folders(job):
     name = homes.new_run_id(job)
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]*-\d{4}-\d{6}-[0-9a-f]{4}", name)

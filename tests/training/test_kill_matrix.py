@@ -53,9 +53,7 @@ def test_a_function_is_killed(how, rank, phase, undisturbed):
 def test_a_function_with_a_real_model_is_killed(pattern, phase):
     job = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.3}), optimizer=Target(target="Adam"))
     expected = real(job, pattern=pattern, checkpoint_every=5).sha
-    run = real(
-        job, pattern=pattern, checkpoint_every=5, faults=[parse_fault(f"kill:rank=1,iteration=13,phase={phase}")]
-    )
+    run = real(job, pattern=pattern, checkpoint_every=5, faults=[parse_fault(f"kill:rank=1,iteration=13,phase={phase}")])
     assert run.of(FaultFired)
     assert run.sha == expected
 
@@ -77,8 +75,12 @@ def test_compressed_messages_survive_a_kill_bit_for_bit(compression):
 
 
 def test_two_die_at_once_and_a_replacement_dies_too(undisturbed):
-    faults = ["kill:rank=0,iteration=9,phase=aggregate", "kill:rank=1,iteration=9,phase=aggregate",
-              "kill:rank=0,iteration=9,phase=upload,attempt=1", "kill:rank=3,iteration=10"]  # fmt: skip
+    faults = [
+        "kill:rank=0,iteration=9,phase=aggregate",
+        "kill:rank=1,iteration=9,phase=aggregate",
+        "kill:rank=0,iteration=9,phase=upload,attempt=1",
+        "kill:rank=3,iteration=10",
+    ]
     run = synthetic(faults=faults, **SETTINGS)
     assert len(run.of(FaultFired)) == 4
     assert run.sha == undisturbed()
@@ -179,9 +181,13 @@ def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
     for rank, iteration in ((0, 5), (2, 6), (3, 7)):
         for phase in ("upload", "compute"):
             run = synthetic(
-                function_timeout_s=8.0, sync=sync, world=world, until=None if supervised else blind,
-                faults=[f"kill:rank={rank},iteration={iteration},phase={phase}"], **SETTINGS,
-            )  # fmt: skip
+                function_timeout_s=8.0,
+                sync=sync,
+                world=world,
+                until=None if supervised else blind,
+                faults=[f"kill:rank={rank},iteration={iteration},phase={phase}"],
+                **SETTINGS,
+            )
             assert len(run.of(FaultFired)) == 1
             assert run.sha == undisturbed(sync=sync)
             assert len(run.of(Invoked)) <= 3 * calm  # a few replaced too early, and no storm
@@ -193,9 +199,7 @@ def test_a_put_lost_just_before_a_checkpoint(rank, iteration, function_timeout_s
     """The checkpoint says that the put was made: a replacement has to start before it."""
     shape = {"workers": 2, "aggregators": 1, "checkpoint_every": 7, "batch_size": 16, "samples": 640}
     whole = synthetic(**shape)
-    run = synthetic(
-        **shape, function_timeout_s=function_timeout_s, faults=[f"drop-put:rank={rank},iteration={iteration}"]
-    )
+    run = synthetic(**shape, function_timeout_s=function_timeout_s, faults=[f"drop-put:rank={rank},iteration={iteration}"])
     assert run.sha == whole.sha
 
 
@@ -205,8 +209,6 @@ def test_a_replacement_that_needs_longer_than_its_peers_are_patient(iteration, f
     """It repeats up to two checkpoint intervals, hardly less than a life: nobody may replace it meanwhile for ever."""
     shape = {"workers": 4, "aggregators": 2, "checkpoint_every": 25, "batch_size": 16, "samples": 1280}
     whole = synthetic(**shape)
-    run = synthetic(
-        **shape, function_timeout_s=function_timeout_s, faults=[f"kill:rank=2,iteration={iteration},phase=compute"]
-    )
+    run = synthetic(**shape, function_timeout_s=function_timeout_s, faults=[f"kill:rank=2,iteration={iteration},phase=compute"])
     assert run.sha == whole.sha
     assert len(run.of(Invoked)) < 120

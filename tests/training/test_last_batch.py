@@ -27,9 +27,7 @@ def ready(job, **how):
 
 
 def test_a_last_batch_of_one_is_refused_where_the_model_refuses_it():
-    with pytest.raises(
-        JobError, match=r"rank 0 has 1 in iteration 3 of every epoch.*last_batch = \"drop\" or \"merge\""
-    ):
+    with pytest.raises(JobError, match=r"rank 0 has 1 in iteration 3 of every epoch.*last_batch = \"drop\" or \"merge\""):
         ready(job(), **SHAPE)
     ready(job("tiny:mlp"), **SHAPE)
     with pytest.raises(JobError, match="replica 0 has 1 in iteration 3"):
@@ -51,8 +49,6 @@ def test_an_unknown_choice_is_refused():
 def test_functions_without_a_sample_are_refused():
     few = job("tiny:words_model", source="tiny:sequences", options={"samples": 3}, test_fraction=0.0)
     few = dataclasses.replace(few, loss=Target(target="tiny:words_loss"))
-    with pytest.raises(
-        JobError, match=r"3 training samples are fewer than 8 functions to share them.*use at most 3 workers"
-    ):
+    with pytest.raises(JobError, match=r"3 training samples are fewer than 8 functions to share them.*use at most 3 workers"):
         ready(few, workers=8)
     assert real(few, workers=3).ending.status == "finished"

@@ -27,16 +27,18 @@ def policy(memory_slope: float = 0.0) -> dict[str, Any]:
     network = PolicyNetwork(layers=(Layer(weights=weights, bias=(3.2, 0.0)),))
     bounds = ActionBounds(most_workers=6, quotas_mb=(1024, 1769, 3008))
     found = LearnedPolicy(
-        network=network, bounds=bounds, budget_usd=1.0, epochs=6, memory_needed_mb=300.0,
+        network=network,
+        bounds=bounds,
+        budget_usd=1.0,
+        epochs=6,
+        memory_needed_mb=300.0,
         scales=StateScales(start_loss=2.4, target_loss=0.3, epoch_s=5.0, bounds=bounds),
-    )  # fmt: skip
+    )
     return plain(found)
 
 
 def learned(**how: Any) -> Run:
-    return real(
-        JOB, workers=2, batch_size=60, resize_policy=Target(target=SCHEDULE, options={"policy": policy()}), **how
-    )
+    return real(JOB, workers=2, batch_size=60, resize_policy=Target(target=SCHEDULE, options={"policy": policy()}), **how)
 
 
 def changes(run: Run) -> list[tuple[int, int, int]]:
@@ -51,8 +53,7 @@ def test_functions_change_by_the_policy_and_the_record_replays() -> None:
     assert len(made) >= 2
     assert [e.workers for e in made] == sorted({e.workers for e in made})
     entries = tuple(
-        ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb, aggregators=e.aggregators)
-        for e in made
+        ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb, aggregators=e.aggregators) for e in made
     )
     replayed = real(JOB, workers=2, batch_size=60, sync="bsp", schedule=entries)
     assert changes(replayed) == changes(run)
@@ -86,9 +87,7 @@ def test_memory_changes_replace_all_functions_and_decisions_go_on() -> None:
 
 def limited(budget_usd: float | None) -> tuple[Run, float]:
     """A run whose functions take long to start and change in number and memory; with its cost, as it is billed."""
-    job = dataclasses.replace(
-        JOB, simulation=dataclasses.replace(WORLD, cold_start_s=10.0), limits=JobLimits(budget_usd=budget_usd)
-    )
+    job = dataclasses.replace(JOB, simulation=dataclasses.replace(WORLD, cold_start_s=10.0), limits=JobLimits(budget_usd=budget_usd))
     target = Target(target=SCHEDULE, options={"policy": policy(memory_slope=-1.0)})
     run = real(job, workers=2, batch_size=60, sync="hsp", resize_policy=target)
     meter = CostMeter(load_prices("objects"))

@@ -103,9 +103,7 @@ train(JOB, configure(JOB, **HOW), faults=[parse_fault({pace!r})], peer_timeout_s
 def start_client(home: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """A client of its own, once its run has trained a little."""
     code = CLIENT.format(tests=str(Path(__file__).parent), pace=PACE, patience=PEER_TIMEOUT_S)
-    client = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True
-    )
+    client = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True)
     deadline = time.monotonic() + 180
     while True:
         assert client.poll() is None
@@ -192,9 +190,7 @@ def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
 def test_a_full_disk_is_named(home, tmp_path):
     disk = tmp_path / "small"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
     try:

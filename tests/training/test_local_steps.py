@@ -69,9 +69,14 @@ class Rank:
 
         return TorchTrainer(
             with_optimizers(task, task.model(), TrainingOptions(), find=None, epoch_length=0, epochs=1),
-            feed=ArrayBatchSource(Samples(inputs, targets), nothing), sampler=All(), exchange=exchange, seed=0,
-            local_steps=local_steps, outer=outer, provisional=provisional,
-        )  # fmt: skip
+            feed=ArrayBatchSource(Samples(inputs, targets), nothing),
+            sampler=All(),
+            exchange=exchange,
+            seed=0,
+            local_steps=local_steps,
+            outer=outer,
+            provisional=provisional,
+        )
 
 
 RANKS = [Rank(1.0, 0.5, 12), Rank(4.0, -1.0, 12), Rank(9.0, 2.0, 24)]
@@ -178,9 +183,7 @@ def reference(job, c, outer=None):
             parts = np.array_split(index, min(c.local_steps, len(index))) if len(index) else []
             for part in parts:
                 batch = own.take(part)
-                loss = torch.nn.functional.cross_entropy(
-                    model(torch.tensor(batch.inputs).double()), torch.tensor(batch.targets)
-                )
+                loss = torch.nn.functional.cross_entropy(model(torch.tensor(batch.inputs).double()), torch.tensor(batch.targets))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -218,7 +221,7 @@ DECAY = SchedulerSpec(target="StepLR", options={"step_size": 3, "gamma": 0.9}, i
         ({"exchange": "deltas"}, NESTEROV),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_weights_are_those_of_plain_pytorch(how, outer):
     job = make_job(dtype="float64", optimizer=MOMENTUM, scheduler=DECAY, epochs=2, accumulate=2)
     run = real(job, **how, **({"outer_optimizer": outer} if outer else {}))
@@ -231,9 +234,13 @@ def test_weights_are_those_of_plain_pytorch(how, outer):
 def test_one_function_does_the_same_steps_however_many_are_local(model):
     """Random numbers, buffers, clipping and schedulers go on from step to step."""
     job = make_job(
-        model=Target(target=f"tiny:{model}", options={"dropout": 0.3} if model == "mlp" else {}), clip_norm=0.5, epochs=2,
-        data=DataSpec(last_batch="drop"), optimizer=MOMENTUM, scheduler=DECAY,
-    )  # fmt: skip
+        model=Target(target=f"tiny:{model}", options={"dropout": 0.3} if model == "mlp" else {}),
+        clip_norm=0.5,
+        epochs=2,
+        data=DataSpec(last_batch="drop"),
+        optimizer=MOMENTUM,
+        scheduler=DECAY,
+    )
     alone = {"workers": 1, "aggregators": 1, "batch_size": 13, "exchange": "parameters"}
     runs = [real(job, **alone, local_steps=h) for h in (1, 5)]
     assert [run.ending.final.iterations for run in runs] == [220, 44]
@@ -254,7 +261,7 @@ def test_an_iteration_is_one_exchange_of_as_many_batches():
 
 DROPOUT = make_job(
     model=Target(target="tiny:mlp", options={"dropout": 0.3}), optimizer=Target(target="Adam", options={"lr": 0.003}), epochs=3
-)  # fmt: skip
+)
 HOW = {"local_steps": 3, "outer_optimizer": NESTEROV, "checkpoint_every": 5}
 
 
@@ -272,7 +279,9 @@ def undisturbed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"sync": "hap"}, {"compression": "int8"}, {"exchange": "parameters", "outer_optimizer": AVERAGE}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "how", [{}, {"sync": "hap"}, {"compression": "int8"}, {"exchange": "parameters", "outer_optimizer": AVERAGE}], ids=str
+)
 @pytest.mark.parametrize("phase", ["compute", "upload", "aggregate", "download"])
 def test_a_function_is_killed(phase, how, undisturbed):
     """Own optimiser state is in checkpoints, and local steps are repeated with it."""
@@ -321,10 +330,7 @@ def test_functions_that_change_during_the_run_may_be_killed(sync):
 def test_a_parameter_without_gradient_is_passed_over_by_the_outer_optimizer():
     """Weight decay of the outer optimiser would move it."""
     job = make_job(model=Target(target="tiny:unused"))
-    runs = [
-        real(dataclasses.replace(job, epochs=epochs), local_steps=2, outer_optimizer=Target(target="AdamW"))
-        for epochs in (1, 2)
-    ]
+    runs = [real(dataclasses.replace(job, epochs=epochs), local_steps=2, outer_optimizer=Target(target="AdamW")) for epochs in (1, 2)]
     first, second = (run.ending.arrays for run in runs)
     assert (first["unused.weight"] == second["unused.weight"]).all()
     assert (first["last.weight"] != second["last.weight"]).any()
@@ -355,9 +361,12 @@ def test_optimizers_take_turns_within_an_iteration_and_hooks_follow_each_step():
 
     trainer = TorchTrainer(
         with_optimizers(task, task.model(), TrainingOptions(), find=None, epoch_length=0, epochs=1),
-        feed=ArrayBatchSource(data, Samples(data.inputs[:0], data.targets[:0])), sampler=All(), exchange="deltas", seed=0,
+        feed=ArrayBatchSource(data, Samples(data.inputs[:0], data.targets[:0])),
+        sampler=All(),
+        exchange="deltas",
+        seed=0,
         local_steps=3,
-    )  # fmt: skip
+    )
     for t in range(2):
         step = trainer.compute(t)
         assert (trainer.parameters() == ([0, 0] if t == 0 else [0.75, 0.25])).all(), "of the version before"
@@ -371,7 +380,10 @@ def test_optimizers_take_turns_within_an_iteration_and_hooks_follow_each_step():
     [
         ("local_steps = 2 with exchange 'gradients'", {"local_steps": 2, "exchange": "gradients"}),
         ("steps with merged deltas, and exchange is 'gradients'", {"outer_optimizer": NESTEROV}),
-        ("steps with merged deltas, and exchange is 'parameters'", {"outer_optimizer": NESTEROV, "exchange": "parameters", "local_steps": 2}),
+        (
+            "steps with merged deltas, and exchange is 'parameters'",
+            {"outer_optimizer": NESTEROV, "exchange": "parameters", "local_steps": 2},
+        ),
         ("has no options", {"local_steps": 2, "outer_optimizer": Target(target="average", options={"lr": 1})}),
         ("'Nadam' is not in torch.optim", {"local_steps": 2, "outer_optimizer": Target(target="Nadam")}),
         ("refuses its options", {"local_steps": 2, "outer_optimizer": Target(target="SGD", options={"rate": 1})}),
@@ -379,7 +391,7 @@ def test_optimizers_take_turns_within_an_iteration_and_hooks_follow_each_step():
         ("local_steps are not for a model on several functions", {"local_steps": 2, "stages": 2}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_has_no_meaning_is_refused(says, how):
     with pytest.raises(JobError) as refused:
         real(make_job(), **how)

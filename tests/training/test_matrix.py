@@ -24,9 +24,11 @@ class TestSimulated(TrainingMatrix):
     def world(cls, tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
         quick = Simulation(compute={"a": 5.0, "b": 4.0, "m": 0.0}, cold_start_s=0.05)
         return TrainingWorld(
-            platform="simulated", job=dataclasses.replace(JOB, simulation=quick), memory_mb=1769,
+            platform="simulated",
+            job=dataclasses.replace(JOB, simulation=quick),
+            memory_mb=1769,
             folder=tmp_path_factory.mktemp("simulated"),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.slow

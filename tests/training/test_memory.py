@@ -20,10 +20,7 @@ MIB = 2**20
 
 
 def of(c=None, **sizes):
-    values = {
-        "activations": Activations(), "state_bytes": 0, "vector_bytes": 0, "optimizer_copies": 0, "data_bytes": 0,
-        "test_samples": 0,
-    }  # fmt: skip
+    values = {"activations": Activations(), "state_bytes": 0, "vector_bytes": 0, "optimizer_copies": 0, "data_bytes": 0, "test_samples": 0}
     return estimate(c or configuration(workers=4, aggregators=2), **{**values, **sizes})
 
 
@@ -99,23 +96,24 @@ def test_where_time_is_virtual_memory_is_not_estimated():
 
 def test_a_function_that_was_killed_says_how_much_it_had_and_what_to_try():
     ended = Ended(
-        t=1, rank=1, attempt=0, invocation="i", status="out_of_memory", memory_mb=704, peak_memory_mb=704.0,
+        t=1,
+        rank=1,
+        attempt=0,
+        invocation="i",
+        status="out_of_memory",
+        memory_mb=704,
+        peak_memory_mb=704.0,
         error="killed at its memory quota of 704 MB",
-    )  # fmt: skip
+    )
     (action,) = RunSupervisor(2).feed(ended)
     assert isinstance(action, Fail)
-    assert (
-        "it had allocated 704 MB and needed more, its quota is 704 MB: use a larger --memory-mb, such as 1088"
-        in action.cause
-    )
+    assert "it had allocated 704 MB and needed more, its quota is 704 MB: use a larger --memory-mb, such as 1088" in action.cause
 
 
 def test_a_compiled_model_is_measured() -> None:
     """Sizes are symbols while a model that the program has compiled is traced: "Dynamo … nbytes"."""
     torch = pytest.importorskip("torch")
-    model = torch.compile(
-        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)), backend="eager", dynamic=True
-    )
+    model = torch.compile(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)), backend="eager", dynamic=True)
     found = Activations()
     with measured(model, 2, found):
         model(torch.ones(2, 6)).sum().backward()

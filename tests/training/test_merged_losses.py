@@ -61,21 +61,17 @@ LOSSES = {
     "margin": ("multi_margin_loss", {"weight": [0.1, 1.0, 10.0]}, CLASSES),
     "margins": ("multilabel_margin_loss", {}, np.stack([CLASSES, np.full(SAMPLES, -1), np.full(SAMPLES, -1)], 1)),
     "soft margins": ("multilabel_soft_margin_loss", {"weight": [0.1, 1.0, 10.0]}, BITS),
-}  # fmt: skip
+}
 DIVIDED = [(1, 1), (1, 5), (2, 1), (4, 2)]
 """Functions, and parts of each one's batch."""
 
 
-def ready(
-    folder, loss, options, y, *, x=X, workers=1, accumulate=1, epochs=EPOCHS, model="labels:build", task=None, **more
-):  # fmt: skip
+def ready(folder, loss, options, y, *, x=X, workers=1, accumulate=1, epochs=EPOCHS, model="labels:build", task=None, **more):
     """Functions that share batches of `SAMPLES` samples; the test data are the training data."""
     folder.mkdir(exist_ok=True)
     np.savez(folder / "d.npz", x=x, y=y)
     sampling = {} if "stages" in more else {"sampling": "global"}
-    data = DataSpec(
-        source="npz", path=str(folder / "d.npz"), options={"test_inputs": "x", "test_targets": "y"}, **sampling
-    )
+    data = DataSpec(source="npz", path=str(folder / "d.npz"), options={"test_inputs": "x", "test_targets": "y"}, **sampling)
     program = (
         {"task": task}
         if task is not None
@@ -85,9 +81,7 @@ def ready(
             "optimizer": Target(target="SGD", options=SGD),
         }
     )
-    job = Job(
-        name="test", data=data, epochs=epochs, dtype="float64", accumulate=accumulate, code=(CODE,), simulation=WORLD, **program
-    )  # fmt: skip
+    job = Job(name="test", data=data, epochs=epochs, dtype="float64", accumulate=accumulate, code=(CODE,), simulation=WORLD, **program)
     how = {"workers": workers, "aggregators": 1, "batch_size": SAMPLES // (workers // more.get("stages", 1)), **more}
     return prepare(job, configuration(**how), run_id="run", limits=Limits(), prices=load_prices("objects"))
 
@@ -117,9 +111,7 @@ def alone(run, loss, options, y, *, x=X, model="build"):
         loss_of(slice(None) if len(x) == SAMPLES else batch_indices(spec, iteration)).backward()
         optimizer.step()
     told = loss_of(slice(None)).item()
-    return {n: v.detach().numpy() for n, v in net.state_dict().items()}, (
-        told / len(x) if options.get("reduction") == "sum" else told
-    )
+    return {n: v.detach().numpy() for n, v in net.state_dict().items()}, (told / len(x) if options.get("reduction") == "sum" else told)
 
 
 def assert_equal(run, expected, what=""):
@@ -131,9 +123,7 @@ def assert_equal(run, expected, what=""):
 QUICK = {"ignored labels", "one label", "class weights", "a class without weight", "summed labels", "mean squares"}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(LOSSES)]
-)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(LOSSES)])
 def test_a_loss_of_pytorch_is_merged_by_its_own_weight(name, tmp_path):
     loss, options, y = LOSSES[name]
     for workers, accumulate in DIVIDED:
@@ -261,8 +251,7 @@ def test_a_weight_that_is_no_number_of_terms_is_refused(weight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "noted"),
-    [("plain", False), ("summed", False), ("given", False), ("scaled", True), ("noisy", False), ("own", False)],
+    ("kind", "noted"), [("plain", False), ("summed", False), ("given", False), ("scaled", True), ("noisy", False), ("own", False)]
 )
 def test_a_loss_that_does_not_bear_to_be_divided_is_told_before_the_run(kind, noted, tmp_path):
     def told(**how):

@@ -13,13 +13,12 @@ from ephemeron.training.job import DataSpec, Target
 
 
 @pytest.mark.parametrize("length", [6, 4])
-def test_a_language_model_has_a_loss_and_no_accuracy(
-    home: Path, length: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_language_model_has_a_loss_and_no_accuracy(home: Path, length: int, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(
-        model=Target(target="tiny:words_model"), loss=Target(target="tiny:words_loss"),
+        model=Target(target="tiny:words_model"),
+        loss=Target(target="tiny:words_loss"),
         data=DataSpec(source="tiny:sequences", options={"length": length}),
-    )  # fmt: skip
+    )
     c = configure(job, platform="simulated", workers=2, aggregators=1, batch_size=8)
     with Display() as display:
         result = train(job, c, on_event=display.on_event)

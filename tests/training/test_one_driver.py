@@ -55,20 +55,37 @@ def start(slow: bool, **options: Any) -> Result:
 
     def prepared(job, configuration, *, run_id, faults, peer_timeout_s, **rest):
         spec = RunSpec(
-            run_id=run_id, model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-            configuration=configuration, epochs=6, seed=1, dtype="float32", samples=128,
-            prices=load_prices("objects"), faults=tuple(map(str, faults)), trainer="synthetic",
-            trainer_options={"elements": 64}, peer_timeout_s=peer_timeout_s, cold_start_s=0.2,
-        )  # fmt: skip
+            run_id=run_id,
+            model=Target(target="none"),
+            loss=Target(target="none"),
+            optimizer=Target(target="none"),
+            configuration=configuration,
+            epochs=6,
+            seed=1,
+            dtype="float32",
+            samples=128,
+            prices=load_prices("objects"),
+            faults=tuple(map(str, faults)),
+            trainer="synthetic",
+            trainer_options={"elements": 64},
+            peer_timeout_s=peer_timeout_s,
+            cold_start_s=0.2,
+        )
         objects = {Keys(run_id).spec: [spec.to_bytes()]}
         return Prepared(job=job, spec=spec, objects=objects, model_bytes=0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ephemeron.training.driver.launch.prepare", prepared)
         configuration = Configuration(
-            platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, function_timeout_s=600.0,
-            batch_size=8, checkpoint_every=5,
-        ).resolved()  # fmt: skip
+            platform="local",
+            channel="folder",
+            workers=2,
+            aggregators=1,
+            memory_mb=1769,
+            function_timeout_s=600.0,
+            batch_size=8,
+            checkpoint_every=5,
+        ).resolved()
         faults = [parse_fault("delay:rank=0,factor=1,seconds=0.1")] if slow else []
         return train(make_job(), configuration, faults=faults, peer_timeout_s=PEER_TIMEOUT_S, **options)
 

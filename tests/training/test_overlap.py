@@ -106,10 +106,14 @@ def undisturbed() -> str:
 @pytest.mark.parametrize(
     ("ranks", "more", "phase"),
     [
-        ((0,), (), "compute"), ((0,), (), "upload"), ((3,), ("delay:rank=2,factor=3",), "aggregate"), ((1, 2), (), "compute"),
-        ((1, 2), (), "aggregate"), ((1, 2), (), "upload"),
+        ((0,), (), "compute"),
+        ((0,), (), "upload"),
+        ((3,), ("delay:rank=2,factor=3",), "aggregate"),
+        ((1, 2), (), "compute"),
+        ((1, 2), (), "aggregate"),
+        ((1, 2), (), "upload"),
     ],
-)  # fmt: skip
+)
 def test_functions_that_die_after_some_pieces_change_no_weight(early, ranks, more, phase):
     kills = [f"kill:rank={rank},iteration=3,phase={phase}" for rank in ranks]
     run = real(WIDE, **FOUR, faults=[parse_fault(text) for text in (*kills, *more)])

@@ -40,9 +40,7 @@ def test_a_partition_costs_no_function(sync: str) -> None:
         assert len(synthetic(**DIRECT, sync=sync, faults=CUTS[case]).of(Invoked)) == 4
     for pairs in ([(1, r) for r in (0, 2, 3)], [(a, b) for a in (0, 1) for b in (2, 3)], [(0, 2)]):
         cuts = [f"cut:rank={a},to={b},iteration=4,seconds=90" for a, b in pairs]
-        assert len(synthetic(**DIRECT, sync=sync, faults=cuts).of(Invoked)) == 4, (
-            "they hear of each other through the store"
-        )
+        assert len(synthetic(**DIRECT, sync=sync, faults=cuts).of(Invoked)) == 4, "they hear of each other through the store"
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
@@ -71,6 +69,10 @@ def test_slow_links_change_no_weight_and_take_longer() -> None:
 def test_cuts_that_make_no_sense_are_refused(channel: str, fault: str, says: str) -> None:
     with pytest.raises(JobError, match=says):
         prepare(
-            make_job(), configuration(workers=4, channel=channel), run_id="run", limits=Limits(),
-            prices=load_prices("objects"), faults=[parse_fault(fault)],
-        )  # fmt: skip
+            make_job(),
+            configuration(workers=4, channel=channel),
+            run_id="run",
+            limits=Limits(),
+            prices=load_prices("objects"),
+            faults=[parse_fault(fault)],
+        )

@@ -79,13 +79,19 @@ counts = st.integers(0, 10**6)
 
 @given(
     st.builds(
-        Prices, name=st.just("x"), as_of=st.just("x"), gb_second_usd=money, invocation_usd=money, put_usd=money,
-        get_usd=money, list_usd=money, delete_usd=money, byte_usd=money,
+        Prices,
+        name=st.just("x"),
+        as_of=st.just("x"),
+        gb_second_usd=money,
+        invocation_usd=money,
+        put_usd=money,
+        get_usd=money,
+        list_usd=money,
+        delete_usd=money,
+        byte_usd=money,
     ),
-    st.builds(
-        Traffic, puts=counts, gets=counts, polls=counts, deletes=counts, lists=counts, bytes_up=counts, bytes_down=counts
-    ),
-)  # fmt: skip
+    st.builds(Traffic, puts=counts, gets=counts, polls=counts, deletes=counts, lists=counts, bytes_up=counts, bytes_down=counts),
+)
 @settings(deadline=None)
 def test_storage_is_the_sum_over_operations(p, t):
     expected = (

@@ -19,34 +19,61 @@ PRICES = load_prices("objects", platform="simulated")
 def events_of_two_regions(exchanges: int = 4) -> list[Event]:
     """Near computes five iterations of a second and waits one second; far computes three of two seconds and does not wait."""
     groups = [
-        GroupStarted(name=name, platform="simulated", first_rank=rank, workers=1, memory_mb=1769, iterations=30, samples=100,
-            servers=0, prices=dataclasses.asdict(PRICES), traffic=Traffic(),
+        GroupStarted(
+            name=name,
+            platform="simulated",
+            first_rank=rank,
+            workers=1,
+            memory_mb=1769,
+            iterations=30,
+            samples=100,
+            servers=0,
+            prices=dataclasses.asdict(PRICES),
+            traffic=Traffic(),
         )
         for rank, name in enumerate(("near", "far"))
-    ]  # fmt: skip
+    ]
     found: list[Event] = [
         RunStarted(
-            t=0.0, run_id="r", job="j", workers=2, aggregators=1, memory_mb=1769, iterations=30, epochs=3, samples=200,
-            configuration={}, platform="simulated", wall_time=0.0, groups=groups,
+            t=0.0,
+            run_id="r",
+            job="j",
+            workers=2,
+            aggregators=1,
+            memory_mb=1769,
+            iterations=30,
+            epochs=3,
+            samples=200,
+            configuration={},
+            platform="simulated",
+            wall_time=0.0,
+            groups=groups,
         )
-    ]  # fmt: skip
+    ]
     for rank, (steps, step_s, waited) in enumerate(((5, 1.0, 1.0), (3, 2.0, 0.0))):
         t, iteration = 10.0, 0
         for _ in range(exchanges):
             for _ in range(steps):
                 found.append(
                     Progress(
-                        t=t + step_s, rank=rank, attempt=0, iteration=iteration, epoch=0, samples=8, loss=1.0, version=iteration,
+                        t=t + step_s,
+                        rank=rank,
+                        attempt=0,
+                        iteration=iteration,
+                        epoch=0,
+                        samples=8,
+                        loss=1.0,
+                        version=iteration,
                         spans=[("compute", t, t + step_s)],
                     )
-                )  # fmt: skip
+                )
                 t, iteration = t + step_s, iteration + 1
             t += waited
             found.append(
                 RegionExchanged(
                     t=t, rank=rank, attempt=0, iteration=iteration, bytes_sent=1000, bytes_received=400, seconds=waited, staleness=rank
                 )
-            )  # fmt: skip
+            )
     return sorted(found, key=lambda event: event.t)
 
 

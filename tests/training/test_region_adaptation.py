@@ -21,10 +21,7 @@ from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = pytest.mark.usefixtures("home")
 
-PAIR = (
-    RunGroup(name="near", workers=2, batch_size=24, share=2),
-    RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1),
-)
+PAIR = (RunGroup(name="near", workers=2, batch_size=24, share=2), RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +30,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
-def trained(
-    *, faults: Any = (), mb_s: float = 0.05, epochs: int = 3, sync: str = "auto:limit=20,momentum=0.5"
-) -> Result:
+def trained(*, faults: Any = (), mb_s: float = 0.05, epochs: int = 3, sync: str = "auto:limit=20,momentum=0.5") -> Result:
     compute: Any = {"a": 50.0, "b": 4.0, "m": 0.0}
     world = Simulation(compute=compute, region_latency_s=0.05, region_bandwidth_mb_s=mb_s)
     job = make_job(epochs=epochs, simulation=world)
@@ -71,9 +66,8 @@ PHASES = ("compute", "upload", "aggregate", "download", "wait")
 def test_weights_are_the_same_whichever_functions_are_killed(phase: str) -> None:
     """On a link so fast that the choice does not depend on how long replacements take."""
     faults = [
-        Fault(kind="kill", rank=rank, iteration=12 + 5 * rank, phase=phase, attempt=attempt)
-        for attempt in (0, 1) for rank in (0, 1, 2)
-    ]  # fmt: skip
+        Fault(kind="kill", rank=rank, iteration=12 + 5 * rank, phase=phase, attempt=attempt) for attempt in (0, 1) for rank in (0, 1, 2)
+    ]
     undisturbed, disturbed = (trained(mb_s=50.0, faults=given) for given in ((), faults))
     assert sum(isinstance(event, FaultFired) for event in events_of(disturbed.folder)) >= 2
     assert "H=8 none fragments=4 delay=1" in plans(undisturbed)

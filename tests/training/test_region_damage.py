@@ -28,9 +28,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
-def trained(
-    monkeypatch: pytest.MonkeyPatch, policy: str, kind: str, damage: Damage, *, late: bool
-) -> tuple[list[str], set[str], str, str]:
+def trained(monkeypatch: pytest.MonkeyPatch, policy: str, kind: str, damage: Damage, *, late: bool) -> tuple[list[str], set[str], str, str]:
     """A run of two regions: the damaged key, the kinds of all keys, the weights, and why there are none."""
     happened, kinds = list[str](), set[str]()
     made = MemoryChannel.__init__
@@ -50,12 +48,7 @@ def trained(
 
     monkeypatch.setattr(MemoryChannel, "__init__", make)
     job = make_job(epochs=1, simulation=SLOW_WORLD)
-    values: dict[str, Any] = {
-        "platform": "simulated",
-        "exchange_every": 3,
-        "checkpoint_every": 4,
-        "region_sync": policy,
-    }
+    values: dict[str, Any] = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, "region_sync": policy}
     try:
         result = train(job, configure(job, groups=TWO, **values))
     except EphemeronError as e:

@@ -74,12 +74,8 @@ def regions_with_samples(folder: Path, **overrides: Any) -> tuple[Result, dict[s
     return train(job, configuration), {name: markers for name, (_, markers) in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[0] != "sma" else []) for p in POLICIES]
-)
-def test_no_byte_of_a_sample_leaves_its_region(
-    sync: str, compression: str, tmp_path: Path, stores: list[tuple[str, bytes]]
-) -> None:
+@pytest.mark.parametrize(("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[0] != "sma" else []) for p in POLICIES])
+def test_no_byte_of_a_sample_leaves_its_region(sync: str, compression: str, tmp_path: Path, stores: list[tuple[str, bytes]]) -> None:
     result, samples = regions_with_samples(tmp_path, region_sync=sync, region_compression=compression)
     assert result.finished
     run = result.summary.run_id
@@ -143,10 +139,7 @@ def test_no_byte_of_a_sample_crosses_a_connection_between_regions(tmp_path: Path
     found = {name: own_samples(tmp_path, name, seed=i) for i, name in enumerate(("near", "far"))}
     with RecordingProxy() as proxy:
         listens = {"near": {"listen": f"127.0.0.1:{proxy.behind}", "endpoint": f"127.0.0.1:{proxy.port}"}, "far": {}}
-        groups = tuple(
-            RunGroup(name=name, workers=1, batch_size=6, data=data, **listens[name])
-            for name, (data, _) in found.items()
-        )
+        groups = tuple(RunGroup(name=name, workers=1, batch_size=6, data=data, **listens[name]) for name, (data, _) in found.items())
         job = make_job(epochs=3)
         values = {"region_sync": "diloco", "group_communicator": "tcp", "exchange_every": 3}
         result = train(job, configure(job, groups=groups, platform="local", **values))
@@ -194,11 +187,7 @@ def test_samples_that_cannot_be_read_are_refused_with_the_name_of_the_region(dat
 
 
 def test_regions_with_more_iterations_exchange_after_more_of_them() -> None:
-    groups = (
-        RunGroup(name="slow", workers=1),
-        RunGroup(name="fast", workers=1),
-        RunGroup(name="own", workers=1, exchange_every=7),
-    )
+    groups = (RunGroup(name="slow", workers=1), RunGroup(name="fast", workers=1), RunGroup(name="own", workers=1, exchange_every=7))
     c = Configuration(groups=groups, exchange_every=10)
     assert matched_every(c, [100, 400, 200]) == [10, 40, 7]
     assert matched_every(dataclasses.replace(c, region_sync="asgd"), [100, 400, 200]) == [1, 1, 1]

@@ -51,9 +51,7 @@ def exchanges(result: Result, rank: int) -> dict[int, float]:
 def test_a_blackout_of_30_s_costs_the_other_regions_nothing() -> None:
     undisturbed = trained(region_sync="ama:staleness=1000")
     begin = exchanges(undisturbed, 3)[6]
-    disturbed = trained(
-        region_sync="ama:staleness=1000", dark=(RegionBlackout(region="far", start_s=begin, seconds=30),)
-    )
+    disturbed = trained(region_sync="ama:staleness=1000", dark=(RegionBlackout(region="far", start_s=begin, seconds=30),))
     for rank in (0, 2):
         before, after = times(undisturbed, rank), times(disturbed, rank)
         last = max(before) - 1  # the exchange at the end waits for all regions
@@ -77,6 +75,4 @@ def test_fifty_regions_train_one_model() -> None:
     groups = tuple(RunGroup(name=f"region-{i}", workers=1, batch_size=8) for i in range(50))
     result = trained(groups=groups, epochs=1, region_sync="diloco", exchange_every=2)
     assert result.finished
-    assert {s.weights_sha256 for place in members_of(result.folder) if (s := read_result(place))} == {
-        result.summary.weights_sha256
-    }
+    assert {s.weights_sha256 for place in members_of(result.folder) if (s := read_result(place))} == {result.summary.weights_sha256}

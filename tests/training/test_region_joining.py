@@ -36,13 +36,7 @@ GROUPS = (
     RunGroup(name="mid", workers=1, batch_size=12),
     RunGroup(name="far", workers=2, batch_size=6),
 )
-POLICIES = (
-    ("sma", "none"),
-    ("diloco:fragments=3,delay=2", "int4"),
-    ("auto", "int8"),
-    ("asgd-ga:staleness=2", "topk:0.2"),
-    ("ama", "none"),
-)
+POLICIES = (("sma", "none"), ("diloco:fragments=3,delay=2", "int4"), ("auto", "int8"), ("asgd-ga:staleness=2", "topk:0.2"), ("ama", "none"))
 
 
 @pytest.fixture(autouse=True)
@@ -160,9 +154,7 @@ class UntilItTrains:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, refused, gate = run_platform.start, ["far"], UntilItTrains(tmp_path / "gate", 1)
 
     async def started(folder: RunFolder, *args: Any, **options: Any) -> Any:
@@ -173,10 +165,7 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
 
     monkeypatch.setattr(run_platform, "start", started)
     monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 1.0))
-    groups = (
-        RunGroup(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"),
-        RunGroup(name="far", workers=1, batch_size=12),
-    )
+    groups = (RunGroup(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"), RunGroup(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
     configuration = configure(job, region_sync="diloco", group_communicator="tcp", **values)
@@ -193,11 +182,7 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(
 
 def test_a_region_of_direct_links_joins_though_one_of_its_functions_is_killed_after_that(late: list[str]) -> None:
     late.append("far")
-    result = trained(
-        region_sync="sma",
-        channel="direct",
-        faults=[Fault(kind="kill", rank=FAR + 1, iteration=30, phase="compute")],
-    )
+    result = trained(region_sync="sma", channel="direct", faults=[Fault(kind="kill", rank=FAR + 1, iteration=30, phase="compute")])
     assert result.finished
     assert all_agree(result)
     events = list(events_of(result.folder))
@@ -205,9 +190,7 @@ def test_a_region_of_direct_links_joins_though_one_of_its_functions_is_killed_af
     assert [e.attempt for e in events if isinstance(e, Started) and e.rank == FAR + 1] == [0, 1]
 
 
-def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, admitted, gate = [0], launch.admitted, UntilItTrains(tmp_path / "gate", 1, kill=None)
 
     def refuse(*args: Any, **options: Any) -> Any:
@@ -247,13 +230,7 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
     gate = UntilItTrains(tmp_path / "gate", 2, kill=Progress)
 
     def ask() -> None:
-        for run, region in (
-            ("no-such", "far"),
-            ("last", "nowhere"),
-            ("last", "near"),
-            ("last", "far"),
-            ("last", "far"),
-        ):
+        for run, region in (("no-such", "far"), ("last", "nowhere"), ("last", "near"), ("last", "far"), ("last", "far")):
             try:
                 said.append(str(join(run, region, file)))
             except UserError as e:

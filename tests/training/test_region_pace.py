@@ -59,8 +59,10 @@ def together(parts: Sequence[float], sync: str) -> Result:
 @pytest.mark.parametrize("sync", ["sma", "asgd-ga"])
 def test_three_regions_at_speed_1_2_4_keep_nine_tenths_of_their_throughput(sync: str) -> None:
     rates = [alone(power) for power in POWERS]
-    measured = [RegionOffers(name=f"r{i}", offers=(Offer(kind="own", usd_per_hour=1.0, power=1.0),), cores={"own": 1}, work=100 / rate)
-                for i, rate in enumerate(rates)]  # fmt: skip
+    measured = [
+        RegionOffers(name=f"r{i}", offers=(Offer(kind="own", usd_per_hour=1.0, power=1.0),), cores={"own": 1}, work=100 / rate)
+        for i, rate in enumerate(rates)
+    ]
     parts = shares(measured, [choice_of(region, (1,)) for region in measured], samples=[100, 100, 100])
     assert parts == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.1)
     kept = together(parts, sync)

@@ -19,10 +19,7 @@ from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 WORKERS = 4
-GROUPS = (
-    RunGroup(name="fast", workers=WORKERS, batch_size=3, power=6.0),
-    RunGroup(name="slow", workers=1, batch_size=12),
-)
+GROUPS = (RunGroup(name="fast", workers=WORKERS, batch_size=3, power=6.0), RunGroup(name="slow", workers=1, batch_size=12))
 SYNC = "asgd-ga:staleness=1000"
 
 

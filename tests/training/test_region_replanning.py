@@ -13,14 +13,7 @@ from training_runs import WORLD, configuration, make_job
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
-from ephemeron.events import (
-    GenerationStarted,
-    Progress,
-    RegionExchanged,
-    RegionReplanned,
-    RegionResized,
-    Traffic,
-)
+from ephemeron.events import GenerationStarted, Progress, RegionExchanged, RegionReplanned, RegionResized, Traffic
 from ephemeron.functions.world import RegionSlowdown
 from ephemeron.geo import online
 from ephemeron.geo.online import OnlinePlan, RegionMeasurement, RunningRegion, online_plan
@@ -44,9 +37,8 @@ def region(name: str, *times: tuple[int, float], most: int, batch: int = 24, ite
     """A region with measured seconds of an iteration, by number of functions; the last one is that of now."""
     measured = tuple(MeasuredIterations(power=w, samples=batch, iteration_s=s) for w, s in times)
     return RunningRegion(
-        name=name, workers=times[-1][0], most=most, global_batch=batch, iterations=iterations, usd_per_hour=0.1,
-        measured=measured,
-    )  # fmt: skip
+        name=name, workers=times[-1][0], most=most, global_batch=batch, iterations=iterations, usd_per_hour=0.1, measured=measured
+    )
 
 
 def wanted(*regions: RunningRegion) -> list[int]:
@@ -80,9 +72,7 @@ def test_a_region_that_has_become_slower_grows_as_far_as_its_devices_go_to_keep_
     assert slowed(1.0, most=6) == [2, 2], "more functions are for the pace of the beginning, not for a better one"
     assert slowed(1.9, most=6) == [2, 4]
     assert slowed(2.9, most=6) == [2, 6]
-    assert slowed(9.0, most=6) == [1, 6], (
-        "where the pace cannot be kept, the other one gives back what it would wait with"
-    )
+    assert slowed(9.0, most=6) == [1, 6], "where the pace cannot be kept, the other one gives back what it would wait with"
     assert slowed(2.9, most=5) == [2, 4], "5 do not divide a batch of 24"
     assert slowed(2.9, most=2) == [1, 2]
 
@@ -90,9 +80,17 @@ def test_a_region_that_has_become_slower_grows_as_far_as_its_devices_go_to_keep_
 def test_what_functions_are_worth_is_measured_where_their_number_changes_and_scaled_to_the_speed_of_now() -> None:
     job, c = make_job(), configuration(workers=2, batch_size=6)
     spec = RunSpec(
-        run_id="run", model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=c, epochs=9, seed=0,
-        dtype="float32", samples=240, prices=load_prices("objects"),
-    )  # fmt: skip
+        run_id="run",
+        model=job.model,
+        loss=job.loss,
+        optimizer=job.optimizer,
+        configuration=c,
+        epochs=9,
+        seed=0,
+        dtype="float32",
+        samples=240,
+        prices=load_prices("objects"),
+    )
     measurement, t, iteration = RegionMeasurement("near", spec, most=4), 0.0, 0
 
     def pass_by(count: int, seconds: float) -> None:
@@ -101,20 +99,13 @@ def test_what_functions_are_worth_is_measured_where_their_number_changes_and_sca
             exchange_s = 5.0 if (iteration + 1) % 4 == 0 else 0.0
             t += seconds + exchange_s
             if exchange_s:
-                measurement.feed(RegionExchanged(t=t, rank=0, attempt=0, iteration=iteration + 1, bytes_sent=0, bytes_received=0, seconds=5.0, staleness=0))  # fmt: skip
-            measurement.feed(
-                Progress(
-                    t=t,
-                    rank=0,
-                    attempt=0,
-                    iteration=iteration,
-                    epoch=0,
-                    version=0,
-                    samples=12,
-                    loss=1.0,
-                    spans=[],
-                    traffic=Traffic(),
+                measurement.feed(
+                    RegionExchanged(
+                        t=t, rank=0, attempt=0, iteration=iteration + 1, bytes_sent=0, bytes_received=0, seconds=5.0, staleness=0
+                    )
                 )
+            measurement.feed(
+                Progress(t=t, rank=0, attempt=0, iteration=iteration, epoch=0, version=0, samples=12, loss=1.0, spans=[], traffic=Traffic())
             )
             iteration += 1
 
@@ -122,7 +113,20 @@ def test_what_functions_are_worth_is_measured_where_their_number_changes_and_sca
     assert measurement.region().measured == ()
     pass_by(30, 1.0)
     assert [m.iteration_s for m in measurement.region().measured] == pytest.approx([1.0])
-    measurement.feed(GenerationStarted(t=t, generation=1, from_iteration=iteration, from_epoch=1, workers=4, memory_mb=1769, aggregators=4, batch_size=3, nonaggregator_batch_size=3, iterations=99))  # fmt: skip
+    measurement.feed(
+        GenerationStarted(
+            t=t,
+            generation=1,
+            from_iteration=iteration,
+            from_epoch=1,
+            workers=4,
+            memory_mb=1769,
+            aggregators=4,
+            batch_size=3,
+            nonaggregator_batch_size=3,
+            iterations=99,
+        )
+    )
     pass_by(3, 9.0)
     pass_by(30, 0.6)
     pass_by(30, 1.8)
@@ -133,9 +137,7 @@ def test_what_functions_are_worth_is_measured_where_their_number_changes_and_sca
 
 
 @pytest.mark.slow
-def test_train_plans_anew_by_itself_when_a_region_slows_down_and_when_that_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_train_plans_anew_by_itself_when_a_region_slows_down_and_when_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     slow = RegionSlowdown(region="grows", start_s=25.0, seconds=60.0, factor=2.6)
     assert WORLD.compute is not None
@@ -183,8 +185,17 @@ def test_a_region_may_grow_to_what_its_devices_have_cores_for() -> None:
 
 
 def test_there_is_no_plan_before_all_regions_have_been_measured() -> None:
-    assert online_plan([region("slow", (1, 1.0), most=1), region("fast", (4, 1.0), most=8).__class__(
-        name="fast", workers=4, most=8, global_batch=24, iterations=100, usd_per_hour=0.1, measured=())]) is None  # fmt: skip
+    assert (
+        online_plan(
+            [
+                region("slow", (1, 1.0), most=1),
+                region("fast", (4, 1.0), most=8).__class__(
+                    name="fast", workers=4, most=8, global_batch=24, iterations=100, usd_per_hour=0.1, measured=()
+                ),
+            ]
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("command", [["replan", "no-such"], ["leave", "no-such", "far"]])
@@ -207,10 +218,7 @@ def test_functions_are_given_back_while_the_run_goes_on(monkeypatch: pytest.Monk
         return plans[0]
 
     monkeypatch.setattr(online, "online_plan", planned)
-    groups = (
-        RunGroup(name="slow", workers=1, batch_size=12),
-        RunGroup(name="fast", workers=4, batch_size=3),
-    )
+    groups = (RunGroup(name="slow", workers=1, batch_size=12), RunGroup(name="fast", workers=4, batch_size=3))
     job = make_job(epochs=3)
     c = configure(job, platform="simulated", groups=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
     result = train(job, dataclasses.replace(c, region_replan_every_s=1.0))

@@ -28,21 +28,12 @@ def trained(platform: str, *, faults: Any = (), **overrides: Any) -> Result:
         RunGroup(name="near", workers=1, batch_size=24, share=2, listen=listen),
         RunGroup(name="far", workers=1, batch_size=12, share=1),
     )
-    values = {
-        "platform": platform,
-        "exchange_every": 5,
-        "checkpoint_every": 4,
-        "region_sync": "diloco:fragments=2,delay=2",
-        **overrides,
-    }
+    values = {"platform": platform, "exchange_every": 5, "checkpoint_every": 4, "region_sync": "diloco:fragments=2,delay=2", **overrides}
     return train(job, configure(job, groups=groups, **values), faults=faults)
 
 
 def test_weights_over_tcp_are_those_of_the_store_though_leaders_are_killed() -> None:
-    faults = [
-        Fault(kind="kill", rank=0, iteration=12, phase="wait"),
-        Fault(kind="kill", rank=1, iteration=7, phase="compute"),
-    ]
+    faults = [Fault(kind="kill", rank=0, iteration=12, phase="wait"), Fault(kind="kill", rank=1, iteration=7, phase="compute")]
     killed = trained("local", group_communicator="tcp", faults=faults)
     assert killed.finished
     events = events_of(killed.folder)

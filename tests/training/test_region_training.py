@@ -23,14 +23,17 @@ from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = pytest.mark.usefixtures("home")
 
-PAIR = (
-    RunGroup(name="near", workers=2, batch_size=24, share=2),
-    RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1),
-)
+PAIR = (RunGroup(name="near", workers=2, batch_size=24, share=2), RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 REGION_KEYS = {
-    "name", "iterations", "waiting_share", "wan_bytes_sent", "wan_bytes_received", "cost_usd", "wan_kernel_bytes_sent",
+    "name",
+    "iterations",
+    "waiting_share",
+    "wan_bytes_sent",
+    "wan_bytes_received",
+    "cost_usd",
+    "wan_kernel_bytes_sent",
     "wan_kernel_bytes_received",
-}  # fmt: skip
+}
 JOB = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"
 POLICIES = (
     ("sma", "none"),
@@ -71,9 +74,7 @@ def exchanged(result: Result, rank: int) -> list[RegionExchanged]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[1] != "int4" else []) for p in POLICIES]
-)
+@pytest.mark.parametrize(("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[1] != "int4" else []) for p in POLICIES])
 def test_regions_train_one_model(sync: str, compression: str) -> None:
     summary = undisturbed(sync, compression)
     assert summary.metrics["accuracy"] > 0.3
@@ -84,9 +85,7 @@ def test_regions_train_one_model(sync: str, compression: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sync", "compression"), [p for p in POLICIES if p[0].startswith(("sma", "diloco"))])
-def test_weights_of_synchronous_policies_are_the_same_whichever_functions_are_killed(
-    sync: str, compression: str
-) -> None:
+def test_weights_of_synchronous_policies_are_the_same_whichever_functions_are_killed(sync: str, compression: str) -> None:
     faults = [
         Fault(kind="kill", rank=rank, iteration=4 + 5 * attempt + rank, phase=phase, attempt=attempt)
         for rank in range(3)

@@ -69,9 +69,7 @@ def test_a_slow_store_does_not_slow_the_training() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sync", "compression"), [DELAYED, ("diloco", "topk2:0.1"), ("sma", "none"), ("auto:limit=20", "int8")]
-)
+@pytest.mark.parametrize(("sync", "compression"), [DELAYED, ("diloco", "topk2:0.1"), ("sma", "none"), ("auto:limit=20", "int8")])
 def test_weights_are_the_same_though_decisions_are_lost_that_were_not_stored(sync: str, compression: str) -> None:
     undisturbed = trained(sync, compression, store_s=2.0)
     iterations = [event.iteration for event in exchanges(undisturbed)]
@@ -90,7 +88,4 @@ def test_weights_are_the_same_though_decisions_are_lost_that_were_not_stored(syn
         hashes = {summary.weights_sha256 for place in members_of(disturbed.folder) if (summary := read_result(place))}
         assert hashes == {disturbed.summary.weights_sha256}
         begun = [event.iteration for event in events if isinstance(event, Loaded) and event.rank == FAR]
-        assert all(
-            iteration <= after + 2 * 5
-            for iteration, after in zip(iterations[1 + first : -1 : 2], begun[1:], strict=False)
-        )
+        assert all(iteration <= after + 2 * 5 for iteration, after in zip(iterations[1 + first : -1 : 2], begun[1:], strict=False))

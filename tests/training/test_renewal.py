@@ -117,6 +117,4 @@ def test_a_mended_model_goes_on_where_it_failed(folder: Path, home: Path) -> Non
     assert "code changed since it was sent: 1 file (mended.py)" in [e.text for e in events if isinstance(e, Note)]
     again = [e.iteration for e in events if isinstance(e, Progress) and e.attempt > 0]
     assert again[0] in (3, 6), "from its newest checkpoint"
-    assert differing((result.folder.path / "code.zip").read_bytes(), bundled(job)) == (), (
-        "what a model is built from later"
-    )
+    assert differing((result.folder.path / "code.zip").read_bytes(), bundled(job)) == (), "what a model is built from later"

@@ -82,16 +82,7 @@ def test_lifetimes_of_two_to_twenty_iterations(sync):
     world = dataclasses.replace(WORLD, compute={"a": 2.9 * 1769 / 20, "b": 4.0, "m": 0.0})
     how = {"workers": 4, "aggregators": 2, "samples": 64 * 20, "epochs": 1, "world": world, "sync": sync}
     whole = synthetic(**how)
-    for function_timeout_s, share in (
-        (6, 1.1),
-        (7, 1.1),
-        (8, 1.05),
-        (10, 1.05),
-        (12, 1.05),
-        (16, 1.02),
-        (29, 1.01),
-        (58, 1.01),
-    ):
+    for function_timeout_s, share in ((6, 1.1), (7, 1.1), (8, 1.05), (10, 1.05), (12, 1.05), (16, 1.02), (29, 1.01), (58, 1.01)):
         run = synthetic(**how, function_timeout_s=float(function_timeout_s))
         assert run.sha == whole.sha
         assert {e.status for e in run.of(Ended)} == {"ok"}
@@ -102,19 +93,35 @@ def test_rank_1_waits_for_the_result_past_its_own_lifetime():
     """It has dismissed nobody: if rank 0 is dead, its successor is who finds out."""
     world = dataclasses.replace(WORLD, compute={"a": 176.9, "b": 4.0, "m": 0.0}, latency_s=0.001)
     run = synthetic(
-        pattern="parameter-server", sync="asp", workers=2, aggregators=2, function_timeout_s=16.4, checkpoint_every=1, samples=160,
-        epochs=1, world=world, faults=["kill:rank=0,iteration=3,phase=load"], until=blind,
-    )  # fmt: skip
+        pattern="parameter-server",
+        sync="asp",
+        workers=2,
+        aggregators=2,
+        function_timeout_s=16.4,
+        checkpoint_every=1,
+        samples=160,
+        epochs=1,
+        world=world,
+        faults=["kill:rank=0,iteration=3,phase=load"],
+        until=blind,
+    )
     assert run.ending.status == "finished"
 
 
 def test_whoever_waits_to_its_end_has_time_for_a_successor():
     """With requests of 30 ms and a life of 5.8 s, finding out who is late takes longer than 3 % of a life."""
     run = synthetic(
-        sync="ssp:1", workers=5, aggregators=2, function_timeout_s=5.8136, checkpoint_every=2, samples=16 * 5 * 6, epochs=1,
+        sync="ssp:1",
+        workers=5,
+        aggregators=2,
+        function_timeout_s=5.8136,
+        checkpoint_every=2,
+        samples=16 * 5 * 6,
+        epochs=1,
         world=dataclasses.replace(WORLD, compute={"a": 26.535, "b": 4.0, "m": 0.0}, cold_start_s=0.1),
-        faults=["kill:rank=3,iteration=5,phase=upload"], until=blind,
-    )  # fmt: skip
+        faults=["kill:rank=3,iteration=5,phase=upload"],
+        until=blind,
+    )
     assert run.ending.status == "finished"
     assert {e.status for e in run.of(Ended)} <= {"ok", "lost"}
 
@@ -142,9 +149,7 @@ def test_an_attempt_that_was_claimed_and_never_started_is_replaced(workers, monk
 
 def test_a_successor_is_started_although_the_time_is_over(monkeypatch):
     """The platform may kill a function a little after its limit, and claiming an attempt takes time: what is left is negative by then."""
-    successor, left_s, invoke = (
-        getattr(InvocationLifecycle, name) for name in ("invoke_successor", "_left_s", "invoke")
-    )
+    successor, left_s, invoke = (getattr(InvocationLifecycle, name) for name in ("invoke_successor", "_left_s", "invoke"))
     over, sent = set(), []
 
     async def late(self):

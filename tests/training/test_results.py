@@ -88,9 +88,7 @@ def test_metrics_are_a_table_by_step(run: ephemeron.Result) -> None:
     table = run.metrics
     iterations = run.summary.iterations
     assert [row["iteration"] for row in table] == list(range(1, iterations + 1))
-    assert table.columns == (
-        "iteration", "epoch", "time_s", "train/loss", "evaluation/loss", "evaluation/accuracy",
-    )  # fmt: skip
+    assert table.columns == ("iteration", "epoch", "time_s", "train/loss", "evaluation/loss", "evaluation/accuracy")
     assert table[-1]["epoch"] == 2.0
     assert table.column("evaluation/accuracy") == [
         (iterations // 2, table[iterations // 2 - 1]["evaluation/accuracy"]),
@@ -102,16 +100,12 @@ def test_metrics_are_a_table_by_step(run: ephemeron.Result) -> None:
 
 
 def test_a_table_shows_the_latest_values_with_gaps_and_without_what_is_too_long() -> None:
-    steps = [
-        StepMetrics(step=i, epoch=i / 30, t=float(i), split="train", metrics={"loss": 1 / i}) for i in range(1, 31)
-    ]
+    steps = [StepMetrics(step=i, epoch=i / 30, t=float(i), split="train", metrics={"loss": 1 / i}) for i in range(1, 31)]
     steps.append(StepMetrics(step=30, epoch=1.0, t=31.5, split="evaluation", metrics={"<auc>": 0.5}))
     steps.append(StepMetrics(step=1, epoch=1 / 30, t=40.0, split="train", metrics={"loss": 4.0}))
     table = MetricTable(steps)
     assert len(table) == 30
-    assert table[0] == {
-        "iteration": 1, "epoch": 1 / 30, "time_s": 40.0, "train/loss": 4.0, "evaluation/<auc>": None,
-    }  # fmt: skip
+    assert table[0] == {"iteration": 1, "epoch": 1 / 30, "time_s": 40.0, "train/loss": 4.0, "evaluation/<auc>": None}
     assert table[29]["time_s"] == 31.5
     html = table._repr_html_()
     assert "<th>evaluation/&lt;auc&gt;</th>" in html
@@ -129,9 +123,7 @@ def test_a_table_becomes_a_data_frame(run: ephemeron.Result) -> None:
     assert frame["evaluation/accuracy"].notna().sum() == 2
 
 
-def test_without_pandas_the_command_that_installs_it_is_named(
-    run: ephemeron.Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pandas_the_command_that_installs_it_is_named(run: ephemeron.Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtra, match=r"pip install 'ephemeron\[pandas\]'"):
         run.metrics.to_pandas()
@@ -186,8 +178,7 @@ def test_evaluate_prints_the_metrics_of_a_run_and_of_a_file(run: ephemeron.Resul
 
     job = tmp_path / "job.toml"
     job.write_text(
-        f'model = {{ target = "tiny:mlp", options = {{ hidden = 8 }} }}\ncode = [{json.dumps(str(CODE))}]\n'
-        '[data]\nsource = "digits"\n'
+        f'model = {{ target = "tiny:mlp", options = {{ hidden = 8 }} }}\ncode = [{json.dumps(str(CODE))}]\n[data]\nsource = "digits"\n'
     )
     shutil.copy(run.folder.weights, tmp_path / "w.safetensors")
     of_file = json.loads(invoke("evaluate", "w.safetensors", "--job", str(job), "--json"))
@@ -195,8 +186,9 @@ def test_evaluate_prints_the_metrics_of_a_run_and_of_a_file(run: ephemeron.Resul
 
     refused = CliRunner().invoke(main, ["evaluate", "w.safetensors"])
     assert (refused.exit_code, refused.stderr) == (
-        2, "error: w.safetensors is a file of weights: say by --job whose model and data it is evaluated with\n",
-    )  # fmt: skip
+        2,
+        "error: w.safetensors is a file of weights: say by --job whose model and data it is evaluated with\n",
+    )
     save_file({"0.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
     refused = CliRunner().invoke(main, ["evaluate", "other.safetensors", "--job", str(job)])
     assert refused.exit_code == 2
@@ -225,9 +217,7 @@ def test_exported_calculations_are_those_of_the_model(run: ephemeron.Result, tmp
 
 
 @pytest.mark.slow
-def test_a_task_that_calls_parts_of_its_model_is_not_exported_as_a_calculation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_calls_parts_of_its_model_is_not_exported_as_a_calculation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     code = tmp_path / "parts"
     code.mkdir()
@@ -257,9 +247,7 @@ def test_a_task_that_calls_parts_of_its_model_is_not_exported_as_a_calculation(
     [{"ema_decay": 0.9}, {"precision": "bf16-mixed"}, {"dtype": "float64"}, {"model": Target(target="tiny:tied")}],
     ids=["averaged", "bf16", "float64", "tied"],
 )
-def test_evaluations_equal_those_of_the_run(
-    job: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_equal_those_of_the_run(job: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     result = train(**{"epochs": 1, **job})
     found = evaluate(job_of_run(result.folder), result.state_dict())
@@ -268,9 +256,7 @@ def test_evaluations_equal_those_of_the_run(
     assert load_file(tmp_path / "saved" / "model.safetensors")
 
 
-def test_onnx_that_is_not_installed_is_named_with_its_extra(
-    run: ephemeron.Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnx_that_is_not_installed_is_named_with_its_extra(run: ephemeron.Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     refused = CliRunner().invoke(main, ["export", run.folder.run_id, "--format", "onnx"])
     assert refused.exit_code == 2
@@ -282,9 +268,11 @@ def test_weights_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.Monk
     """A learning rate that is much too high makes the last evaluation worse than an earlier one."""
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     wanted = make_job(
-        epochs=4, keep_best={"monitor": "loss", "mode": "min", "count": 2}, keep_last=1,
+        epochs=4,
+        keep_best={"monitor": "loss", "mode": "min", "count": 2},
+        keep_last=1,
         optimizer=Target(target="SGD", options={"lr": 4.0, "momentum": 0.9}),
-    )  # fmt: skip
+    )
     result = ephemeron.train(wanted, ephemeron.configure(wanted, platform="simulated", workers=2, batch_size=100))
     losses = dict(result.metrics.column("evaluation/loss"))
     best = min(losses, key=lambda i: losses[i])
@@ -362,14 +350,14 @@ def test_a_run_starts_from_weights(run: ephemeron.Result, tmp_path: Path) -> Non
 def test_a_divided_model_starts_from_weights_and_is_put_together(run: ephemeron.Result, tmp_path: Path) -> None:
     save_file(run.state_dict(), tmp_path / "start.safetensors")
     job = make_job(
-        epochs=1, model=Target(target="tiny:mlp", options={"hidden": 8}), init=tmp_path / "start.safetensors",
+        epochs=1,
+        model=Target(target="tiny:mlp", options={"hidden": 8}),
+        init=tmp_path / "start.safetensors",
         optimizer=Target(target="SGD", options={"lr": 0.0}),
-    )  # fmt: skip
+    )
     c = ephemeron.configure(job, platform="simulated", stages=2, replicas=1, batch_size=200)
     model = ephemeron.train(job, c).model()
-    assert {n: t.tolist() for n, t in model.state_dict().items()} == {
-        n: t.tolist() for n, t in run.state_dict().items()
-    }
+    assert {n: t.tolist() for n, t in model.state_dict().items()} == {n: t.tolist() for n, t in run.state_dict().items()}
 
 
 def test_partial_weights_are_loaded_with_a_report(run: ephemeron.Result, tmp_path: Path) -> None:
@@ -381,8 +369,7 @@ def test_partial_weights_are_loaded_with_a_report(run: ephemeron.Result, tmp_pat
     part = train(model=model, init=tmp_path / "part.safetensors", optimizer=still, epochs=1)
     fresh = train(model=model, optimizer=still, epochs=1)
     assert (
-        "init part.safetensors: 3 tensors loaded; 1 of the model not in the file: 4.bias; "
-        "1 of the file not in the model: head.scale"
+        "init part.safetensors: 3 tensors loaded; 1 of the model not in the file: 4.bias; 1 of the file not in the model: head.scale"
     ) in started(part)
     assert torch.equal(part.state_dict()["1.weight"], tensors["1.weight"])
     assert torch.equal(part.state_dict()["4.bias"], fresh.state_dict()["4.bias"])
@@ -395,7 +382,7 @@ def test_partial_weights_are_loaded_with_a_report(run: ephemeron.Result, tmp_pat
         ({"1.weight": (8, 60)}, r"1 tensor of w.safetensors has another shape: 1.weight is \[8, 60\], in the model \[8, 64\]"),
         ({"encoder": (2,)}, "no name in w.safetensors is one of the model: it has encoder, the model 1.weight, 1.bias"),
     ],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit_are_refused_before_anything_starts(
     tensors: dict[str, tuple[int, ...]], said: str, run: ephemeron.Result, tmp_path: Path
 ) -> None:
@@ -422,7 +409,5 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report, "write_report", full)
-    with pytest.raises(
-        JobError, match=r"the report of run r cannot be written to .*: No space left on device; make room"
-    ):
+    with pytest.raises(JobError, match=r"the report of run r cannot be written to .*: No space left on device; make room"):
         write_report(RunFolder(tmp_path / "r"), load_prices("objects"))

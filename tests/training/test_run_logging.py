@@ -129,10 +129,16 @@ def test_a_run_is_logged_with_parameters_metrics_bill_and_report() -> None:
     assert [e for _, e in recorder.points("epoch")][-1] == 2.0
     costs = [cost for _, cost in recorder.points("run/cost_usd")]
     assert costs == sorted(costs)
-    assert recorder.rows[-1] == (summary.iterations, {
-        "run/time_s": summary.seconds, "run/cost_usd": summary.cost_usd, "run/gb_seconds": summary.billed.gb_seconds,
-        "run/storage_usd": summary.billed.storage_usd, "run/invocations": 3.0,
-    })  # fmt: skip
+    assert recorder.rows[-1] == (
+        summary.iterations,
+        {
+            "run/time_s": summary.seconds,
+            "run/cost_usd": summary.cost_usd,
+            "run/gb_seconds": summary.billed.gb_seconds,
+            "run/storage_usd": summary.billed.storage_usd,
+            "run/invocations": 3.0,
+        },
+    )
 
     (params,) = recorder.params
     assert params["model.target"] == "tiny:mlp"
@@ -169,18 +175,14 @@ def test_a_logger_that_raises_is_left_out_with_one_warning(caplog: pytest.LogCap
         result = train([broken, fine])
     assert result.finished
     warned = [r.getMessage() for r in caplog.records if "logger" in r.getMessage()]
-    assert warned == [
-        "logger broken failed, and this run is not logged by it any more: ConnectionError: the server is gone"
-    ]
+    assert warned == ["logger broken failed, and this run is not logged by it any more: ConnectionError: the server is gone"]
     assert len(broken.rows) == 2
     assert dict(fine.points("train/loss")) == pytest.approx(losses(result.folder))
     assert result.summary.weights_sha256 == train([]).summary.weights_sha256
 
 
 @pytest.mark.usefixtures("home")
-def test_a_logger_that_hangs_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_logger_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(run_logging, "FINISH_S", 0.01)
     stuck = Stuck()
     try:
@@ -243,13 +245,9 @@ def test_every_backend_has_a_run_of_two_clients_whole(
         pytest.importorskip(package, reason=f"pip install 'ephemeron[{package}]'")
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    loggers = [
-        "csv", "tensorboard", {"name": "mlflow", "tracking_uri": uri}, {"name": "wandb", "mode": "offline"},
-    ]  # fmt: skip
+    loggers = ["csv", "tensorboard", {"name": "mlflow", "tracking_uri": uri}, {"name": "wandb", "mode": "offline"}]
     code = CLIENT.format(tests=str(Path(__file__).parent), loggers=loggers)
-    own = {
-        k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"
-    }  # a process of W&B that serves this test process
+    own = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"}  # a process of W&B that serves this test process
     client = subprocess.Popen([sys.executable, "-c", code], env={**own, "EPHEMERON_HOME": str(home)})
     wait_until(lambda: any(_logged(p) for p in home.glob("runs/*/loggers.json")), client, "the client")
     client.send_signal(ends)
@@ -261,9 +259,10 @@ def test_every_backend_has_a_run_of_two_clients_whole(
     expected = losses(folder)
     ids = {r["name"]: r["logged_as"] for r in json.loads((folder.path / "loggers.json").read_text())["loggers"]}
     stored = {
-        "csv": of_csv(folder.path), "tensorboard": of_tensorboard(folder.path / "tensorboard"),
+        "csv": of_csv(folder.path),
+        "tensorboard": of_tensorboard(folder.path / "tensorboard"),
         "mlflow": of_mlflow(uri, ids["mlflow"]),
-    }  # fmt: skip
+    }
     if ends is signal.SIGINT:  # W&B's own process, which dies with a killed client, keeps part of what it was told
         stored["wandb"] = of_wandb(folder.path, ids["wandb"])
     for name, found in stored.items():
@@ -303,18 +302,21 @@ def test_a_logger_that_cannot_be_made_here_is_left_out_and_not_forgotten(
 
 
 def _started(workers: int = 2) -> RunStarted:
-    return RunStarted(
-        t=0.0, run_id="r", job="j", workers=workers, aggregators=1, memory_mb=1, iterations=10, epochs=2, samples=10
-    )
+    return RunStarted(t=0.0, run_id="r", job="j", workers=workers, aggregators=1, memory_mb=1, iterations=10, epochs=2, samples=10)
 
 
-def _progress(
-    rank: int, iteration: int, loss: float, *, samples: int = 1, attempt: int = 0, **metrics: float
-) -> Progress:
+def _progress(rank: int, iteration: int, loss: float, *, samples: int = 1, attempt: int = 0, **metrics: float) -> Progress:
     return Progress(
-        t=iteration + rank / 10, rank=rank, attempt=attempt, iteration=iteration, epoch=0, samples=samples, loss=loss,
-        version=iteration, metrics=metrics,
-    )  # fmt: skip
+        t=iteration + rank / 10,
+        rank=rank,
+        attempt=attempt,
+        iteration=iteration,
+        epoch=0,
+        samples=samples,
+        loss=loss,
+        version=iteration,
+        metrics=metrics,
+    )
 
 
 def test_metrics_are_weighted_by_the_samples_of_the_ranks_that_report_them() -> None:
@@ -358,14 +360,10 @@ def test_evaluations_are_merged_from_sums_unless_functions_have_merged_them() ->
     merger = StepMerger()
     merger.feed(_started())
     assert merger.feed(evaluated(0, 5)) is None
-    assert merger.feed(evaluated(1, 5)) == StepMetrics(
-        step=5, epoch=1.0, t=2.0, split="evaluation", metrics={"loss": 1.25}
-    )
+    assert merger.feed(evaluated(1, 5)) == StepMetrics(step=5, epoch=1.0, t=2.0, split="evaluation", metrics={"loss": 1.25})
     measured = Measured(t=3.0, rank=0, attempt=0, epoch=2, iteration=10, metrics={"loss": 1.0, "auc": 0.5, "f1": None})
     assert merger.feed(evaluated(0, 10)) is None
-    assert merger.feed(measured) == StepMetrics(
-        step=10, epoch=2.0, t=3.0, split="evaluation", metrics={"loss": 1.0, "auc": 0.5}
-    )
+    assert merger.feed(measured) == StepMetrics(step=10, epoch=2.0, t=3.0, split="evaluation", metrics={"loss": 1.0, "auc": 0.5})
     assert merger.feed(measured) is None
     assert merger.feed(evaluated(1, 10)) is None
 
@@ -409,9 +407,7 @@ def test_metrics_that_functions_merge_themselves_are_logged_once(tmp_path: Path)
 
 def test_a_job_names_loggers_with_options(tmp_path: Path) -> None:
     raw = {"name": "x", "model": "m:f", "loggers": ["csv", {"name": "tensorboard", "folder": "logs"}]}
-    assert parse_job(raw, folder=tmp_path).loggers == (
-        LoggerSpec(name="csv"), LoggerSpec(name="tensorboard", folder=tmp_path / "logs"),
-    )  # fmt: skip
+    assert parse_job(raw, folder=tmp_path).loggers == (LoggerSpec(name="csv"), LoggerSpec(name="tensorboard", folder=tmp_path / "logs"))
     with pytest.raises(JobError, match=r"loggers\[0\].name = 'tensorbord' is not known; use one of csv, tensorboard"):
         parse_job({**raw, "loggers": ["tensorbord"]}, folder=tmp_path)
     with pytest.raises(JobError, match="logger csv is given twice"):
@@ -428,18 +424,7 @@ def test_flags_name_loggers_and_keep_the_options_of_the_job(home: Path, tmp_path
         f"code = [{json.dumps(str(CODE))}]\n"
         'loggers = [{ name = "csv", folder = "logs" }, "tensorboard"]\n[data]\nsource = "digits"\n'
     )
-    arguments = [
-        "train",
-        str(job),
-        "--platform",
-        "simulated",
-        "--workers",
-        "2",
-        "--batch-size",
-        "200",
-        "--logger",
-        "csv",
-    ]
+    arguments = ["train", str(job), "--platform", "simulated", "--workers", "2", "--batch-size", "200", "--logger", "csv"]
     ended = CliRunner().invoke(main, arguments)
     assert ended.exit_code == 0, ended.output
     (run,) = (home / "runs").iterdir()

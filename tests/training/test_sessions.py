@@ -73,9 +73,7 @@ def test_twenty_simulated_runs_share_eight_functions_and_train_as_if_alone() -> 
 
     async def main() -> list[Result]:
         async with Session(max_functions=8) as session:
-            return await asyncio.gather(
-                *(session.train(**simulated(i % 4), on_event=lambda e, i=i: watch(i, e)) for i in range(20))
-            )
+            return await asyncio.gather(*(session.train(**simulated(i % 4), on_event=lambda e, i=i: watch(i, e)) for i in range(20)))
 
     results = asyncio.run(main())
     wanted = [weights(seed) for seed in range(4)]
@@ -92,9 +90,12 @@ def test_a_run_that_fails_leaves_the_others_alone() -> None:
         async with Session() as session:
             bad = simulated(1, model=Target(target="tiny:nan_after", options={"passes": 9}))
             return await asyncio.gather(
-                session.train(**simulated(0)), session.train(**bad), session.train("no such file.toml"),
-                session.train(**bad, check=False), return_exceptions=True,
-            )  # fmt: skip
+                session.train(**simulated(0)),
+                session.train(**bad),
+                session.train("no such file.toml"),
+                session.train(**bad, check=False),
+                return_exceptions=True,
+            )
 
     good, raised, refused, failed = asyncio.run(main())
     assert isinstance(good, Result)
@@ -158,9 +159,7 @@ def test_a_session_stops_its_runs_where_its_budget_is_spent() -> None:
 
     async def main() -> tuple[list[Any], float]:
         async with Session(budget_usd=1.5 * cost, max_functions=4) as session:
-            runs = await asyncio.gather(
-                *(session.train(**simulated(seed, epochs=50)) for seed in range(3)), return_exceptions=True
-            )
+            runs = await asyncio.gather(*(session.train(**simulated(seed, epochs=50)) for seed in range(3)), return_exceptions=True)
             with pytest.raises(PlanInfeasible, match=r"budget of .* is spent"):
                 await session.train(**simulated(7))
             return runs, session.spent_usd
@@ -215,8 +214,9 @@ def test_loggers_of_runs_do_not_mix_and_one_logger_is_not_of_two_runs() -> None:
         async with Session() as session:
             return await asyncio.gather(
                 *(session.train(**simulated(i), loggers=[own[i]]) for i in range(2)),
-                *(session.train(**simulated(i), loggers=[shared]) for i in range(2)), return_exceptions=True,
-            )  # fmt: skip
+                *(session.train(**simulated(i), loggers=[shared]) for i in range(2)),
+                return_exceptions=True,
+            )
 
     *good, one, other = asyncio.run(main())
     assert [logger.run for logger in own] == [each.summary.run_id for each in good]

@@ -37,13 +37,29 @@ async def function(channel: Channel, key: SigningKey, scratch: Path, *, attempt:
     """Runs one function of the run to its end."""
     loop, compute = asyncio.get_running_loop(), ThreadCompute(1)
     call = Call(
-        run="run", rank=0, attempt=attempt, memory_mb=1769, lifetime_s=300.0, channel="folder", key=key.text,
-        reason="start" if attempt == 0 else "resume", request=WorkerRequest().to_json(),
-    )  # fmt: skip
+        run="run",
+        rank=0,
+        attempt=attempt,
+        memory_mb=1769,
+        lifetime_s=300.0,
+        channel="folder",
+        key=key.text,
+        reason="start" if attempt == 0 else "resume",
+        request=WorkerRequest().to_json(),
+    )
     ctx = Context(
-        call=call, invocation=f"function-{attempt}", channel=channel, emit=lambda event: None, invoke=never, compute=compute,
-        origin=loop.time(), deadline=loop.time() + 300.0, die=never, scratch=scratch / str(attempt), own_process=False,
-    )  # fmt: skip
+        call=call,
+        invocation=f"function-{attempt}",
+        channel=channel,
+        emit=lambda event: None,
+        invoke=never,
+        compute=compute,
+        origin=loop.time(),
+        deadline=loop.time() + 300.0,
+        die=never,
+        scratch=scratch / str(attempt),
+        own_process=False,
+    )
     (scratch / str(attempt)).mkdir(parents=True)
     try:
         return await serve(ctx)

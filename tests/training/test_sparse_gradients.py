@@ -14,19 +14,12 @@ from ephemeron.training.job import Target, parse_fault
 
 
 def job(**options):
-    return make_job(
-        model=Target(target="hashed:Hashed", options=options), optimizer=Target(target="SGD", options={"lr": 0.05})
-    )
+    return make_job(model=Target(target="hashed:Hashed", options=options), optimizer=Target(target="SGD", options={"lr": 0.05}))
 
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"aggregators": 2},
-        {"pattern": "pipelined", "aggregators": 2},
-        {"sync": "hap", "aggregators": 1},
-        {"channel": "direct"},
-    ],
+    [{"aggregators": 2}, {"pattern": "pipelined", "aggregators": 2}, {"sync": "hap", "aggregators": 1}, {"channel": "direct"}],
     ids=lambda how: "-".join(map(str, how.values())),
 )
 def test_sparse_contributions_give_the_weights_of_dense_ones(how):
@@ -43,8 +36,7 @@ def test_sparse_contributions_give_the_weights_of_dense_ones(how):
 def test_sparse_embeddings_train_like_dense_ones(workers, dtype, error):
     """But for the order in which PyTorch adds up the gradients of one row."""
     sparse, dense = (
-        real(job(sparse=sparse, dtype=dtype), workers=workers, aggregators=1, batch_size=60).ending.arrays
-        for sparse in (True, False)
+        real(job(sparse=sparse, dtype=dtype), workers=workers, aggregators=1, batch_size=60).ending.arrays for sparse in (True, False)
     )
     assert np.abs(_numbers(dense["weights.weight"])).max() > 20 * min(error, 1e-3)
     for name, expected in dense.items():

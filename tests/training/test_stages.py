@@ -44,12 +44,14 @@ def one_thread():
 def prepared(stages=2, replicas=1, micro_batches=1, model="tiny:mlp", options=(), function_timeout_s=900.0, **more):
     job = make_job(dtype="float64", model=Target(target=model, options=dict(options)))
     c = configuration(
-        **{**SHAPE, **more}, stages=stages, workers=stages * replicas, micro_batches=micro_batches,
-        aggregators=min(2, replicas), function_timeout_s=function_timeout_s,
-    )  # fmt: skip
-    return prepare(
-        job, c, run_id="run", limits=Limits(), prices=load_prices("objects"), cold_start_s=WORLD.cold_start_s
+        **{**SHAPE, **more},
+        stages=stages,
+        workers=stages * replicas,
+        micro_batches=micro_batches,
+        aggregators=min(2, replicas),
+        function_timeout_s=function_timeout_s,
     )
+    return prepare(job, c, run_id="run", limits=Limits(), prices=load_prices("objects"), cold_start_s=WORLD.cold_start_s)
 
 
 def staged(faults=(), *, world=WORLD, until=None, budget_usd=None, **how):
@@ -126,9 +128,7 @@ def test_replicas_equal_as_many_whole_models():
 
 KILLS = [
     (rank, iteration, phase)
-    for k, (rank, phase) in enumerate(
-        [(r, p) for r in range(4) for p in ("load", "compute", "upload", "download", "aggregate")]
-    )
+    for k, (rank, phase) in enumerate([(r, p) for r in range(4) for p in ("load", "compute", "upload", "download", "aggregate")])
     for iteration in [(0, 4, 5)[k % 3]]
 ]
 
@@ -267,16 +267,28 @@ def test_numbers_that_contradict_each_other_are_refused(how, message):
 
 def test_stages_that_a_file_says(tmp_path):
     job = make_job(dtype="float64")
-    traced = trace(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Dropout(0.0),
-                                       torch.nn.Linear(16, 10)), (torch.randn(4, 8, 8),)).model  # fmt: skip
+    traced = trace(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Dropout(0.0), torch.nn.Linear(16, 10)),
+        (torch.randn(4, 8, 8),),
+    ).model
     nodes = [o.name for o in operators(traced, ties="apart")]
     last = max(i for i, n in enumerate(nodes) if "linear" in n or "addmm" in n)
     graph = Graph(nodes=tuple(Node(name=n, forward_s={"cpu": 1.0}, backward_s={"cpu": 1.0}) for n in nodes))
     plan = PlacementPlan(
-        graph=graph.name, topology="two", objective="throughput", schedule=Schedule(kind="1f1b", micro_batches=4),
-        placement={n: "one" if i < last else "other" for i, n in enumerate(nodes)}, orders=None, method="by hand",
-        value_s=1.0, bound_s=1.0, iteration_s=1.0, solver_s=0.0, reserved_bytes={}, peak_bytes={},
-    )  # fmt: skip
+        graph=graph.name,
+        topology="two",
+        objective="throughput",
+        schedule=Schedule(kind="1f1b", micro_batches=4),
+        placement={n: "one" if i < last else "other" for i, n in enumerate(nodes)},
+        orders=None,
+        method="by hand",
+        value_s=1.0,
+        bound_s=1.0,
+        iteration_s=1.0,
+        solver_s=0.0,
+        reserved_bytes={},
+        peak_bytes={},
+    )
     file = tmp_path / "placement.json"
     file.write_text(plan_to_json(plan))
     c = configure(job, platform="simulated", placement=str(file), batch_size=120)
@@ -322,8 +334,7 @@ def test_a_real_kill_gives_the_weights_of_the_simulated_run(home):
 @pytest.mark.slow
 def test_a_model_too_large_for_one_function_trains_on_four(home):
     job = make_job(
-        model=Target(target="tiny:bulky", options={"width": 1024, "layers": 40}),
-        optimizer=Target(target="SGD", options={"lr": 0.01}),
+        model=Target(target="tiny:bulky", options={"width": 1024, "layers": 40}), optimizer=Target(target="SGD", options={"lr": 0.01})
     )
     how = {"batch_size": 480, "memory_mb": 672}
     with pytest.raises(PlanInfeasible, match=r"at least 71\d MB, its quota is 672 MB; .*split it: --stages 2"):
@@ -338,14 +349,14 @@ def test_a_model_too_large_for_one_function_trains_on_four(home):
 
 @pytest.mark.parametrize(
     ("stages", "entry", "said"),
-    [(2, "worker", "this run divides its model into stages; call the entry 'stage'"),
-     (1, "stage", "this run does not divide its model into stages; call the entry 'worker'")],
-)  # fmt: skip
+    [
+        (2, "worker", "this run divides its model into stages; call the entry 'stage'"),
+        (1, "stage", "this run does not divide its model into stages; call the entry 'worker'"),
+    ],
+)
 def test_a_call_of_the_other_entry_is_refused(monkeypatch, stages, entry, said):
     right = RunDriver.call
-    monkeypatch.setattr(
-        RunDriver, "call", lambda self, *a, **how: dataclasses.replace(right(self, *a, **how), entry=entry)
-    )
+    monkeypatch.setattr(RunDriver, "call", lambda self, *a, **how: dataclasses.replace(right(self, *a, **how), entry=entry))
     run = staged(stages=stages) if stages > 1 else real(**{**SHAPE, "workers": 1, "aggregators": 1})
     assert run.ending.status == "failed"
     assert said in "".join(map(str, run.ending.causes))

@@ -16,9 +16,11 @@ from ephemeron.training.job.convergence import TESTED_STALENESS, TESTED_WORKERS,
 MLP = Target(target="tiny:mlp", options={"hidden": 64})
 SGD = Target(target="SGD", options={"lr": 0.05, "momentum": 0.9})
 OPTIMIZERS = {
-    "sgd": SGD, "nesterov": Target(target="SGD", options={"lr": 0.02, "momentum": 0.9, "nesterov": True}),
-    "adam": Target(target="Adam", options={"lr": 0.003}), "adamw": Target(target="AdamW", options={"lr": 0.003}),
-}  # fmt: skip
+    "sgd": SGD,
+    "nesterov": Target(target="SGD", options={"lr": 0.02, "momentum": 0.9, "nesterov": True}),
+    "adam": Target(target="Adam", options={"lr": 0.003}),
+    "adamw": Target(target="AdamW", options={"lr": 0.003}),
+}
 DROPOUT = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.3}), optimizer=OPTIMIZERS["adam"])
 
 
@@ -31,11 +33,17 @@ def test_weights_are_those_of_an_independent_simulation(kind, staleness, remedy)
     (expected,) = train(
         [
             Setting(
-                seed=1, model="mlp", optimizer=kind, lr=OPTIMIZERS[kind].options["lr"], aggregators=1, nonaggregator_batch=24, epochs=1,
+                seed=1,
+                model="mlp",
+                optimizer=kind,
+                lr=OPTIMIZERS[kind].options["lr"],
+                aggregators=1,
+                nonaggregator_batch=24,
+                epochs=1,
                 remedy=remedy,
             )
         ]
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(weights, expected.weights, rtol=0, atol=2e-6)
 
 

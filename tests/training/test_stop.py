@@ -50,15 +50,11 @@ def test_it_need_not_wait(asked: list[bool], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_does_not_wait_for_ever(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "status_of", lambda folder: "running")
-    with pytest.raises(
-        UserError, match=r"asked to stop 0\.01 s ago and has not reached a checkpoint yet; .*ephemeron attach r-1"
-    ):
+    with pytest.raises(UserError, match=r"asked to stop 0\.01 s ago and has not reached a checkpoint yet; .*ephemeron attach r-1"):
         api.stop("r", wait_s=0.01)
 
 
-def test_in_a_cloud_where_nobody_watches_it_sees_the_end_itself(
-    asked: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_cloud_where_nobody_watches_it_sees_the_end_itself(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(api, "status_of", lambda folder: "on aws")
     monkeypatch.setattr(api, "attach", lambda run_id, *, check: seen.append(run_id))
@@ -71,15 +67,11 @@ def test_what_was_stopped_can_be_resumed_at_once(tmp_path: Path, monkeypatch: py
     """Resuming said that the run is already running."""
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     root = Path(__file__).parents[2]
-    run = subprocess.Popen(
-        [PROGRAM, "train", "examples/digits/job.toml", "--epochs", "200"], cwd=root, text=True, stderr=subprocess.PIPE
-    )
+    run = subprocess.Popen([PROGRAM, "train", "examples/digits/job.toml", "--epochs", "200"], cwd=root, text=True, stderr=subprocess.PIPE)
     assert run.stderr is not None
     next(line for line in run.stderr if line.startswith("epoch"))
     try:
-        stopped = subprocess.run(
-            [PROGRAM, "stop", "last"], text=True, capture_output=True, cwd=root, timeout=120, check=True
-        )
+        stopped = subprocess.run([PROGRAM, "stop", "last"], text=True, capture_output=True, cwd=root, timeout=120, check=True)
         assert stopped.stdout.startswith("stopped ")
         assert run.wait(120) == 3
         again = subprocess.Popen([PROGRAM, "resume", "last"], cwd=root, text=True, stderr=subprocess.PIPE)

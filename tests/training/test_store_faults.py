@@ -49,8 +49,7 @@ def test_a_tenth_of_all_requests_fail(way, seed, undisturbed):
     assert run.left == {"run/spec", "run/result"}
     if "asp" not in way and way != "hsp":
         assert run.sha == undisturbed(way).sha
-    requests = [sum(getattr(r.trigger.ledger.traffic, n) for n in ("puts", "gets", "polls"))
-                for r in (run, undisturbed(way))]  # fmt: skip
+    requests = [sum(getattr(r.trigger.ledger.traffic, n) for n in ("puts", "gets", "polls")) for r in (run, undisturbed(way))]
     assert requests[0] > requests[1]  # they are paid for
 
 
@@ -60,9 +59,8 @@ def test_minutes_without_the_store_cost_minutes(way, how, undisturbed):
     whole = undisturbed(way)
     for start in (0.0, 2.0, 4.0):
         run = synthetic(
-            decide=lambda now, operation, key, start=start: how if start <= now < start + 200 else None,
-            **SETTINGS, **WAYS[way],
-        )  # fmt: skip
+            decide=lambda now, operation, key, start=start: how if start <= now < start + 200 else None, **SETTINGS, **WAYS[way]
+        )
         assert run.sha == whole.sha
         assert len(run.of(Invoked)) == 4  # nobody is suspected of the store's silence
         assert 200 < run.trigger.ledger.ended_at < 200 + 30 + whole.trigger.ledger.ended_at
@@ -78,12 +76,7 @@ def test_a_store_that_refuses_fails_the_run_at_once():
 
 
 def test_the_time_is_an_option():
-    run = synthetic(
-        decide=lambda now, operation, key: "unavailable" if now > 3 else None,
-        channel_retry_s=20.0,
-        **SETTINGS,
-        **WAYS["bsp"],
-    )
+    run = synthetic(decide=lambda now, operation, key: "unavailable" if now > 3 else None, channel_retry_s=20.0, **SETTINGS, **WAYS["bsp"])
     assert run.ending.status == "failed"
     assert any("requests in 20 s" in cause for cause in run.ending.causes)
     assert 20 < run.trigger.ledger.ended_at < 30

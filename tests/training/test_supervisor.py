@@ -15,9 +15,7 @@ def invoked(rank, attempt=0, reason="start"):
 
 
 def ended(rank, attempt=0, status="ok", outcome="", **more):
-    return Ended(
-        t=0, rank=rank, attempt=attempt, invocation=f"i{rank}.{attempt}", status=status, outcome=outcome, **more
-    )
+    return Ended(t=0, rank=rank, attempt=attempt, invocation=f"i{rank}.{attempt}", status=status, outcome=outcome, **more)
 
 
 def progress(rank, iteration, attempt=0):
@@ -213,9 +211,16 @@ def test_resuming_forgives_losses(supervisor):
 
 def test_the_same_events_give_the_same_actions():
     events = [
-        invoked(0), invoked(1), progress(0, 0), ended(1, status="lost"), invoked(1, 1, "replacement"),
-        ended(0, outcome="relayed"), invoked(0, 1, "relay"), ended(1, 1, status="timed_out"), ended(0, 1, outcome="finished"),
-    ]  # fmt: skip
+        invoked(0),
+        invoked(1),
+        progress(0, 0),
+        ended(1, status="lost"),
+        invoked(1, 1, "replacement"),
+        ended(0, outcome="relayed"),
+        invoked(0, 1, "relay"),
+        ended(1, 1, status="timed_out"),
+        ended(0, 1, outcome="finished"),
+    ]
     first, second = RunSupervisor(2), RunSupervisor(2)
     assert [first.feed(e) for e in events] == [second.feed(e) for e in events]
     assert first == second

@@ -14,9 +14,7 @@ from ephemeron.training.driver.records import RunRecord
 
 
 @pytest.mark.parametrize("platform", ["local", "aws", "openfaas"])
-def test_a_platform_that_cannot_suspend_names_what_to_do_instead(
-    platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_platform_that_cannot_suspend_names_what_to_do_instead(platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
     folder, run = run_dir.create("some-run"), RunRecord(run_id="some-run", platform=platform)
     with pytest.raises(JobError, match=f"platform {platform} cannot be suspended; .*: ephemeron stop some-run"):

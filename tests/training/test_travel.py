@@ -46,9 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             del sys.modules[name]
 
 
-def job_in(
-    folder: Path, path: str = "Path(__file__).parent / 'init.safetensors'", *, at: str = "init.safetensors", **more
-) -> Job:
+def job_in(folder: Path, path: str = "Path(__file__).parent / 'init.safetensors'", *, at: str = "init.safetensors", **more) -> Job:
     (folder / "beside.py").write_text(MODEL.format(path=path))
     weights = {"1.weight": torch.full((10, 64), 0.25), "1.bias": torch.zeros(10)}
     (folder / at).parent.mkdir(exist_ok=True)
@@ -72,8 +70,7 @@ def test_weights_beside_the_model_travel(folder: Path, tmp_path: Path) -> None:
 def test_what_stays_behind_is_named_and_can_be_included(folder: Path) -> None:
     job = job_in(folder, "Path(__file__).parent / 'data' / 'init.safetensors'", at="data/init.safetensors")
     with pytest.raises(
-        JobError,
-        match=r"not from the files that are sent to the functions.*left out: .*data/init.safetensors.*code_include",
+        JobError, match=r"not from the files that are sent to the functions.*left out: .*data/init.safetensors.*code_include"
     ) as e:
         ready(job)
     assert "\n" not in str(e.value)
@@ -93,9 +90,7 @@ def test_a_module_that_only_the_client_has_is_refused(folder: Path, tmp_path: Pa
     sys.path.append(str(tmp_path / "lib"))
     job = job_in(folder)
     (folder / "beside.py").write_text("import helper_of_mine\n" + (folder / "beside.py").read_text())
-    ready(
-        job
-    )  # an entry of sys.path may be an installed one: only the working folder and the job's are known not to be
+    ready(job)  # an entry of sys.path may be an installed one: only the working folder and the job's are known not to be
     (folder / "helper_of_cwd.py").write_text("x = 1")
     (folder / "beside.py").write_text("import helper_of_cwd\n" + (folder / "beside.py").read_text())
     with pytest.raises(JobError, match="helper_of_cwd"):

@@ -61,11 +61,7 @@ def test_real_gradients_with_rounding() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"channel": "memory"}, "channel is 'memory'"),
-        ({"sync": "hap"}, "sync is 'hap'"),
-        ({"workers": 4, "stages": 2}, "stages = 2"),
-    ],
+    [({"channel": "memory"}, "channel is 'memory'"), ({"sync": "hap"}, "sync is 'hap'"), ({"workers": 4, "stages": 2}, "stages = 2")],
 )
 def test_what_has_no_two_levels_is_refused(options: dict[str, object], said: str) -> None:
     c = Configuration(**{**TWO_LEVELS, **options}).resolved()  # type: ignore[arg-type]

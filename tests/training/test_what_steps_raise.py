@@ -52,22 +52,12 @@ class Raising(ephemeron.Task):
         return super().training_step(model, batch)
 
 
-ERRORS = [
-    asyncio.CancelledError,
-    concurrent.futures.CancelledError,
-    GeneratorExit,
-    SystemExit,
-    StopIteration,
-    Own,
-    NoText,
-]
+ERRORS = [asyncio.CancelledError, concurrent.futures.CancelledError, GeneratorExit, SystemExit, StopIteration, Own, NoText]
 
 
 def trained(error, **what):
     made = type("Raising", (Raising,), {"error": error, **what})
-    return ephemeron.train(
-        made(), platform="simulated", workers=2, batch_size=4, epochs=2, on_event=lambda event: None
-    ).summary
+    return ephemeron.train(made(), platform="simulated", workers=2, batch_size=4, epochs=2, on_event=lambda event: None).summary
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{e.__module__}.{e.__name__}")

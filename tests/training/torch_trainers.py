@@ -42,9 +42,7 @@ def linear():
 
 def everything():
     """Batch statistics, random numbers, and a buffer that is a single whole number."""
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(12, CLASSES)
-    )
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(12, CLASSES))
 
 
 def half():

@@ -69,8 +69,12 @@ def make_job(**overrides: Any) -> Job:
 
 def configuration(**overrides: Any) -> Configuration:
     values: dict[str, Any] = {
-        "platform": "simulated", "channel": "memory", "memory_mb": 1769, "function_timeout_s": 900.0, "aggregators": 2,
-    }  # fmt: skip
+        "platform": "simulated",
+        "channel": "memory",
+        "memory_mb": 1769,
+        "function_timeout_s": 900.0,
+        "aggregators": 2,
+    }
     if overrides.get("pattern", "k-reduce") not in ("k-reduce", "pipelined", "parameter-server"):
         del values["aggregators"]
     if overrides.get("pattern") == "parameter-server":
@@ -79,9 +83,12 @@ def configuration(**overrides: Any) -> Configuration:
 
 
 def simulate(
-    prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[RunDriver], Any] | None = None,
+    prepared: Prepared,
+    *,
+    world: Simulation = WORLD,
+    until: Callable[[RunDriver], Any] | None = None,
     decide: Callable[[float, str, str], Any] | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Runs something that is prepared, in virtual time.
 
     Args:
@@ -103,9 +110,8 @@ def simulate(
         if decide is not None:
             platform.store = FlakyChannel(store, lambda operation, key: decide(loop.time(), operation, key))
         trigger = RunDriver(
-            platform, platform.store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time,
-            on_event=events.append,
-        )  # fmt: skip
+            platform, platform.store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=events.append
+        )
         await trigger.launch(prepared)
         if until is not None:
             until(trigger)
@@ -116,31 +122,56 @@ def simulate(
 
 
 def synthetic(
-    *, samples: int = 640, epochs: int = 2, elements: int = 64, faults: Sequence[str] = (), world: Simulation = WORLD,
-    budget_usd: float | None = None, time_limit_s: float | None = None, until: Callable[[RunDriver], Any] | None = None, counting: bool = False,
-    decide: Callable[[float, str, str], Any] | None = None, test_samples: int = 0, **overrides: Any,
-) -> Run:  # fmt: skip
+    *,
+    samples: int = 640,
+    epochs: int = 2,
+    elements: int = 64,
+    faults: Sequence[str] = (),
+    world: Simulation = WORLD,
+    budget_usd: float | None = None,
+    time_limit_s: float | None = None,
+    until: Callable[[RunDriver], Any] | None = None,
+    counting: bool = False,
+    decide: Callable[[float, str, str], Any] | None = None,
+    test_samples: int = 0,
+    **overrides: Any,
+) -> Run:
     """A run without a model: milliseconds. `counting`: its weights say how often each contribution was used."""
     spec = RunSpec(
-        run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-        configuration=configuration(**overrides), epochs=epochs, seed=1, dtype="float32", samples=samples,
-        prices=load_prices("objects"), faults=tuple(faults), trainer="counting" if counting else "synthetic",
+        run_id="run",
+        model=Target(target="none"),
+        loss=Target(target="none"),
+        optimizer=Target(target="none"),
+        configuration=configuration(**overrides),
+        epochs=epochs,
+        seed=1,
+        dtype="float32",
+        samples=samples,
+        prices=load_prices("objects"),
+        faults=tuple(faults),
+        trainer="counting" if counting else "synthetic",
         trainer_options={} if counting else {"elements": elements},
-        cold_start_s=world.cold_start_s, budget_usd=budget_usd, time_limit_s=time_limit_s, test_samples=test_samples,
-    )  # fmt: skip
-    objects = {Keys("run").spec: [spec.to_bytes()]}
-    return simulate(
-        Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0), world=world, until=until, decide=decide
+        cold_start_s=world.cold_start_s,
+        budget_usd=budget_usd,
+        time_limit_s=time_limit_s,
+        test_samples=test_samples,
     )
+    objects = {Keys("run").spec: [spec.to_bytes()]}
+    return simulate(Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0), world=world, until=until, decide=decide)
 
 
 def real(job: Job | None = None, *, faults: Sequence[Any] = (), **overrides: Any) -> Run:
     """A simulated run with real gradients."""
     job = job or make_job()
     prepared = prepare(
-        job, configuration(**overrides), run_id="run", limits=Limits(), prices=load_prices("objects"), faults=faults,
+        job,
+        configuration(**overrides),
+        run_id="run",
+        limits=Limits(),
+        prices=load_prices("objects"),
+        faults=faults,
         cold_start_s=job.simulation.cold_start_s,
-    )  # fmt: skip
+    )
     return simulate(prepared, world=job.simulation)
 
 

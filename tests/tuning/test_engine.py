@@ -54,8 +54,7 @@ def test_a_pruned_trial_ends_its_functions_at_once(made, pruner) -> None:
 
 def test_equal_seeds_give_equal_studies(made) -> None:
     studies = [
-        made(name, sampler="tpe", pruner="hyperband", concurrency=2, seed=seed, trials=9)
-        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+        made(name, sampler="tpe", pruner="hyperband", concurrency=2, seed=seed, trials=9) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     ]
     for study in studies:
         study.run()
@@ -81,9 +80,7 @@ def test_a_gang_begins_when_all_its_functions_have_places(made) -> None:
 
 
 def test_a_trial_that_is_predicted_over_budget_never_starts(made) -> None:
-    study = made(
-        sampler="grid", space={"epochs": [2, 200]}, concurrency=2, predicts=True, predict=True, budget_usd=4 * USD
-    )
+    study = made(sampler="grid", space={"epochs": [2, 200]}, concurrency=2, predicts=True, predict=True, budget_usd=4 * USD)
     assert study.run() == "finished"
     small, large = sorted(study.trials, key=lambda t: t.parameters["epochs"])
     assert (small.state, large.state, large.started) == ("finished", "pruned", False)
@@ -122,9 +119,7 @@ def test_a_run_that_fails_is_a_failed_trial_with_its_reason(made) -> None:
     study = made(sampler="grid", space={"model.options.fails_after": [0, 2, 9]}, concurrency=1)
     assert study.run() == "finished"
     found = {t.parameters["model.options.fails_after"]: (t.state, t.evaluations, t.reason) for t in study.trials}
-    assert found == {
-        0: ("failed", 0, "rank 0: it had to"), 2: ("failed", 2, "rank 0: it had to"), 9: ("finished", 4, "")
-    }  # fmt: skip
+    assert found == {0: ("failed", 0, "rank 0: it had to"), 2: ("failed", 2, "rank 0: it had to"), 9: ("finished", 4, "")}
 
 
 def test_the_deadline_ends_the_study(made) -> None:

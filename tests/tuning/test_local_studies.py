@@ -59,9 +59,7 @@ def wait_for(what: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    "dies", ["its client and a function", "its client and their host", "no process: it is interrupted"]
-)
+@pytest.mark.parametrize("dies", ["its client and a function", "its client and their host", "no process: it is interrupted"])
 def test_a_study_goes_on_after_the_death_of(dies: str, make_study: MakeStudy, home: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
@@ -69,11 +67,7 @@ def test_a_study_goes_on_after_the_death_of(dies: str, make_study: MakeStudy, ho
     code.mkdir()
     (code / "gated.py").write_text(GATED)
     run = {"workers": 1, "batch_size": 240, "memory_mb": 512, "checkpoint_every": 5}
-    job = {
-        "model": {"target": "gated:build", "options": {"folder": str(gate)}},
-        "code": [str(code)],
-        "run": {"platform": "local", **run},
-    }
+    job = {"model": {"target": "gated:build", "options": {"folder": str(gate)}}, "code": [str(code)], "run": {"platform": "local", **run}}
     study = make_study(sampler="grid", space={"seed": [0, 1]}, concurrency=2, job=job)
     file = study.folder.path.parent / "study.toml"
     command = [CLIENT, "tune", str(file), "--out", str(study.folder.path), "--json"]

@@ -56,14 +56,20 @@ def test_trials_that_share_a_service_decode_each_sample_once(make_study: MakeStu
     for loaders in (0, 1):
         log = tmp_path / f"decoded-{loaders}"
         job: dict[str, Any] = {
-            "model": "tiny:mlp", "code": [str(code), str(Path(__file__).parents[1] / "training" / "code")], "epochs": EPOCHS,
+            "model": "tiny:mlp",
+            "code": [str(code), str(Path(__file__).parents[1] / "training" / "code")],
+            "epochs": EPOCHS,
             "data": {"flow": "counted:flow", "options": {"log": str(log)}},
             "run": {"platform": "local", "workers": 1, "batch_size": 40, "memory_mb": 1769},
-        }  # fmt: skip
+        }
         study = make_study(
-            f"loaders-{loaders}", job=job, sampler="grid", space={"optimizer.options.lr": [0.01, 0.1]}, concurrency=1,
+            f"loaders-{loaders}",
+            job=job,
+            sampler="grid",
+            space={"optimizer.options.lr": [0.01, 0.1]},
+            concurrency=1,
             **({"data_service": loaders} if loaders else {}),
-        )  # fmt: skip
+        )
         result = study.run()
         assert result.count("finished") == 2, [t.reason for t in result.status.trials]
         found[loaders] = [t.value for t in result.status.trials], log.stat().st_size

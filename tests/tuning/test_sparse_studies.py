@@ -26,17 +26,24 @@ def study(tmp_path, monkeypatch):
     prepared(tmp_path / "data" / "train", rows=1500)
     prepared(tmp_path / "data" / "test", rows=500, partitions=1, seed=1)
     job = {
-        "epochs": 12, "sparse": {"model": "logistic", "optimizer": "adagrad"}, "data": {"source": "prepared", "path": "data"},
+        "epochs": 12,
+        "sparse": {"model": "logistic", "optimizer": "adagrad"},
+        "data": {"source": "prepared", "path": "data"},
         "run": {"workers": 1, "batch_size": 10, "memory_mb": 1024},
-    }  # fmt: skip
+    }
 
     def made(**changes):
         (tmp_path / "job.toml").write_text(toml_text(job))
         profile_of(COSTS).save(tmp_path / "profile.json")
         document = {
-            "job": "job.toml", "profile": "profile.json", "metric": "loss", "sampler": "grid", "concurrency": 2,
-            "space": {"sparse.optimizer.options.learning_rate": [0.3, 1e-6]}, **changes,
-        }  # fmt: skip
+            "job": "job.toml",
+            "profile": "profile.json",
+            "metric": "loss",
+            "sampler": "grid",
+            "concurrency": 2,
+            "space": {"sparse.optimizer.options.learning_rate": [0.3, 1e-6]},
+            **changes,
+        }
         (tmp_path / "study.toml").write_text(toml_text(document))
         return tmp_path / "study.toml"
 
@@ -99,7 +106,5 @@ def test_trials_are_predicted_and_one_over_the_budget_never_starts(study):
 def test_a_study_refuses_a_profile_of_another_kind(study):
     path = study()
     (path.parent / "profile.json").write_text('{"workload": {}}')
-    with pytest.raises(
-        JobError, match=r"profile\.json is no profile of a sparse job; make one with: ephemeron profile JOB"
-    ):
+    with pytest.raises(JobError, match=r"profile\.json is no profile of a sparse job; make one with: ephemeron profile JOB"):
         Study.open(path).run()

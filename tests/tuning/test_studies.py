@@ -169,9 +169,7 @@ def test_a_study_that_has_changed_is_refused(make_study: MakeStudy, tmp_path: Pa
     make_study(trials=1).run()
     for changed in ({"trials": 2}, {"trials": 1, "job": {"epochs": 5}}):
         path = write_study(tmp_path / "a", **changed)
-        with pytest.raises(
-            JobError, match=r"has changed since the study in .* began; restore the files, or begin another"
-        ):
+        with pytest.raises(JobError, match=r"has changed since the study in .* began; restore the files, or begin another"):
             Study.open(path, out=tmp_path / "a" / "out")
     path = write_study(tmp_path / "a", trials=1)
     study = Study.open(path, out=tmp_path / "a" / "out")
@@ -203,9 +201,7 @@ def test_a_killed_client_loses_nothing_and_nothing_is_counted_twice(make_study: 
     whole = make_study("a", **values).run()
     study = make_study("b", **values)
     file = study.folder.path.parent / "study.toml"
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(file), str(study.folder.path)], env=dict(os.environ), check=False
-    )
+    done = subprocess.run([sys.executable, "-c", CLIENT, str(file), str(study.folder.path)], env=dict(os.environ), check=False)
     assert done.returncode == -signal.SIGKILL
     before = {t.number: t.run for t in study.trials}
     with pytest.raises(UserError, match="has begun; go on with it: --resume"):

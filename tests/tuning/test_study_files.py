@@ -101,17 +101,13 @@ def test_grid_values_of_ranges_include_both_ends(tmp_path: Path) -> None:
 
 def test_an_unknown_metric_is_refused_with_those_there_are(make_study: MakeStudy) -> None:
     study = make_study(metric="acuracy")
-    with pytest.raises(
-        JobError, match=r"metric = 'acuracy' is not reported by the job's evaluations; use one of loss, accuracy"
-    ):
+    with pytest.raises(JobError, match=r"metric = 'acuracy' is not reported by the job's evaluations; use one of loss, accuracy"):
         study.run()
     assert not study.folder.exists
 
 
 def test_a_pruner_without_evaluations_is_refused(make_study: MakeStudy) -> None:
-    with pytest.raises(
-        JobError, match=r"pruner asha decides after 1 evaluations, and a trial has 1, the last one at its end"
-    ):
+    with pytest.raises(JobError, match=r"pruner asha decides after 1 evaluations, and a trial has 1, the last one at its end"):
         make_study(pruner="asha", job={"epochs": 1}).run()
 
 
@@ -127,9 +123,7 @@ def test_without_optuna_the_extra_is_named(make_study: MakeStudy, monkeypatch: p
 
 
 def test_tables_as_text_are_read_as_they_were() -> None:
-    table = {
-        "a": 1, "b": -1.5e-7, "c": True, "d": 'quotes " and \\ and\nlines ü', "e": [1, [2.0, "x"]], "a b": {"x.y": {"z": []}, "n": {}},
-    }  # fmt: skip
+    table = {"a": 1, "b": -1.5e-7, "c": True, "d": 'quotes " and \\ and\nlines ü', "e": [1, [2.0, "x"]], "a b": {"x.y": {"z": []}, "n": {}}}
     assert parse_toml(toml_text(table), where="text") == table
 
 
@@ -141,7 +135,5 @@ def test_tables_as_text_are_read_as_they_were() -> None:
         (PrunerSpec(name="hyperband"), {9: 1, 100: 1}),
     ],
 )
-def test_the_first_decision_depends_on_the_evaluations_of_a_trial(
-    pruner: PrunerSpec, decisions: dict[int, int]
-) -> None:
+def test_the_first_decision_depends_on_the_evaluations_of_a_trial(pruner: PrunerSpec, decisions: dict[int, int]) -> None:
     assert {n: pruner.first_decision(n) for n in decisions} == decisions

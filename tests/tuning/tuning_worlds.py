@@ -14,11 +14,15 @@ from ephemeron.tuning import Study
 
 CODE = Path(__file__).parents[1] / "training" / "code"
 JOB: dict[str, Any] = {
-    "name": "tiny", "model": "tiny:mlp", "code": [str(CODE)], "epochs": 4, "seed": 0,
+    "name": "tiny",
+    "model": "tiny:mlp",
+    "code": [str(CODE)],
+    "epochs": 4,
+    "seed": 0,
     "optimizer": {"target": "SGD", "options": {"lr": 0.1, "momentum": 0.9}},
     "simulation": {"compute": {"a": 50.0, "b": 4.0, "m": 0.0}},
     "run": {"platform": "simulated", "workers": 1, "batch_size": 480, "memory_mb": 1769},
-}  # fmt: skip
+}
 RATES = {"optimizer.options.lr": {"low": 1e-4, "high": 1.0, "log": True}}
 
 MakeStudy = Callable[..., Study]

@@ -68,10 +68,19 @@ class ValueSession(Session):
         ended = asyncio.Event()
         fails_after, status, epoch = job.model.options.get("fails_after", job.epochs), "finished", 0
         with stop.handled(lambda reason="": ended.set()):
-            on_event(RunStarted(
-                t=0.0, run_id=run_id, job=job.name, workers=c.workers, aggregators=1, memory_mb=c.memory_mb, iterations=job.epochs,
-                epochs=job.epochs, samples=1,
-            ))  # fmt: skip
+            on_event(
+                RunStarted(
+                    t=0.0,
+                    run_id=run_id,
+                    job=job.name,
+                    workers=c.workers,
+                    aggregators=1,
+                    memory_mb=c.memory_mb,
+                    iterations=job.epochs,
+                    epochs=job.epochs,
+                    samples=1,
+                )
+            )
             while epoch < min(job.epochs, fails_after) and not ended.is_set():
                 if epoch >= known:
                     try:
@@ -83,9 +92,7 @@ class ValueSession(Session):
                 self._cost[run_id] = USD * c.workers * epoch
                 for rank in range(c.workers):
                     sums = {"accuracy": (value_of(job.optimizer.options["lr"], epoch), 1.0)}
-                    on_event(
-                        Evaluated(t=epoch, rank=rank, attempt=0, epoch=epoch, iteration=epoch, samples=1, sums=sums)
-                    )
+                    on_event(Evaluated(t=epoch, rank=rank, attempt=0, epoch=epoch, iteration=epoch, samples=1, sums=sums))
                 if self._left_usd is not None and sum(self._cost.values()) >= self._left_usd - 1e-9:
                     break
         self._busy -= c.workers
@@ -117,14 +124,22 @@ class ValueStudy:
             )
 
     def run(
-        self, on_trial: Callable[[TrialRecord], None] = lambda trial: None,
-        on_change: Callable[[Engine], None] = lambda engine: None,
-    ) -> StudyState:  # fmt: skip
+        self, on_trial: Callable[[TrialRecord], None] = lambda trial: None, on_change: Callable[[Engine], None] = lambda engine: None
+    ) -> StudyState:
         """Drives the study to its end, or until a callback raises an error, as if the client had been killed."""
         engine = Engine(
-            self.file, self.folder, self.optuna, self._predictor, places=self.places, token=self.folder.path.parent.name, seconds=self.seconds,
-            simulated=self._simulated, on_trial=on_trial, on_change=lambda: on_change(engine), sessions=ValueSession,
-        )  # fmt: skip
+            self.file,
+            self.folder,
+            self.optuna,
+            self._predictor,
+            places=self.places,
+            token=self.folder.path.parent.name,
+            seconds=self.seconds,
+            simulated=self._simulated,
+            on_trial=on_trial,
+            on_change=lambda: on_change(engine),
+            sessions=ValueSession,
+        )
         try:
             return simulation.run(engine.run())
         finally:

@@ -37,9 +37,7 @@ def target(ctx: click.Context, param: click.Parameter, value: str | None) -> dic
     for part in filter(None, rest.split(",")):
         key, equals, text = part.partition("=")
         if not equals:
-            raise JobError(
-                f"{param.opts[0]} {value}: {key} has no value", remedy="write NAME:option=value,option=value"
-            )
+            raise JobError(f"{param.opts[0]} {value}: {key} has no value", remedy="write NAME:option=value,option=value")
         try:
             options[key] = json.loads(text)
         except ValueError:

@@ -18,21 +18,23 @@ _OPTIONS = (
     ("aws", "function", "--aws-function", "NAME", "Function that `deploy aws` has created.  [default: ephemeron]"),
     ("aws", "region", "--aws-region", "REGION", "Region of the function.  [default: as for all AWS clients]"),
     ("aws", "endpoint", "--aws-endpoint", "URL", "Another Lambda service, such as the local one."),
-    ("aws-microvm", "image", "--aws-microvm-image", "NAME",
-     "Image that `deploy aws-microvm` has created.  [default: ephemeron]"),
+    ("aws-microvm", "image", "--aws-microvm-image", "NAME", "Image that `deploy aws-microvm` has created.  [default: ephemeron]"),
     ("aws-microvm", "region", "--aws-microvm-region", "REGION", "Region of the image.  [default: as for all AWS clients]"),
     ("aws-microvm", "endpoint", "--aws-microvm-endpoint", "URL", "Another service of MicroVMs, such as the local one."),
     ("openfaas", "gateway", "--openfaas-gateway", "URL", "Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"),
-    ("openfaas", "function", "--openfaas-function", "NAME",
-     "Function that `deploy openfaas` has created.  [default: ephemeron]"),
-    ("openfaas", "callback", "--openfaas-callback", "URL",
-     "http://HOST:PORT at which the cluster reaches this machine: lost replicas are then noticed at once."),
+    ("openfaas", "function", "--openfaas-function", "NAME", "Function that `deploy openfaas` has created.  [default: ephemeron]"),
+    (
+        "openfaas",
+        "callback",
+        "--openfaas-callback",
+        "URL",
+        "http://HOST:PORT at which the cluster reaches this machine: lost replicas are then noticed at once.",
+    ),
     ("ray", "address", "--ray-address", "ADDRESS", "Head of a Ray cluster.  [default: RAY_ADDRESS, or auto]"),
     ("ray", "gpus", "--ray-gpus", "N", "GPUs of each function, whole ones or a part of one.  [default: 0]"),
     ("lithops", "backend", "--lithops-backend", "NAME", "Backend in Lithops' own configuration.  [default: localhost]"),
-    ("lithops", "runtime", "--lithops-runtime", "IMAGE",
-     "Runtime in which ephemeron is installed.  [default: as configured]"),
-)  # fmt: skip
+    ("lithops", "runtime", "--lithops-runtime", "IMAGE", "Runtime in which ephemeron is installed.  [default: as configured]"),
+)
 """Platform, field of its settings, option, placeholder, help."""
 
 
@@ -57,9 +59,7 @@ def cloud_settings(platform: str, given: dict[str, str]) -> Settings | None:
     """
     from ephemeron.functions.registry import CLOUDS, cloud
 
-    values: dict[str, Any] = {
-        field: given[option] for name, field, option, _, _ in _OPTIONS if name == platform and option in given
-    }
+    values: dict[str, Any] = {field: given[option] for name, field, option, _, _ in _OPTIONS if name == platform and option in given}
     foreign = [option for name, _, option, _, _ in _OPTIONS if name != platform and option in given]
     if foreign:
         raise UserError(f"platform {platform} takes no {', '.join(foreign)}")

@@ -22,9 +22,8 @@ TOKEN_VARIABLE = "EPHEMERON_DASHBOARD_TOKEN"
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready.")
 def dashboard(
-    roots: tuple[Path, ...], host: str, port: int, token: str | None, allow_remote: bool, names: tuple[str, ...], show: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+    roots: tuple[Path, ...], host: str, port: int, token: str | None, allow_remote: bool, names: tuple[str, ...], show: bool, as_json: bool
+) -> None:
     """Show runs, studies, data services and tasks live: serves until Ctrl-C.
 
     ROOT: folders with runs and studies.  [default: the home folder, and `out` of this folder]

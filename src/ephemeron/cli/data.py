@@ -63,21 +63,35 @@ def data() -> None:
 @click.option("--variant", metavar="NAME", help="train, val, …  [default: train, or all that SOURCE tells apart]")
 @click.option("--version", metavar="NAME", help="Name of the new version.  [default: the next whole number]")
 @click.option("--only", is_flag=True, help="Leave out variants of the version before instead of keeping them.")
-@click.option(
-    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of the kind; may be repeated."
-)
+@click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of the kind; may be repeated.")
 @click.option("--copy", is_flag=True, help="Copy SOURCE (a local folder or file) into the dataset's own data folder.")
-@click.option("--digests/--no-digests", default=True, show_default=True,
-              help="Pin the content, so that a change is noticed; reads local data once.")  # fmt: skip
-@click.option("--on-defect", type=click.Choice(["fail", "skip", "quarantine"]), default="fail", show_default=True,
-              help="What to do with a bad row, an empty or an absent file; quarantine keeps a copy.")  # fmt: skip
+@click.option(
+    "--digests/--no-digests", default=True, show_default=True, help="Pin the content, so that a change is noticed; reads local data once."
+)
+@click.option(
+    "--on-defect",
+    type=click.Choice(["fail", "skip", "quarantine"]),
+    default="fail",
+    show_default=True,
+    help="What to do with a bad row, an empty or an absent file; quarantine keeps a copy.",
+)
 @click.option("--shard-size", type=click.IntRange(1), help="Samples per metadata file.  [default: 1000]")
 @click.option("--json", "as_json", is_flag=True, help="Print the new version as one line of JSON.")
 def import_(
-    kind: str, source: str, name: str, store: str | None, variant: str | None, version: str | None, only: bool,
-    options: tuple[str, ...], copy: bool, digests: bool, on_defect: str, shard_size: int | None,
+    kind: str,
+    source: str,
+    name: str,
+    store: str | None,
+    variant: str | None,
+    version: str | None,
+    only: bool,
+    options: tuple[str, ...],
+    copy: bool,
+    digests: bool,
+    on_defect: str,
+    shard_size: int | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Describe SOURCE (folder, .tar, .zip, file or URL) as a new version of NAMESPACE/NAME.
 
     \b
@@ -107,10 +121,20 @@ def import_(
     place = DatasetStore.open(store)
     with _Counter() as tell:
         made = import_dataset(
-            kind, source, name, place, variant=variant, version=version, keep=not only, copy=copy,
-            options={key: value for key, _, value in pairs}, shard_size=shard_size or SHARD_SIZE, digests=digests,
-            on_defect=on_defect, tell=tell,
-        )  # fmt: skip
+            kind,
+            source,
+            name,
+            place,
+            variant=variant,
+            version=version,
+            keep=not only,
+            copy=copy,
+            options={key: value for key, _, value in pairs},
+            shard_size=shard_size or SHARD_SIZE,
+            digests=digests,
+            on_defect=on_defect,
+            tell=tell,
+        )
     for imported, v in made.variants.items():
         if v.source.get("url") == source and v.defects:
             _print_defects(place, made, imported, v.defects.file)
@@ -119,10 +143,7 @@ def import_(
         return
     for variant, v in made.variants.items():
         if v.source.get("url") == source and v.info.get("passed_over"):
-            click.echo(
-                f"note: {variant}: passed over in {source}: {human_count(v.info['passed_over'], 'file')}, no images",
-                err=True,
-            )
+            click.echo(f"note: {variant}: passed over in {source}: {human_count(v.info['passed_over'], 'file')}, no images", err=True)
     kept = ", ".join(f"{n} ({human_count(v.samples, 'sample')})" for n, v in made.variants.items())
     click.echo(f"published {made}: {kept}")
 
@@ -165,15 +186,18 @@ def ls(name: str | None, store: str | None, as_json: bool) -> None:
 @_store_option
 @click.option("--version", default="latest", show_default=True, help="Version to verify.")
 @click.option("--variant", "variants", multiple=True, help="Verify only this variant (repeatable).")
-@click.option("--digests/--no-digests", default=True, show_default=True,
-              help="Compare content with the digests taken at import; this may read all data.")  # fmt: skip
+@click.option(
+    "--digests/--no-digests",
+    default=True,
+    show_default=True,
+    help="Compare content with the digests taken at import; this may read all data.",
+)
 @click.option("--sample", type=click.IntRange(0), default=100, show_default=True, help="Number of samples to decode.")
 @click.option("--all", "everything", is_flag=True, help="Decode all samples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per variant.")
 def verify(
-    name: str, store: str | None, version: str, variants: tuple[str, ...], digests: bool, sample: int, everything: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+    name: str, store: str | None, version: str, variants: tuple[str, ...], digests: bool, sample: int, everything: bool, as_json: bool
+) -> None:
     """Verify the data of NAME against its metadata.
 
     Checks every metadata shard and every byte range, compares all content with the digests that were taken when it was
@@ -193,10 +217,7 @@ def verify(
     dataset = place.dataset(name, version)
     decode = None if everything else sample
     with _Counter() as tell:
-        found = [
-            verify_variant(place, dataset, v, decode=decode, digests=digests, tell=tell)
-            for v in variants or dataset.variants
-        ]
+        found = [verify_variant(place, dataset, v, decode=decode, digests=digests, tell=tell) for v in variants or dataset.variants]
     for one in found:
         _print_verification(dataset, one, digests=digests, as_json=as_json)
     if idle := unreferenced(place, name):
@@ -207,21 +228,28 @@ def verify(
 
 @data.command()
 @click.argument("flow", metavar="MODULE:NAME|JOB.toml")
-@click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", show_default=True,
-              help="Folder that contains MODULE.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), help="Samples per batch.  [default: 64, or the job's]")
 @click.option(
-    "--batches", type=click.IntRange(2), default=20, show_default=True, help="Batches to read, at most an epoch."
+    "--code",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    show_default=True,
+    help="Folder that contains MODULE.",
 )
+@click.option("--batch-size", type=click.IntRange(1), help="Samples per batch.  [default: 64, or the job's]")
+@click.option("--batches", type=click.IntRange(2), default=20, show_default=True, help="Batches to read, at most an epoch.")
 @click.option("--workers", type=click.IntRange(0), help="Loader processes.  [default: 2, or the job's]")
-@click.option("--step-s", type=click.FloatRange(0), default=0.0, show_default=True,
-              help="Seconds that training takes per batch; 0 reads as fast as it can.")  # fmt: skip
+@click.option(
+    "--step-s",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Seconds that training takes per batch; 0 reads as fast as it can.",
+)
 @click.option("--on-error", help="fail, skip or retry:N.  [default: skip, or the job's]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def benchmark(
-    flow: str, code: Path, batch_size: int | None, batches: int, workers: int | None, step_s: float, on_error: str | None,
-    as_json: bool,
-) -> None:  # fmt: skip
+    flow: str, code: Path, batch_size: int | None, batches: int, workers: int | None, step_s: float, on_error: str | None, as_json: bool
+) -> None:
     """Read some batches of a data flow and report its bottleneck.
 
     MODULE:NAME is a Flow, or a function that returns one; a job file names one, and gives defaults for the options.
@@ -235,9 +263,14 @@ def benchmark(
 
     job = _FlowOfJob.read(flow) if flow.endswith((".toml", ".json")) else _FlowOfJob(flow=make_flow(flow, {}, [code]))
     found = benchmark_flow(
-        job.flow, batch_size=batch_size or job.batch_size, workers=job.workers if workers is None else workers,
-        on_error=on_error or job.on_error, collate_fn=job.collate_fn, batches=batches, step_s=step_s,
-    )  # fmt: skip
+        job.flow,
+        batch_size=batch_size or job.batch_size,
+        workers=job.workers if workers is None else workers,
+        on_error=on_error or job.on_error,
+        collate_fn=job.collate_fn,
+        batches=batches,
+        step_s=step_s,
+    )
     if as_json:
         click.echo(json.dumps(found.to_dict()))
         return
@@ -281,9 +314,12 @@ class _FlowOfJob:
         if data.flow is None:
             raise JobError(f"{path} names no flow", remedy="give data.flow, or MODULE:FUNCTION")
         return cls(
-            flow=make_flow(data.flow, arguments_of(data), job.code), workers=data.loaders, on_error=data.on_error,
-            batch_size=build(Configuration, job.run, where=path).batch_size, collate_fn=collate_of(data.collate, job.code),
-        )  # fmt: skip
+            flow=make_flow(data.flow, arguments_of(data), job.code),
+            workers=data.loaders,
+            on_error=data.on_error,
+            batch_size=build(Configuration, job.run, where=path).batch_size,
+            collate_fn=collate_of(data.collate, job.code),
+        )
 
 
 def _print_verification(dataset: Dataset, one: VariantVerification, *, digests: bool, as_json: bool) -> None:
@@ -292,17 +328,30 @@ def _print_verification(dataset: Dataset, one: VariantVerification, *, digests: 
     for defect in one.defects:
         click.secho(defect, fg="red", err=True)
     if as_json:
-        click.echo(json.dumps({
-            "dataset": dataset.name, "version": dataset.version, "variant": one.variant, "samples": one.samples,
-            "files": one.files, "bytes": one.stored_bytes, "pinned": one.pinned, "unpinned": one.unpinned,
-            "decoded": one.decoded, "defects": list(one.defects),
-        }))  # fmt: skip
+        click.echo(
+            json.dumps(
+                {
+                    "dataset": dataset.name,
+                    "version": dataset.version,
+                    "variant": one.variant,
+                    "samples": one.samples,
+                    "files": one.files,
+                    "bytes": one.stored_bytes,
+                    "pinned": one.pinned,
+                    "unpinned": one.unpinned,
+                    "decoded": one.decoded,
+                    "defects": list(one.defects),
+                }
+            )
+        )
         return
     verdict = f"{len(one.defects)} defects" if one.defects else "no defects"
     bare = f", {one.unpinned} have no digest (import them again)" if one.unpinned else ""
     compared = f", {one.pinned} of {one.samples} compared with their digests{bare}" if digests else ""
-    click.echo(f"{dataset}, {one.variant}: {human_count(one.samples, 'sample')} in {human_count(one.files, 'file')} ({human_bytes(one.stored_bytes)})"
-               f"{compared}, {one.decoded} decoded: {verdict}")  # fmt: skip
+    click.echo(
+        f"{dataset}, {one.variant}: {human_count(one.samples, 'sample')} in {human_count(one.files, 'file')} ({human_bytes(one.stored_bytes)})"
+        f"{compared}, {one.decoded} decoded: {verdict}"
+    )
 
 
 def _print_defects(store: DatasetStore, dataset: Dataset, variant: str, listed: str) -> None:

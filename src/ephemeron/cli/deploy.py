@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from ephemeron.functions.aws.settings import AwsSettings
 
 _PASSED_ON = (
-    "EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_ENTRIES", "EPHEMERON_RENDEZVOUS",
-    "EPHEMERON_RENDEZVOUS_TOKEN", "EPHEMERON_DIRECT_TLS",
-)  # fmt: skip
+    "EPHEMERON_CHANNEL_USER",
+    "EPHEMERON_CHANNEL_PASSWORD",
+    "EPHEMERON_ENTRIES",
+    "EPHEMERON_RENDEZVOUS",
+    "EPHEMERON_RENDEZVOUS_TOKEN",
+    "EPHEMERON_DIRECT_TLS",
+)
 _ACCOUNT = "ACCOUNT"
 
 
@@ -36,9 +40,7 @@ def _where(command: Any) -> Any:
     for option in (
         click.option("--endpoint", metavar="URL", help="Another Lambda service, such as the local one."),
         click.option("--region", metavar="REGION", help="Region of the function.  [default: as for all AWS clients]"),
-        click.option(
-            "--function", default="ephemeron", show_default=True, metavar="NAME", help="Name of the function."
-        ),
+        click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Name of the function."),
     ):
         command = option(command)
     return command
@@ -47,10 +49,7 @@ def _where(command: Any) -> Any:
 @deploy.command("aws")
 @_where
 @click.option(
-    "--channel",
-    required=True,
-    metavar="ADDRESS",
-    help="Channel that the function may use: s3://bucket/prefix or redis://host:port.",
+    "--channel", required=True, metavar="ADDRESS", help="Channel that the function may use: s3://bucket/prefix or redis://host:port."
 )
 @click.option(
     "--out",
@@ -73,27 +72,13 @@ def _where(command: Any) -> Any:
     show_default=True,
     help="Time limit of the function; longer runs are handed off. Up to 5,400 s on managed instances.",
 )
-@click.option(
-    "--role", metavar="ARN", help="Role of the function, which template.json creates. Without it nothing is uploaded."
-)
+@click.option("--role", metavar="ARN", help="Role of the function, which template.json creates. Without it nothing is uploaded.")
 @click.option("--image", metavar="URI", help="Image in Amazon ECR, built and pushed by image/build.sh.")
-@click.option(
-    "--zip", "as_zip", is_flag=True, help="Upload a ZIP instead of an image: without PyTorch, unless a layer brings it."
-)
-@click.option(
-    "--no-dependencies",
-    is_flag=True,
-    help="The ZIP holds ephemeron only; layers, or the local service, bring the rest.",
-)
+@click.option("--zip", "as_zip", is_flag=True, help="Upload a ZIP instead of an image: without PyTorch, unless a layer brings it.")
+@click.option("--no-dependencies", is_flag=True, help="The ZIP holds ephemeron only; layers, or the local service, bring the rest.")
 @click.option("--layer", "layers", multiple=True, metavar="ARN", help="Layer for the ZIP (repeatable).")
 @click.option("--subnet", "subnets", multiple=True, metavar="ID", help="Subnet of the VPC with the cache (repeatable).")
-@click.option(
-    "--security-group",
-    "groups",
-    multiple=True,
-    metavar="ID",
-    help="Security group of the function in that VPC (repeatable).",
-)
+@click.option("--security-group", "groups", multiple=True, metavar="ID", help="Security group of the function in that VPC (repeatable).")
 @click.option(
     "--managed-instances",
     "provider",
@@ -107,21 +92,30 @@ def _where(command: Any) -> Any:
     show_default=True,
     help="Calls that share an environment of managed instances, each with --memory-mb.",
 )
-@click.option(
-    "--gib-per-vcpu",
-    type=float,
-    default=2.0,
-    show_default=True,
-    help="GiB of memory for each vCPU of managed instances.",
-)
+@click.option("--gib-per-vcpu", type=float, default=2.0, show_default=True, help="GiB of memory for each vCPU of managed instances.")
 @click.option("--max-vcpus", type=int, default=32, show_default=True, help="vCPUs of all managed instances, at most.")
-@click.option(
-    "--instance-type", "types", multiple=True, metavar="TYPE", help="EC2 instance type that may be used (repeatable)."
-)
-def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: str, function_timeout_s: int,
-               role: str | None, image: str | None, as_zip: bool, no_dependencies: bool, layers: tuple[str, ...],
-               subnets: tuple[str, ...], groups: tuple[str, ...], provider: str | None, calls_per_environment: int,
-               gib_per_vcpu: float, max_vcpus: int, types: tuple[str, ...]) -> None:  # fmt: skip
+@click.option("--instance-type", "types", multiple=True, metavar="TYPE", help="EC2 instance type that may be used (repeatable).")
+def deploy_aws(
+    function: str,
+    region: str | None,
+    endpoint: str | None,
+    channel: str,
+    out: Path,
+    memory_mb: str,
+    function_timeout_s: int,
+    role: str | None,
+    image: str | None,
+    as_zip: bool,
+    no_dependencies: bool,
+    layers: tuple[str, ...],
+    subnets: tuple[str, ...],
+    groups: tuple[str, ...],
+    provider: str | None,
+    calls_per_environment: int,
+    gib_per_vcpu: float,
+    max_vcpus: int,
+    types: tuple[str, ...],
+) -> None:
     """Write what AWS Lambda needs into a folder, for review; with --role, also create or update the function.
 
     The function gets no retries, drops calls that have waited for a minute, and may invoke itself without limit: a run
@@ -149,16 +143,11 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     managed = None
     if provider is not None:
         managed = ManagedInstances(
-            provider=provider,
-            calls=calls_per_environment,
-            gib_per_vcpu=gib_per_vcpu,
-            max_vcpus=max_vcpus,
-            instance_types=types,
+            provider=provider, calls=calls_per_environment, gib_per_vcpu=gib_per_vcpu, max_vcpus=max_vcpus, instance_types=types
         )
     elif calls_per_environment > 1 or types:
         raise JobError(
-            "several calls in an environment, and instance types, are for managed instances",
-            remedy="give --managed-instances NAME",
+            "several calls in an environment, and instance types, are for managed instances", remedy="give --managed-instances NAME"
         )
     vpc = bool(subnets) and managed is None  # instances are in the network of their provider
     place = policy.place_of(settings, account=account, channel=store_address(public), vpc=vpc, sizes_mb=sizes)
@@ -175,11 +164,22 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         (out / "function.zip").write_bytes(data)
         click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
     wanted = functions.LambdaSpec(
-        role=role, memory_mb=sizes[0], timeout_s=function_timeout_s, image=image or "", zipped=data, layers=layers,
-        subnets=subnets, security_groups=groups, digest=digest(), managed=managed,
-        variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions(),
-                   **(listening_variables(public) if subnets else {})},
-    )  # fmt: skip
+        role=role,
+        memory_mb=sizes[0],
+        timeout_s=function_timeout_s,
+        image=image or "",
+        zipped=data,
+        layers=layers,
+        subnets=subnets,
+        security_groups=groups,
+        digest=digest(),
+        managed=managed,
+        variables={
+            **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            **for_functions(),
+            **(listening_variables(public) if subnets else {}),
+        },
+    )
     for name, done in functions.deploy_sizes(client(settings, "lambda", tries=5), settings, wanted, sizes).items():
         size = next((mb for mb in sizes if function_of(function, sizes, mb) == name), 0)
         what = f": {size} MB, {function_timeout_s} s, no retries" if done != "deleted" else ", whose size is not wanted"
@@ -187,8 +187,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     costs = "they cost nothing while they do not" if len(sizes) > 1 else "it costs nothing while it does not"
     if managed is not None:
         costs = "Lambda keeps instances up, which are billed also while nothing runs: the function does not"
-    click.echo(f"{costs} run" + (
-        "; the image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")  # fmt: skip
+    click.echo(f"{costs} run" + ("; the image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")
     click.echo(f"train with: ephemeron train JOB --platform aws --channel {public} --workers 4")
 
 
@@ -208,11 +207,12 @@ def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool
         there = delete(api, dataclasses.replace(settings, function=name))
         click.echo(f"deleted function {name}" if there else f"there is no function {name}")
     _delete(
-        f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
+        f"log {settings.log_group}",
+        settings,
+        "logs:DeleteLogGroup",
         lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),
-    )  # fmt: skip
-    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket "
-               "(ephemeron runs clean --all)")  # fmt: skip
+    )
+    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket (ephemeron runs clean --all)")
 
 
 def _delete(what: str, settings: AwsSettings, action: str, request: Callable[[], Any]) -> None:

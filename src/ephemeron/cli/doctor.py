@@ -13,13 +13,7 @@ from ephemeron.training.job import PLATFORMS
 
 
 @click.command()
-@click.option(
-    "--platform",
-    type=click.Choice(PLATFORMS),
-    default="local",
-    show_default=True,
-    help="Platform to check.",
-)
+@click.option("--platform", type=click.Choice(PLATFORMS), default="local", show_default=True, help="Platform to check.")
 @cloud_options
 @click.option(
     "--channel",
@@ -27,9 +21,7 @@ from ephemeron.training.job import PLATFORMS
     default="",
     help="Channel to check.  [default: a folder on local; elsewhere none, and then no function is called]",
 )
-@click.option(
-    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Functions that have to run at once."
-)
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Functions that have to run at once.")
 @click.option("--no-call", is_flag=True, help="Skip the call of a function, which is billed on a cloud.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line: step, ok, text.")
 def doctor(platform: str, channel: str, workers: int, no_call: bool, as_json: bool, **flags: Any) -> None:

@@ -29,16 +29,10 @@ def show(found: DryRun, *, as_json: bool) -> None:
 def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
     c, r, e = found.configuration, found.first_steps, found.estimate
     yield "program", f"{found.program}: {human_count(found.parameters, 'trained parameter')}"
-    yield (
-        "data",
-        f"{human_count(found.samples, 'training sample')}, {human_count(found.test_samples, 'evaluation sample')}",
-    )
+    yield ("data", f"{human_count(found.samples, 'training sample')}, {human_count(found.test_samples, 'evaluation sample')}")
     if r is not None:
         losses = ", ".join("not finite" if loss is None else human_metric(loss) for loss in r.losses)
-        yield (
-            "two steps",
-            f"loss {losses}; {human_count(r.samples, 'sample')} in {human_seconds(r.step_s)} on {r.device}",
-        )
+        yield ("two steps", f"loss {losses}; {human_count(r.samples, 'sample')} in {human_seconds(r.step_s)} on {r.device}")
         for name in r.metrics[-1] if r.metrics else ():
             yield "", f"{name} {', '.join(human_metric(m[name]) for m in r.metrics if name in m)}"
         known = [f"{name} {human_metric(value)}" for name, value in r.evaluation.items() if value is not None]
@@ -58,8 +52,14 @@ def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
         ),
     )
     if e is not None:
-        yield "would take", f"about {human_seconds(e.seconds)}, {human_seconds(e.iteration_s)} an iteration (steps as measured here, exchange as between AWS Lambda and S3)"  # fmt: skip
-        yield "would cost", f"about {human_usd(e.cost_usd)} at AWS prices: functions {human_usd(e.functions_usd)}, requests {human_usd(e.requests_usd)}"  # fmt: skip
+        yield (
+            "would take",
+            f"about {human_seconds(e.seconds)}, {human_seconds(e.iteration_s)} an iteration (steps as measured here, exchange as between AWS Lambda and S3)",
+        )
+        yield (
+            "would cost",
+            f"about {human_usd(e.cost_usd)} at AWS prices: functions {human_usd(e.functions_usd)}, requests {human_usd(e.requests_usd)}",
+        )
     for note in found.notes:
         yield "note", note
     yield "", "nothing was started or paid for"

@@ -29,26 +29,24 @@ def geo() -> None:
     show_default=True,
     help="match-straggler: algorithm 1 of Cloudless-Training. cheapest: never slower than that, or within --deadline-s. fastest: within --budget-usd. greedy: all devices.",
 )
-@click.option(
-    "--deadline-s", type=click.FloatRange(min=0, min_open=True), help="Longest pass over the data, for cheapest."
-)
-@click.option(
-    "--budget-usd",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Highest cost of a pass over the data, for fastest.",
-)
+@click.option("--deadline-s", type=click.FloatRange(min=0, min_open=True), help="Longest pass over the data, for cheapest.")
+@click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Highest cost of a pass over the data, for fastest.")
 @click.option("--memory-mb", type=click.IntRange(min=0), default=0, help="Memory that a function of the job needs.")
 @click.option("--samples", type=click.IntRange(min=1), help="Training samples of all regions together.")
 @click.option(
-    "--sample-s",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds per sample on a device of power 1.  [default: relative times]",
+    "--sample-s", type=click.FloatRange(min=0, min_open=True), help="Seconds per sample on a device of power 1.  [default: relative times]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON.")
 def plan_command(
-    regions: Path, method: str, deadline_s: float | None, budget_usd: float | None, memory_mb: int, samples: int | None,
-    sample_s: float | None, as_json: bool,
-) -> None:  # fmt: skip
+    regions: Path,
+    method: str,
+    deadline_s: float | None,
+    budget_usd: float | None,
+    memory_mb: int,
+    samples: int | None,
+    sample_s: float | None,
+    as_json: bool,
+) -> None:
     """Plan how many cores each region of REGIONS.toml uses.
 
     \b
@@ -67,9 +65,13 @@ def plan_command(
         raise JobError("--samples and --sample-s belong together", remedy="give both, or neither")
     chosen: PlanMethod = method  # type: ignore[assignment]
     request = PlanRequest(
-        method=chosen, deadline_s=deadline_s, budget_usd=budget_usd, memory_mb=memory_mb, samples=samples or 0,
+        method=chosen,
+        deadline_s=deadline_s,
+        budget_usd=budget_usd,
+        memory_mb=memory_mb,
+        samples=samples or 0,
         sample_s=1.0 if sample_s is None else sample_s,
-    )  # fmt: skip
+    )
     found = plan_regions(load_regions(regions), request)
     if as_json:
         click.echo(json.dumps(plain(found)))
@@ -79,13 +81,7 @@ def plan_command(
 
 @geo.command("probe")
 @click.argument("regions", metavar="REGIONS.toml", type=click.Path(path_type=Path))
-@click.option(
-    "--mb",
-    type=click.FloatRange(min=0.1, max=1000),
-    default=8.0,
-    show_default=True,
-    help="Size of what is sent, 10^6 bytes.",
-)
+@click.option("--mb", type=click.FloatRange(min=0.1, max=1000), default=8.0, show_default=True, help="Size of what is sent, 10^6 bytes.")
 @click.option("--write", is_flag=True, help="Put the links into REGIONS.toml, in place of those that it has.")
 @click.option("--json", "as_json", is_flag=True, help="Print the links as one line of JSON.")
 def probe_command(regions: Path, mb: float, write: bool, as_json: bool) -> None:
@@ -134,12 +130,7 @@ def leave_command(run: str, region: str) -> None:
 @click.argument("run")
 @click.argument("region")
 @click.option(
-    "--regions",
-    "file",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="A regions.toml that describes REGION.",
+    "--regions", "file", metavar="FILE", required=True, type=click.Path(path_type=Path), help="A regions.toml that describes REGION."
 )
 def join_command(run: str, region: str, file: Path) -> None:
     """Let REGION, which RUN does not have yet, join it while it trains.
@@ -159,9 +150,7 @@ def join_command(run: str, region: str, file: Path) -> None:
 @geo.command("replan")
 @click.argument("run")
 @click.option("--apply", "applies", is_flag=True, help="Ask the regions for the change.")
-@click.option(
-    "--every", "every_s", type=click.FloatRange(min=1), metavar="SECONDS", help="Again and again, until the run ends."
-)
+@click.option("--every", "every_s", type=click.FloatRange(min=1), metavar="SECONDS", help="Again and again, until the run ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print each plan as one line of JSON.")
 def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool) -> None:
     """Plan the functions of the regions of RUN anew, from measured iteration times.
@@ -195,9 +184,7 @@ def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool
             click.echo("not all regions have been measured yet")
         else:
             for each in found.regions:
-                change = f"{human_count(each.workers, 'function')}" + (
-                    f" → {each.wanted}" if each.wanted != each.workers else ""
-                )
+                change = f"{human_count(each.workers, 'function')}" + (f" → {each.wanted}" if each.wanted != each.workers else "")
                 click.echo(f"{each.name}: {each.iteration_s:.3g} s an iteration, {change}")
             saved = 1 - found.usd_per_hour / found.usd_per_hour_before if found.usd_per_hour_before else 0.0
             click.echo(f"{found.pass_s / found.pass_before_s:.3f} × the time, {saved:.1%} of cost saved")
@@ -212,10 +199,16 @@ def _show(found: RegionPlan) -> None:
         devices = ", ".join(f"{d.cores} {d.kind}" for d in r.devices)
         rows.append(
             (
-                r.name, f"{r.cores}", f"{r.available_cores}", devices, f"{r.load_power:.3f}", f"{r.available_load_power:.3f}",
-                f"{r.waiting_share:.1%}", f"{r.usd_per_hour:.4g}" if r.usd_per_hour else "–",
+                r.name,
+                f"{r.cores}",
+                f"{r.available_cores}",
+                devices,
+                f"{r.load_power:.3f}",
+                f"{r.available_load_power:.3f}",
+                f"{r.waiting_share:.1%}",
+                f"{r.usd_per_hour:.4g}" if r.usd_per_hour else "–",
             )
-        )  # fmt: skip
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [v.ljust(w) if i in (0, 3) else v.rjust(w) for i, (v, w) in enumerate(zip(row, widths, strict=True))]
@@ -224,6 +217,4 @@ def _show(found: RegionPlan) -> None:
     took = "" if found.relative else f"{found.seconds:.4g} s a pass, "
     cost = "" if found.cost_usd is None else f"${found.cost_usd:.4g} a pass, "
     click.echo(f"{found.method}: straggler {found.straggler}; {took}{cost}{pace}")
-    click.echo(
-        f"saved over all devices: {found.saved_cost_share:.1%} of cost, {found.saved_waiting_share:.1%} of waiting"
-    )
+    click.echo(f"saved over all devices: {found.saved_cost_share:.1%} of cost, {found.saved_waiting_share:.1%} of waiting")

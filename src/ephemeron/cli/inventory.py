@@ -33,12 +33,7 @@ _YOUNG_S = 3600.0
 """What has changed within this time may belong to a process that has not begun its work."""
 _EXECUTOR = re.compile(r"(map-\d{4}-\d{6}-[0-9a-f]{4})\.")
 _STAGED = re.compile(r".+#\d+")
-_KEPT = {
-    "profiles": "measurements",
-    "platforms": "measurements",
-    "policies": "learned policies",
-    "matrix-owners": "owners of matrices",
-}
+_KEPT = {"profiles": "measurements", "platforms": "measurements", "policies": "learned policies", "matrix-owners": "owners of matrices"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +123,14 @@ def _runs() -> Iterator[Item]:
     for one in cleanup.left_by(run_dir.all_runs(), force=True):
         where = f", {len(one.keys)} objects in {one.address}" if one.keys else ""
         yield Item(
-            kind="run", name=one.folder.run_id, place=str(one.folder.path), nbytes=one.folder_bytes + one.nbytes,
-            objects=len(one.keys), owner="its functions" if may_be_running(one.status) else f"nobody, it is {one.status}",
+            kind="run",
+            name=one.folder.run_id,
+            place=str(one.folder.path),
+            nbytes=one.folder_bytes + one.nbytes,
+            objects=len(one.keys),
+            owner="its functions" if may_be_running(one.status) else f"nobody, it is {one.status}",
             kept=f"results{where}{f'; {one.problem}' if one.problem else ''}",
-        )  # fmt: skip
+        )
 
 
 def _executors(folder: Path) -> Iterator[Item]:
@@ -139,18 +138,20 @@ def _executors(folder: Path) -> Iterator[Item]:
     for path in _folders(folder):
         one = claimed.get(path)
         yield Item(
-            kind="executor", name=path.name, place=str(path), nbytes=bytes_below(path) if one is None else one.nbytes,
-            objects=0 if one is None else one.objects, owner=(_busy(path) if one is None else one.running) or "nobody",
+            kind="executor",
+            name=path.name,
+            place=str(path),
+            nbytes=bytes_below(path) if one is None else one.nbytes,
+            objects=0 if one is None else one.objects,
+            owner=(_busy(path) if one is None else one.running) or "nobody",
             kept=_busy(path) if one is None else one.running or one.problem,
-        )  # fmt: skip
+        )
 
 
 def _scratch(folder: Path, kind: str) -> Iterator[Item]:
     for path in _folders(folder):
         busy = _busy(path)
-        yield Item(
-            kind=kind, name=path.name, place=str(path), nbytes=bytes_below(path), owner=busy or "nobody", kept=busy
-        )
+        yield Item(kind=kind, name=path.name, place=str(path), nbytes=bytes_below(path), owner=busy or "nobody", kept=busy)
 
 
 def _programs(folder: Path) -> Iterator[Item]:
@@ -164,9 +165,8 @@ def _programs(folder: Path) -> Iterator[Item]:
     for path in _folders(folder):
         user = next((user for user, text in texts.items() if path.name in text), "")
         yield Item(
-            kind="program", name=path.name, place=str(path), nbytes=bytes_below(path), owner=user or "nobody",
-            kept=user or _busy(path),
-        )  # fmt: skip
+            kind="program", name=path.name, place=str(path), nbytes=bytes_below(path), owner=user or "nobody", kept=user or _busy(path)
+        )
 
 
 def _matrices(store: str | None) -> Iterator[Item]:
@@ -178,25 +178,13 @@ def _matrices(store: str | None) -> Iterator[Item]:
     for each in found:
         owner = f"process {each.owner}" if each.is_owned and each.owner else "nobody" if each.name in going else "you"
         kept = "" if each.name in going else each.kind if not each.is_owned else "it is in use"
-        yield Item(
-            kind="matrix",
-            name=each.name,
-            place=address,
-            nbytes=each.nbytes,
-            objects=each.objects,
-            owner=owner,
-            kept=kept,
-        )
+        yield Item(kind="matrix", name=each.name, place=address, nbytes=each.nbytes, objects=each.objects, owner=owner, kept=kept)
 
 
 def _in_store(address: str) -> Iterator[Item]:
     async def sizes() -> dict[str, int]:
         async with open_channel(address) as channel:
-            return (
-                await channel.sizes("")
-                if isinstance(channel, SupportsSizes)
-                else dict.fromkeys(await channel.list(""), 0)
-            )
+            return await channel.sizes("") if isinstance(channel, SupportsSizes) else dict.fromkeys(await channel.list(""), 0)
 
     below: dict[tuple[str, str], list[int]] = defaultdict(list)
     runs = {folder.run_id: folder for folder in run_dir.all_runs()}
@@ -216,14 +204,23 @@ def _in_store(address: str) -> Iterator[Item]:
             continue  # it is among those of the home folder
         status = status_of(runs[name]) if kind == "run" else ""
         yield Item(
-            kind=kind, name=name, place=address, nbytes=sum(found), objects=len(found),
+            kind=kind,
+            name=name,
+            place=address,
+            nbytes=sum(found),
+            objects=len(found),
             owner=("its functions" if may_be_running(status) else "nobody") if status else "not known here",
             kept="runs clean RUN removes them" if status else "other machines may use it",
-        )  # fmt: skip
+        )
     if old := _staged(address, ""):
         yield Item(
-            kind="staging", name="*#N", place=address, nbytes=sum(status.st_size for _, status in present(old)), objects=len(old), owner="nobody"
-        )  # fmt: skip
+            kind="staging",
+            name="*#N",
+            place=address,
+            nbytes=sum(status.st_size for _, status in present(old)),
+            objects=len(old),
+            owner="nobody",
+        )
 
 
 def _staged(address: str, name: str) -> list[Path]:
@@ -251,9 +248,7 @@ def _whole(path: Path, why: str) -> Item:
 
         lives = ManagedProcess("coordinator", path, "").alive
         owner, why = ("its processes", "it runs") if lives else ("you", "settings and cache of a data service")
-    return Item(
-        kind=path.name, name="", place=str(path), nbytes=bytes_below(path), owner=owner, kept=why or "not known"
-    )
+    return Item(kind=path.name, name="", place=str(path), nbytes=bytes_below(path), owner=owner, kept=why or "not known")
 
 
 def _busy(path: Path) -> str:

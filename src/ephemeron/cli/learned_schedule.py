@@ -30,16 +30,12 @@ def wanted_schedule(flags: dict[str, object]) -> str | None:
         return None
     name = str(given)
     if name != LEARNED and not Path(name).exists() and Path(name).suffix != ".json":
-        raise UserError(
-            f"--schedule {name} is neither one of {', '.join(SCHEDULES)}, nor {LEARNED}, nor the file of a saved policy"
-        )
+        raise UserError(f"--schedule {name} is neither one of {', '.join(SCHEDULES)}, nor {LEARNED}, nor the file of a saved policy")
     flags["schedule"] = None
     return name
 
 
-def options_of(
-    job: Job, schedule: str, flags: Mapping[str, object], plan_file: Path | None, where: dict[str, str]
-) -> LearnedRun:
+def options_of(job: Job, schedule: str, flags: Mapping[str, object], plan_file: Path | None, where: dict[str, str]) -> LearnedRun:
     """The run of a job by a learned schedule, said in one line.
 
     Raises:
@@ -59,8 +55,6 @@ def options_of(
 
     platform = str(flags.get("platform") or job.run.get("platform") or "local")
     sizes, _ = deployed_sizes(platform, cloud_settings(platform, where))
-    found = workflow.learned_run(
-        job, schedule, flags, sizes_mb=sizes, on_progress=lambda text: click.echo(text, err=True)
-    )
+    found = workflow.learned_run(job, schedule, flags, sizes_mb=sizes, on_progress=lambda text: click.echo(text, err=True))
     click.echo(found.note, err=True)
     return found

@@ -46,20 +46,44 @@ def linalg() -> None:
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
-            click.option("--out", type=click.Path(path_type=Path), help=".npy or .zarr of the result; a folder where there are several. Needed but for --predict."),
-            click.option("--format", "kind", type=click.Choice(["npy", "zarr"]), help="Of results in a folder.  [default: zarr where A is, else npy]"),
+            click.option(
+                "--out",
+                type=click.Path(path_type=Path),
+                help=".npy or .zarr of the result; a folder where there are several. Needed but for --predict.",
+            ),
+            click.option(
+                "--format", "kind", type=click.Choice(["npy", "zarr"]), help="Of results in a folder.  [default: zarr where A is, else npy]"
+            ),
             click.option("--tile", type=click.IntRange(min=1), help="Rows and columns of a tile.  [default: by size, memory and speed]"),
             click.option("--platform", default="local", show_default=True, help="Where functions run."),
-            click.option("--channel", help="Address of the store for tiles, such as s3://bucket/prefix.  [default: a folder of this machine]"),
-            click.option("--workers", type=click.IntRange(min=1), help="Functions at once.  [default: cores of this machine, 100 elsewhere]"),
+            click.option(
+                "--channel", help="Address of the store for tiles, such as s3://bucket/prefix.  [default: a folder of this machine]"
+            ),
+            click.option(
+                "--workers", type=click.IntRange(min=1), help="Functions at once.  [default: cores of this machine, 100 elsewhere]"
+            ),
             click.option("--memory-mb", type=click.IntRange(min=1), help="Memory of a function.  [default: one vCPU's]"),
-            click.option("--autoscaling-factor", type=click.FloatRange(min=0, min_open=True, max=1000), default=1.0, show_default=True, help="Functions for each task that is ready or running."),
-            click.option("--idle-timeout", "idle_timeout_s", type=click.FloatRange(min=0, max=1e6, max_open=True), default=10.0, show_default=True, metavar="SECONDS", help="Time after which a function that finds no task ends."),
+            click.option(
+                "--autoscaling-factor",
+                type=click.FloatRange(min=0, min_open=True, max=1000),
+                default=1.0,
+                show_default=True,
+                help="Functions for each task that is ready or running.",
+            ),
+            click.option(
+                "--idle-timeout",
+                "idle_timeout_s",
+                type=click.FloatRange(min=0, max=1e6, max_open=True),
+                default=10.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Time after which a function that finds no task ends.",
+            ),
             click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Cost at which the computation is ended."),
             click.option("--predict", "only_predict", is_flag=True, help="Tell tasks, bytes, time and price, and start nothing."),
             click.option("--json", "as_json", is_flag=True, help="Print figures as one line of JSON."),
         )
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -84,9 +108,7 @@ def matmul_command(a: Path, b: Path, **options: Any) -> None:
 @linalg.command("solve")
 @click.argument("a", metavar="A", type=_FILE)
 @click.argument("b", metavar="B", type=_FILE)
-@click.option(
-    "--positive-definite", is_flag=True, help="A is positive definite: Cholesky instead of LU, half the work."
-)
+@click.option("--positive-definite", is_flag=True, help="A is positive definite: Cholesky instead of LU, half the work.")
 @_options
 def solve_command(a: Path, b: Path, positive_definite: bool, **options: Any) -> None:
     """X with A X = B."""
@@ -107,13 +129,7 @@ def lu_command(a: Path, **options: Any) -> None:
 @_options
 def qr_command(a: Path, **options: Any) -> None:
     """Q and R with A = Q R, for an A of any shape."""
-    _compute(
-        [a],
-        lambda la, pool, m: dict(zip("QR", la.qr(m[0], executor=pool), strict=True)),
-        results=2,
-        slim=True,
-        **options,
-    )
+    _compute([a], lambda la, pool, m: dict(zip("QR", la.qr(m[0], executor=pool), strict=True)), results=2, slim=True, **options)
 
 
 @linalg.command("svd")
@@ -166,9 +182,7 @@ def pca_command(a: Path, components: int, **options: Any) -> None:
 @click.argument("program", required=False)
 @click.option("--results", is_flag=True, help="Unfinished results, too: nothing is left from which to go on.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object per program. Without --yes nothing is removed."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per program. Without --yes nothing is removed.")
 def clean_command(store: str | None, program: str | None, results: bool, yes: bool, as_json: bool) -> None:
     """Remove what failed and abandoned programs have left in a STORE of matrices: an address, by default the folder of this user.
 
@@ -226,7 +240,9 @@ def _show_remains(found: list[ProgramRemains], matrices: list[MatrixOnDisk], sto
 _Work = Callable[[Any, "FunctionExecutor", "list[BigMatrix]"], "dict[str, Any]"]
 
 
-def _compute(inputs: list[Path], work: _Work, *, out: Path | None, channel: str | None, only_predict: bool, results: int = 1, **options: Any) -> None:  # fmt: skip
+def _compute(
+    inputs: list[Path], work: _Work, *, out: Path | None, channel: str | None, only_predict: bool, results: int = 1, **options: Any
+) -> None:
     """Computes; where that is interrupted, says how to go on."""
     if out is not None:
         check_out(out, results)
@@ -243,8 +259,7 @@ def _compute(inputs: list[Path], work: _Work, *, out: Path | None, channel: str 
             raise
         where = error.filename or "a file"
         raise JobError(
-            f"{where} cannot be written: {error.strerror}",
-            remedy="set EPHEMERON_HOME, TMPDIR or --out to folders with room",
+            f"{where} cannot be written: {error.strerror}", remedy="set EPHEMERON_HOME, TMPDIR or --out to folders with room"
         ) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -255,9 +270,7 @@ def _compute(inputs: list[Path], work: _Work, *, out: Path | None, channel: str 
         raise
     except MatrixError:
         if channel is not None:
-            click.secho(
-                f"`ephemeron linalg clean {channel} --results` removes what was computed", fg="yellow", err=True
-            )
+            click.secho(f"`ephemeron linalg clean {channel} --results` removes what was computed", fg="yellow", err=True)
         raise
 
 
@@ -268,10 +281,23 @@ def _way_on(channel: str | None) -> str:
 
 
 def _run(
-    inputs: list[Path], work: _Work, *, out: Path, kind: str | None, tile: int | None, platform: str, channel: str | None, workers: int | None,
-    memory_mb: int | None, budget_usd: float | None, autoscaling_factor: float, idle_timeout_s: float, as_json: bool, only_predict: bool,
+    inputs: list[Path],
+    work: _Work,
+    *,
+    out: Path,
+    kind: str | None,
+    tile: int | None,
+    platform: str,
+    channel: str | None,
+    workers: int | None,
+    memory_mb: int | None,
+    budget_usd: float | None,
+    autoscaling_factor: float,
+    idle_timeout_s: float,
+    as_json: bool,
+    only_predict: bool,
     slim: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.lifetimes import disown
@@ -288,11 +314,17 @@ def _run(
 
     with (
         FunctionExecutor(
-            platform, channel=channel or "folder", max_workers=workers, memory_mb=memory_mb, budget_usd=budget_usd,
-            autoscaling_factor=autoscaling_factor, idle_timeout_s=idle_timeout_s, progress=False if as_json else None,
+            platform,
+            channel=channel or "folder",
+            max_workers=workers,
+            memory_mb=memory_mb,
+            budget_usd=budget_usd,
+            autoscaling_factor=autoscaling_factor,
+            idle_timeout_s=idle_timeout_s,
+            progress=False if as_json else None,
         ) as pool,
         tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder,
-    ):  # fmt: skip
+    ):
 
         def predicted(tiles: list[tuple[int, int]]) -> Prediction:
             planned = [
@@ -305,7 +337,7 @@ def _run(
         tiles = shapes(tile or usual)
         prediction = predicted(tiles)
         if tile and not as_json and prediction.seconds > 2 * (better := predicted(shapes(usual))).seconds:
-            click.secho(f"note: without --tile about {human_seconds(better.seconds)}, with tiles of {usual} rows", fg="yellow", err=True)  # fmt: skip
+            click.secho(f"note: without --tile about {human_seconds(better.seconds)}, with tiles of {usual} rows", fg="yellow", err=True)
         if only_predict:
             _show_prediction(prediction, as_json=as_json)
             return
@@ -321,9 +353,7 @@ def _run(
                     if isinstance(each, functions.BigMatrix):
                         disown(each.stored.store, each.stored.name)
                 raise
-            report = next(
-                m.report for m in made.values() if isinstance(m, functions.BigMatrix) and m.report is not None
-            )
+            report = next(m.report for m in made.values() if isinstance(m, functions.BigMatrix) and m.report is not None)
         for matrix in made.values():
             if isinstance(matrix, functions.BigMatrix):
                 matrix.delete()

@@ -97,9 +97,7 @@ def stored(
             await tile_store.delete(channel, claims)
 
     if others := blocking(lambda interrupts: running()):
-        raise JobError(
-            f"the same command runs already over {store}, as process {others[0].process}", remedy="wait until it ends"
-        )
+        raise JobError(f"the same command runs already over {store}, as process {others[0].process}", remedy="wait until it ends")
     matrices: list[BigMatrix] = []
     is_over = False
     try:

@@ -48,9 +48,13 @@ def _row(folder: RunFolder) -> RunRow:
         row = replace(row, platform=run.platform, job=run.job, workers=run.workers)
     if result is not None:
         row = replace(
-            row, iterations=result.iterations, seconds=result.seconds, cost_usd=result.cost_usd,
-            accuracy=result.metrics.get("accuracy"), test_loss=result.metrics.get("loss"),
-        )  # fmt: skip
+            row,
+            iterations=result.iterations,
+            seconds=result.seconds,
+            cost_usd=result.cost_usd,
+            accuracy=result.metrics.get("accuracy"),
+            test_loss=result.metrics.get("loss"),
+        )
     return row
 
 
@@ -60,18 +64,19 @@ def print_runs(*, as_json: bool) -> None:
         for row in rows():
             click.echo(json.dumps(plain(row)))
         return
-    table = Table(
-        "run", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy",
-        box=None, pad_edge=False,
-    )  # fmt: skip
+    table = Table("run", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy", box=None, pad_edge=False)
     for row in rows():
         table.add_row(
-            row.run_id, row.status, row.platform or "", str(row.workers or ""), str(row.iterations or ""),
+            row.run_id,
+            row.status,
+            row.platform or "",
+            str(row.workers or ""),
+            str(row.iterations or ""),
             human_seconds(row.seconds) if row.seconds is not None else "",
             human_usd(row.cost_usd) if row.cost_usd is not None else "",
             human_metric(row.test_loss) if row.test_loss is not None else "",
             human_metric(row.accuracy) if row.accuracy is not None else "",
-        )  # fmt: skip
+        )
     console = make_console(piped_width=140)
     if table.row_count:
         console.print(table)

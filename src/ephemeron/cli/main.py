@@ -131,12 +131,8 @@ def main() -> None:
 def _output_options(command: F) -> F:
     """Options of every command that shows a run."""
     for option in (
-        click.option(
-            "--out", type=click.Path(path_type=Path), help="Also copy result, weights and report into this folder."
-        ),
-        click.option(
-            "--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output."
-        ),
+        click.option("--out", type=click.Path(path_type=Path), help="Also copy result, weights and report into this folder."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output."),
     ):
         command = option(command)
     return command
@@ -159,38 +155,24 @@ def _output_options(command: F) -> F:
     help="bsp, hap (FasDL: non-aggregators one step stale), hsp (SIREN: asp with a barrier per epoch), ssp:N or asp.  [default: bsp]",
 )
 @click.option("--workers", type=int, help="W: number of functions.  [default: 4]")
-@click.option(
-    "--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]"
-)
-@click.option(
-    "--stages", type=int, help="S: functions among which each copy of a large model is divided.  [default: 1]"
-)
+@click.option("--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]")
+@click.option("--stages", type=int, help="S: functions among which each copy of a large model is divided.  [default: 1]")
 @click.option("--replicas", type=int, help="R: copies of the model; there are S · R functions.")
-@click.option(
-    "--micro-batches", type=int, help="Parts of a replica's batch that stages process at the same time.  [default: 1]"
-)
+@click.option("--micro-batches", type=int, help="Parts of a replica's batch that stages process at the same time.  [default: 1]")
 @click.option(
     "--schedule",
     metavar="|".join((*SCHEDULES, LEARNED, "FILE")),
     help="Order of micro-batches on a stage [default: 1f1b if there are several]; or a policy that chooses number and memory of functions epoch by epoch: learned for this job now, or saved in a file.",
 )
 @click.option("--recompute", is_flag=True, default=None, help="Repeat forward passes instead of keeping activations.")
-@click.option(
-    "--placement", metavar="FILE", help="Placement file by `ephemeron partition --out`; without it, stages are found."
-)
+@click.option("--placement", metavar="FILE", help="Placement file by `ephemeron partition --out`; without it, stages are found.")
 @click.option("--memory-mb", type=int, help="Quota of each function; CPU comes in proportion (1,769 MB = 1 vCPU).")
 @click.option("--batch-size", type=int, help="Samples per iteration of an aggregator.  [default: 16]")
+@click.option("--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]")
 @click.option(
-    "--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]"
+    "--exchange", type=click.Choice(EXCHANGES), help="Quantity that functions exchange.  [default: gradients; with --local-steps deltas]"
 )
-@click.option(
-    "--exchange",
-    type=click.Choice(EXCHANGES),
-    help="Quantity that functions exchange.  [default: gradients; with --local-steps deltas]",
-)
-@click.option(
-    "--local-steps", type=int, help="Batches, with an optimiser step each, between two exchanges.  [default: 1]"
-)
+@click.option("--local-steps", type=int, help="Batches, with an optimiser step each, between two exchanges.  [default: 1]")
 @click.option(
     "--outer-optimizer",
     metavar="NAME[:OPTION=VALUE,…]",
@@ -224,21 +206,13 @@ def _output_options(command: F) -> F:
     help="On direct channels, neighbouring functions that share a machine and add up their gradients there first.  [default: 1]",
 )
 @click.option(
-    "--function-timeout-s",
-    type=float,
-    help="Time limit of an invocation; longer runs are handed off to successors.  [default: 900]",
+    "--function-timeout-s", type=float, help="Time limit of an invocation; longer runs are handed off to successors.  [default: 900]"
 )
 @click.option("--checkpoint-every", type=int, help="Iterations between checkpoints.  [default: 25]")
 @click.option(
-    "--max-replacements",
-    type=int,
-    help="Functions that may be replaced before the run fails.  [default: 20 per worker, at least 100]",
+    "--max-replacements", type=int, help="Functions that may be replaced before the run fails.  [default: 20 per worker, at least 100]"
 )
-@click.option(
-    "--channel-retry-s",
-    type=float,
-    help="Seconds for which failed requests to the channel are repeated.  [default: 300]",
-)
+@click.option("--channel-retry-s", type=float, help="Seconds for which failed requests to the channel are repeated.  [default: 300]")
 @click.option(
     "--on-non-finite",
     type=click.Choice(ON_NON_FINITE),
@@ -246,10 +220,7 @@ def _output_options(command: F) -> F:
 )
 @click.option("--epochs", type=int, callback=bounded(Count), help="Number of epochs, instead of the job's.")
 @click.option(
-    "--budget-usd",
-    type=float,
-    callback=bounded(Positive),
-    help="Stop with a checkpoint when this much is spent, instead of the job's.",
+    "--budget-usd", type=float, callback=bounded(Positive), help="Stop with a checkpoint when this much is spent, instead of the job's."
 )
 @click.option(
     "--fault",
@@ -258,15 +229,8 @@ def _output_options(command: F) -> F:
     metavar="FAULT",
     help="Inject a fault (repeatable): kill:rank=2,iteration=5,phase=upload · duplicate:rank=1 · drop-put:rank=0,iteration=3 · delay:rank=1,factor=10 or …,factor=1,seconds=0.5 · cut:rank=0,to=2,iteration=5,seconds=30.",
 )
-@click.option(
-    "--prices",
-    "prices_file",
-    type=click.Path(path_type=Path),
-    help="Price file instead of the built-in AWS list prices.",
-)
-@click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path), help="A plan.json to run, from `ephemeron plan --out`."
-)
+@click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in AWS list prices.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan.json to run, from `ephemeron plan --out`.")
 @click.option(
     "--logger",
     "loggers",
@@ -280,8 +244,20 @@ def _output_options(command: F) -> F:
     help="Start nothing: build and check everything, do two steps in a process with a function's memory, and estimate time and cost. Of a sparse job: check and predict.",
 )
 @_output_options
-def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
-          budget_usd: float | None, loggers: tuple[str, ...], dry_run: bool, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+def train(
+    job: str,
+    arguments: tuple[str, ...],
+    faults: tuple[str, ...],
+    prices_file: Path | None,
+    plan_file: Path | None,
+    epochs: int | None,
+    budget_usd: float | None,
+    loggers: tuple[str, ...],
+    dry_run: bool,
+    out: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Train JOB on functions, and show its progress. JOB is a TOML or JSON file, module:Class of an ephemeron.Task, or
     a script with a loop of its own, whose ARGUMENTS follow after --.
 
@@ -432,9 +408,7 @@ def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
     """Continue RUN from its last checkpoint, with the current code of the job; a suspended one where it is."""
     from ephemeron.training.driver import api
 
-    _watch(
-        lambda on_event: api.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json
-    )
+    _watch(lambda on_event: api.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json)
 
 
 @main.command()
@@ -444,9 +418,7 @@ def suspend(run: str) -> None:
     from ephemeron.training.driver import api
 
     name, functions = api.suspend(run)
-    click.echo(
-        f"suspended {human_count(functions, 'function')} of {name}; let them go on with: ephemeron resume {name}"
-    )
+    click.echo(f"suspended {human_count(functions, 'function')} of {name}; let them go on with: ephemeron resume {name}")
 
 
 @main.command()
@@ -465,17 +437,13 @@ def stop(run: str, now: bool, no_wait: bool) -> None:
     if no_wait:
         done = f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}"
     else:
-        done = (
-            f"{name} has {status}" if status in ("finished", "failed") else f"{'killed' if now else 'stopped'} {name}"
-        )
+        done = f"{name} has {status}" if status in ("finished", "failed") else f"{'killed' if now else 'stopped'} {name}"
     click.echo(done if status == "finished" else f"{done}; continue with: ephemeron resume {name}")
 
 
 @main.command()
 @click.argument("run")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]"
-)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 def report(run: str, out: Path | None, show: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""

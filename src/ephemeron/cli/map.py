@@ -36,42 +36,58 @@ def _pool_options(command: F) -> F:
             click.option("--platform", default="local", show_default=True, help="Platform on which functions run."),
             cloud_options,
             click.option(
-                "--channel", default="folder", show_default=True, metavar="ADDRESS",
+                "--channel",
+                default="folder",
+                show_default=True,
+                metavar="ADDRESS",
                 help="Store of code, arguments and results: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port.",
             ),
             click.option(
-                "--max-workers", type=int, callback=bounded(Count),
+                "--max-workers",
+                type=int,
+                callback=bounded(Count),
                 help="Functions at once.  [default: the cores of this machine, 100 elsewhere]",
             ),
             click.option("--memory-mb", type=int, callback=bounded(Count), help="Quota of each function; CPU comes in proportion."),
             click.option(
-                "--function-timeout-s", type=float, callback=bounded(Positive),
-                help="Time limit of a function, which runs many tasks.",
+                "--function-timeout-s", type=float, callback=bounded(Positive), help="Time limit of a function, which runs many tasks."
             ),
             click.option("--timeout-s", type=float, callback=bounded(Positive), help="Time limit of one try of a task."),
             click.option("--retries", type=int, default=2, show_default=True, help="Further tries of a task that failed."),
-            click.option(
-                "--budget-usd", type=float, callback=bounded(Positive), help="Cancel what is left when this much is spent."
-            ),
-            click.option(
-                "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."
-            ),
+            click.option("--budget-usd", type=float, callback=bounded(Positive), help="Cancel what is left when this much is spent."),
+            click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."),
             click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON."),
         )
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
 
 @click.command("map")
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option("--items", "items_file", required=True, type=click.Path(path_type=Path), metavar="FILE.jsonl",
-              help="Items, one JSON value per line; - for standard input.")  # fmt: skip
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.jsonl",
-              help="Results, one JSON value per line, in the order of the items.")  # fmt: skip
+@click.option(
+    "--items",
+    "items_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.jsonl",
+    help="Items, one JSON value per line; - for standard input.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.jsonl",
+    help="Results, one JSON value per line, in the order of the items.",
+)
 @click.option("--chunksize", type=int, default=1, show_default=True, callback=bounded(Count), help="Items of one task.")
-@click.option("--code", multiple=True, type=click.Path(path_type=Path), metavar="FOLDER",
-              help="Folder to send along, beside that of the module (repeatable).")  # fmt: skip
+@click.option(
+    "--code",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder to send along, beside that of the module (repeatable).",
+)
 @_pool_options
 def map_command(function: str, items_file: Path, out: Path, chunksize: int, as_json: bool, **flags: Any) -> None:
     """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.
@@ -120,10 +136,7 @@ class _Collected:
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # functions are ended in good order, which takes seconds
             done = sum(f.done() for f in self.futures)
-            self.stopped, self.code = (
-                f"interrupted: {done} of {human_count(len(self.futures), 'task')} are done",
-                INTERRUPTED,
-            )
+            self.stopped, self.code = (f"interrupted: {done} of {human_count(len(self.futures), 'task')} are done", INTERRUPTED)
         except BudgetReached as e:
             self.stopped, self.code = str(e), 1
         except OSError as e:
@@ -156,16 +169,20 @@ class _Collected:
         if self.stopped:
             click.secho(f"{self.stopped}; the first {self.written} results are in {self.out}", fg="yellow", err=True)
         elif not as_json:
-            click.echo(
-                f"{self.written - failed * self.chunksize if failed else self.written} results in {self.out}; {bill}",
-                err=True,
-            )
+            click.echo(f"{self.written - failed * self.chunksize if failed else self.written} results in {self.out}; {bill}", err=True)
         if as_json:
             document = {
-                "items": self.of, "written": self.written, "failed": self.failures, "stopped": self.stopped, "out": str(self.out),
-                "seconds": round(time.monotonic() - began, 3), "cost_usd": bill.cost_usd, "invocations": bill.invocations,
-                "gb_seconds": bill.gb_seconds, "prices": bill.prices,
-            }  # fmt: skip
+                "items": self.of,
+                "written": self.written,
+                "failed": self.failures,
+                "stopped": self.stopped,
+                "out": str(self.out),
+                "seconds": round(time.monotonic() - began, 3),
+                "cost_usd": bill.cost_usd,
+                "invocations": bill.invocations,
+                "gb_seconds": bill.gb_seconds,
+                "prices": bill.prices,
+            }
             click.echo(json.dumps(document))
         sys.exit(self.code or (1 if failed else 0))
 
@@ -180,9 +197,7 @@ def _items(path: Path) -> list[object]:
         try:
             items.append(json.loads(line))
         except ValueError as e:
-            raise JobError(
-                f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line"
-            ) from None
+            raise JobError(f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line") from None
     if not items:
         raise JobError(f"items {path} has no items", remedy="write one JSON value per line")
     return items
@@ -203,13 +218,15 @@ def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
 
 @click.command("predict")
 @click.argument("run")
-@click.option("--data", required=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="Inputs: .npz (array x, or arguments of the model by name), .npy, or .jsonl with a line per sample.")  # fmt: skip
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="Outputs: .npz (array y), .npy or .jsonl.")  # fmt: skip
 @click.option(
-    "--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task."
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Inputs: .npz (array x, or arguments of the model by name), .npy, or .jsonl with a line per sample.",
 )
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Outputs: .npz (array y), .npy or .jsonl.")
+@click.option("--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task.")
 @click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
 @_pool_options
 def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool, as_json: bool, **flags: Any) -> None:
@@ -232,17 +249,28 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     result = result_of(run_dir.find(run))
     began = time.monotonic()
     outputs, bill = predict(
-        result, inputs, batch_size=batch_size, best=best, casts=data.suffix == ".jsonl",
-        on_trial=lambda outputs: check_out(out, outputs), **_executor_options(flags),
-    )  # fmt: skip
+        result,
+        inputs,
+        batch_size=batch_size,
+        best=best,
+        casts=data.suffix == ".jsonl",
+        on_trial=lambda outputs: check_out(out, outputs),
+        **_executor_options(flags),
+    )
     write_outputs(out, outputs)
     samples = len(next(iter(outputs.values())))
     if as_json:
         document = {
-            "run": result.folder.run_id, "samples": samples, "out": str(out), "seconds": round(time.monotonic() - began, 3),
-            "outputs": {name: list(array.shape) for name, array in outputs.items()}, "cost_usd": bill.cost_usd,
-            "invocations": bill.invocations, "gb_seconds": bill.gb_seconds, "prices": bill.prices,
-        }  # fmt: skip
+            "run": result.folder.run_id,
+            "samples": samples,
+            "out": str(out),
+            "seconds": round(time.monotonic() - began, 3),
+            "outputs": {name: list(array.shape) for name, array in outputs.items()},
+            "cost_usd": bill.cost_usd,
+            "invocations": bill.invocations,
+            "gb_seconds": bill.gb_seconds,
+            "prices": bill.prices,
+        }
         click.echo(json.dumps(document))
     else:
         click.echo(f"{samples} outputs in {out}; {bill}", err=True)

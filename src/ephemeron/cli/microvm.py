@@ -32,19 +32,15 @@ def _where(command: Any) -> Any:
 
 @click.command("aws-microvm")
 @_where
+@click.option("--channel", required=True, metavar="ADDRESS", help="Channel that functions may use: s3://bucket/prefix or rediss://…")
+@click.option("--artifact", required=True, metavar="S3_URI", help="Where the image's code is uploaded: s3://bucket/key.zip.")
 @click.option(
-    "--channel",
-    required=True,
-    metavar="ADDRESS",
-    help="Channel that functions may use: s3://bucket/prefix or rediss://…",
-)
-@click.option(
-    "--artifact", required=True, metavar="S3_URI", help="Where the image's code is uploaded: s3://bucket/key.zip."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("aws-microvm"), show_default=True,
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("aws-microvm"),
+    show_default=True,
     help="Folder for the code, the policies and the template.",
-)  # fmt: skip
+)
 @click.option(
     "--memory-mb",
     metavar="MB[,MB…]",
@@ -52,12 +48,19 @@ def _where(command: Any) -> Any:
     show_default=True,
     help="Baselines, one image for each; the first is for runs that name none. 2,048 MB bring one vCPU.",
 )
-@click.option(
-    "--role", metavar="ARN", help="Role of MicroVMs, which template.json creates. Without it nothing is uploaded."
-)
+@click.option("--role", metavar="ARN", help="Role of MicroVMs, which template.json creates. Without it nothing is uploaded.")
 @click.option("--build-role", metavar="ARN", help="Role of the image's build.  [default: that of template.json]")
-def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel: str, artifact: str, out: Path,
-                   memory_mb: str, role: str | None, build_role: str | None) -> None:  # fmt: skip
+def deploy_microvm(
+    image: str,
+    region: str | None,
+    endpoint: str | None,
+    channel: str,
+    artifact: str,
+    out: Path,
+    memory_mb: str,
+    role: str | None,
+    build_role: str | None,
+) -> None:
     """Write what AWS Lambda MicroVMs need into a folder, for review; with --role, also build the image.
 
     The image is a snapshot in which PyTorch is imported. It holds no secrets: a cache's password is taken from
@@ -84,9 +87,7 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     store = store_address(public)
     check_channel(store, settings)
     account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
-    place = policy.place_of(
-        settings, account=account, channel=store, artifact=artifact, sizes_mb=sizes, direct=is_direct(public)
-    )
+    place = policy.place_of(settings, account=account, channel=store, artifact=artifact, sizes_mb=sizes, direct=is_direct(public))
     for path in policy.write(out, place):
         click.echo(f"wrote {path}")
     data = package.write_artifact(out / "image.zip")
@@ -95,10 +96,15 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
         _next_steps(out, place, public, artifact)
         return
     wanted = images.ImageSpec(
-        artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=sizes[0],
-        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ} | ({} if store.startswith("s3:") else for_functions())
-        | ({ENDPOINT_VARIABLE: "1"} if is_direct(public) else {}), digest=digest(),
-    )  # fmt: skip
+        artifact=artifact,
+        role=role,
+        build_role=build_role or place.role_arn("build"),
+        memory_mb=sizes[0],
+        variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ}
+        | ({} if store.startswith("s3:") else for_functions())
+        | ({ENDPOINT_VARIABLE: "1"} if is_direct(public) else {}),
+        digest=digest(),
+    )
     bucket = urlsplit(artifact)
     try:
         # Without the endpoint of the MicroVM service: S3 has its own, AWS_ENDPOINT_URL_S3.
@@ -111,9 +117,7 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
         size = next((mb for mb in sizes if function_of(image, sizes, mb) == name), 0)
         what = f": baseline {size} MB, up to eight hours a function" if size else ", whose size is not wanted"
         click.echo(f"{done} image {name} in {settings.region}{what}")
-    click.echo(
-        "while nothing runs, its snapshots cost $0.08 per GB and month, for a week at least; nothing else was made"
-    )
+    click.echo("while nothing runs, its snapshots cost $0.08 per GB and month, for a week at least; nothing else was made")
     click.echo(f"train with: ephemeron train JOB --platform aws-microvm --channel {public} --workers 4")
 
 
@@ -127,9 +131,7 @@ def clean_microvm(image: str, region: str | None, endpoint: str | None, yes: boo
 
     settings = _settings(image, region, endpoint)
     if not yes:
-        click.confirm(
-            f"delete image {image} in {settings.region}, in all its sizes, its MicroVMs and its log?", abort=True
-        )
+        click.confirm(f"delete image {image} in {settings.region}, in all its sizes, its MicroVMs and its log?", abort=True)
     api = client(settings, tries=5)
     known = images_of(api, settings)
     if not known:
@@ -138,10 +140,15 @@ def clean_microvm(image: str, region: str | None, endpoint: str | None, yes: boo
         _terminate_all(api, arn, settings)
         request = partial(api.delete_microvm_image, imageIdentifier=arn)
         _delete(f"image {name}", settings, "lambda:DeleteMicrovmImage", request)
-    _delete(f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
-            lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group))  # fmt: skip
-    click.echo("not touched: the stack of template.json, the image's code in S3, objects of runs in the bucket "
-               "(ephemeron runs clean --all)")  # fmt: skip
+    _delete(
+        f"log {settings.log_group}",
+        settings,
+        "logs:DeleteLogGroup",
+        lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),
+    )
+    click.echo(
+        "not touched: the stack of template.json, the image's code in S3, objects of runs in the bucket (ephemeron runs clean --all)"
+    )
 
 
 def _terminate_all(api: Any, image_arn: str, settings: AwsMicrovmSettings) -> None:

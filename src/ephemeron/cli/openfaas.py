@@ -22,17 +22,9 @@ _ENTRIES = ("EPHEMERON_ENTRIES",)
 
 def _where(command: Any) -> Any:
     for option in (
-        click.option(
-            "--openfaas-gateway",
-            metavar="URL",
-            help="Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]",
-        ),
-        click.option(
-            "--namespace", default="", metavar="NAME", help="Namespace of the function.  [default: the gateway's own]"
-        ),
-        click.option(
-            "--function", default="ephemeron", show_default=True, metavar="NAME", help="Name of the function."
-        ),
+        click.option("--openfaas-gateway", metavar="URL", help="Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"),
+        click.option("--namespace", default="", metavar="NAME", help="Namespace of the function.  [default: the gateway's own]"),
+        click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Name of the function."),
     ):
         command = option(command)
     return command
@@ -46,12 +38,8 @@ def given(names: Sequence[str]) -> dict[str, str]:
 @click.command("openfaas")
 @_where
 @click.option("--channel", required=True, metavar="ADDRESS", help="Channel that the function uses: s3://… or redis://…")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("openfaas"), show_default=True, help="Folder for the recipe."
-)
-@click.option(
-    "--image", metavar="NAME", help="Image, built and pushed by build.sh. Without it nothing is sent to the gateway."
-)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("openfaas"), show_default=True, help="Folder for the recipe.")
+@click.option("--image", metavar="NAME", help="Image, built and pushed by build.sh. Without it nothing is sent to the gateway.")
 @click.option(
     "--memory-mb",
     metavar="MB[,MB…]",
@@ -61,25 +49,29 @@ def given(names: Sequence[str]) -> dict[str, str]:
 )
 @click.option("--cpus", type=float, default=0.0, help="CPU limit of a replica.  [default: one for 1,769 MB]")
 @click.option(
-    "--function-timeout-s",
-    type=float,
-    default=900.0,
-    show_default=True,
-    help="Time limit of a call; longer runs are handed off.",
+    "--function-timeout-s", type=float, default=900.0, show_default=True, help="Time limit of a call; longer runs are handed off."
 )
 @click.option("--replicas", type=int, default=5, show_default=True, help="Replicas, at most; each worker needs one.")
+@click.option("--inside", metavar="URL", help="Address of the gateway for functions.  [default: that of a standard installation]")
 @click.option(
-    "--inside", metavar="URL", help="Address of the gateway for functions.  [default: that of a standard installation]"
-)
-@click.option(
-    "--s3-keys",
-    is_flag=True,
-    help="Give the function AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of this environment, as secrets.",
+    "--s3-keys", is_flag=True, help="Give the function AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of this environment, as secrets."
 )
 @click.option("--contract-kit", is_flag=True, help="Include the entries of the platform contract in the recipe.")
-def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str, channel: str, out: Path, image: str | None,
-                    memory_mb: str, cpus: float, function_timeout_s: float, replicas: int, inside: str | None, s3_keys: bool,
-                    contract_kit: bool) -> None:  # fmt: skip
+def deploy_openfaas(
+    openfaas_gateway: str | None,
+    namespace: str,
+    function: str,
+    channel: str,
+    out: Path,
+    image: str | None,
+    memory_mb: str,
+    cpus: float,
+    function_timeout_s: float,
+    replicas: int,
+    inside: str | None,
+    s3_keys: bool,
+    contract_kit: bool,
+) -> None:
     """Write the function's image as a recipe, for review; with --image, also create or update the function.
 
     The password of the gateway is read from EPHEMERON_OPENFAAS_PASSWORD. A cache's password is taken from EPHEMERON_CHANNEL_PASSWORD
@@ -103,18 +95,21 @@ def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str,
     public, hidden = public_address(channel)
     if hidden:
         raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
-    settings, sizes = (
-        _settings(openfaas_gateway, function, namespace),
-        parse_sizes(memory_mb, low_mb=128, high_mb=LIMITS.memory_max_mb),
-    )
+    settings, sizes = (_settings(openfaas_gateway, function, namespace), parse_sizes(memory_mb, low_mb=128, high_mb=LIMITS.memory_max_mb))
     check_url(inside or INSIDE, "--inside")
     store = store_address(public)
     preflight.check_channel(store, settings, {})
     wanted = functions.DeploymentSpec(
-        image=image or "not yet built", memory_mb=sizes[0], lifetime_s=function_timeout_s, replicas=replicas, cpus=cpus,
-        inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
+        image=image or "not yet built",
+        memory_mb=sizes[0],
+        lifetime_s=function_timeout_s,
+        replicas=replicas,
+        cpus=cpus,
+        inside=(inside or INSIDE).rstrip("/"),
+        secrets=tuple(secrets := _secrets(s3_keys)),
+        digest=digest(),
         variables=given(_ENTRIES) | listening_variables(public) | (given(_STORE_VARIABLES) if store.startswith("s3:") else for_functions()),
-    )  # fmt: skip
+    )
     specs = functions.specs_of(wanted, settings, sizes)
     for path in recipe.write_recipe(out, kit=contract_kit):
         click.echo(f"wrote {path}")
@@ -172,9 +167,7 @@ def clean_openfaas(openfaas_gateway: str | None, namespace: str, function: str, 
 
     settings = _settings(openfaas_gateway, function, namespace)
     if not yes:
-        click.confirm(
-            f"delete function {function} at {settings.gateway}, in all its sizes, and its secrets?", abort=True
-        )
+        click.confirm(f"delete function {function} at {settings.gateway}, in all its sizes, and its secrets?", abort=True)
     api = preflight.gateway_of(settings)
     try:
         names = functions_of(settings) or [function]

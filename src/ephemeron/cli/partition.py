@@ -67,39 +67,66 @@ def _model_options(command: Any) -> Any:
         click.option("--threads", type=click.IntRange(1), help="Threads of PyTorch while measuring.  [default: PyTorch's own]"),
         click.option("--repeats", type=click.IntRange(3), default=9, show_default=True, help="Passes that are measured."),
         click.option("--kind", metavar="NAME", help="Name of devices like this machine.  [default: cpu or cuda]"),
-        click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adam", show_default=True,
-                     help="Optimiser, whose state counts as memory."),
-    ):  # fmt: skip
+        click.option(
+            "--optimizer",
+            type=click.Choice(list(OPTIMIZERS)),
+            default="adam",
+            show_default=True,
+            help="Optimiser, whose state counts as memory.",
+        ),
+    ):
         command = option(command)
     return command
 
 
 @partition.command(_DEFAULT)
 @click.argument("model")
-@click.option("--devices", "devices_file", type=click.Path(path_type=Path), required=True, metavar="FILE",
-              help="Devices and links: devices.toml, or a topology in JSON.")  # fmt: skip
+@click.option(
+    "--devices",
+    "devices_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Devices and links: devices.toml, or a topology in JSON.",
+)
 @click.option("--batch-size", type=click.IntRange(1), help="Samples of a whole batch; not needed for a graph.json.")
 @click.option("--objective", type=click.Choice(["throughput", "iteration"]), default="throughput", show_default=True)
-@click.option("--schedule", "kind", type=click.Choice(["plain", "gpipe", "1f1b"]),
-              help="Order of micro-batches.  [default: 1f1b for throughput, plain for iteration]")  # fmt: skip
-@click.option("--micro-batches", type=click.IntRange(1), help="M.  [default: 8, or what the batch allows; plain: 1]")
 @click.option(
-    "--recompute", is_flag=True, help="Recompute activations instead of keeping them: less memory, more time."
+    "--schedule",
+    "kind",
+    type=click.Choice(["plain", "gpipe", "1f1b"]),
+    help="Order of micro-batches.  [default: 1f1b for throughput, plain for iteration]",
 )
+@click.option("--micro-batches", type=click.IntRange(1), help="M.  [default: 8, or what the batch allows; plain: 1]")
+@click.option("--recompute", is_flag=True, help="Recompute activations instead of keeping them: less memory, more time.")
 @click.option("--no-overlap", is_flag=True, help="1f1b with few micro-batches in flight, as if links took no time.")
-@click.option("--time-limit-s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
-              help="Limit of search and proof.")  # fmt: skip
+@click.option("--time-limit-s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="Limit of search and proof.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Threads of CP-SAT.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @_model_options
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Write placement.json, graph.json, topology.json, schedule.svg and report.html.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write placement.json, graph.json, topology.json, schedule.svg and report.html.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last on standard output.")
 def place_(
-    model: str, devices_file: Path, batch_size: int | None, objective: str, kind: str | None, micro_batches: int | None,
-    recompute: bool, no_overlap: bool, time_limit_s: float, workers: int, seed: int, out: Path | None, as_json: bool,
+    model: str,
+    devices_file: Path,
+    batch_size: int | None,
+    objective: str,
+    kind: str | None,
+    micro_batches: int | None,
+    recompute: bool,
+    no_overlap: bool,
+    time_limit_s: float,
+    workers: int,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
     **measuring: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Place MODEL on devices, as without the word `place`. See `ephemeron partition --help`."""
 
     from ephemeron.cli.partition_table import print_profile, print_summary
@@ -146,8 +173,12 @@ def place_(
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Samples of a whole batch.")
 @_model_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the model's weights and the example.")
-@click.option("--links", type=click.IntRange(2), metavar="N",
-              help="Measure links between N processes of this machine too, and write topology.json beside the graph.")  # fmt: skip
+@click.option(
+    "--links",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Measure links between N processes of this machine too, and write topology.json beside the graph.",
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="graph.json", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last on standard output.")
 def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json: bool, **measuring: Any) -> None:
@@ -167,9 +198,7 @@ def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json:
     from ephemeron.partition import graph_to_json
 
     if not out.absolute().parent.is_dir():
-        raise JobError(
-            f"--out {out} is not in a folder that exists", remedy="make the folder, or name a file elsewhere"
-        )
+        raise JobError(f"--out {out} is not in a folder that exists", remedy="make the folder, or name a file elsewhere")
     if model.endswith(".json"):
         raise JobError(f"{model} is measured already", remedy=f"place it: ephemeron partition {model} --devices FILE")
     with telling() as tell:
@@ -191,9 +220,7 @@ def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json:
         click.echo(json.dumps({**plain(profile_table(measured)), "model": model, "files": [str(p) for p in written]}))
 
 
-def _schedule(
-    objective: str, kind: str | None, parts: int | None, recompute: bool, no_overlap: bool, batch_size: int | None
-) -> Schedule:
+def _schedule(objective: str, kind: str | None, parts: int | None, recompute: bool, no_overlap: bool, batch_size: int | None) -> Schedule:
     from ephemeron.errors import JobError
     from ephemeron.partition import Schedule
 
@@ -201,15 +228,13 @@ def _schedule(
     chosen = kind or ("1f1b" if pipelined else "plain")
     if objective == "throughput" and chosen == "plain":
         raise JobError(
-            "--objective throughput does not go with --schedule plain, in which nothing overlaps",
-            remedy="leave one of them out",
+            "--objective throughput does not go with --schedule plain, in which nothing overlaps", remedy="leave one of them out"
         )
     if parts is None:
         parts = 1 if chosen == "plain" else min(8, batch_size or 8)
     if batch_size is not None and parts > batch_size:
         raise JobError(
-            f"--micro-batches {parts} of a batch of {batch_size} leaves micro-batches without a sample",
-            remedy=f"take {batch_size} at most",
+            f"--micro-batches {parts} of a batch of {batch_size} leaves micro-batches without a sample", remedy=f"take {batch_size} at most"
         )
     return Schedule(kind=chosen, micro_batches=parts, recompute=recompute, overlap=not no_overlap)  # type: ignore[arg-type]
 

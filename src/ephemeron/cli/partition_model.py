@@ -82,9 +82,7 @@ def graph_or_model(target: str, wanted: PartitionRequest | None, tell: Tell) -> 
             graph = dataclasses.replace(graph, batch_size=wanted.batch_size)
         return graph, None
     if wanted is None:
-        raise JobError(
-            f"--batch-size is missing, and {target} is to be measured", remedy="say how many samples a batch has"
-        )
+        raise JobError(f"--batch-size is missing, and {target} is to be measured", remedy="say how many samples a batch has")
     measured = measure(target, wanted, tell)
     return measured.graph, measured
 
@@ -114,9 +112,8 @@ def measure(target: str, wanted: PartitionRequest, tell: Tell) -> ModelProfile:
     name, options = OPTIMIZERS[wanted.optimizer]
     make: Any = getattr(torch.optim, name)
     measured = profile_model(
-        traced.model, args, kwargs, optimizer=lambda p: make(p, **options), kind=wanted.kind, name=_name(target),
-        repeats=wanted.repeats,
-    )  # fmt: skip
+        traced.model, args, kwargs, optimizer=lambda p: make(p, **options), kind=wanted.kind, name=_name(target), repeats=wanted.repeats
+    )
     return dataclasses.replace(measured, graph=dataclasses.replace(measured.graph, batch_size=wanted.batch_size))
 
 
@@ -160,9 +157,7 @@ def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dic
     made = call(target, function, {"batch_size": batch_size}, [folder])
     said = f"{target} returned {_told(made)}"
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
-        raise JobError(
-            said, remedy="return (nn.Module, example inputs), the inputs a tensor, or a tuple or dict of arguments"
-        )
+        raise JobError(said, remedy="return (nn.Module, example inputs), the inputs a tensor, or a tuple or dict of arguments")
     args: Any = made[1]
     kwargs: Any = made[2] if len(made) == 3 else {}
     if isinstance(args, Mapping) and len(made) == 2:

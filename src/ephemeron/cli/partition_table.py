@@ -23,49 +23,41 @@ def print_summary(summary: PlacementSummary, console: Console) -> None:
     from rich.table import Table
 
     p = summary.plan
-    schedule = (
-        f"{p.schedule.kind}, {p.schedule.micro_batches} micro-batches" if p.schedule.kind != "plain" else "whole batch"
-    )
+    schedule = f"{p.schedule.kind}, {p.schedule.micro_batches} micro-batches" if p.schedule.kind != "plain" else "whole batch"
     again = ", recomputing" if p.schedule.recompute else ""
     console.print(
-        text_of("\n", (f"{p.graph} on {p.topology}", "bold"), f", {p.objective}, {schedule}{again}, by {p.method}\n"),
-        soft_wrap=True,
+        text_of("\n", (f"{p.graph} on {p.topology}", "bold"), f", {p.objective}, {schedule}{again}, by {p.method}\n"), soft_wrap=True
     )
     pipeline = bool(summary.stages) and summary.stages[0].stage is not None
     first = "stage" if pipeline else ""
-    table = Table(
-        first,
-        "device",
-        "operators",
-        "parameters",
-        "memory needed",
-        "of",
-        "busy per micro-batch",
-        "",
-        box=None,
-        pad_edge=False,
-    )
+    table = Table(first, "device", "operators", "parameters", "memory needed", "of", "busy per micro-batch", "", box=None, pad_edge=False)
     for column in table.columns[2:7]:
         column.justify = "right"
     for row in summary.stages:
         table.add_row(
-            "" if row.stage is None else str(row.stage), row.device, str(row.operators), human_bytes(row.parameter_bytes),
-            human_bytes(row.needed_bytes), f"{human_bytes(row.memory_bytes)} ({row.needed_bytes / max(1, row.memory_bytes):.0%})",
-            exact_seconds(row.busy_s), _mark(row.bottleneck),
-        )  # fmt: skip
+            "" if row.stage is None else str(row.stage),
+            row.device,
+            str(row.operators),
+            human_bytes(row.parameter_bytes),
+            human_bytes(row.needed_bytes),
+            f"{human_bytes(row.memory_bytes)} ({row.needed_bytes / max(1, row.memory_bytes):.0%})",
+            exact_seconds(row.busy_s),
+            _mark(row.bottleneck),
+        )
     console.print(table)
     if summary.links:
         console.print()
-        table = Table(
-            "link", "transfers", "bytes per micro-batch", "busy per micro-batch", "", box=None, pad_edge=False
-        )
+        table = Table("link", "transfers", "bytes per micro-batch", "busy per micro-batch", "", box=None, pad_edge=False)
         for column in table.columns[1:4]:
             column.justify = "right"
         for link in summary.links:
             table.add_row(
-                f"{link.source} → {link.target}", str(link.transfers), human_bytes(link.nbytes), exact_seconds(link.busy_s),
+                f"{link.source} → {link.target}",
+                str(link.transfers),
+                human_bytes(link.nbytes),
+                exact_seconds(link.busy_s),
                 _mark(link.bottleneck),
-            )  # fmt: skip
+            )
         console.print(table)
     console.print(f"\n{value_words(summary)}\n", soft_wrap=True)
     console.print(f"{summary.rests_on}\n", soft_wrap=True)
@@ -74,9 +66,11 @@ def print_summary(summary: PlacementSummary, console: Console) -> None:
         column.justify = "right"
     for row_ in summary.methods:
         table.add_row(
-            row_.method, "–" if row_.value_s is None else exact_seconds(row_.value_s),
-            "–" if row_.iteration_s is None else exact_seconds(row_.iteration_s), row_.verdict,
-        )  # fmt: skip
+            row_.method,
+            "–" if row_.value_s is None else exact_seconds(row_.value_s),
+            "–" if row_.iteration_s is None else exact_seconds(row_.iteration_s),
+            row_.verdict,
+        )
     console.print(table)
 
 
@@ -98,10 +92,7 @@ def value_words(summary: PlacementSummary) -> str:
     rate = "" if summary.samples_s is None else f", {summary.samples_s:,.4g} samples/s"
     proof = "proved optimal for these times" if p.gap < 1e-4 else f"at most {p.gap:.2%} from the best"
     whole = f"one iteration {exact_seconds(p.iteration_s)}; " if p.objective == "throughput" else ""
-    return (
-        f"{what}{rate}; no placement is faster than {exact_seconds(p.bound_s)}: {proof}; {whole}"
-        f"{p.solver_s:.1f} s of search"
-    )
+    return f"{what}{rate}; no placement is faster than {exact_seconds(p.bound_s)}: {proof}; {whole}{p.solver_s:.1f} s of search"
 
 
 def print_profile(measured: ModelProfile, console: Console, *, heaviest: int = HEAVIEST) -> None:
@@ -123,16 +114,19 @@ def print_profile(measured: ModelProfile, console: Console, *, heaviest: int = H
     )
     if not totals.heaviest:
         return
-    table = Table(
-        "heaviest operators", "module", "forward", "backward", "spread", "share", "memory", box=None, pad_edge=False
-    )
+    table = Table("heaviest operators", "module", "forward", "backward", "spread", "share", "memory", box=None, pad_edge=False)
     for column in table.columns[2:]:
         column.justify = "right"
     for row in totals.heaviest:
         table.add_row(
-            row.operator, row.module, exact_seconds(row.forward_s), exact_seconds(row.backward_s), f"{row.spread:.0%}",
-            f"{row.share:.1%}", human_bytes(row.state_bytes + row.tensor_bytes),
-        )  # fmt: skip
+            row.operator,
+            row.module,
+            exact_seconds(row.forward_s),
+            exact_seconds(row.backward_s),
+            f"{row.spread:.0%}",
+            f"{row.share:.1%}",
+            human_bytes(row.state_bytes + row.tensor_bytes),
+        )
     console.print(table)
 
 
@@ -183,14 +177,27 @@ def profile_table(measured: ModelProfile, *, heaviest: int = HEAVIEST) -> Profil
     total_s = sum(both.values())
     rows = tuple(
         OperatorRow(
-            operator=n, module=nodes[n].module, forward_s=times.forward[n].median_s, backward_s=times.backward[n].median_s,
-            spread=apart[n] / both[n] if both[n] else 0.0, share=both[n] / total_s if total_s else 0.0,
-            state_bytes=nodes[n].state_bytes, tensor_bytes=tensors[n],
+            operator=n,
+            module=nodes[n].module,
+            forward_s=times.forward[n].median_s,
+            backward_s=times.backward[n].median_s,
+            spread=apart[n] / both[n] if both[n] else 0.0,
+            share=both[n] / total_s if total_s else 0.0,
+            state_bytes=nodes[n].state_bytes,
+            tensor_bytes=tensors[n],
         )
         for n in sorted(both, key=lambda n: -both[n])[:heaviest]
-    )  # fmt: skip
+    )
     return ProfileTable(
-        graph=graph.name, kind=next(iter(graph.nodes[0].forward_s)), batch_size=graph.batch_size, operators=len(graph.nodes),
-        forward_s=times.whole_forward.median_s, backward_s=times.whole_backward.median_s, alpha=measured.alpha,
-        ratio=times.ratio, spread=sum(apart.values()) / total_s if total_s else 0.0, repeats=times.repeats, heaviest=rows,
-    )  # fmt: skip
+        graph=graph.name,
+        kind=next(iter(graph.nodes[0].forward_s)),
+        batch_size=graph.batch_size,
+        operators=len(graph.nodes),
+        forward_s=times.whole_forward.median_s,
+        backward_s=times.whole_backward.median_s,
+        alpha=measured.alpha,
+        ratio=times.ratio,
+        spread=sum(apart.values()) / total_s if total_s else 0.0,
+        repeats=times.repeats,
+        heaviest=rows,
+    )

@@ -28,10 +28,7 @@ WIDTH = 110
 @click.command()
 @click.argument("job", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="A profile.json, measured or written by hand, instead of measuring.",
+    "--profile", "profile_file", type=click.Path(path_type=Path), help="A profile.json, measured or written by hand, instead of measuring."
 )
 @click.option(
     "--platform",
@@ -47,14 +44,9 @@ WIDTH = 110
     show_default=True,
     help="exact proves its optimum; two-stage is FasDL's heuristic; brute-force tries everything.",
 )
-@click.option("--objective", type=click.Choice(["cost", "time"]), default="cost", show_default=True,
-              help="What to minimise.")  # fmt: skip
-@click.option(
-    "--deadline-s", type=float, callback=bounded(Positive), help="Longest time of the run, instead of the job's."
-)
-@click.option(
-    "--budget-usd", type=float, callback=bounded(Positive), help="Largest cost of the run, instead of the job's."
-)
+@click.option("--objective", type=click.Choice(["cost", "time"]), default="cost", show_default=True, help="What to minimise.")
+@click.option("--deadline-s", type=float, callback=bounded(Positive), help="Longest time of the run, instead of the job's.")
+@click.option("--budget-usd", type=float, callback=bounded(Positive), help="Largest cost of the run, instead of the job's.")
 @click.option(
     "--max-global-batch",
     type=int,
@@ -70,9 +62,7 @@ WIDTH = 110
 )
 @click.option("--pattern", type=click.Choice(PATTERNS), help="Fix the pattern.  [default: any]")
 @click.option(
-    "--sync",
-    metavar="PROTOCOL",
-    help="Fix the protocol: bsp or hap. Asynchronous protocols are not predicted.  [default: either]",
+    "--sync", metavar="PROTOCOL", help="Fix the protocol: bsp or hap. Asynchronous protocols are not predicted.  [default: either]"
 )
 @click.option(
     "--compression",
@@ -99,28 +89,39 @@ WIDTH = 110
     help="Difference between memory quotas that are tried.  [default: the platform's]",
 )
 @click.option(
-    "--function-timeout-s",
-    type=float,
-    callback=bounded(Positive),
-    help="Time limit of an invocation.  [default: the platform's]",
+    "--function-timeout-s", type=float, callback=bounded(Positive), help="Time limit of an invocation.  [default: the platform's]"
 )
-@click.option(
-    "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the profile's prices."
-)
+@click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the profile's prices.")
 @click.option("--from-run", metavar="RUN", help="Correct the profile by the measurements of RUN.")
-@click.option(
-    "--no-cache", is_flag=True, help="Measure again instead of reusing the profile of an earlier measurement."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Write plan.json, plan.html and plan.png into this folder."
-)
+@click.option("--no-cache", is_flag=True, help="Measure again instead of reusing the profile of an earlier measurement.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write plan.json, plan.html and plan.png into this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON, last on standard output.")
 def plan(
-    job: Path | None, profile_file: Path | None, platform: str | None, search: str, objective: str, channel: str | None,
-    prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool,
-    deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, hap_epochs_factor: float | None, pattern: str | None,
-    sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None, any_size: bool, local_steps: int | None, **flags: Any,
-) -> None:  # fmt: skip
+    job: Path | None,
+    profile_file: Path | None,
+    platform: str | None,
+    search: str,
+    objective: str,
+    channel: str | None,
+    prices_file: Path | None,
+    from_run: str | None,
+    no_cache: bool,
+    out: Path | None,
+    as_json: bool,
+    deadline_s: float | None,
+    budget_usd: float | None,
+    max_global_batch: int | None,
+    epochs: int | None,
+    hap_epochs_factor: float | None,
+    pattern: str | None,
+    sync: str | None,
+    compression: str,
+    memory_step_mb: int | None,
+    function_timeout_s: float | None,
+    any_size: bool,
+    local_steps: int | None,
+    **flags: Any,
+) -> None:
     """Find the cheapest configuration of JOB within its limits, and predict its time and cost.
 
     \b
@@ -151,36 +152,56 @@ def plan(
     limits = planning_workflow.limits_of(wanted)
     if wanted is not None and wanted.sparse is not None:
         refuse_options(
-            "search", "max_global_batch", "hap_epochs_factor", "pattern", "sync", "compression", "local_steps", "channel",
-            "memory_step_mb", "any_size", "from_run", "out", what="a sparse job",
-        )  # fmt: skip
+            "search",
+            "max_global_batch",
+            "hap_epochs_factor",
+            "pattern",
+            "sync",
+            "compression",
+            "local_steps",
+            "channel",
+            "memory_step_mb",
+            "any_size",
+            "from_run",
+            "out",
+            what="a sparse job",
+        )
         return sparse_plan(
-            wanted if epochs is None else dataclasses.replace(wanted, epochs=epochs), profile_file=profile_file, platform=platform,
-            prices_file=prices_file, use_cache=not no_cache, as_json=as_json, objective="time" if objective == "time" else "cost",
+            wanted if epochs is None else dataclasses.replace(wanted, epochs=epochs),
+            profile_file=profile_file,
+            platform=platform,
+            prices_file=prices_file,
+            use_cache=not no_cache,
+            as_json=as_json,
+            objective="time" if objective == "time" else "cost",
             limits=PlanLimits(deadline_s=deadline_s or limits.deadline_s, budget_usd=budget_usd or limits.budget_usd),
             function_timeout_s=function_timeout_s,
-        )  # fmt: skip
+        )
     wish = PlanRequest(
         epochs=epochs or (wanted.epochs if wanted is not None else 1),
         hap_epochs_factor=hap_epochs_factor or (wanted.limits.hap_epochs_factor if wanted is not None else None),
         optimizer=wanted.optimizer if wanted is not None and wanted.task is None else None,
         limits=PlanLimits(
-            deadline_s=deadline_s or limits.deadline_s, budget_usd=budget_usd or limits.budget_usd,
+            deadline_s=deadline_s or limits.deadline_s,
+            budget_usd=budget_usd or limits.budget_usd,
             max_global_batch=max_global_batch or limits.max_global_batch,
         ),
-        minimise=objective, search=search, pattern=pattern, sync=sync, compression=compression,
-        memory_step_mb=memory_step_mb, lifetime_s=function_timeout_s,
+        minimise=objective,
+        search=search,
+        pattern=pattern,
+        sync=sync,
+        compression=compression,
+        memory_step_mb=memory_step_mb,
+        lifetime_s=function_timeout_s,
         local_steps=local_steps or _local_steps(wanted),
-    )  # fmt: skip
+    )
     if from_run is not None:
         profile = planning_workflow.profile_of_run(from_run)
     elif profile_file is not None:
         profile = load_profile(profile_file)
     else:
         assert wanted is not None
-        profile = planning_workflow.profile_for(
-            wanted, platform or "local", channel=channel, use_cache=not no_cache, on_progress=_say
-        )
+        profile = planning_workflow.profile_for(wanted, platform or "local", channel=channel, use_cache=not no_cache, on_progress=_say)
     measured = profile_file is None and from_run is None
     where = platform or ("local" if measured else None)
     sizes: tuple[int, ...] = ()
@@ -228,13 +249,7 @@ def show(plan: Plan) -> None:
 
     c, p, s = plan.choice, plan.choice.predicted, plan.search
     console = make_console(width=WIDTH)
-    proof = (
-        "proven optimal for this profile"
-        if s.optimal
-        else f"{s.gap:.1%} above the optimum"
-        if s.gap is not None
-        else "no proof"
-    )
+    proof = "proven optimal for this profile" if s.optimal else f"{s.gap:.1%} above the optimum" if s.gap is not None else "no proof"
     console.print(
         text_of(
             (f"{plan.profile.workload} on {plan.profile.platform}", "bold"),
@@ -264,12 +279,7 @@ def show(plan: Plan) -> None:
     )
     if plan.profile.source:
         console.print(
-            textwrap.fill(
-                f"figures of {plan.profile.platform}: {plan.profile.source}",
-                WIDTH,
-                initial_indent="  ",
-                subsequent_indent="  ",
-            )
+            textwrap.fill(f"figures of {plan.profile.platform}: {plan.profile.source}", WIDTH, initial_indent="  ", subsequent_indent="  ")
         )
     table = Table("phase", "seconds", "share", "", "cost", "USD", box=None, pad_edge=False)
     costs = [*p.cost.items(), ("together", p.cost_usd)]
@@ -320,9 +330,17 @@ def _choices(console: Any, plan: Plan, choices: Sequence[Alternative]) -> None:
         p = a.predicted
         mark = "" if a.within_limits else "(too much)"
         table.add_row(
-            a.why, str(a.workers), f"{a.memory_mb:,}", str(a.aggregators), f"{a.batch_size_aggregator}/{a.batch_size_nonaggregator}",
-            f"{a.pattern}, {a.sync}", duration(p.seconds), _times(a.time_ratio), f"{p.cost_usd:.4g}", f"{_times(a.cost_ratio)} {mark}",
-        )  # fmt: skip
+            a.why,
+            str(a.workers),
+            f"{a.memory_mb:,}",
+            str(a.aggregators),
+            f"{a.batch_size_aggregator}/{a.batch_size_nonaggregator}",
+            f"{a.pattern}, {a.sync}",
+            duration(p.seconds),
+            _times(a.time_ratio),
+            f"{p.cost_usd:.4g}",
+            f"{_times(a.cost_ratio)} {mark}",
+        )
     console.print(table)
 
 

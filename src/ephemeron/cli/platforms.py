@@ -56,10 +56,16 @@ def rows() -> list[PlatformRow]:
             what = f"as if on AWS: {what}"
         out.append(
             PlatformRow(
-                name=name, available=not missing, missing=missing, needs=needs, limits=platform_limits(name),
-                limits_from=limits_from, prices=what, install=f"pip install 'ephemeron[{extras}]'" if missing else "",
+                name=name,
+                available=not missing,
+                missing=missing,
+                needs=needs,
+                limits=platform_limits(name),
+                limits_from=limits_from,
+                prices=what,
+                install=f"pip install 'ephemeron[{extras}]'" if missing else "",
             )
-        )  # fmt: skip
+        )
     return out
 
 
@@ -91,14 +97,18 @@ def platforms(as_json: bool) -> None:
         for row in found:
             click.echo(json.dumps(plain(row)))
         return
-    table = Table("platform", "installed", "needs", "memory MB", "lifetime", "at once", "limits from", box=None,
-                  pad_edge=False)  # fmt: skip
+    table = Table("platform", "installed", "needs", "memory MB", "lifetime", "at once", "limits from", box=None, pad_edge=False)
     for row in found:
         limits = row.limits
         table.add_row(
-            row.name, "yes" if row.available else row.install, row.needs, f"{limits.memory_min_mb}-{limits.memory_max_mb}",
-            human_seconds(limits.lifetime_s), str(limits.concurrency), row.limits_from,
-        )  # fmt: skip
+            row.name,
+            "yes" if row.available else row.install,
+            row.needs,
+            f"{limits.memory_min_mb}-{limits.memory_max_mb}",
+            human_seconds(limits.lifetime_s),
+            str(limits.concurrency),
+            row.limits_from,
+        )
     make_console(piped_width=160).print(table)
     for text in dict.fromkeys(row.prices for row in found):
         click.echo(f"prices of {', '.join(row.name for row in found if row.prices == text)}: {text}")

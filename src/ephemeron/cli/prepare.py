@@ -24,9 +24,7 @@ INTERRUPTED = 130
 @click.command("prepare")
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
 @cloud_options
-@click.option(
-    "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."
-)
+@click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON.")
 def prepare_command(recipe: Path, prices_file: Path | None, as_json: bool, **flags: Any) -> None:
     """Load, transform and split raw data as RECIPE says, on functions.
@@ -55,12 +53,7 @@ def prepare_command(recipe: Path, prices_file: Path | None, as_json: bool, **fla
     made = load_recipe(recipe)
     given = taken(flags)
     try:
-        found = prepare(
-            made,
-            on_predicted=_show_prediction,
-            settings=cloud_settings(made.run.platform, given),
-            prices_file=prices_file,
-        )
+        found = prepare(made, on_predicted=_show_prediction, settings=cloud_settings(made.run.platform, given), prices_file=prices_file)
     except KeyboardInterrupt as e:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.secho(f"interrupted; {_notes(e)}", fg="yellow", err=True)
@@ -75,26 +68,18 @@ def prepare_command(recipe: Path, prices_file: Path | None, as_json: bool, **fla
 
 
 def _notes(e: BaseException) -> str:
-    return (
-        "; ".join(note for note in getattr(e, "__notes__", ()) if "parts are stored" in note)
-        or "give the command again to go on"
-    )
+    return "; ".join(note for note in getattr(e, "__notes__", ()) if "parts are stored" in note) or "give the command again to go on"
 
 
 def _show_prediction(predicted: PreparationEstimate) -> None:
-    click.echo(
-        f"predicted: {human_count(predicted.tasks, 'task')}, {predicted.seconds:.0f} s, ${predicted.cost_usd:.6f}",
-        err=True,
-    )
+    click.echo(f"predicted: {human_count(predicted.tasks, 'task')}, {predicted.seconds:.0f} s, ${predicted.cost_usd:.6f}", err=True)
 
 
 def _show(found: Prepared) -> None:
     for name, dataset in found.datasets.items():
         nbytes = sum(part.nbytes for part in dataset.partitions)
         rejected = f", {dataset.manifest.rejected} left out" if dataset.manifest.rejected else ""
-        click.echo(
-            f"{name:6}{len(dataset)} rows{rejected}, {len(dataset.partitions)} partitions, {nbytes / 1e6:.1f} MB: {dataset.url}"
-        )
+        click.echo(f"{name:6}{len(dataset)} rows{rejected}, {len(dataset.partitions)} partitions, {nbytes / 1e6:.1f} MB: {dataset.url}")
     document = found.document()
     if document["collisions"] is not None:
         click.echo(f"{document['collisions']} collisions of hashed features")

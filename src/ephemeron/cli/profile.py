@@ -47,13 +47,7 @@ if TYPE_CHECKING:
     help="Largest cost of the probes on a cloud, at the prices of AWS; shown before the first is started.",
 )
 @click.option("--channel", metavar="ADDRESS", default="folder", show_default=True, help="Channel to probe.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default="profile.json",
-    show_default=True,
-    help="File of the profile.",
-)
+@click.option("--out", type=click.Path(path_type=Path), default="profile.json", show_default=True, help="File of the profile.")
 @click.option(
     "--confidence",
     type=float,
@@ -65,9 +59,17 @@ if TYPE_CHECKING:
 @click.option("--no-cache", is_flag=True, help="Measure the platform again instead of reusing an earlier measurement.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, last on standard output.")
 def profile(
-    job: Path, platform: str, channel: str, out: Path, confidence: float, no_cache: bool, as_json: bool, memory_mb: str | None,
-    budget_usd: float, **flags: Any,
-) -> None:  # fmt: skip
+    job: Path,
+    platform: str,
+    channel: str,
+    out: Path,
+    confidence: float,
+    no_cache: bool,
+    as_json: bool,
+    memory_mb: str | None,
+    budget_usd: float,
+    **flags: Any,
+) -> None:
     """Measure steps, memory, starts and transfers of JOB, for `ephemeron plan`.
 
     Runs its model in a few functions of different quotas, one at a time, until every step is predicted within
@@ -112,9 +114,17 @@ def profile(
         shown.start()
     try:
         measured = profile_job(
-            wanted, platform=platform, channel=channel, confidence=confidence, use_cache=not no_cache, on_progress=tell,
-            cloud=settings, sizes_mb=sizes, budget_usd=budget_usd, on_budget=lambda text: console.print(f"profiling: {text}"),
-        )  # fmt: skip
+            wanted,
+            platform=platform,
+            channel=channel,
+            confidence=confidence,
+            use_cache=not no_cache,
+            on_progress=tell,
+            cloud=settings,
+            sizes_mb=sizes,
+            budget_usd=budget_usd,
+            on_budget=lambda text: console.print(f"profiling: {text}"),
+        )
     finally:
         if shown is not None:
             shown.stop()
@@ -149,9 +159,7 @@ def _print_workload(profile: Profile, console: Console) -> None:
     table.add_row("k", f"{w.memory_slope_mb:.4g}", "", "MB per sample of a batch")
     table.add_row("c", f"{w.memory_base_mb:.4g}", "", "MB, at least: no probe took more than k·B + c")
     table.add_row("model", f"{w.model_mb:.4g}", "", f"MB exchanged; {w.state_mb:.4g} MB in a checkpoint")
-    table.add_row(
-        "data", f"{w.dataset_mb:.4g}", "", f"MB, {human_count(w.samples, 'sample')}; {w.test_samples} for testing"
-    )
+    table.add_row("data", f"{w.dataset_mb:.4g}", "", f"MB, {human_count(w.samples, 'sample')}; {w.test_samples} for testing")
     if w.apply_s:
         table.add_row("optimiser", f"{1000 * w.apply_s:.3g}", "", "ms of a whole vCPU per step")
     console.print(table)
@@ -177,24 +185,21 @@ def _print_platform(profile: Profile, console: Console) -> None:
 
     p = profile.platform
     poll = f"an empty poll {human_ms(p.poll_s)}" if p.poll_s else "the store waits by itself"
-    console.print(
-        f"{p.name}, {p.channel}: cold start {human_seconds(p.cold_start_s)}, warm {human_ms(p.warm_start_s)}, {poll}"
-    )
+    console.print(f"{p.name}, {p.channel}: cold start {human_seconds(p.cold_start_s)}, warm {human_ms(p.warm_start_s)}, {poll}")
     known = profile.fit.platform
-    errors = {
-        (row.memory_mb, way): error
-        for row in known.transfer.rows
-        for way, error in (("up", row.up_error), ("down", row.down_error))
-    }
+    errors = {(row.memory_mb, way): error for row in known.transfer.rows for way, error in (("up", row.up_error), ("down", row.down_error))}
     table = Table("quota", "", "form", "0.1 MB", "1 MB", "10 MB", "error on sizes kept out", box=None, pad_edge=False)
     for transfer in p.transfer:
         for way, arrow in (("up", "↑"), ("down", "↓")):
             rate: Rate = getattr(transfer, way)
             error = errors.get((transfer.memory_mb, way))
             table.add_row(
-                f"{transfer.memory_mb:g} MB" if way == "up" else "", arrow, type(rate).__name__.lower(),
-                *(human_ms(float(rate.seconds(s))) for s in (0.1, 1.0, 10.0)), _percent(error) if error is not None else "",
-            )  # fmt: skip
+                f"{transfer.memory_mb:g} MB" if way == "up" else "",
+                arrow,
+                type(rate).__name__.lower(),
+                *(human_ms(float(rate.seconds(s))) for s in (0.1, 1.0, 10.0)),
+                _percent(error) if error is not None else "",
+            )
     console.print(table)
     if p.links is not None:
         links = p.links
@@ -205,8 +210,11 @@ def _print_platform(profile: Profile, console: Console) -> None:
             f"{human_ms(links.setup_each_s)} per further link{fails}; {links.source}"
         )
     if known.calls:
-        console.print(f"{known.calls} calls of functions, billed ${known.billed_usd:.4f}; cold starts "
-                      f"{', '.join(human_seconds(s) for s in known.cold_starts_s) or 'none'}", style="dim")  # fmt: skip
+        console.print(
+            f"{known.calls} calls of functions, billed ${known.billed_usd:.4f}; cold starts "
+            f"{', '.join(human_seconds(s) for s in known.cold_starts_s) or 'none'}",
+            style="dim",
+        )
     if known.reused:
         console.print(f"platform measured on {known.measured_on} and reused; --no-cache measures it again", style="dim")
 

@@ -51,9 +51,14 @@ class Display:
         self.ledger = CostMeter(prices or load_prices("objects"))
         self.started: RunStarted | None = None
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(), TextColumn("{task.fields[info]}"),
-            TimeElapsedColumn(), console=self.console, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[info]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+        )
         self._all: TaskID | None = None
         self._ranks: dict[int, TaskID] = {}
         self._shown_iteration = 0
@@ -72,9 +77,19 @@ class Display:
         """Shows one event."""
         self.ledger.feed(event)
         handlers: dict[type[Event], Callable[[Any], None]] = {
-            RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Measured: self._measured, Invoked: self._invoked,
-            GenerationStarted: self._generation_started, RegionAdded: self._region_added, RegionReplanned: self._region_replanned, RegionResized: self._region_resized, Ended: self._ended, Note: self._note, FaultFired: self._fault,
-        }  # fmt: skip
+            RunStarted: self._run_started,
+            Iterated: self._iterated,
+            Evaluated: self._evaluated,
+            Measured: self._measured,
+            Invoked: self._invoked,
+            GenerationStarted: self._generation_started,
+            RegionAdded: self._region_added,
+            RegionReplanned: self._region_replanned,
+            RegionResized: self._region_resized,
+            Ended: self._ended,
+            Note: self._note,
+            FaultFired: self._fault,
+        }
         show = handlers.get(type(event))
         if show is not None:
             show(event)
@@ -91,8 +106,10 @@ class Display:
             how = f"{c.get('model')} in a sparse store of {human_count(int(c['shards']), 'shard')}"
         quota = ", ".join(f"{g.name} {g.workers} × {g.memory_mb} MB" for g in e.groups)
         functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB")
-        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {functions}, "
-                  f"{how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}")  # fmt: skip
+        self._say(
+            (f"run {e.run_id}", "bold"),
+            f"{' resumed' if again else ''} on {e.platform}: {functions}, {how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}",
+        )
         for note in e.notes:
             self._say("  ", ("note", "yellow"), f" {note}")
         if self.console.is_terminal and self._all is None:
@@ -100,9 +117,7 @@ class Display:
             if e.workers <= 16:
                 self._ranks = {
                     r: self._bars.add_task(
-                        f"rank {r}",
-                        total=next((g.iterations for g in e.groups if g.has(r)), e.iterations),
-                        info="starting",
+                        f"rank {r}", total=next((g.iterations for g in e.groups if g.has(r)), e.iterations), info="starting"
                     )
                     for r in range(e.workers)
                 }
@@ -110,8 +125,11 @@ class Display:
     def _generation_started(self, e: GenerationStarted) -> None:
         if self.started is None:
             return
-        self._say((human_seconds(e.t), "cyan"), f" from iteration {e.from_iteration} on: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
-                  f"{human_count(e.aggregators, 'aggregator')}, batches of {e.batch_size}")  # fmt: skip
+        self._say(
+            (human_seconds(e.t), "cyan"),
+            f" from iteration {e.from_iteration} on: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
+            f"{human_count(e.aggregators, 'aggregator')}, batches of {e.batch_size}",
+        )
         if self._all is None:
             return
         self._bars.update(self._all, total=e.iterations)
@@ -131,12 +149,18 @@ class Display:
     def _region_replanned(self, e: RegionReplanned) -> None:
         saved = 1 - e.usd_per_hour / e.usd_per_hour_before if e.usd_per_hour_before else 0.0
         cost = f"{saved:.1%} of cost saved" if saved >= 0 else f"{-saved:.1%} more cost"
-        self._say((human_seconds(e.t), "cyan"), f" region {e.region}: {e.iteration_s:.3g} s an iteration, asks for {human_count(e.wanted, 'function')} "
-                  f"in place of {e.workers} (all regions: {e.time_factor:.3f} × the time, {cost})")  # fmt: skip
+        self._say(
+            (human_seconds(e.t), "cyan"),
+            f" region {e.region}: {e.iteration_s:.3g} s an iteration, asks for {human_count(e.wanted, 'function')} "
+            f"in place of {e.workers} (all regions: {e.time_factor:.3f} × the time, {cost})",
+        )
 
     def _region_resized(self, e: RegionResized) -> None:
-        self._say((human_seconds(e.t), "cyan"), f" region {e.region}: {human_count(e.workers, 'function')} of {e.memory_mb} MB from iteration {e.from_iteration} on, "
-                  f"batches of {e.batch_size}")  # fmt: skip
+        self._say(
+            (human_seconds(e.t), "cyan"),
+            f" region {e.region}: {human_count(e.workers, 'function')} of {e.memory_mb} MB from iteration {e.from_iteration} on, "
+            f"batches of {e.batch_size}",
+        )
         group = next((g.started for g in self.ledger.groups if g.started.name == e.region), None)
         if group is None or not self._ranks:
             return
@@ -166,8 +190,10 @@ class Display:
             return
         self._shown_iteration = e.iteration
         if any(value is not None for value in metrics.values()):
-            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {human_metric(self.ledger.loss)}  "
-                      f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
+            self._say(
+                f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {human_metric(self.ledger.loss)}  "
+                f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}"
+            )
             for group in self.ledger.groups:
                 self._say(f"  {region_line(group, e.t)}")
 
@@ -178,18 +204,12 @@ class Display:
 
     def _invoked(self, e: Invoked) -> None:
         if e.reason in ("replacement", "duplicate"):
-            self._say(
-                (human_seconds(e.t), "yellow"),
-                f" rank {e.rank}: attempt {attempt_text(e.attempt)} started as a {e.reason}",
-            )
+            self._say((human_seconds(e.t), "yellow"), f" rank {e.rank}: attempt {attempt_text(e.attempt)} started as a {e.reason}")
 
     def _ended(self, e: Ended) -> None:
         if e.status in _BAD:
             status = e.status.replace("_", " ")
-            self._say(
-                (human_seconds(e.t), "red"),
-                f" rank {e.rank}, attempt {attempt_text(e.attempt)}: {status} {in_short(e.error)}",
-            )
+            self._say((human_seconds(e.t), "red"), f" rank {e.rank}, attempt {attempt_text(e.attempt)}: {status} {in_short(e.error)}")
 
     def _note(self, e: Note) -> None:
         if e.text in self._said:
@@ -206,12 +226,16 @@ class Display:
         traffic = s.traffic
         colour = {"finished": "green", "stopped": "yellow"}.get(s.status, "red")
         simulated = "simulated " if s.platform == "simulated" else ""
-        self._say((s.status, f"bold {colour}"), f" after {simulated}{human_seconds(s.seconds)}, {human_count(s.iterations, 'iteration')}, "
-                  f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices"
-                  + tested(s.metrics))  # fmt: skip
+        self._say(
+            (s.status, f"bold {colour}"),
+            f" after {simulated}{human_seconds(s.seconds)}, {human_count(s.iterations, 'iteration')}, "
+            f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices" + tested(s.metrics),
+        )
         direct = f"; {human_bytes(traffic.direct_bytes_sent)} sent over direct links" if traffic.direct_bytes else ""
-        self._say(f"  {human_count(traffic.puts, 'put')}, {human_count(traffic.gets, 'get')}, {human_count(traffic.polls, 'poll')}; "
-                  f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down{direct}")  # fmt: skip
+        self._say(
+            f"  {human_count(traffic.puts, 'put')}, {human_count(traffic.gets, 'get')}, {human_count(traffic.polls, 'poll')}; "
+            f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down{direct}"
+        )
         self._compared(result)
         for cause in result.causes:
             if cause not in self._said:
@@ -240,9 +264,7 @@ def region_line(group: GroupMeter, t: float) -> str:
     a = group.activity
     released = f", {human_count(a.released, 'function')} released early" if a.released else ""
     kernel = (
-        f" (kernel: {human_bytes(a.wan_kernel_bytes_sent)}, {human_bytes(a.wan_kernel_bytes_received)})"
-        if a.wan_kernel_bytes_sent
-        else ""
+        f" (kernel: {human_bytes(a.wan_kernel_bytes_sent)}, {human_bytes(a.wan_kernel_bytes_received)})" if a.wan_kernel_bytes_sent else ""
     )
     return (
         f"{group.started.name}: {a.steps_per_s:.3g} steps/s, waits {a.waiting_share:.1%}, {human_count(a.staleness, 'round')} ahead, "
@@ -253,17 +275,13 @@ def region_line(group: GroupMeter, t: float) -> str:
 def listed(metrics: Mapping[str, float | None]) -> str:
     """Metrics in a line, such as `test loss 0.1203  accuracy 0.9512  `."""
     known = {name: value for name, value in metrics.items() if value is not None}
-    return "".join(
-        f"{'test loss' if name == 'loss' else name} {human_metric(value)}  " for name, value in known.items()
-    )
+    return "".join(f"{'test loss' if name == 'loss' else name} {human_metric(value)}  " for name, value in known.items())
 
 
 def tested(metrics: Mapping[str, float | None]) -> str:
     """`; accuracy 0.9512`: what the program reports beside the loss, or the test loss, or nothing."""
     loss = metrics.get("loss")
-    others = [
-        f"{name} {human_metric(value)}" for name, value in metrics.items() if name != "loss" and value is not None
-    ]
+    others = [f"{name} {human_metric(value)}" for name, value in metrics.items() if name != "loss" and value is not None]
     if others:
         return f"; {', '.join(others)}"
     return "" if loss is None else f"; test loss {human_metric(loss)}"

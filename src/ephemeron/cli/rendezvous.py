@@ -24,13 +24,23 @@ _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--token-file", type=_File, help="File with the service's token.  [default: EPHEMERON_RENDEZVOUS_TOKEN]")
 @click.option("--tls-certificate", type=_File, help="PEM file of the service's certificate chain.")
 @click.option("--tls-key", type=_File, help="PEM file of its private key.")
-@click.option("--max-relayed-gb", type=click.FloatRange(0), default=1024.0, show_default=True,
-              help="Bytes that are relayed for one run, in GB (2^30).")  # fmt: skip
+@click.option(
+    "--max-relayed-gb",
+    type=click.FloatRange(0),
+    default=1024.0,
+    show_default=True,
+    help="Bytes that are relayed for one run, in GB (2^30).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready, and one at the end.")
 def rendezvous(
-    listen: str, allow_remote: bool, token_file: Path | None, tls_certificate: Path | None, tls_key: Path | None,
-    max_relayed_gb: float, as_json: bool,
-) -> None:  # fmt: skip
+    listen: str,
+    allow_remote: bool,
+    token_file: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    max_relayed_gb: float,
+    as_json: bool,
+) -> None:
     """Introduce functions that cannot be dialled to each other, and relay where that fails: serves until Ctrl-C.
 
     Any number of runs share it; none sees another one's functions. It keeps nothing: connections that functions have made through
@@ -57,9 +67,7 @@ def rendezvous(
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
     token = (token_file.read_text() if token_file else os.environ.get(TOKEN_VARIABLE, "")).strip()
     if not token:
-        raise JobError(
-            f"{token_file or 'the service'} has no token", remedy=f"give --token-file FILE, or set {TOKEN_VARIABLE}"
-        )
+        raise JobError(f"{token_file or 'the service'} has no token", remedy=f"give --token-file FILE, or set {TOKEN_VARIABLE}")
     if (tls_certificate is None) != (tls_key is None):
         raise JobError("a certificate and its key belong together", remedy="give --tls-certificate and --tls-key")
     context = server_context(tls_certificate, tls_key) if tls_certificate and tls_key else None
@@ -68,9 +76,8 @@ def rendezvous(
 
 
 async def _serve(
-    host: str, port: int, allow_remote: bool, token: str, limits: ServiceLimits, context: ssl.SSLContext | None,
-    as_json: bool,
-) -> None:  # fmt: skip
+    host: str, port: int, allow_remote: bool, token: str, limits: ServiceLimits, context: ssl.SSLContext | None, as_json: bool
+) -> None:
     import asyncio
     import signal
 

@@ -14,13 +14,9 @@ from ephemeron.units import human_count
 @click.option("--workers", type=click.IntRange(min=1), help="Number of functions.")
 @click.option("--memory-mb", type=click.IntRange(min=1), help="Quota of each function, MB.")
 @click.option("--aggregators", type=click.IntRange(min=1), help="K of K-REDUCE.  [default: as before]")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Samples per iteration of each function.  [default: as before]"
-)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples per iteration of each function.  [default: as before]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def resize(
-    run: str, workers: int | None, memory_mb: int | None, aggregators: int | None, batch_size: int | None, as_json: bool
-) -> None:
+def resize(run: str, workers: int | None, memory_mb: int | None, aggregators: int | None, batch_size: int | None, as_json: bool) -> None:
     """Change the functions of RUN while it trains.
 
     \b

@@ -21,12 +21,7 @@ _FORMATS = ("torchscript", "onnx", "safetensors")
 
 @click.command()
 @click.argument("weights", metavar="RUN|WEIGHTS")
-@click.option(
-    "--job",
-    "job_file",
-    type=click.Path(path_type=Path),
-    help="Job whose model and data are used.  [default: RUN's own]",
-)
+@click.option("--job", "job_file", type=click.Path(path_type=Path), help="Job whose model and data are used.  [default: RUN's own]")
 @click.option("--best", is_flag=True, help="RUN's weights of the best evaluation (keep_best), not those at its end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> None:
@@ -93,12 +88,8 @@ def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[J
 
 @click.command()
 @click.argument("run")
-@click.option(
-    "--format", "form", type=click.Choice(_FORMATS), default="safetensors", show_default=True, help="Form of the file."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="File to write.  [default: named like RUN, in this folder]"
-)
+@click.option("--format", "form", type=click.Choice(_FORMATS), default="safetensors", show_default=True, help="Form of the file.")
+@click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: named like RUN, in this folder]")
 @click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
 def export(run: str, form: str, out: Path | None, best: bool) -> None:
     """Write the trained model of RUN to a file for other programs.

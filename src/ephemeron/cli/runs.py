@@ -40,20 +40,14 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="All runs of the home folder that are not running.")
 @click.option("--folder", is_flag=True, help="Delete the runs' folders too: events, results, weights and reports.")
-@click.option(
-    "--force", is_flag=True, help="Include runs that may still be running on a cloud: their functions will fail."
-)
-@click.option(
-    "--store", "stores", multiple=True, metavar="ADDRESS", help="With --dry-run or --all: a store, too (repeatable)."
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Delete nothing; without RUN, list everything on this machine, and in stores."
-)
+@click.option("--force", is_flag=True, help="Include runs that may still be running on a cloud: their functions will fail.")
+@click.option("--store", "stores", multiple=True, metavar="ADDRESS", help="With --dry-run or --all: a store, too (repeatable).")
+@click.option("--dry-run", is_flag=True, help="Delete nothing; without RUN, list everything on this machine, and in stores.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object per line.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_runs(
-    runs: tuple[str, ...], everything: bool, folder: bool, force: bool, stores: tuple[str, ...], dry_run: bool, as_json: bool, yes: bool,
-) -> None:  # fmt: skip
+    runs: tuple[str, ...], everything: bool, folder: bool, force: bool, stores: tuple[str, ...], dry_run: bool, as_json: bool, yes: bool
+) -> None:
     """Delete the objects that runs have left in their channels, and what is nobody's on this machine.
 
     \b
@@ -82,9 +76,7 @@ def clean_runs(
 
     if bool(runs) == everything:
         raise UserError("say which runs: RUN..., or --all")
-    folders = (
-        run_dir.all_runs() if everything else list({(found := run_dir.find(run)).path: found for run in runs}.values())
-    )
+    folders = run_dir.all_runs() if everything else list({(found := run_dir.find(run)).path: found for run in runs}.values())
     if everything and not force:
         folders = [found for found in folders if not may_be_running(status_of(found))]
     left = cleanup.left_by(folders, force=force)
@@ -128,9 +120,7 @@ def clean_runs(
 
 
 def _show(left: Sequence[RemainingObjects], *, folder: bool) -> None:
-    table = Table(
-        "run", "status", "channel", "objects", "size", *(["folder"] if folder else []), box=None, pad_edge=False
-    )
+    table = Table("run", "status", "channel", "objects", "size", *(["folder"] if folder else []), box=None, pad_edge=False)
     for one in left:
         row = [one.folder.run_id, one.status, one.address or "none", str(len(one.keys)), human_bytes(one.nbytes)]
         if one.problem:
@@ -145,9 +135,14 @@ def _print_left(left: Sequence[RemainingObjects], *, as_json: bool) -> None:
         return _show(left, folder=True)
     for one in left:
         document = {
-            "run": one.folder.run_id, "status": one.status, "channel": one.address, "objects": len(one.keys), "nbytes": one.nbytes,
-            "folder_bytes": one.folder_bytes, "problem": one.problem,
-        }  # fmt: skip
+            "run": one.folder.run_id,
+            "status": one.status,
+            "channel": one.address,
+            "objects": len(one.keys),
+            "nbytes": one.nbytes,
+            "folder_bytes": one.folder_bytes,
+            "problem": one.problem,
+        }
         click.echo(json.dumps(document))
     return None
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _folder = click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path),
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the service's state.  [default: ~/.ephemeron/data-service]",
-)  # fmt: skip
+)
 
 
 @click.command()
@@ -32,28 +33,46 @@ _folder = click.option(
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free one.")
 @click.option("--allow-remote", is_flag=True, help="Let other machines in, if --host can be reached from them.")
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Shards of each flow.")
+@click.option("--loaders", type=click.IntRange(1), help="Loader functions of each flow, at most.  [default: one per CPU]")
 @click.option(
-    "--loaders", type=click.IntRange(1), help="Loader functions of each flow, at most.  [default: one per CPU]"
+    "--loader-memory-mb", type=click.IntRange(128), default=1769, show_default=True, help="Memory quota of a loader; CPU in proportion."
 )
 @click.option(
-    "--loader-memory-mb",
-    type=click.IntRange(128),
-    default=1769,
+    "--buffer-mb",
+    type=click.FloatRange(1),
+    default=1024.0,
     show_default=True,
-    help="Memory quota of a loader; CPU in proportion.",
+    help="Memory for samples that are loaded ahead, for each flow.",
 )
-@click.option("--buffer-mb", type=click.FloatRange(1), default=1024.0, show_default=True,
-              help="Memory for samples that are loaded ahead, for each flow.")  # fmt: skip
-@click.option("--cache-mb", type=click.FloatRange(0), default=1024.0, show_default=True,
-              help="Memory for samples that are kept for later epochs and other jobs, for each flow.")  # fmt: skip
-@click.option("--idle-s", type=click.FloatRange(1), default=60.0, show_default=True,
-              help="Seconds without a reader after which the loaders of a flow end.")  # fmt: skip
+@click.option(
+    "--cache-mb",
+    type=click.FloatRange(0),
+    default=1024.0,
+    show_default=True,
+    help="Memory for samples that are kept for later epochs and other jobs, for each flow.",
+)
+@click.option(
+    "--idle-s",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds without a reader after which the loaders of a flow end.",
+)
 @_folder
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready.")
 def serve(
-    host: str, port: int, allow_remote: bool, shards: int, loaders: int | None, loader_memory_mb: int, buffer_mb: float,
-    cache_mb: float, idle_s: float, folder: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    host: str,
+    port: int,
+    allow_remote: bool,
+    shards: int,
+    loaders: int | None,
+    loader_memory_mb: int,
+    buffer_mb: float,
+    cache_mb: float,
+    idle_s: float,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
     """Load data for many training jobs: serves until Ctrl-C.
 
     Jobs that read the same flow share its loaders, its cache and, if requested, the order of samples. Loaders are functions
@@ -80,9 +99,16 @@ def serve(
     if not allow_remote and not is_loopback(host):
         raise JobError(f"{host!r} can be reached from other machines", remedy="add --allow-remote if that is meant")
     settings = ServiceSettings(
-        shards=shards, loaders=loaders or os.cpu_count() or 1, loader_memory_mb=loader_memory_mb, buffer_mb=buffer_mb,
-        cache_mb=cache_mb, idle_s=idle_s, host=host, port=port, allow_remote=allow_remote,
-    )  # fmt: skip
+        shards=shards,
+        loaders=loaders or os.cpu_count() or 1,
+        loader_memory_mb=loader_memory_mb,
+        buffer_mb=buffer_mb,
+        cache_mb=cache_mb,
+        idle_s=idle_s,
+        host=host,
+        port=port,
+        allow_remote=allow_remote,
+    )
     token = os.environ.get(TOKEN_VARIABLE) or own_token(place)
     part = ManagedProcess("coordinator", place, token)
     try:
@@ -90,9 +116,7 @@ def serve(
     except ServiceUnreachable:
         pass
     else:
-        raise JobError(
-            f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder"
-        )
+        raise JobError(f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder")
     over = ShutdownSignal()
     address = part.ensure(settings)
     where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")
@@ -111,9 +135,7 @@ def serve(
 
 @click.command()
 @click.option(
-    "--address",
-    metavar="HOST:PORT",
-    help="Address of the service.  [default: EPHEMERON_DATA_SERVICE, else that of this machine]",
+    "--address", metavar="HOST:PORT", help="Address of the service.  [default: EPHEMERON_DATA_SERVICE, else that of this machine]"
 )
 @_folder
 @click.option("--delete", metavar="NAME", help="Remove a flow that has no readers.")
@@ -194,9 +216,17 @@ def _print(service: Service, as_json: bool) -> None:
 def _row(entry: FlowEntry, router: RouterStatus) -> FlowRow:
     shards = router.shards
     return FlowRow(
-        flow=entry.name, version=entry.version, state=entry.state, samples=entry.samples, readers=router.readers,
-        shards=len(shards), loaders=sum(s.loaders for s in shards), loaded=sum(s.loaded for s in shards),
-        hits=sum(s.hits for s in shards), half_hits=sum(s.half_hits for s in shards),
-        skipped=sum(s.skipped for s in shards), cached_bytes=sum(s.cached_bytes for s in shards),
+        flow=entry.name,
+        version=entry.version,
+        state=entry.state,
+        samples=entry.samples,
+        readers=router.readers,
+        shards=len(shards),
+        loaders=sum(s.loaders for s in shards),
+        loaded=sum(s.loaded for s in shards),
+        hits=sum(s.hits for s in shards),
+        half_hits=sum(s.half_hits for s in shards),
+        skipped=sum(s.skipped for s in shards),
+        cached_bytes=sum(s.cached_bytes for s in shards),
         buffered_bytes=sum(s.buffered_bytes for s in shards),
-    )  # fmt: skip
+    )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def planned_options(
     job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None, *, dry_run: bool
-) -> tuple[SparsePlan | None, dict[str, object]]:  # fmt: skip
+) -> tuple[SparsePlan | None, dict[str, object]]:
     """The plan of a run, and the options that it chooses: the number of functions, where neither the job nor the command gives it.
 
     Where it is given, the prediction is shown if the job was measured before; None: it was not, or cannot be.
@@ -48,10 +48,7 @@ def planned_options(
     from ephemeron.training.planning_workflow import limits_of
 
     if plan_file is not None:
-        raise JobError(
-            "--plan is not for a sparse job",
-            remedy="give --workers, and shards in the job, as ephemeron plan shows them",
-        )
+        raise JobError("--plan is not for a sparse job", remedy="give --workers, and shards in the job, as ephemeron plan shows them")
     flagged = {name: value for name, value in flags.items() if value is not None}
     given = {**job.run, **flagged}
     platform = str(given.get("platform", "local"))
@@ -67,16 +64,12 @@ def planned_options(
     alone = api.configure(wanted, workers=1)
     prepared_run(LaunchRequest(job=job, configuration=alone, prices_file=prices_file))  # what is wrong is said first
     predictor = predictors.sparse_predictor(wanted, prices_file=prices_file, on_progress=_say)
-    plan = plans.make_sparse_plan(
-        predictor, wanted, limits_of(job), shards=(job.sparse.shards,), configured=api.configure
-    )
+    plan = plans.make_sparse_plan(predictor, wanted, limits_of(job), shards=(job.sparse.shards,), configured=api.configure)
     show(plan, to_stderr=True)
     return plan, {"workers": plan.choice.workers, "memory_mb": plan.choice.memory_mb}
 
 
-def sparse_dry_run(
-    job: Job, configuration: Configuration, prices_file: Path | None, settings: Settings | None, *, as_json: bool
-) -> None:
+def sparse_dry_run(job: Job, configuration: Configuration, prices_file: Path | None, settings: Settings | None, *, as_json: bool) -> None:
     """Checks a sparse run as `train` would, and shows its predicted time and cost; measures the job if it is not known.
 
     Raises:
@@ -98,9 +91,17 @@ def sparse_dry_run(
 
 
 def sparse_plan(
-    job: Job, *, profile_file: Path | None, platform: str | None, prices_file: Path | None, use_cache: bool,
-    limits: PlanLimits, objective: Literal["cost", "time"], function_timeout_s: float | None, as_json: bool,
-) -> None:  # fmt: skip
+    job: Job,
+    *,
+    profile_file: Path | None,
+    platform: str | None,
+    prices_file: Path | None,
+    use_cache: bool,
+    limits: PlanLimits,
+    objective: Literal["cost", "time"],
+    function_timeout_s: float | None,
+    as_json: bool,
+) -> None:
     """`ephemeron plan` of a sparse job.
 
     Raises:
@@ -117,7 +118,7 @@ def sparse_plan(
     prepared_run(LaunchRequest(job=job, configuration=api.configure(job, workers=1, platform=where)))
     predictor = predictors.sparse_predictor(
         job, platform=where, profile=profile_file, use_cache=use_cache, prices_file=prices_file, on_progress=_say
-    )  # fmt: skip
+    )
     job = dataclasses.replace(job, run={**job.run, "platform": where})
     plan = plans.make_sparse_plan(
         predictor, job, limits, objective=objective, configured=api.configure, function_timeout_s=function_timeout_s
@@ -175,16 +176,26 @@ def show(plan: SparsePlan, *, to_stderr: bool = False) -> None:
     for c in plan.candidates:
         p, chosen = c.predicted, c is plan.choice
         table.add_row(
-            "→" if chosen else "", str(c.workers), f"{c.memory_mb:,}", str(c.shards), duration(p.seconds), f"{p.cost_usd:.4g}",
-            f"{p.steps_per_s:,.0f}", p.bottleneck, "" if c.within_limits else "(too much)", style="bold" if chosen else None,
-        )  # fmt: skip
+            "→" if chosen else "",
+            str(c.workers),
+            f"{c.memory_mb:,}",
+            str(c.shards),
+            duration(p.seconds),
+            f"{p.cost_usd:.4g}",
+            f"{p.steps_per_s:,.0f}",
+            p.bottleneck,
+            "" if c.within_limits else "(too much)",
+            style="bold" if chosen else None,
+        )
     console.print(
         text_of(
-            (plan.job, "bold"), f", {human_count(plan.epochs, 'epoch')}, {human_count(plan.batch_size, 'sample')} a step, least {plan.objective}: ",
-            (plan.choice.text, "bold"), f", {duration(plan.choice.predicted.seconds)} for ${plan.choice.predicted.cost_usd:.4g}\n",
+            (plan.job, "bold"),
+            f", {human_count(plan.epochs, 'epoch')}, {human_count(plan.batch_size, 'sample')} a step, least {plan.objective}: ",
+            (plan.choice.text, "bold"),
+            f", {duration(plan.choice.predicted.seconds)} for ${plan.choice.predicted.cost_usd:.4g}\n",
         ),
         soft_wrap=True,
-    )  # fmt: skip
+    )
     console.print(table)
     for note in plan.notes:
         console.print(f"- {note}", soft_wrap=True, highlight=False)
@@ -195,23 +206,18 @@ def _show_profile(predictor: SparsePredictor, *, to_stderr: bool) -> None:
 
     profile = predictor.profile
     console = make_console(to_stderr=to_stderr, width=110)
-    console.print(
-        text_of((profile.program, "bold"), f"; {profile.machine}, load {profile.load_average:g}"), soft_wrap=True
-    )
-    table = Table(
-        "samples", "shards", "steps", "rows", "load", "compute", "requests", "a shard", "by the clock", box=None, pad_edge=False
-    )  # fmt: skip
+    console.print(text_of((profile.program, "bold"), f"; {profile.machine}, load {profile.load_average:g}"), soft_wrap=True)
+    table = Table("samples", "shards", "steps", "rows", "load", "compute", "requests", "a shard", "by the clock", box=None, pad_edge=False)
     for c in profile.cells:
         times = (c.load_cpu_s, c.compute_cpu_s, c.exchange_cpu_s, c.shard_cpu_s, 1e-6 * sum(c.step_us.values()))
-        table.add_row(
-            f"{c.batch_size:,}", str(c.shards), str(c.steps), f"{c.rows:,.0f}", *(f"{1e6 * s:,.0f} µs" for s in times)
-        )
+        table.add_row(f"{c.batch_size:,}", str(c.shards), str(c.steps), f"{c.rows:,.0f}", *(f"{1e6 * s:,.0f} µs" for s in times))
     console.print(table)
     run = profile.run
     console.print(
         f"CPU time of a step by part; until the shards are there {run.launch_s:.1f} s, start of a function {run.start_s:.1f} s",
-        style="dim", highlight=False,
-    )  # fmt: skip
+        style="dim",
+        highlight=False,
+    )
     for note in predictor.notes(profile.batches[0]):
         console.print(f"- {note}", soft_wrap=True, highlight=False)
 

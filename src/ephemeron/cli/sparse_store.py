@@ -16,31 +16,48 @@ _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command("sparse-store")
-@click.option("--listen", default="127.0.0.1:7090", show_default=True, metavar="HOST:PORT",
-              help="Address of the first shard; the others have the ports after it. Port 0: free ones.")  # fmt: skip
 @click.option(
-    "--shards", type=click.IntRange(1, 4096), default=1, show_default=True, help="Processes that divide the keys."
+    "--listen",
+    default="127.0.0.1:7090",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address of the first shard; the others have the ports after it. Port 0: free ones.",
 )
+@click.option("--shards", type=click.IntRange(1, 4096), default=1, show_default=True, help="Processes that divide the keys.")
 @click.option("--allow-remote", is_flag=True, help="Let other machines in, if HOST can be reached from them.")
-@click.option(
-    "--reached-at", default="", metavar="HOST", help="Host name that clients use.  [default: that of --listen]"
-)
+@click.option("--reached-at", default="", metavar="HOST", help="Host name that clients use.  [default: that of --listen]")
 @click.option("--token-file", type=_File, help="File with the store's token.  [default: EPHEMERON_SPARSE_TOKEN]")
-@click.option("--store", "address", default="", metavar="URL",
-              help="Where snapshots are kept: file:///PATH, s3://BUCKET/PREFIX, ...  [default: nowhere]")  # fmt: skip
-@click.option("--name", default="sparse-store", show_default=True, help="Name of the store in it.")
-@click.option("--snapshot-s", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True,
-              help="Seconds between snapshots.")  # fmt: skip
 @click.option(
-    "--log", is_flag=True, help="Acknowledge changes only once they are stored, so that a killed shard loses none."
+    "--store",
+    "address",
+    default="",
+    metavar="URL",
+    help="Where snapshots are kept: file:///PATH, s3://BUCKET/PREFIX, ...  [default: nowhere]",
 )
-@click.option("--log-interval-ms", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
-              help="Time for which changes are collected into one object of the log.")  # fmt: skip
+@click.option("--name", default="sparse-store", show_default=True, help="Name of the store in it.")
+@click.option("--snapshot-s", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="Seconds between snapshots.")
+@click.option("--log", is_flag=True, help="Acknowledge changes only once they are stored, so that a killed shard loses none.")
+@click.option(
+    "--log-interval-ms",
+    type=click.FloatRange(0, min_open=True),
+    default=50.0,
+    show_default=True,
+    help="Time for which changes are collected into one object of the log.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready, and one at the end.")
 def sparse_store(
-    listen: str, shards: int, allow_remote: bool, reached_at: str, token_file: Path | None, address: str, name: str,
-    snapshot_s: float, log: bool, log_interval_ms: float, as_json: bool,
-) -> None:  # fmt: skip
+    listen: str,
+    shards: int,
+    allow_remote: bool,
+    reached_at: str,
+    token_file: Path | None,
+    address: str,
+    name: str,
+    snapshot_s: float,
+    log: bool,
+    log_interval_ms: float,
+    as_json: bool,
+) -> None:
     """Keep tables of parameters for sparse models: serves until Ctrl-C.
 
     Each shard is a process with a range of the keys of each table. One that dies is started again; with --store, it then
@@ -70,9 +87,7 @@ def sparse_store(
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
     token = (token_file.read_text() if token_file else os.environ.get(TOKEN_VARIABLE, "")).strip()
     if not token:
-        raise JobError(
-            f"{token_file or 'the store'} has no token", remedy=f"give --token-file FILE, or set {TOKEN_VARIABLE}"
-        )
+        raise JobError(f"{token_file or 'the store'} has no token", remedy=f"give --token-file FILE, or set {TOKEN_VARIABLE}")
     if log and not address:
         raise JobError("--log has no place", remedy="give --store URL")
     if NAME.fullmatch(name) is None:
@@ -81,13 +96,20 @@ def sparse_store(
     processes = ShardProcesses(
         [
             ShardOptions(
-                name=name, shard=shard, shards=shards, host=host, port=int(port) + shard if int(port) else 0,
-                allow_remote=allow_remote, reached_at=reached_at, journal=journal,
+                name=name,
+                shard=shard,
+                shards=shards,
+                host=host,
+                port=int(port) + shard if int(port) else 0,
+                allow_remote=allow_remote,
+                reached_at=reached_at,
+                journal=journal,
             )
             for shard in range(shards)
         ],
-        token=token, channel=address,
-    )  # fmt: skip
+        token=token,
+        channel=address,
+    )
     asyncio.run(_serve(processes, as_json))
 
 
@@ -116,6 +138,4 @@ async def _serve(processes: ShardProcesses, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"gets": gets, "pushes": pushes, "restarts": processes.restarts}))
     else:
-        click.echo(
-            f"{gets} multi-gets and {pushes} changes were served; {processes.restarts} shards were started again"
-        )
+        click.echo(f"{gets} multi-gets and {pushes} changes were served; {processes.restarts} shards were started again")

@@ -24,35 +24,19 @@ STOPPED = 3
 
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder of the study.  [default: ~/.ephemeron/studies/NAME]"
-)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the study.  [default: ~/.ephemeron/studies/NAME]")
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
-@click.option(
-    "--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends."
-)
+@click.option("--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends.")
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
 @click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Check everything and predict time and cost of all trials from the job's profile; start nothing.",
+    "--dry-run", is_flag=True, help="Check everything and predict time and cost of all trials from the job's profile; start nothing."
 )
 @click.option(
-    "--profile",
-    "measures",
-    is_flag=True,
-    help="With --dry-run: measure steps of the job on this machine first, if it has no profile.",
+    "--profile", "measures", is_flag=True, help="With --dry-run: measure steps of the job on this machine first, if it has no profile."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output.")
 def tune(
-    study: Path,
-    out: Path | None,
-    resume: bool,
-    attach: bool,
-    end_trial: int | None,
-    dry_run: bool,
-    measures: bool,
-    as_json: bool,
+    study: Path, out: Path | None, resume: bool, attach: bool, end_trial: int | None, dry_run: bool, measures: bool, as_json: bool
 ) -> None:
     """Search for the best values of the parameters that STUDY, a TOML file, names.
 
@@ -68,8 +52,11 @@ def tune(
     """
     from ephemeron.tuning.study import Study
 
-    chosen = [name for name, given in (("--resume", resume), ("--attach", attach), ("--dry-run", dry_run),
-                                       ("--end-trial", end_trial is not None)) if given]  # fmt: skip
+    chosen = [
+        name
+        for name, given in (("--resume", resume), ("--attach", attach), ("--dry-run", dry_run), ("--end-trial", end_trial is not None))
+        if given
+    ]
     if len(chosen) > 1:
         raise UserError(f"{chosen[0]} and {chosen[1]} exclude each other")
     if measures and not dry_run:
@@ -88,9 +75,7 @@ def tune(
         _show_prediction(opened, expected, note, as_json=as_json)
         return
     result = (
-        opened.attach(on_trial=_on_trial(opened))
-        if attach
-        else opened.run(resume=resume, on_trial=_on_trial(opened), on_progress=_say)
+        opened.attach(on_trial=_on_trial(opened)) if attach else opened.run(resume=resume, on_trial=_on_trial(opened), on_progress=_say)
     )
     _show(opened, result, as_json=as_json)
     if result.status.state == "stopped":
@@ -126,15 +111,17 @@ def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_j
     spec = study.file.spec
     if as_json:
         document = {
-            "trials": expected.trials, "seconds": round(expected.seconds, 3), "cost_usd": expected.cost_usd,
-            "looked_at": expected.looked_at, "unpredicted": expected.unpredicted, "note": note,
+            "trials": expected.trials,
+            "seconds": round(expected.seconds, 3),
+            "cost_usd": expected.cost_usd,
+            "looked_at": expected.looked_at,
+            "unpredicted": expected.unpredicted,
+            "note": note,
             **{
-                name: None if found is None else {
-                    "parameters": dict(found[0]), "seconds": found[1].seconds, "cost_usd": found[1].cost_usd
-                }
+                name: None if found is None else {"parameters": dict(found[0]), "seconds": found[1].seconds, "cost_usd": found[1].cost_usd}
                 for name, found in (("cheapest", expected.cheapest), ("dearest", expected.dearest))
             },
-        }  # fmt: skip
+        }
         click.echo(json.dumps(document))
         return
     click.echo(f"study {spec.name}: {human_count(expected.trials, 'trial')}, {spec.sampler}, pruner {spec.pruner.name}")
@@ -145,13 +132,9 @@ def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_j
         click.echo(f"- {name} trial: {duration(p.seconds)} for ${p.cost_usd:.4g}: {parameters_text(values)}")
     click.echo(f"- all trials, without pruning: {duration(expected.seconds)} for ${expected.cost_usd:.4g}")
     if spec.budget_usd is not None:
-        click.echo(
-            f"- budget: ${spec.budget_usd:g}; a trial that is predicted to exceed what is left of it is not started"
-        )
+        click.echo(f"- budget: ${spec.budget_usd:g}; a trial that is predicted to exceed what is left of it is not started")
     if expected.unpredicted:
-        click.echo(
-            f"- {expected.unpredicted} of {expected.looked_at} combinations contradict themselves or cannot be predicted"
-        )
+        click.echo(f"- {expected.unpredicted} of {expected.looked_at} combinations contradict themselves or cannot be predicted")
 
 
 def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
@@ -164,9 +147,7 @@ def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
         return
     _table(status)
     counts = ", ".join(f"{result.count(state)} {state}" for state in ("finished", "pruned", "failed"))
-    click.echo(
-        f"study {status.name} {_ended(status)}: {counts}; {duration(status.seconds)}, {human_usd(status.spent_usd)}"
-    )
+    click.echo(f"study {status.name} {_ended(status)}: {counts}; {duration(status.seconds)}, {human_usd(status.spent_usd)}")
     if best is None:
         click.echo("no trial has finished")
         return
@@ -177,9 +158,12 @@ def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
 
 def _ended(status: StudyStatus) -> str:
     return {
-        "budget": "has ended: its budget is spent", "deadline": "has ended: its deadline is reached", "stopped": "was stopped",
-        "finished": "has finished", "running": "runs",
-    }[status.state]  # fmt: skip
+        "budget": "has ended: its budget is spent",
+        "deadline": "has ended: its deadline is reached",
+        "stopped": "was stopped",
+        "finished": "has finished",
+        "running": "runs",
+    }[status.state]
 
 
 def _table(status: StudyStatus) -> None:
@@ -188,17 +172,21 @@ def _table(status: StudyStatus) -> None:
     from ephemeron.tuning.results import ranked
 
     trials = ranked(status)
-    table = Table("trial", status.metric, *(k.removeprefix("run.") for k in status.parameters), "s", "USD", "predicted", "",
-                  box=None, pad_edge=False)  # fmt: skip
+    table = Table(
+        "trial", status.metric, *(k.removeprefix("run.") for k in status.parameters), "s", "USD", "predicted", "", box=None, pad_edge=False
+    )
     for t in trials[:SHOWN]:
         values = [t.parameters.get(k, "") for k in status.parameters]
         table.add_row(
-            str(t.number), "" if t.value is None else human_metric(t.value),
+            str(t.number),
+            "" if t.value is None else human_metric(t.value),
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
-            f"{t.seconds:.1f}" if t.started else "", f"{t.cost_usd:.4g}" if t.started else "",
+            f"{t.seconds:.1f}" if t.started else "",
+            f"{t.cost_usd:.4g}" if t.started else "",
             "" if t.predicted_usd is None else f"{t.predicted_usd:.4g}",
-            "" if t.state == "finished" else t.reason or t.state, style="bold" if t.number == status.best else None,
-        )  # fmt: skip
+            "" if t.state == "finished" else t.reason or t.state,
+            style="bold" if t.number == status.best else None,
+        )
     make_console(piped_width=140).print(table)
     if len(trials) > SHOWN:
         click.echo(f"… {len(trials) - SHOWN} more in trials.csv")

@@ -23,14 +23,9 @@ def workflow() -> None:
 
 def _at_gateway(command: Any) -> Any:
     for option in (
-        click.option(
-            "--openfaas-gateway", metavar="URL",
-            help="Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]",
-        ),
-        click.option(
-            "--namespace", default="", metavar="NAME", help="Namespace of the functions.  [default: the gateway's own]"
-        ),
-    ):  # fmt: skip
+        click.option("--openfaas-gateway", metavar="URL", help="Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"),
+        click.option("--namespace", default="", metavar="NAME", help="Namespace of the functions.  [default: the gateway's own]"),
+    ):
         command = option(command)
     return command
 
@@ -128,7 +123,4 @@ def _gateway(url: str | None, namespace: str) -> WorkflowGateway:
 def _without_workflows(document: Path) -> Exception:
     from ephemeron.errors import JobError
 
-    return JobError(
-        "this gateway has no workflows",
-        remedy=f"call the steps from here: ephemeron workflow invoke {document}",
-    )
+    return JobError("this gateway has no workflows", remedy=f"call the steps from here: ephemeron workflow invoke {document}")

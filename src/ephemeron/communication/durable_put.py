@@ -13,9 +13,7 @@ READ_BACK_BYTES = 1 << 20
 """Of larger objects it is asked whether they exist instead."""
 
 
-async def create_durable(
-    channel: Channel, key: str, data: bytes, *, alike: bool = False, successor: str | None = None
-) -> memoryview:
+async def create_durable(channel: Channel, key: str, data: bytes, *, alike: bool = False, successor: str | None = None) -> memoryview:
     """Puts an object unless the key is taken, and returns the object that is stored there. See `create_durable_from`."""
     there = await create_durable_from(channel, key, [data], alike=alike, successor=successor)
     return memoryview(data) if there is None else there

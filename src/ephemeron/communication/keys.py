@@ -38,22 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SIGNED = frozenset(
-    {
-        "spec",
-        "code",
-        "init",
-        "data",
-        "test",
-        "state",
-        "result",
-        "kept",
-        "stage",
-        "initial",
-        "part",
-        "generation",
-        "begin",
-        "region",
-    }
+    {"spec", "code", "init", "data", "test", "state", "result", "kept", "stage", "initial", "part", "generation", "begin", "region"}
 )
 """Kinds of objects that are signed with the run's key: all that is executed or decoded into a program's state."""
 
@@ -66,10 +51,27 @@ def is_signed(key: str) -> bool:
 
 PUT_AGAIN = frozenset(
     {
-        "claim", "control", "done", "evaluation", "hand", "kept", "left", "mail", "measured", "over", "part", "peer", "replaced",
-        "result", "start", "state", "wait", "waiting", "x",
+        "claim",
+        "control",
+        "done",
+        "evaluation",
+        "hand",
+        "kept",
+        "left",
+        "mail",
+        "measured",
+        "over",
+        "part",
+        "peer",
+        "replaced",
+        "result",
+        "start",
+        "state",
+        "wait",
+        "waiting",
+        "x",
     }
-)  # fmt: skip
+)
 """Kinds of objects of a run that are put again where they are missed, by a replacement or from an older checkpoint, or whose existence
 alone counts. So are contributions and merged shards (`gGROUP`)."""
 _PUT_AGAIN_OF = {

@@ -102,9 +102,13 @@ class Framed(Wrapper):
     """
 
     def __init__(
-        self, inner: Channel, *, owner: str, damaged: Callable[[CorruptMessage], None] = lambda error: None,
+        self,
+        inner: Channel,
+        *,
+        owner: str,
+        damaged: Callable[[CorruptMessage], None] = lambda error: None,
         put_again: Callable[[str], bool] = is_put_again,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inner)
         self._owner, self._damaged, self._created = owner, damaged, 0
         self.put_again = put_again

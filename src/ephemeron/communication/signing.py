@@ -75,8 +75,7 @@ class SigningKey:
         body = view[SIGNATURE_BYTES:]
         if not hmac.compare_digest(self._digest([body], name), bytes(view[len(_HEAD) : SIGNATURE_BYTES])):
             raise SignatureRefused(
-                "the signature does not match: the object was changed, or is another run's or another object's",
-                key=name,
+                "the signature does not match: the object was changed, or is another run's or another object's", key=name
             )
         return body
 

@@ -32,20 +32,7 @@ INCLUDED_LIMIT = 250_000_000
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OUTPUTS = frozenset({"build", "dist"})
 _NO_CODE = frozenset(
-    {
-        "data",
-        "datasets",
-        "checkpoints",
-        "logs",
-        "lightning_logs",
-        "mlruns",
-        "out",
-        "output",
-        "outputs",
-        "results",
-        "runs",
-    }
-    | {"wandb"}
+    {"data", "datasets", "checkpoints", "logs", "lightning_logs", "mlruns", "out", "output", "outputs", "results", "runs"} | {"wandb"}
 )
 """Folders in which only code and text is taken for what functions need."""
 _JUNK = frozenset({".pyc", ".pyo", ".log", ".swp", ".tmp"})
@@ -68,7 +55,7 @@ class Selection:
 
 def bundle(
     folders: Sequence[Path], selection: Selection = Selection(), *, limit: int = BUNDLE_LIMIT, instead: Mapping[Path, bytes] = {}
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Code in these folders as a zip, each folder under its index (`0/…`, `1/…`).
 
     The same files give the same bytes: sorted, without timestamps or permissions.
@@ -91,10 +78,7 @@ def bundle(
             text = files[name].suffix in SUFFIXES
             data = instead.get(files[name].resolve()) if instead else None
             archive.writestr(
-                _entry(name),
-                _read(files[name]) if data is None else data,
-                zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED,
-                6,
+                _entry(name), _read(files[name]) if data is None else data, zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED, 6
             )
     return buffer.getvalue()
 
@@ -153,11 +137,7 @@ def _collect(folders: Sequence[Path], selection: Selection) -> tuple[dict[str, P
         if wanted:
             fitting.update(wanted)
             named.add(name)
-        elif (
-            not code
-            or any(_fits(inner, p) for p in selection.exclude)
-            or (path.suffix not in SUFFIXES and _is_below(path, apart))
-        ):
+        elif not code or any(_fits(inner, p) for p in selection.exclude) or (path.suffix not in SUFFIXES and _is_below(path, apart)):
             continue
         found[name] = path
     for pattern in selection.include:
@@ -187,9 +167,7 @@ def _walk(folders: Sequence[Path], selection: Selection) -> Iterator[tuple[str, 
         if not folder.is_dir():
             raise JobError(f"code folder {folder} does not exist", remedy="give a folder with Python files")
         for place, inner, names in os.walk(folder):
-            inner[:] = sorted(
-                n for n in inner if _is_entered(Path(place, n)) and Path(place, n).resolve() not in closed
-            )
+            inner[:] = sorted(n for n in inner if _is_entered(Path(place, n)) and Path(place, n).resolve() not in closed)
             parts = Path(place).relative_to(folder).parts
             for name in sorted(names):
                 path = Path(place, name)

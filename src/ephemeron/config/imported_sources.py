@@ -46,17 +46,15 @@ def edited_since(folder: Path) -> dict[Path, bytes]:
             if not _is_made_from(module, now):
                 _log.warning(
                     "%s seems to have changed since %s was imported, and functions run what is in the file: importlib.reload it, "
-                    "so that this process does, too", path, name,
-                )  # fmt: skip
+                    "so that this process does, too",
+                    path,
+                    name,
+                )
         elif known[1] != now:
             edited[Path(path)] = known[1]
             if _told.get(path) != now:
                 _told[path] = now
-                _log.warning(
-                    "%s was edited, and functions run it as this process has imported it: importlib.reload %s",
-                    path,
-                    name,
-                )
+                _log.warning("%s was edited, and functions run it as this process has imported it: importlib.reload %s", path, name)
     return edited
 
 

@@ -9,15 +9,7 @@ import sys
 from typing import Literal
 
 Program = Literal[
-    "function",
-    "daemon",
-    "parameter-server",
-    "sparse-shard",
-    "data-service",
-    "link-peer",
-    "first-steps",
-    "script-trial",
-    "stop-run",
+    "function", "daemon", "parameter-server", "sparse-shard", "data-service", "link-peer", "first-steps", "script-trial", "stop-run"
 ]
 _MODULES: dict[Program, str] = {
     "function": "ephemeron.functions.function_main",

@@ -24,9 +24,14 @@ from ephemeron.config.typed import LARGEST, Bound, Form, Partial, plain, shortha
 Schema: TypeAlias = dict[str, object]
 
 _SCALARS: dict[object, Schema] = {
-    int: {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}, float: {"type": "number"}, bool: {"type": "boolean"},
-    str: {"type": "string"}, Path: {"type": "string"}, Any: {}, object: {},
-}  # fmt: skip
+    int: {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    str: {"type": "string"},
+    Path: {"type": "string"},
+    Any: {},
+    object: {},
+}
 
 
 def schema_of(cls: type, *, title: str, optional: Sequence[str] = (), allow_schema_key: bool = True) -> Schema:
@@ -45,9 +50,13 @@ def schema_of(cls: type, *, title: str, optional: Sequence[str] = (), allow_sche
     if allow_schema_key:
         properties = {"$schema": {"type": "string"}, **properties}
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **top, "required": required,
-        "properties": properties, "$defs": {name: made[name] for name in sorted(made)},
-    }  # fmt: skip
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **top,
+        "required": required,
+        "properties": properties,
+        "$defs": {name: made[name] for name in sorted(made)},
+    }
 
 
 def _of(hint: Any, made: dict[str, Schema]) -> Schema:
@@ -115,9 +124,12 @@ def _table(cls: type[Any], made: dict[str, Schema]) -> Schema:
             required.append(f.name)
         properties[f.name] = schema
     return {
-        "type": "object", "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0], "properties": properties,
-        **({"required": required} if required else {}), "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0],
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
 
 
 def descriptions(cls: type[Any]) -> Mapping[str, str]:
@@ -128,8 +140,11 @@ def descriptions(cls: type[Any]) -> Mapping[str, str]:
     body = typing.cast("ast.ClassDef", tree.body[0]).body
     for field, text in itertools.pairwise(body):
         if (
-            isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-        ):  # fmt: skip
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
             found[field.target.id] = " ".join(text.value.value.split())
     return found

@@ -38,9 +38,7 @@ class Bound:
 
     __slots__ = ("maximum", "minimum", "open_maximum", "open_minimum", "phrase")
 
-    def __init__(
-        self, phrase: str, minimum: float, maximum: float, *, open_minimum: bool = False, open_maximum: bool = False
-    ) -> None:
+    def __init__(self, phrase: str, minimum: float, maximum: float, *, open_minimum: bool = False, open_maximum: bool = False) -> None:
         self.phrase = phrase
         self.minimum = minimum
         self.maximum = maximum
@@ -132,9 +130,7 @@ def _build(cls: type[T], raw: Any, where: str, separator: str) -> T:
     if not isinstance(raw, Mapping):
         if callable(raw):
             name = getattr(raw, "__qualname__", type(raw).__name__)
-            raise JobError(
-                f"{where} is the object {name}", remedy="name it: 'module:function', in a file beside the job"
-            )
+            raise JobError(f"{where} is the object {name}", remedy="name it: 'module:function', in a file beside the job")
         raise JobError(f"{where}: expected a table, got {_shown(raw)}")
     values = _values(cls, raw, where, separator)
     for f in dataclasses.fields(typing.cast("type[Any]", cls)):
@@ -191,9 +187,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return _any_of([o for o in options if o is not type(None)], value, where)
     if origin is Literal:
         if value not in get_args(hint):
-            raise JobError(
-                f"{where} = {_shown(value)} is not known", remedy=f"use one of {', '.join(map(str, get_args(hint)))}"
-            )
+            raise JobError(f"{where} = {_shown(value)} is not known", remedy=f"use one of {', '.join(map(str, get_args(hint)))}")
         return value
     if origin in (tuple, list, Sequence, frozenset):
         if not isinstance(value, (list, tuple, frozenset)):
@@ -227,14 +221,8 @@ def _any_of(options: Sequence[Any], value: Any, where: str) -> Any:
         return convert(options[0], value, where)
     if type(value) in options:
         return convert(type(value), value, where)
-    if isinstance(
-        value, Mapping
-    ):  # a table is of the form that has its keys, so that a wrong value is named by that form
-        forms = [
-            o
-            for o in options
-            if dataclasses.is_dataclass(o) and _hints(typing.cast("type[Any]", o)).keys() >= value.keys()
-        ]
+    if isinstance(value, Mapping):  # a table is of the form that has its keys, so that a wrong value is named by that form
+        forms = [o for o in options if dataclasses.is_dataclass(o) and _hints(typing.cast("type[Any]", o)).keys() >= value.keys()]
         if len(forms) == 1:
             return convert(forms[0], value, where)
         if not forms and all(dataclasses.is_dataclass(o) for o in options):
@@ -298,10 +286,7 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
         return Path(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         unit = _unit(where) if isinstance(value, str) and hint in (int, float) else None
-        raise JobError(
-            f"{where} = {_shown(value)} should be {_name(hint)}",
-            remedy=None if unit is None else f"give {unit}, as a number",
-        )
+        raise JobError(f"{where} = {_shown(value)} should be {_name(hint)}", remedy=None if unit is None else f"give {unit}, as a number")
     if isinstance(value, float) and math.isnan(value):
         raise JobError(f"{where} = {value} is not a number")
     return value

@@ -79,9 +79,7 @@ def _import(target: str, module_name: str, folders: list[str]) -> ModuleType:
         if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
             raise JobError(f"{target}: importing {module_name} raised {_raised(e, folders)}") from e
         searched = ", ".join(folders) or "no folders"
-        raise JobError(
-            f"{target}: there is no module {e.name!r} in {searched}", remedy="add its folder to 'code'"
-        ) from None
+        raise JobError(f"{target}: there is no module {e.name!r} in {searched}", remedy="add its folder to 'code'") from None
     except Exception as e:
         raise JobError(f"{target}: importing {module_name} raised {_raised(e, folders)}") from e
 

@@ -101,9 +101,7 @@ class Access:
             if not hmac.compare_digest(given[-1].encode(), self._token):
                 return _refused("wrong token: open the address that `ephemeron dashboard` has printed", 401)
             response = RedirectResponse("/", status_code=303)
-            response.set_cookie(
-                self._cookie, self._derived("cookie"), max_age=_YEAR_S, httponly=True, samesite="strict", path="/"
-            )
+            response.set_cookie(self._cookie, self._derived("cookie"), max_age=_YEAR_S, httponly=True, samesite="strict", path="/")
             return response
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         is_program = scheme.lower() == "bearer" and hmac.compare_digest(bearer.strip().encode(), self._token)

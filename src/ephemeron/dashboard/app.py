@@ -65,10 +65,16 @@ class Dashboard:
         self.library = pages.library
 
     async def session(self, request: Request) -> Response:
-        return _json(request, {
-            "change_header": CHANGE_HEADER, "change_value": request.scope.get("ephemeron.change", ""),
-            "roots": [str(root) for root in self.library.roots], "phases": list(PHASES), "columns": COLUMNS,
-        })  # fmt: skip
+        return _json(
+            request,
+            {
+                "change_header": CHANGE_HEADER,
+                "change_value": request.scope.get("ephemeron.change", ""),
+                "roots": [str(root) for root in self.library.roots],
+                "phases": list(PHASES),
+                "columns": COLUMNS,
+            },
+        )
 
     async def page(self, request: Request) -> Response:
         """A document of `Pages`, by the last part of the path."""
@@ -97,9 +103,7 @@ class Dashboard:
                 ranks = run_documents.ranks_of(view)
                 rows = rows_of(len(ranks))
                 column_s = 2.0**level
-                cells = view.lanes.tile(
-                    ranks, run_documents.alive_of(view), start=index * COLUMNS * column_s, column_s=column_s, rows=rows
-                )
+                cells = view.lanes.tile(ranks, run_documents.alive_of(view), start=index * COLUMNS * column_s, column_s=column_s, rows=rows)
                 return zlib.compress(cells.tobytes(), 1), rows, view.version
 
         data, rows, version = await run_in_threadpool(made)
@@ -120,9 +124,7 @@ class Dashboard:
         topic, key = request.query_params.get("topic", ""), request.query_params.get("key", "")
         if topic not in Pages.TOPICS:
             raise HTTPException(404, "no such topic")
-        return StreamingResponse(
-            events(self.pages, topic, key), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-        )
+        return StreamingResponse(events(self.pages, topic, key), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def end_run(self, request: Request) -> Response:
         """Ends a run: {"key": …, "now": …}."""
@@ -171,12 +173,17 @@ def make_app(library: Library) -> Starlette:
     names = ("runs", "studies", "services", "tasks", "run", "study", "curves")
     paths = {"run": "/api/run", "study": "/api/study", "curves": "/api/study/curves"}
     routes = [
-        Route("/", _shell), Route("/static/{name}", _static), Route("/api/session", d.session),
+        Route("/", _shell),
+        Route("/static/{name}", _static),
+        Route("/api/session", d.session),
         *(Route(paths.get(name, f"/api/{name}"), d.page) for name in names),
         *(Route(f"/api/run/{name}", d.part) for name in ("series", "functions", "marks")),
-        Route("/api/run/tile", d.tile), Route("/api/run/output", d.output), Route("/api/stream", d.stream),
-        Route("/api/run/end", d.end_run, methods=["POST"]), Route("/api/study/end", d.end_trial, methods=["POST"]),
-    ]  # fmt: skip
+        Route("/api/run/tile", d.tile),
+        Route("/api/run/output", d.output),
+        Route("/api/stream", d.stream),
+        Route("/api/run/end", d.end_run, methods=["POST"]),
+        Route("/api/study/end", d.end_trial, methods=["POST"]),
+    ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
     app.state.pages = pages
     return app
@@ -260,9 +267,7 @@ def _json(request: Request, value: Any, status: int = 200) -> Response:
     return _compressed(request, msgspec.json.encode(value), "application/json", status=status)
 
 
-def _compressed(
-    request: Request, data: bytes, kind: str, *, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
+def _compressed(request: Request, data: bytes, kind: str, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     headers = {**(headers or {}), "vary": "accept-encoding"}
     if len(data) > _SMALL and "deflate" in request.headers.get("accept-encoding", ""):
         data, headers["content-encoding"] = zlib.compress(data, 3), "deflate"

@@ -157,17 +157,37 @@ class Library:
                 return known.row
         record, result, status = read_record(folder), read_result(folder), status_of(folder)
         row: Document = {
-            "key": found.key, "run_id": folder.run_id, "study": found.study, "trial": found.trial, "path": str(found.path), "status": status,
-            "job": record.job if record else "", "platform": record.platform if record else "",
-            "workers": record.workers if record else None, "wall_time": record.wall_time if record else 0.0,
-            "iterations": None, "planned": None, "seconds": None, "cost_usd": None, "loss": None, "metrics": {}, "sync": "", "groups": 0,
-        }  # fmt: skip
+            "key": found.key,
+            "run_id": folder.run_id,
+            "study": found.study,
+            "trial": found.trial,
+            "path": str(found.path),
+            "status": status,
+            "job": record.job if record else "",
+            "platform": record.platform if record else "",
+            "workers": record.workers if record else None,
+            "wall_time": record.wall_time if record else 0.0,
+            "iterations": None,
+            "planned": None,
+            "seconds": None,
+            "cost_usd": None,
+            "loss": None,
+            "metrics": {},
+            "sync": "",
+            "groups": 0,
+        }
         if result is not None and not may_be_running(status):
             row |= {
-                "iterations": result.iterations, "seconds": finite(result.seconds), "cost_usd": finite(result.cost_usd),
-                "workers": result.workers, "loss": finite(result.metrics.get("loss")), "sync": result.sync, "groups": len(result.groups),
-                "metrics": {k: finite(v) for k, v in result.metrics.items() if k != "loss"}, "planned": result.iterations,
-            }  # fmt: skip
+                "iterations": result.iterations,
+                "seconds": finite(result.seconds),
+                "cost_usd": finite(result.cost_usd),
+                "workers": result.workers,
+                "loss": finite(result.metrics.get("loss")),
+                "sync": result.sync,
+                "groups": len(result.groups),
+                "metrics": {k: finite(v) for k, v in result.metrics.items() if k != "loss"},
+                "planned": result.iterations,
+            }
             with self._lock:
                 self._ended[found.key] = _Ended(row, at, time.monotonic())
             return row
@@ -182,11 +202,16 @@ class Library:
             run, metrics = view.started, last_metrics(view)
             loss = metrics.pop("loss", None)
             return {
-                "metrics": metrics, "groups": len(view.meter.groups),
-                "iterations": view.meter.finished(run.workers if run else 0), "planned": view.meter.members.iterations or None,
-                "seconds": finite(view.t), "cost_usd": finite(view.cost_now()), "loss": finite(view.loss.last()) if loss is None else loss,
-                "workers": view.meter.members.workers or None, "sync": str(run.configuration.get("sync", "")) if run else "",
-            }  # fmt: skip
+                "metrics": metrics,
+                "groups": len(view.meter.groups),
+                "iterations": view.meter.finished(run.workers if run else 0),
+                "planned": view.meter.members.iterations or None,
+                "seconds": finite(view.t),
+                "cost_usd": finite(view.cost_now()),
+                "loss": finite(view.loss.last()) if loss is None else loss,
+                "workers": view.meter.members.workers or None,
+                "sync": str(run.configuration.get("sync", "")) if run else "",
+            }
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, str]]:

@@ -26,9 +26,14 @@ class IterationMeans:
         self._end = 0
 
     def add(
-        self, ranks: Sequence[int], iterations: Sequence[int], attempts: Sequence[int], values: Sequence[float],
-        weights: Sequence[float], times: Sequence[float],
-    ) -> None:  # fmt: skip
+        self,
+        ranks: Sequence[int],
+        iterations: Sequence[int],
+        attempts: Sequence[int],
+        values: Sequence[float],
+        weights: Sequence[float],
+        times: Sequence[float],
+    ) -> None:
         """Adds reports, one element of each sequence for one report. A value that is not finite makes its mean NaN."""
         if not ranks:
             return

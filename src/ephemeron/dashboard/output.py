@@ -48,5 +48,10 @@ def _read(path: Path, offset: int | None) -> Document:
         data = file.read(_MOST)
     if offset is None and start:
         data = data[data.find(b"\n") + 1 :]
-    return {"text": data.decode(errors="replace"), "offset": start + len(data) if offset is not None else size, "size": size,
-            "there": True, "cut": offset is None and start > 0}  # fmt: skip
+    return {
+        "text": data.decode(errors="replace"),
+        "offset": start + len(data) if offset is not None else size,
+        "size": size,
+        "there": True,
+        "cut": offset is None and start > 0,
+    }

@@ -168,13 +168,7 @@ class PhaseLanes:
         return {phase: sum(lane[phase].seconds for lane in lanes if phase in lane) for phase in PHASES}
 
     def tile(
-        self,
-        ranks: Sequence[int],
-        alive: dict[int, list[tuple[float, float]]],
-        *,
-        start: float,
-        column_s: float,
-        rows: int,
+        self, ranks: Sequence[int], alive: dict[int, list[tuple[float, float]]], *, start: float, column_s: float, rows: int
     ) -> npt.NDArray[np.uint8]:
         """A picture of a stretch of time.
 
@@ -197,9 +191,7 @@ class PhaseLanes:
             out[i] = self._cells(rank, alive.get(rank, []), edges, column_s, levels)
         return out.reshape(len(ranks) * rows, COLUMNS)
 
-    def _cells(
-        self, rank: int, alive: list[tuple[float, float]], edges: Floats, column_s: float, levels: Floats
-    ) -> npt.NDArray[np.uint8]:
+    def _cells(self, rank: int, alive: list[tuple[float, float]], edges: Floats, column_s: float, levels: Floats) -> npt.NDArray[np.uint8]:
         shown, left = {}, np.ones(COLUMNS)
         lane = self._lanes.get(rank, {})
         for phase in SHOWN_FIRST:

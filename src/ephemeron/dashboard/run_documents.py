@@ -71,8 +71,14 @@ def summary(view: RunView) -> Document:
             "traffic": _traffic(view),
             "generation": max((g.generation for g in view.generations), default=0),
             "generations": [
-                {"generation": g.generation, "t": finite(g.t), "iteration": g.from_iteration, "workers": g.workers,
-                 "memory_mb": g.memory_mb, "request": g.request}
+                {
+                    "generation": g.generation,
+                    "t": finite(g.t),
+                    "iteration": g.from_iteration,
+                    "workers": g.workers,
+                    "memory_mb": g.memory_mb,
+                    "request": g.request,
+                }
                 for g in view.generations
             ],
             "groups": _groups(view),
@@ -83,7 +89,7 @@ def summary(view: RunView) -> Document:
             "environment": list(dict.fromkeys(note for e in view.launches for note in e.notes)),
             "configuration": _configuration(run.configuration) if run else {},
             "unread": view.unread,
-        }  # fmt: skip
+        }
     return out
 
 
@@ -164,22 +170,43 @@ def _counts(rows: tuple[InvocationRow, ...]) -> Document:
 def _traffic(view: RunView) -> Document:
     t = view.meter.traffic
     return {
-        "puts": t.puts, "gets": t.gets, "polls": t.polls, "deletes": t.deletes, "lists": t.lists, "bytes_up": t.bytes_up,
-        "bytes_down": t.bytes_down, "direct_bytes": t.direct_bytes_sent,
-    }  # fmt: skip
+        "puts": t.puts,
+        "gets": t.gets,
+        "polls": t.polls,
+        "deletes": t.deletes,
+        "lists": t.lists,
+        "bytes_up": t.bytes_up,
+        "bytes_down": t.bytes_down,
+        "direct_bytes": t.direct_bytes_sent,
+    }
 
 
 def _groups(view: RunView) -> list[Document]:
     return [
-        {"name": s.name, "platform": s.platform, "first_rank": g.started.first_rank, "workers": s.workers,
-         "memory_mb": s.memory_mb, "samples": s.samples, "iterations": s.iterations, "invocations": s.invocations,
-         "gb_seconds": finite(s.gb_seconds), "cost_usd": finite(s.cost_usd), "prices": s.prices,
-         "steps_per_s": finite(a.steps_per_s), "staleness": a.staleness, "exchanges": a.exchanges,
-         "waiting_share": finite(a.waiting_share), "wan_bytes_sent": a.wan_bytes_sent, "wan_bytes_received": a.wan_bytes_received,
-         "wan_kernel_bytes_sent": a.wan_kernel_bytes_sent, "wan_kernel_bytes_received": a.wan_kernel_bytes_received}
+        {
+            "name": s.name,
+            "platform": s.platform,
+            "first_rank": g.started.first_rank,
+            "workers": s.workers,
+            "memory_mb": s.memory_mb,
+            "samples": s.samples,
+            "iterations": s.iterations,
+            "invocations": s.invocations,
+            "gb_seconds": finite(s.gb_seconds),
+            "cost_usd": finite(s.cost_usd),
+            "prices": s.prices,
+            "steps_per_s": finite(a.steps_per_s),
+            "staleness": a.staleness,
+            "exchanges": a.exchanges,
+            "waiting_share": finite(a.waiting_share),
+            "wan_bytes_sent": a.wan_bytes_sent,
+            "wan_bytes_received": a.wan_bytes_received,
+            "wan_kernel_bytes_sent": a.wan_kernel_bytes_sent,
+            "wan_kernel_bytes_received": a.wan_kernel_bytes_received,
+        }
         for g in view.meter.groups
         for s, a in [(g.summary(view.t), g.activity)]
-    ]  # fmt: skip
+    ]
 
 
 def series(view: RunView, points: int = 1200) -> Document:
@@ -189,12 +216,7 @@ def series(view: RunView, points: int = 1200) -> Document:
         points: of each curve, at most. Minima and maxima are kept.
     """
     with view.lock:
-        out: Document = {
-            "version": view.version,
-            "share_read": view.share_read,
-            "loss": _curve(view.loss, points),
-            "metrics": {},
-        }
+        out: Document = {"version": view.version, "share_read": view.share_read, "loss": _curve(view.loss, points), "metrics": {}}
         for name, means in view.metrics.items():
             out["metrics"][name] = _curve(means, points)
         out["evaluations"] = _evaluation_curves(evaluations(view))
@@ -247,14 +269,27 @@ def function_table(view: RunView) -> Document:
         return {
             "version": view.version,
             "rows": [
-                {"rank": r.rank, "attempt": r.attempt, "invocation": r.invocation, "reason": r.reason, "status": r.status,
-                 "outcome": r.outcome, "error": r.error[:2000], "invoked": finite(r.invoked), "start": finite(r.start),
-                 "end": finite(r.end), "cold": r.cold, "billed_s": finite(r.billed_s), "gb_seconds": finite(r.gb_seconds),
-                 "memory_mb": r.memory_mb, "peak_memory_mb": finite(r.peak_memory_mb),
-                 "iteration": view.iteration_of.get(r.rank)}
+                {
+                    "rank": r.rank,
+                    "attempt": r.attempt,
+                    "invocation": r.invocation,
+                    "reason": r.reason,
+                    "status": r.status,
+                    "outcome": r.outcome,
+                    "error": r.error[:2000],
+                    "invoked": finite(r.invoked),
+                    "start": finite(r.start),
+                    "end": finite(r.end),
+                    "cold": r.cold,
+                    "billed_s": finite(r.billed_s),
+                    "gb_seconds": finite(r.gb_seconds),
+                    "memory_mb": r.memory_mb,
+                    "peak_memory_mb": finite(r.peak_memory_mb),
+                    "iteration": view.iteration_of.get(r.rank),
+                }
                 for r in rows
             ],
-        }  # fmt: skip
+        }
 
 
 def marks(view: RunView) -> Document:
@@ -263,9 +298,7 @@ def marks(view: RunView) -> Document:
         found: list[Document] = []
         for r in functions_of(view):
             if r.reason != "start":
-                found.append(
-                    {"kind": r.reason, "t": finite(r.start), "rank": r.rank, "text": f"attempt {r.attempt} starts"}
-                )
+                found.append({"kind": r.reason, "t": finite(r.start), "rank": r.rank, "text": f"attempt {r.attempt} starts"})
             if r.ended and not r.well and r.status != "cancelled":
                 said = f"{r.status.replace('_', ' ')}: {r.error[:200]}" if r.error else r.status.replace("_", " ")
                 found.append({"kind": "bad", "t": finite(r.end), "rank": r.rank, "text": said})

@@ -283,10 +283,17 @@ class RunView:
             c = _decode_counters(line)
             self.meter.feed(
                 Progress(
-                    t=c.t, rank=c.rank, attempt=c.attempt, iteration=c.iteration, epoch=0, samples=0, loss=math.nan,
-                    version=0, traffic=c.traffic,
+                    t=c.t,
+                    rank=c.rank,
+                    attempt=c.attempt,
+                    iteration=c.iteration,
+                    epoch=0,
+                    samples=0,
+                    loss=math.nan,
+                    version=0,
+                    traffic=c.traffic,
                 )
-            )  # fmt: skip
+            )
         self.latest.clear()
 
     def _sample_cost(self) -> None:
@@ -313,9 +320,13 @@ def _event_of(line: bytes) -> Event | None:
 
 def _add(means: IterationMeans, reports: Sequence[_Report], values: Sequence[float | None]) -> None:
     means.add(
-        [r.rank for r in reports], [r.iteration for r in reports], [r.attempt for r in reports],
-        [math.nan if value is None else value for value in values], [r.samples for r in reports], [r.t for r in reports],
-    )  # fmt: skip
+        [r.rank for r in reports],
+        [r.iteration for r in reports],
+        [r.attempt for r in reports],
+        [math.nan if value is None else value for value in values],
+        [r.samples for r in reports],
+        [r.t for r in reports],
+    )
 
 
 def _free() -> Prices:

@@ -22,9 +22,8 @@ MIN_TOKEN = 16
 
 
 def serve(
-    roots: list[Path], *, host: str, port: int, token: Token, allow_remote: bool, on_ready: Callable[[str], None],
-    names: Iterable[str] = (),
-) -> None:  # fmt: skip
+    roots: list[Path], *, host: str, port: int, token: Token, allow_remote: bool, on_ready: Callable[[str], None], names: Iterable[str] = ()
+) -> None:
     """Serves until SIGINT or SIGTERM.
 
     Args:
@@ -43,10 +42,7 @@ def serve(
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
     token = token_text(token) if token else ""
     if len(token) < MIN_TOKEN or not (token.isascii() and token.isprintable()):
-        raise JobError(
-            f"the token has {len(token)} characters",
-            remedy=f"give {MIN_TOKEN} or more printable ones, or none for a new one",
-        )
+        raise JobError(f"the token has {len(token)} characters", remedy=f"give {MIN_TOKEN} or more printable ones, or none for a new one")
     try:
         import msgspec  # noqa: F401
         import starlette  # noqa: F401
@@ -63,9 +59,15 @@ def serve(
     routes = make_app(Library(roots))
     app = Access(routes, token=token, host=host, port=port, names=names)
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2, lifespan="off",
-        http=limited_protocol(UnprovedConnections()), ws="none",
-    )  # fmt: skip
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        lifespan="off",
+        http=limited_protocol(UnprovedConnections()),
+        ws="none",
+    )
     shown = f"[{host}]" if ":" in host else host
     with listening:
         on_ready(f"http://{shown}:{port}/?token={token}")
@@ -104,7 +106,5 @@ def listen(host: str, port: int) -> socket.socket:
         found.listen(128)
     except OSError as e:
         found.close()
-        raise JobError(
-            f"cannot listen at {host}:{port}: {e.strerror or e}", remedy="give another --port, or 0 for a free one"
-        ) from None
+        raise JobError(f"cannot listen at {host}:{port}: {e.strerror or e}", remedy="give another --port, or 0 for a free one") from None
     return found

@@ -41,14 +41,7 @@ class Services:
 
     def _one(self, folder: Path) -> Document:
         running = ManagedProcess("coordinator", folder, "").alive
-        out: Document = {
-            "folder": str(folder),
-            "running": running,
-            "flows": [],
-            "problem": "",
-            "address": "",
-            "settings": {},
-        }
+        out: Document = {"folder": str(folder), "running": running, "flows": [], "problem": "", "address": "", "settings": {}}
         if not running:
             out["flows"] = [_stored(flow) for flow in _table(folder / "flows.json").get("flows", [])]
             return out
@@ -60,12 +53,7 @@ class Services:
         flows: list[Document] = []
         for entry in found.flows:
             router = found.routers.get(entry.name, RouterStatus())
-            row: Document = {
-                "flow": entry.name,
-                "version": entry.version,
-                "state": entry.state,
-                "samples": entry.samples,
-            }
+            row: Document = {"flow": entry.name, "version": entry.version, "state": entry.state, "samples": entry.samples}
             row |= {name: sum(getattr(s, name) for s in router.shards) for name in _COUNTERS if name != "readers"}
             flows.append(row | {"readers": router.readers, "shards": len(router.shards)})
         out["flows"] = flows
@@ -76,10 +64,7 @@ class Services:
 
 
 def _stored(flow: Mapping[str, Any]) -> Document:
-    return {k: flow.get(k) for k in ("name", "version", "state", "samples")} | {
-        "flow": flow.get("name"),
-        "state": "stopped",
-    }
+    return {k: flow.get(k) for k in ("name", "version", "state", "samples")} | {"flow": flow.get("name"), "state": "stopped"}
 
 
 def _table(path: Path) -> Mapping[str, Any]:

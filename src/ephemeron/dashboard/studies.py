@@ -47,10 +47,15 @@ class Studies:
             counts[trial["state"]] = counts.get(trial["state"], 0) + 1
         best = next((t for t in trials if t["number"] == status.get("best")), None)
         return {
-            **{k: v for k, v in status.items() if k not in ("trials", "token", "digest")}, "key": found.key,
-            "name": str(status.get("name", found.path.name)), "path": str(found.path), "state": state,
-            "trials": trials, "counts": counts, "best_value": best["value"] if best else None,
-        }  # fmt: skip
+            **{k: v for k, v in status.items() if k not in ("trials", "token", "digest")},
+            "key": found.key,
+            "name": str(status.get("name", found.path.name)),
+            "path": str(found.path),
+            "state": state,
+            "trials": trials,
+            "counts": counts,
+            "best_value": best["value"] if best else None,
+        }
 
     def curves(self, found: Found) -> list[Document]:
         """Evaluations of each trial, by iteration. Reads the logs of trials on."""
@@ -69,10 +74,13 @@ class Studies:
         with view.lock:
             points = evaluations(view)
             curve = {
-                "trial": run.trial, "key": run.key, "iteration": [p.iteration for p in points],
-                "epoch": [p.epoch for p in points], "t": [finite(p.t) for p in points],
+                "trial": run.trial,
+                "key": run.key,
+                "iteration": [p.iteration for p in points],
+                "epoch": [p.epoch for p in points],
+                "t": [finite(p.t) for p in points],
                 "value": [finite(p.metrics.get(metric)) for p in points],
-            }  # fmt: skip
+            }
         with self._lock:
             self._curves[run.key] = (size, curve)
         return curve
@@ -91,9 +99,16 @@ def _trial(trial: Document, runs: dict[int, Found]) -> Document:
     run = runs.get(int(trial["number"]))
     folder = run.path if run else None
     return {
-        "value": None, "parameters": {}, "cost_usd": None, "seconds": None, "reason": "", **trial, "state": str(trial.get("state", "")),
-        "key": run.key if run else "", "ending": bool(folder and (folder / "end").exists() and trial.get("state") == "running"),
-    }  # fmt: skip
+        "value": None,
+        "parameters": {},
+        "cost_usd": None,
+        "seconds": None,
+        "reason": "",
+        **trial,
+        "state": str(trial.get("state", "")),
+        "key": run.key if run else "",
+        "ending": bool(folder and (folder / "end").exists() and trial.get("state") == "running"),
+    }
 
 
 def _status(folder: Path) -> dict[str, Any]:

@@ -53,17 +53,28 @@ class Tasks:
             functions = functions_of(view)
             running = sum(r.status == "running" for r in functions) if hosted else 0
             out: Document = {
-                "run": folder.name, "folder": str(folder), "running": hosted, "seconds": finite(view.t),
-                "invocations": len(functions), "executors": running,
+                "run": folder.name,
+                "folder": str(folder),
+                "running": hosted,
+                "seconds": finite(view.t),
+                "invocations": len(functions),
+                "executors": running,
                 "failed": sum(not r.well and r.status not in ("unknown", "cancelled") for r in functions),
                 "gb_seconds": finite(sum(r.gb_seconds for r in functions)),
                 "functions": [
-                    {"rank": r.rank, "invocation": r.invocation, "status": r.status if hosted or r.ended else "unknown",
-                     "outcome": r.outcome, "start": finite(r.start), "end": finite(r.end), "memory_mb": r.memory_mb,
-                     "error": r.error[:500]}
+                    {
+                        "rank": r.rank,
+                        "invocation": r.invocation,
+                        "status": r.status if hosted or r.ended else "unknown",
+                        "outcome": r.outcome,
+                        "start": finite(r.start),
+                        "end": finite(r.end),
+                        "memory_mb": r.memory_mb,
+                        "error": r.error[:500],
+                    }
                     for r in functions[-200:]
                 ],
-            }  # fmt: skip
+            }
         address = _address(folder)
         depth = _depth(folder) if (folder / "objects").is_dir() else None
         out |= {"channel": address, "depth": depth}
@@ -82,9 +93,11 @@ def _depth(folder: Path) -> Document:
     leased = {name: b for name, b in batches.items() if b.attempt > b.expired}
     return {
         "ready": sum(tasks_of(name) for name in batches if name not in leased),
-        "leased": sum(map(tasks_of, leased)), "batches": len(batches), "closed": closed,
+        "leased": sum(map(tasks_of, leased)),
+        "batches": len(batches),
+        "closed": closed,
         "announced": len({name.rpartition(".")[0] for name in _names(folder / "objects" / keys.live)}),
-    }  # fmt: skip
+    }
 
 
 def _names(folder: Path) -> list[str]:

@@ -33,17 +33,13 @@ def batch_indices(split: SampleSplit, rank: int, epoch: int, iteration_in_epoch:
     return _slice(epoch_order(split.counts[rank], seed=seed, rank=rank, epoch=epoch), split, rank, iteration_in_epoch)
 
 
-def global_batch(
-    split: SampleSplit, assignment: Sequence[Indices], epoch: int, iteration_in_epoch: int, *, seed: int
-) -> Indices:
+def global_batch(split: SampleSplit, assignment: Sequence[Indices], epoch: int, iteration_in_epoch: int, *, seed: int) -> Indices:
     """The samples that all ranks use in one iteration, in rank order, as indices into the whole training set.
 
     Args:
         assignment: result of `assign` for this split.
     """
-    parts = [
-        owned[batch_indices(split, rank, epoch, iteration_in_epoch, seed=seed)] for rank, owned in enumerate(assignment)
-    ]
+    parts = [owned[batch_indices(split, rank, epoch, iteration_in_epoch, seed=seed)] for rank, owned in enumerate(assignment)]
     return np.concatenate(parts)
 
 

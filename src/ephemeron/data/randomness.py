@@ -154,10 +154,7 @@ def kept(held: Sequence[Any] = ()) -> Iterator[None]:
 
 
 def _global_states() -> list[Callable[[], None]]:
-    out: list[Callable[[], None]] = [
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),
-    ]
+    out: list[Callable[[], None]] = [partial(random.setstate, random.getstate()), partial(np.random.set_state, np.random.get_state())]
     generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
     if generator is not None:
         out.append(partial(generator.set_state, generator.get_state()))
@@ -213,9 +210,7 @@ def generators_in(*things: Any) -> tuple[Any, ...]:
                 found[id(thing)] = thing
             continue
         if len(todo) < _MOST_VISITED:
-            todo.extend(
-                each for each in _within(thing, kinds) if each is not None and not isinstance(each, _NO_HOLDERS)
-            )
+            todo.extend(each for each in _within(thing, kinds) if each is not None and not isinstance(each, _NO_HOLDERS))
     return tuple(found.values())
 
 

@@ -28,9 +28,20 @@ Array: TypeAlias = npt.NDArray[Any]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _FORMAT_OF = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
-}  # fmt: skip
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
 _DTYPE_OF = {code: np.dtype(name).newbyteorder("<") for name, code in _FORMAT_OF.items()}
 _ALIGNMENT = 8
 
@@ -51,18 +62,11 @@ class Samples:
     def __post_init__(self) -> None:
         for name, array in (("inputs", self.inputs), ("targets", self.targets)):
             if array.ndim == 0:
-                raise JobError(
-                    f"{name} are a single value of dtype {array.dtype}", remedy="the first axis is the sample"
-                )
+                raise JobError(f"{name} are a single value of dtype {array.dtype}", remedy="the first axis is the sample")
             if array.dtype.name not in _FORMAT_OF:
-                raise JobError(
-                    f"{name} have dtype {array.dtype}, which is not known", remedy=f"use one of {', '.join(_FORMAT_OF)}"
-                )
+                raise JobError(f"{name} have dtype {array.dtype}, which is not known", remedy=f"use one of {', '.join(_FORMAT_OF)}")
         if len(self.inputs) != len(self.targets):
-            raise JobError(
-                f"there are {len(self.inputs)} inputs but {len(self.targets)} targets",
-                remedy="give one target for each input",
-            )
+            raise JobError(f"there are {len(self.inputs)} inputs but {len(self.targets)} targets", remedy="give one target for each input")
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -56,6 +56,4 @@ def check_data(data: DataSpec) -> None:
                 raise JobError(f"data.{name} = {getattr(data, name)!r} is for flows", remedy="give data.flow, too")
         return
     if data.source != usual.source:
-        raise JobError(
-            f"data.source = {data.source!r} and data.flow = {data.flow!r} exclude each other", remedy="leave one out"
-        )
+        raise JobError(f"data.source = {data.source!r} and data.flow = {data.flow!r} exclude each other", remedy="leave one out")

@@ -38,8 +38,6 @@ def _check_options(target: str, function: Callable[..., Any], options: Mapping[s
     try:
         signature.bind(**options)
     except TypeError as e:
-        known = [
-            name for name, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
+        known = [name for name, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         unknown = next((name for name in options if name not in known), "")
         raise JobError(f"{target}: {e}", remedy=near(unknown, known, what="it takes")) from None

@@ -74,37 +74,52 @@ class FunctionExecutor(concurrent.futures.Executor):
     """
 
     def __init__(
-        self, platform: str = "local", *, memory_mb: int | None = None, max_workers: int | None = None, channel: str | None = None,
-        function_timeout_s: float | None = None, timeout_s: float | None = None, retries: int = 2, budget_usd: float | None = None,
-        code: Sequence[str | Path] = (), progress: bool | None = None, prices_file: str | Path | None = None, settings: Any = None,
-        simulation: Simulation | None = None, preload: Sequence[str] = (), autoscaling_factor: float = 1.0, idle_timeout_s: float = 10.0,
-    ) -> None:  # fmt: skip
+        self,
+        platform: str = "local",
+        *,
+        memory_mb: int | None = None,
+        max_workers: int | None = None,
+        channel: str | None = None,
+        function_timeout_s: float | None = None,
+        timeout_s: float | None = None,
+        retries: int = 2,
+        budget_usd: float | None = None,
+        code: Sequence[str | Path] = (),
+        progress: bool | None = None,
+        prices_file: str | Path | None = None,
+        settings: Any = None,
+        simulation: Simulation | None = None,
+        preload: Sequence[str] = (),
+        autoscaling_factor: float = 1.0,
+        idle_timeout_s: float = 10.0,
+    ) -> None:
         for name, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
             if value is not None and value <= 0:
                 raise JobError(f"{name} = {value} is not above 0", remedy="leave it out for none")
         if not 0 < autoscaling_factor <= 1000:
-            raise JobError(
-                f"autoscaling_factor = {autoscaling_factor} is not above 0", remedy="1: a function for each task"
-            )
+            raise JobError(f"autoscaling_factor = {autoscaling_factor} is not above 0", remedy="1: a function for each task")
         if not 0 <= idle_timeout_s < 1e6:
-            raise JobError(
-                f"idle_timeout_s = {idle_timeout_s} is negative", remedy="0: a function ends when it finds no task"
-            )
+            raise JobError(f"idle_timeout_s = {idle_timeout_s} is negative", remedy="0: a function ends when it finds no task")
         if retries < 0:
             raise JobError(f"retries = {retries} is negative", remedy="0: each task is tried once")
         channel = "folder" if channel is None else channel
         if not isinstance(channel, str):
-            raise JobError(
-                f"channel = {channel!r} is no address", remedy="give a text such as 's3://bucket/prefix', or None"
-            )
+            raise JobError(f"channel = {channel!r} is no address", remedy="give a text such as 's3://bucket/prefix', or None")
         for folder in code:
             if not Path(folder).is_dir():
                 raise JobError(f"code = {str(folder)!r} is no folder")
         asked = PlaceOptions(
-            platform=platform, memory_mb=memory_mb or 0, max_workers=max_workers or 0, channel=channel,
-            lifetime_s=function_timeout_s or 0.0, settings=settings, simulation=simulation or Simulation(), preload=tuple(preload),
-            autoscaling_factor=autoscaling_factor, idle_s=idle_timeout_s,
-        )  # fmt: skip
+            platform=platform,
+            memory_mb=memory_mb or 0,
+            max_workers=max_workers or 0,
+            channel=channel,
+            lifetime_s=function_timeout_s or 0.0,
+            settings=settings,
+            simulation=simulation or Simulation(),
+            preload=tuple(preload),
+            autoscaling_factor=autoscaling_factor,
+            idle_s=idle_timeout_s,
+        )
         self._options, self._secrets, self._limits = admitted(asked)
         self._run = new_run_id("map")
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
@@ -114,15 +129,11 @@ class FunctionExecutor(concurrent.futures.Executor):
             self._owner = owned(self._folder)
             key = create_key(self._folder / "signing.key")
         except OSError as e:
-            raise JobError(
-                f"cannot write {self._folder}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
-            ) from None
+            raise JobError(f"cannot write {self._folder}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write") from None
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
         """Of the latest graph, for the progress bar."""
-        self._session = Session(
-            self._run, self._options, key=key, prices=prices, budget_usd=budget_usd, on_change=self._show,
-        )  # fmt: skip
+        self._session = Session(self._run, self._options, key=key, prices=prices, budget_usd=budget_usd, on_change=self._show)
         self._timeout_s, self._tries = timeout_s, retries + 1
         self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code])
         self._shared: Shared = WeakValueDictionary()
@@ -150,8 +161,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         return self._submit([self._one(shipment, f"call {shipment.reference}", (args, kwargs), pickler)])[0]
 
     def map(
-        self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1,
-    ) -> Iterator[Any]:  # fmt: skip
+        self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Any]:
         """Runs `fn` for each item, or for each tuple of items of several iterables; returns an iterator over the results, in order.
 
         Args:
@@ -168,9 +179,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         ends_at = None if timeout is None else time.monotonic() + timeout
         return _in_order(self.map_futures(fn, *iterables, chunksize=chunksize), ends_at, chunked=chunksize > 1)
 
-    def map_futures(
-        self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], chunksize: int = 1
-    ) -> list[TaskFuture]:
+    def map_futures(self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], chunksize: int = 1) -> list[TaskFuture]:
         """The futures of the tasks of a `map`, in order; each has one result, or a list of `chunksize` results."""
         if chunksize < 1:
             raise JobError(f"chunksize = {chunksize} is below 1")
@@ -197,9 +206,14 @@ class FunctionExecutor(concurrent.futures.Executor):
         return self.map_reduce(_same, items, fn, chunksize=fan_in, fan_in=fan_in)
 
     def map_reduce(
-        self, fn: Callable[[Any], Any] | str, items: Iterable[Any], combine: Callable[[Any, Any], Any] | str, *, chunksize: int = 8,
+        self,
+        fn: Callable[[Any], Any] | str,
+        items: Iterable[Any],
+        combine: Callable[[Any, Any], Any] | str,
+        *,
+        chunksize: int = 8,
         fan_in: int = 8,
-    ) -> TaskFuture:  # fmt: skip
+    ) -> TaskFuture:
         """Runs `fn` for each item and combines the results, without sending them through the client.
 
         Args:
@@ -210,9 +224,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             fan_in: results that an inner task combines.
         """
         if fan_in < 2 or chunksize < 1:
-            raise JobError(
-                f"fan_in = {fan_in}, chunksize = {chunksize}", remedy="fan_in is at least 2, chunksize at least 1"
-            )
+            raise JobError(f"fan_in = {fan_in}, chunksize = {chunksize}", remedy="fan_in is at least 2, chunksize at least 1")
         every = [(item,) for item in items]
         if not every:
             raise JobError("there are no items to combine", remedy="give at least one")
@@ -223,17 +235,22 @@ class FunctionExecutor(concurrent.futures.Executor):
         leaves = [self._one(shipment, form, part, pickler, more=combining) for part in parts]
         name = f"r{next(self._numbers)}"
         tree = grow(
-            [leaf.spec for leaf in leaves], lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
-            name=name, fan_in=fan_in, output=lambda task: f"{self._run}.out/{task}",
-        )  # fmt: skip
+            [leaf.spec for leaf in leaves],
+            lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
+            name=name,
+            fan_in=fan_in,
+            output=lambda task: f"{self._run}.out/{task}",
+        )
         root = self._future(tree.root, name_of(combine))
         made = [
             Submission(
-                spec=spec, objects=leaf.objects, future=root if spec.id == tree.root else None,
+                spec=spec,
+                objects=leaf.objects,
+                future=root if spec.id == tree.root else None,
                 edges=tree.edges if leaf is leaves[0] else (),
             )
             for spec, leaf in zip(tree.leaves, leaves, strict=True)
-        ]  # fmt: skip
+        ]
         for edge in tree.edges:
             future = root if edge.tasks[0].id == tree.root else None
             made.append(Submission(spec=edge.tasks[0], future=future, published_by_edge=True))
@@ -245,9 +262,17 @@ class FunctionExecutor(concurrent.futures.Executor):
         return self._shipper.ship(function)
 
     def run_graph(
-        self, opener: str, data: bytes, starts: Callable[[str, str], Iterator[tuple[TaskSpec, int]]], *, tasks: int, name: str,
-        code: Sequence[Shipment], on_result: Callable[[TaskResult], None], rate: Callable[[], str] | None = None,
-    ) -> TaskFuture:  # fmt: skip
+        self,
+        opener: str,
+        data: bytes,
+        starts: Callable[[str, str], Iterator[tuple[TaskSpec, int]]],
+        *,
+        tasks: int,
+        name: str,
+        code: Sequence[Shipment],
+        on_result: Callable[[TaskResult], None],
+        rate: Callable[[], str] | None = None,
+    ) -> TaskFuture:
         """Runs a graph of tasks of which each names those that follow it (`functions.shipped_tasks.ShippedGraph`).
 
         Args:
@@ -267,9 +292,15 @@ class FunctionExecutor(concurrent.futures.Executor):
         digest, id = digest_of(data), f"g{next(self._numbers)}"
         self._rate = rate
         graph = Graph(
-            name=id, tasks=tasks, key=graph_key(self._run, digest), data=data, starts=starts(id, f"node {opener} {digest}"),
-            future=self._future(id, name), on_result=on_result, objects={k: v for one in code for k, v in one.objects.items()},
-        )  # fmt: skip
+            name=id,
+            tasks=tasks,
+            key=graph_key(self._run, digest),
+            data=data,
+            starts=starts(id, f"node {opener} {digest}"),
+            future=self._future(id, name),
+            on_result=on_result,
+            objects={k: v for one in code for k, v in one.objects.items()},
+        )
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot submit a task to an executor that was shut down")
@@ -363,16 +394,14 @@ class FunctionExecutor(concurrent.futures.Executor):
     # -- inside --------------------------------------------------------------------------------------------
 
     def _spec(self, id: str, function: str, *, payload: bytes = b"", inputs: tuple[str, ...] = ()) -> TaskSpec:
-        return TaskSpec(
-            id=id, function=function, payload=payload, inputs=inputs, timeout_s=self._timeout_s, max_tries=self._tries
-        )
+        return TaskSpec(id=id, function=function, payload=payload, inputs=inputs, timeout_s=self._timeout_s, max_tries=self._tries)
 
     def _pickler(self, shipment: Shipment, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
         return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {shipment.name}")
 
     def _one(
         self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
-    ) -> Submission:  # fmt: skip
+    ) -> Submission:
         id, made = f"t{next(self._numbers)}", pickler.pickled(arguments)
         code = {**shipment.objects, **({} if more is None else more.objects)}
         objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
@@ -398,9 +427,7 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     def _show(self) -> None:
         s, rate = self._session, self._rate
-        self._progress.show(
-            s.settled, s.total, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate()
-        )  # fmt: skip
+        self._progress.show(s.settled, s.total, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate())
 
 
 def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:
@@ -412,9 +439,7 @@ def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool
             else:
                 yield value
     except KeyboardInterrupt as e:
-        e.add_note(
-            f"{sum(f.done() for f in futures)} of {human_count(len(futures), 'task')} are done, the rest is cancelled"
-        )
+        e.add_note(f"{sum(f.done() for f in futures)} of {human_count(len(futures), 'task')} are done, the rest is cancelled")
         raise
     finally:
         for future in futures:

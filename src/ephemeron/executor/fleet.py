@@ -42,9 +42,16 @@ class Fleet:
     """
 
     def __init__(
-        self, place: Place, *, run: str, options: PlaceOptions, adapter: Adapter, key: SigningKey, origin: float,
+        self,
+        place: Place,
+        *,
+        run: str,
+        options: PlaceOptions,
+        adapter: Adapter,
+        key: SigningKey,
+        origin: float,
         changed: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._place, self._run, self._options, self._key, self._origin = place, run, options, key, origin
         self._changed = changed
         self._request = ExecutorRequest(
@@ -123,10 +130,17 @@ class Fleet:
     async def _one(self, number: int) -> None:
         o = self._options
         call = Call(
-            run=self._run, rank=number, attempt=0, memory_mb=o.memory_mb, lifetime_s=o.lifetime_s, channel=self._place.address,
-            entry="task-executor", origin=self._origin, key=self._key.text,
+            run=self._run,
+            rank=number,
+            attempt=0,
+            memory_mb=o.memory_mb,
+            lifetime_s=o.lifetime_s,
+            channel=self._place.address,
+            entry="task-executor",
+            origin=self._origin,
+            key=self._key.text,
             request=plain(self._request),
-        )  # fmt: skip
+        )
         try:
             outcome = await (await self._place.platform.invoke(call)).wait()
         except InvocationRefused as e:

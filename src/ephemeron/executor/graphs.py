@@ -58,9 +58,7 @@ class Graph:
             if result.status != "ok":
                 result = failed_first(result)
                 text = result.error or f"it is {result.status}"
-                self.future.set_exception(
-                    TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries)
-                )
+                self.future.set_exception(TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries))
                 return
             self.finished += 1
             self.on_result(result)

@@ -90,16 +90,15 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
         where = cloud(options.platform)
         settings = (where.settings() if options.settings is None else options.settings).located()
         wanted = CapacityRequest(
-            workers=options.max_workers or 1,
-            memory_mb=options.memory_mb,
-            lifetime_s=options.lifetime_s,
-            channel=address,
+            workers=options.max_workers or 1, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
         )
         request, limits = where.admit(wanted, settings, secrets)
         workers = request.workers if options.max_workers else max(1, min(USUAL_WORKERS, limits.concurrency))
-        return replace(
-            options, settings=settings, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s, max_workers=workers
-        ), secrets, limits  # fmt: skip
+        return (
+            replace(options, settings=settings, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s, max_workers=workers),
+            secrets,
+            limits,
+        )
     if options.settings is not None:
         raise JobError(f"{type(options.settings).__name__} is not for platform {options.platform}")
     if options.platform == "simulated":
@@ -113,18 +112,18 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
         limits = default_limits()
         workers = options.max_workers or min(os.cpu_count() or 1, limits.concurrency)
     made = replace(
-        options, memory_mb=options.memory_mb or min(int(limits.mb_per_vcpu), limits.memory_max_mb), max_workers=workers,
+        options,
+        memory_mb=options.memory_mb or min(int(limits.mb_per_vcpu), limits.memory_max_mb),
+        max_workers=workers,
         lifetime_s=options.lifetime_s or limits.lifetime_s,
-    )  # fmt: skip
+    )
     if made.max_workers > limits.concurrency:
         raise JobError(
             f"max_workers = {made.max_workers}, and {options.platform} runs {limits.concurrency} functions at once",
             remedy=limits.more or f"use at most {limits.concurrency}",
         )
     if not limits.memory_min_mb <= made.memory_mb <= limits.memory_max_mb:
-        raise JobError(
-            f"memory_mb = {made.memory_mb} is outside {limits.memory_min_mb} to {limits.memory_max_mb} on {options.platform}"
-        )
+        raise JobError(f"memory_mb = {made.memory_mb} is outside {limits.memory_min_mb} to {limits.memory_max_mb} on {options.platform}")
     if made.lifetime_s > limits.lifetime_s:
         raise JobError(f"function_timeout_s = {made.lifetime_s:g} is above {limits.lifetime_s:g} on {options.platform}")
     return made, secrets, limits
@@ -172,9 +171,7 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
             capacity = CapacityRequest(
                 workers=options.max_workers, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
             )
-            handle = RunHandle(
-                run=run, run_dir=folder, capacity=capacity, channel=address, since=time.time(), starting=True
-            )
+            handle = RunHandle(run=run, run_dir=folder, capacity=capacity, channel=address, since=time.time(), starting=True)
             recorded = await cloud(options.platform).open(handle, options.settings)
             stack.push_async_callback(recorded.shutdown)
             platform = recorded

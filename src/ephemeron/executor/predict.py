@@ -175,9 +175,7 @@ def _array(name: str, leaf: Any) -> np.ndarray:
     except Exception as e:
         raise JobError(f"output {name} of the model cannot be an array: {line_of(e)}") from e
     if array.dtype.kind not in "biufc":
-        raise JobError(
-            f"output {name} of the model is a {type(leaf).__name__}, not numbers", remedy="give its task a predict_step"
-        )
+        raise JobError(f"output {name} of the model is a {type(leaf).__name__}, not numbers", remedy="give its task a predict_step")
     return array
 
 
@@ -206,9 +204,16 @@ def predictor_of(result: Result, *, best: bool = False) -> Predictor:
 
 
 def predict(
-    result: Result, inputs: Inputs, *, batch_size: int = 256, best: bool = False, casts: bool = False,
-    on_trial: Callable[[Outputs], object] | None = None, on_pool: Callable[[FunctionExecutor], object] | None = None, **options: Any,
-) -> tuple[Outputs, Bill]:  # fmt: skip
+    result: Result,
+    inputs: Inputs,
+    *,
+    batch_size: int = 256,
+    best: bool = False,
+    casts: bool = False,
+    on_trial: Callable[[Outputs], object] | None = None,
+    on_pool: Callable[[FunctionExecutor], object] | None = None,
+    **options: Any,
+) -> tuple[Outputs, Bill]:
     """Outputs of a run's model for many inputs, computed by functions, and the bill.
 
     Args:
@@ -252,9 +257,7 @@ def _modules_kept() -> Iterator[None]:
         sys.path[:] = path
 
 
-def tried(
-    predictor: Predictor, inputs: Inputs, *, casts: bool = False, on_trial: Callable[[Outputs], object] | None = None
-) -> Predictor:
+def tried(predictor: Predictor, inputs: Inputs, *, casts: bool = False, on_trial: Callable[[Outputs], object] | None = None) -> Predictor:
     """The predictor, as it has to be for these inputs; as it is where this process has no PyTorch to try it. See `predict`.
 
     Raises:

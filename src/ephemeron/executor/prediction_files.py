@@ -78,9 +78,7 @@ def _of_lines(path: Path) -> Inputs:
         row = value if named else {ONLY: value}
         if rows and row.keys() != rows[0][1].keys():
             keys = ", ".join(map(repr, rows[0][1])) or "none"
-            raise JobError(
-                f"{path}, line {number} has the keys {', '.join(map(repr, row)) or 'none'}, line {rows[0][0]} has {keys}"
-            )
+            raise JobError(f"{path}, line {number} has the keys {', '.join(map(repr, row)) or 'none'}, line {rows[0][0]} has {keys}")
         rows.append((number, row))
     if not rows:
         raise JobError(f"{path} has no inputs", remedy="write a JSON value per line, for each sample")
@@ -141,14 +139,10 @@ def check_out(path: Path, outputs: Outputs | None = None) -> None:
     if not path.absolute().parent.is_dir():
         raise JobError(f"there is no folder {path.absolute().parent}")
     if path.suffix == ".npy" and outputs is not None and len(outputs) > 1:
-        raise JobError(
-            f"the model has outputs {', '.join(outputs)}, and .npy holds one array", remedy="name a file *.npz"
-        )
+        raise JobError(f"the model has outputs {', '.join(outputs)}, and .npy holds one array", remedy="name a file *.npz")
     for name, array in ({} if outputs is None or path.suffix != ".jsonl" else outputs).items():
         if array.dtype.kind == "c":
-            raise JobError(
-                f"output {name} of the model is {array.dtype}, which JSON has not", remedy="name a file *.npz"
-            )
+            raise JobError(f"output {name} of the model is {array.dtype}, which JSON has not", remedy="name a file *.npz")
 
 
 def _rows(outputs: Outputs, single: np.ndarray | None) -> Iterator[Any]:

@@ -47,9 +47,14 @@ class ProgressBar:
                 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
                 self._bar = Progress(
-                    TextColumn("tasks"), BarColumn(bar_width=28), MofNCompleteColumn(), TextColumn("{task.fields[cost]}"),
-                    TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-                )  # fmt: skip
+                    TextColumn("tasks"),
+                    BarColumn(bar_width=28),
+                    MofNCompleteColumn(),
+                    TextColumn("{task.fields[cost]}"),
+                    TimeRemainingColumn(),
+                    console=Console(stderr=True),
+                    transient=True,
+                )
                 self._bar.start()
                 self._task = self._bar.add_task("tasks", total=total, cost="")
             assert self._task is not None

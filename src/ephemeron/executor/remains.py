@@ -119,16 +119,19 @@ async def _found(folder: Path, address: str, user: str) -> ExecutorRemains:
         try:
             async with open_channel(address) as channel:
                 listed = f"{folder.name}."
-                sizes = (
-                    await channel.sizes(listed) if isinstance(channel, SupportsSizes)
-                    else dict.fromkeys(await channel.list(listed), 0)
-                )  # fmt: skip
+                sizes = await channel.sizes(listed) if isinstance(channel, SupportsSizes) else dict.fromkeys(await channel.list(listed), 0)
         except EphemeronError as e:
             problem = str(e)
     return ExecutorRemains(
-        run=folder.name, folder=folder, address=address, objects=len(sizes), object_bytes=sum(sizes.values()),
-        folder_bytes=bytes_below(folder), running=user, problem=problem,
-    )  # fmt: skip
+        run=folder.name,
+        folder=folder,
+        address=address,
+        objects=len(sizes),
+        object_bytes=sum(sizes.values()),
+        folder_bytes=bytes_below(folder),
+        running=user,
+        problem=problem,
+    )
 
 
 def _is_inside(address: str, folder: Path) -> bool:

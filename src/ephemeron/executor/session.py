@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import (
-    BudgetReached,
-    ChannelEmptied,
-    ChannelError,
-    DamagedObject,
-    EphemeronError,
-    TaskFailed,
-)
+from ephemeron.errors import BudgetReached, ChannelEmptied, ChannelError, DamagedObject, EphemeronError, TaskFailed
 from ephemeron.events import Ended, Invoked, Traffic
 from ephemeron.executor.batching import Batching
 from ephemeron.executor.fleet import Fleet
@@ -100,9 +93,15 @@ class Session:
     """
 
     def __init__(
-        self, run: str, options: PlaceOptions, *, key: SigningKey, prices: Prices, budget_usd: float | None = None,
+        self,
+        run: str,
+        options: PlaceOptions,
+        *,
+        key: SigningKey,
+        prices: Prices,
+        budget_usd: float | None = None,
         on_change: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.options, self.key = run, options, key
         self.budget_usd = budget_usd
         self.meter = CostMeter(prices)
@@ -187,9 +186,14 @@ class Session:
         functions = prices.functions_usd(gb_seconds, invocations)
         storage = self.meter.storage_usd(t) + prices.storage_usd(self._traffic)
         return Bill(
-            cost_usd=functions + storage, functions_usd=functions, storage_usd=storage, invocations=invocations,
-            gb_seconds=gb_seconds, tasks=self.done, prices=f"{prices.name}, {prices.as_of}",
-        )  # fmt: skip
+            cost_usd=functions + storage,
+            functions_usd=functions,
+            storage_usd=storage,
+            invocations=invocations,
+            gb_seconds=gb_seconds,
+            tasks=self.done,
+            prices=f"{prices.name}, {prices.as_of}",
+        )
 
     @property
     def functions(self) -> int:
@@ -216,18 +220,8 @@ class Session:
         self.meter.memory_mb = self.options.memory_mb
         channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
         adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
-        queue = open_queue(
-            place.store, self.run, owner="client", key=self.key.text, adapter=adapter, lease_s=place.lease_s
-        )
-        fleet = Fleet(
-            place,
-            run=self.run,
-            options=self.options,
-            adapter=adapter,
-            key=self.key,
-            origin=origin,
-            changed=self._wake.set,
-        )
+        queue = open_queue(place.store, self.run, owner="client", key=self.key.text, adapter=adapter, lease_s=place.lease_s)
+        fleet = Fleet(place, run=self.run, options=self.options, adapter=adapter, key=self.key, origin=origin, changed=self._wake.set)
         watching = [asyncio.ensure_future(self._watch(place))]
         if queue.notifies:
             watching.append(asyncio.ensure_future(self._wake_when_empty(queue)))

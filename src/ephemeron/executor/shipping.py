@@ -77,9 +77,7 @@ class Shipper:
             objects[self._keys.bundle(bundled.digest)] = bundled.data
         shipped = encode_function(replace(header, bundles=tuple(digests)), pickled)
         reference = digest_of(shipped)
-        return Shipment(
-            reference=reference, name=header.name, objects={**objects, self._keys.function(reference): shipped}
-        )
+        return Shipment(reference=reference, name=header.name, objects={**objects, self._keys.function(reference): shipped})
 
     def _bundled(self, folder: Path, name: str) -> _Bundled:
         known, began = self._bundles.get(folder), time.monotonic()
@@ -116,8 +114,7 @@ def _bundle(folder: Path, name: str, instead: Mapping[Path, bytes]) -> bytes:
         return bundle([folder], instead=instead)
     except JobError as e:
         raise JobError(
-            f"{name} needs modules of {folder}, which cannot be sent: {e.problem}",
-            remedy="put them into a folder of their own",
+            f"{name} needs modules of {folder}, which cannot be sent: {e.problem}", remedy="put them into a folder of their own"
         ) from None
 
 

@@ -27,8 +27,8 @@ class Tree:
 
 
 def grow(
-    leaves: Sequence[TaskSpec], inner: Callable[[str, tuple[str, ...]], TaskSpec], *, name: str, fan_in: int, output: Callable[[str], str],
-) -> Tree:  # fmt: skip
+    leaves: Sequence[TaskSpec], inner: Callable[[str, tuple[str, ...]], TaskSpec], *, name: str, fan_in: int, output: Callable[[str], str]
+) -> Tree:
     """A tree over leaves.
 
     Args:

@@ -177,8 +177,17 @@ def ended_event(call: Call, invocation: str, outcome: Outcome, *, t: float) -> E
     """The event that every platform emits when an invocation ends."""
     value = outcome.value
     return Ended(
-        t=t, rank=call.rank, attempt=call.attempt, invocation=invocation, status=outcome.status,
-        outcome=str(value.get("outcome", "")), error=outcome.error, billed_s=outcome.billed_s,
-        gb_seconds=outcome.gb_seconds, burst_vcpu_s=outcome.burst_vcpu_s, memory_mb=call.memory_mb,
-        peak_memory_mb=outcome.peak_memory_mb, traffic=build(Traffic, value.get("traffic", {}), where="traffic of a result"),
-    )  # fmt: skip
+        t=t,
+        rank=call.rank,
+        attempt=call.attempt,
+        invocation=invocation,
+        status=outcome.status,
+        outcome=str(value.get("outcome", "")),
+        error=outcome.error,
+        billed_s=outcome.billed_s,
+        gb_seconds=outcome.gb_seconds,
+        burst_vcpu_s=outcome.burst_vcpu_s,
+        memory_mb=call.memory_mb,
+        peak_memory_mb=outcome.peak_memory_mb,
+        traffic=build(Traffic, value.get("traffic", {}), where="traffic of a result"),
+    )

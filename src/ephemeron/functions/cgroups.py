@@ -149,9 +149,7 @@ def _works(enforcement: Enforcement) -> bool:
         if enforcement.kind == "v2":
             _delegate(enforcement.parents[0])
         number = next(_probes)  # other threads may try, too
-        group = ControlGroup(
-            enforcement.kind, tuple(p / f"ephemeron-{os.getpid()}-probe{number}" for p in enforcement.parents)
-        )
+        group = ControlGroup(enforcement.kind, tuple(p / f"ephemeron-{os.getpid()}-probe{number}" for p in enforcement.parents))
         try:
             _limit(group, 64)
             group.set_cpu(0.5)
@@ -197,9 +195,7 @@ def _v1_parents(root: Path, groups: dict[str, str]) -> list[tuple[Path, ...]]:
     if not (cpu / "cgroup.procs").exists() or not (memory / "cgroup.procs").exists():
         return []
     # A container may show the path outside but mount only the inside: then the mount is the own group.
-    own_cpu, own_memory = (
-        own if (own := _below(top, groups.get(top.name, "/"))).is_dir() else top for top in (cpu, memory)
-    )
+    own_cpu, own_memory = (own if (own := _below(top, groups.get(top.name, "/"))).is_dir() else top for top in (cpu, memory))
     limited = (
         _counter(own_memory / "memory.stat", "hierarchical_memory_limit", _UNLIMITED) < _UNLIMITED
         or _number(own_cpu / "cpu.cfs_quota_us") > 0

@@ -25,16 +25,7 @@ from ephemeron import logs
 from ephemeron.communication.rpc import Server
 from ephemeron.config.typed import build
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
-from ephemeron.functions.daemon_files import (
-    EARLY,
-    HOST_FILE,
-    LOCK_FILE,
-    LOGS_FOLDER,
-    PRIVATE,
-    remove_remains,
-    short_folder,
-    write_private,
-)
+from ephemeron.functions.daemon_files import EARLY, HOST_FILE, LOCK_FILE, LOGS_FOLDER, PRIVATE, remove_remains, short_folder, write_private
 from ephemeron.functions.daemon_messages import DaemonAddress, DaemonSettings, EarlyRequest, FunctionsWanted
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess, with_threads
@@ -75,9 +66,14 @@ class EarlyStart:
         while len(self.begun) < wanted.count:
             self._numbered += 1
             function = FunctionProcess(
-                self.enforcement, self._numbered, memory_mb=wanted.memory_mb, vcpus=wanted.limits.vcpus(wanted.memory_mb),
-                env=self._env, folder=self._folder, forks=self.forks,
-            )  # fmt: skip
+                self.enforcement,
+                self._numbered,
+                memory_mb=wanted.memory_mb,
+                vcpus=wanted.limits.vcpus(wanted.memory_mb),
+                env=self._env,
+                folder=self._folder,
+                forks=self.forks,
+            )
             function.begin()
             self.begun.append(function)
         await asyncio.gather(*(f.dispose() for f in others))
@@ -99,9 +95,7 @@ class EarlyStart:
             await self.forks.close()
 
 
-async def serve(
-    settings: DaemonSettings, ready: Callable[[], None], *, private: Path, early: EarlyStart | None = None
-) -> None:
+async def serve(settings: DaemonSettings, ready: Callable[[], None], *, private: Path, early: EarlyStart | None = None) -> None:
     """Runs a daemon until it is told to end, or has nothing left to do.
 
     Args:
@@ -118,10 +112,16 @@ async def serve(
     else:
         enforcement, forks = early.enforcement, early.forks
     daemon = LocalDaemon(
-        folder, settings.limits, enforcement, idle_s=settings.idle_s, linger_s=settings.linger_s, forks=forks,
+        folder,
+        settings.limits,
+        enforcement,
+        idle_s=settings.idle_s,
+        linger_s=settings.linger_s,
+        forks=forks,
         spare=settings.spare,
-        begun=() if early is None else early.begun, home=None if early is None else early.home,
-    )  # fmt: skip
+        begun=() if early is None else early.begun,
+        home=None if early is None else early.home,
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
@@ -136,12 +136,7 @@ async def serve(
     tending = asyncio.create_task(daemon.tend(lambda: server.connections))
     try:
         ready()
-        _log.info(
-            "the daemon of %s is ready: quotas by %s, %s",
-            folder,
-            enforcement.kind,
-            "forks" if forks else "no forks",
-        )
+        _log.info("the daemon of %s is ready: quotas by %s, %s", folder, enforcement.kind, "forks" if forks else "no forks")
         await daemon.stopping.wait()
     finally:
         await daemon.close()
@@ -215,10 +210,7 @@ def main() -> None:
         with contextlib.ExitStack() as until_end:
             asyncio.run(_serve_early(client, until_end))
         return
-    with (
-        (settings.folder / LOCK_FILE).open("ab") as lock,
-        tempfile.TemporaryDirectory(prefix=PRIVATE, dir=short_folder()) as private,
-    ):
+    with (settings.folder / LOCK_FILE).open("ab") as lock, tempfile.TemporaryDirectory(prefix=PRIVATE, dir=short_folder()) as private:
         if not _locked(lock.fileno()):
             _say("taken")
             return

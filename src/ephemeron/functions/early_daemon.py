@@ -53,9 +53,15 @@ class EarlyDaemon:
             with theirs:
                 command = own_processes.command("daemon", "early", str(theirs.fileno()))
                 self._process = subprocess.Popen(
-                    command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    cwd="/", pass_fds=[theirs.fileno()], start_new_session=True,
-                )  # fmt: skip
+                    command,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
         except OSError:
             self._connection.close()
             raise

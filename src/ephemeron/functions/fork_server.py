@@ -45,18 +45,22 @@ class Process(Protocol):
     async def wait(self) -> int: ...
 
 
-async def spawn(
-    connection: socket.socket, env: Mapping[str, str], out: IO[bytes], *more: str
-) -> asyncio.subprocess.Process:
+async def spawn(connection: socket.socket, env: Mapping[str, str], out: IO[bytes], *more: str) -> asyncio.subprocess.Process:
     """Starts a fresh process of `ephemeron.functions.function_main`.
 
     Raises:
         OSError: no process can be made.
     """
     return await asyncio.create_subprocess_exec(
-        *own_processes.command("function", str(connection.fileno()), str(os.getpid()), *more), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd="/", pass_fds=[connection.fileno()],
+        *own_processes.command("function", str(connection.fileno()), str(os.getpid()), *more),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env=env,
+        cwd="/",
+        pass_fds=[connection.fileno()],
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 class ForkedProcess:
@@ -137,9 +141,7 @@ class _Server:
         """Kills it; functions go on."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    self.process.pid, signal.SIGKILL
-                )  # asyncio's `kill` reaps what is dead, which asyncio then misses
+                os.kill(self.process.pid, signal.SIGKILL)  # asyncio's `kill` reaps what is dead, which asyncio then misses
         await self.process.wait()
         self._control.close()
 

@@ -58,7 +58,7 @@ def warnings_emitted(emit: Callable[[Event], None], now: Callable[[], float]) ->
 
     def shown(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         show(message, category, filename, lineno, file, line)
         words = " ".join(str(message).split())[:_LONGEST]
         text = f"{category.__name__}: {words} ({os.path.basename(filename)}, line {lineno})"

@@ -81,9 +81,16 @@ class FunctionProcess:
     """
 
     def __init__(
-        self, enforcement: Enforcement, n: int, *, memory_mb: int, vcpus: float, env: Mapping[str, str], folder: Path,
+        self,
+        enforcement: Enforcement,
+        n: int,
+        *,
+        memory_mb: int,
+        vcpus: float,
+        env: Mapping[str, str],
+        folder: Path,
         forks: Forks | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.memory_mb = memory_mb
         self.env = env
         self.peak_mb = 0.0
@@ -386,9 +393,7 @@ class WarmPool:
 
     def prepare(self, memory_mb: int, env: Mapping[str, str]) -> None:
         """Begins an environment if none is idle. One that has died by itself is not replaced: the next one would, too."""
-        if self._find(memory_mb, env) is None and not any(
-            e.memory_mb == memory_mb and e.env == env for e in self._spares
-        ):
+        if self._find(memory_mb, env) is None and not any(e.memory_mb == memory_mb and e.env == env for e in self._spares):
             environment = self._make(memory_mb, env)
             environment.begin()
             self._spares.append(environment)
@@ -403,11 +408,7 @@ class WarmPool:
         """Gives up what has been idle for too long, but the last environment of each quota and variables in `keep`."""
         now = time.monotonic()
         kept = [self._find(memory_mb, env) for memory_mb, env in keep]
-        old = [
-            e
-            for e in self._idle
-            if everything or not e.alive or (now - e.idle_since > self._idle_s and not any(e is k for k in kept))
-        ]
+        old = [e for e in self._idle if everything or not e.alive or (now - e.idle_since > self._idle_s and not any(e is k for k in kept))]
         for environment in old:
             self._idle.remove(environment)
             if environment.alive:

@@ -96,8 +96,14 @@ class HostedRun:
         for event in left:
             billed_s = math.ceil(max(0.0, latest - event.t) * 1000) / 1000
             end = Ended(
-                t=latest, rank=event.rank, attempt=event.attempt, invocation=event.invocation, status="lost",
-                error="the process that hosts the local functions died", billed_s=billed_s, memory_mb=memory_mb,
+                t=latest,
+                rank=event.rank,
+                attempt=event.attempt,
+                invocation=event.invocation,
+                status="lost",
+                error="the process that hosts the local functions died",
+                billed_s=billed_s,
+                memory_mb=memory_mb,
                 gb_seconds=memory_mb / 1024 * billed_s,
-            )  # fmt: skip
+            )
             self.journal.append(to_json(end))

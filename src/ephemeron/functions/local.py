@@ -46,15 +46,7 @@ from ephemeron.functions.daemon_files import (
 )
 from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams, RunParams
 from ephemeron.functions.jsonl import Journal, follow, latest_t
-from ephemeron.functions.local_daemon_client import (
-    DaemonStart,
-    held,
-    join,
-    reach,
-    reach_or_launch,
-    settings_of,
-    status_of,
-)
+from ephemeron.functions.local_daemon_client import DaemonStart, held, join, reach, reach_or_launch, settings_of, status_of
 from ephemeron.functions.passed_on import daemon_environment
 from ephemeron.functions.validation import check_call
 from ephemeron.units import MIB
@@ -169,9 +161,8 @@ class LocalPlatform(Platform):
         host = run_dir if session is None else session.absolute()
         host.mkdir(parents=True, exist_ok=True)
         settings = settings_of(
-            host, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks,
-            spare=spare,
-        )  # fmt: skip
+            host, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks, spare=spare
+        )
         variables = daemon_environment(env or {})
 
         async def connect() -> tuple[Client, DaemonStatus]:
@@ -208,9 +199,7 @@ class LocalPlatform(Platform):
         check_call(call, self.limits)
         while True:
             try:
-                reply = build(
-                    InvocationParams, await self._ask("invoke", InvokeParams(call=call)), where="reply of the daemon"
-                )
+                reply = build(InvocationParams, await self._ask("invoke", InvokeParams(call=call)), where="reply of the daemon")
                 return LocalInvocation(self, reply.invocation, call)
             except DaemonGone:
                 if self._successor is None or self._gone is not None:
@@ -285,11 +274,7 @@ class LocalPlatform(Platform):
         await self.close()
 
     async def _ask(
-        self,
-        method: str,
-        params: InvokeParams | InvocationParams | RunParams | None = None,
-        *,
-        timeout_s: float | None = None,
+        self, method: str, params: InvokeParams | InvocationParams | RunParams | None = None, *, timeout_s: float | None = None
     ) -> Mapping[str, object]:
         if self._closed:
             raise PlatformError("this platform was closed")
@@ -348,9 +333,7 @@ class LocalPlatform(Platform):
                 try:
                     await status_of(self._client, timeout_s=_SILENT_S)
                 except CallTimedOut:
-                    _log.warning(
-                        "the daemon (process %d) has not answered for %g s and is killed", self.host_pid, _SILENT_S
-                    )
+                    _log.warning("the daemon (process %d) has not answered for %g s and is killed", self.host_pid, _SILENT_S)
                     self._kill_host()
                 except (ConnectionError, RemoteError, ProtocolError):
                     pass  # gone, or ending

@@ -31,14 +31,7 @@ from ephemeron.events import Invoked, to_json
 from ephemeron.functions import entries
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.functions.daemon_messages import (
-    DaemonAddress,
-    DaemonStatus,
-    InvocationParams,
-    InvokeParams,
-    OpenParams,
-    RunParams,
-)
+from ephemeron.functions.daemon_messages import DaemonAddress, DaemonStatus, InvocationParams, InvokeParams, OpenParams, RunParams
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess, ProcessOutcome, WarmPool
 from ephemeron.functions.hosted_run import HostedRun
@@ -95,9 +88,18 @@ class LocalDaemon:
     """
 
     def __init__(
-        self, folder: Path, limits: Limits, enforcement: Enforcement, *, idle_s: float, linger_s: float,
-        forks: Forks | None = None, spare: bool = False, begun: Sequence[FunctionProcess] = (), home: Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        limits: Limits,
+        enforcement: Enforcement,
+        *,
+        idle_s: float,
+        linger_s: float,
+        forks: Forks | None = None,
+        spare: bool = False,
+        begun: Sequence[FunctionProcess] = (),
+        home: Path | None = None,
+    ) -> None:
         self.stopping = asyncio.Event()
         self._folder = folder
         self._own = HostedRun(folder, os.environ, home=home)
@@ -248,15 +250,11 @@ class LocalDaemon:
 
     def _begin(self, call: Call, reason: Reason) -> str:
         if len(self._running) >= self._limits.concurrency:
-            raise InvocationRefused(
-                f"{len(self._running)} functions run already; the limit of concurrency is {self._limits.concurrency}"
-            )
+            raise InvocationRefused(f"{len(self._running)} functions run already; the limit of concurrency is {self._limits.concurrency}")
         run = self._runs.get(call.run, self._own)
         started = _Started(id=secrets.token_hex(6), call=call, run=run, accepted=time.monotonic())
         self._started[started.id] = self._running[started.id] = started
-        invoked = Invoked(
-            t=self._t(call), rank=call.rank, attempt=call.attempt, invocation=started.id, reason=reason
-        )  # fmt: skip
+        invoked = Invoked(t=self._t(call), rank=call.rank, attempt=call.attempt, invocation=started.id, reason=reason)
         run.journal.append(to_json(invoked))
         with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
             _log.info("invocation %s (%s) is accepted", started.id, reason)
@@ -295,10 +293,16 @@ class LocalDaemon:
                 return first
         call = started.call
         message = InvokeMessage(
-            call=call, invocation=started.id, origin=self._origin(call), lifetime_s=call.lifetime_s,
-            vcpus=self._limits.vcpus(call.memory_mb), scratch=str(scratch), base=str(started.run.channel),
-            cold=environment.cold, log=str(started.run.logs / f"{started.id}.txt"),
-        )  # fmt: skip
+            call=call,
+            invocation=started.id,
+            origin=self._origin(call),
+            lifetime_s=call.lifetime_s,
+            vcpus=self._limits.vcpus(call.memory_mb),
+            scratch=str(scratch),
+            base=str(started.run.channel),
+            cold=environment.cold,
+            log=str(started.run.logs / f"{started.id}.txt"),
+        )
 
         def on_message(received: EventMessage | InvokeSuccessor) -> None:
             if isinstance(received, EventMessage):
@@ -344,19 +348,28 @@ class LocalDaemon:
 
     def _status(self, run: HostedRun | None) -> DaemonStatus:
         return DaemonStatus(
-            pid=os.getpid(), folder=self._folder, limits=self._limits, enforcement=self._enforcement.kind,
+            pid=os.getpid(),
+            folder=self._folder,
+            limits=self._limits,
+            enforcement=self._enforcement.kind,
             unenforced=tuple(self._enforcement.unenforced),
             running={s.id: s.environment.pid if s.environment else 0 for s in self._running_of(run)},
-            warm=len(self._pool), fork_servers=tuple(self._forks.pids if self._forks else ()),
+            warm=len(self._pool),
+            fork_servers=tuple(self._forks.pids if self._forks else ()),
             problem=(run or self._own).journal.problem,
-        )  # fmt: skip
+        )
 
     def _make(self, memory_mb: int, env: Mapping[str, str]) -> FunctionProcess:
         self._environments += 1
         return FunctionProcess(
-            self._enforcement, self._environments, memory_mb=memory_mb, vcpus=self._limits.vcpus(memory_mb),
-            env=env, folder=self._folder, forks=self._forks,
-        )  # fmt: skip
+            self._enforcement,
+            self._environments,
+            memory_mb=memory_mb,
+            vcpus=self._limits.vcpus(memory_mb),
+            env=env,
+            folder=self._folder,
+            forks=self._forks,
+        )
 
     def _origin(self, call: Call) -> float:
         return call.origin or self._born

@@ -40,14 +40,25 @@ class DaemonStart:
 
 
 def settings_of(
-    run_dir: Path, limits: Limits, *, idle_s: float = 30.0, linger_s: float = 2.0, enforce: bool = True,
-    forks: bool = True, spare: bool = False,
-) -> DaemonSettings:  # fmt: skip
+    run_dir: Path,
+    limits: Limits,
+    *,
+    idle_s: float = 30.0,
+    linger_s: float = 2.0,
+    enforce: bool = True,
+    forks: bool = True,
+    spare: bool = False,
+) -> DaemonSettings:
     """Settings of a daemon. The environment variable `EPHEMERON_FORKS=0` overrules `forks`."""
     return DaemonSettings(
-        folder=run_dir, limits=limits, idle_s=idle_s, linger_s=linger_s, enforce=enforce,
-        forks=forks and os.environ.get("EPHEMERON_FORKS") != "0", spare=spare,
-    )  # fmt: skip
+        folder=run_dir,
+        limits=limits,
+        idle_s=idle_s,
+        linger_s=linger_s,
+        enforce=enforce,
+        forks=forks and os.environ.get("EPHEMERON_FORKS") != "0",
+        spare=spare,
+    )
 
 
 async def reach(run_dir: Path) -> tuple[Client, DaemonStatus]:
@@ -97,9 +108,7 @@ async def reach_or_launch(run_dir: Path, wanted: DaemonStart) -> tuple[Client, D
             raise PlatformError(f"the host of the functions in {run_dir} starts but cannot be reached")
 
 
-async def join(
-    session: Path, wanted: DaemonStart, run_dir: Path, variables: Mapping[str, str]
-) -> tuple[Client, DaemonStatus]:
+async def join(session: Path, wanted: DaemonStart, run_dir: Path, variables: Mapping[str, str]) -> tuple[Client, DaemonStatus]:
     """A connection to the daemon that hosts a run: the run's own if it lives, else that of the session, which takes the run on.
 
     Args:
@@ -141,10 +150,9 @@ def _first_word(settings: DaemonSettings, env: Mapping[str, str], log: Path) -> 
     with (
         log.open("ab") as err,
         subprocess.Popen(
-            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, cwd="/",
-            start_new_session=True,
+            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, cwd="/", start_new_session=True
         ) as process,
-    ):  # fmt: skip
+    ):
         assert process.stdout is not None
         if select.select([process.stdout], [], [], START_S)[0]:
             return process.stdout.readline().decode().strip()

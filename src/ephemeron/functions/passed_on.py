@@ -10,10 +10,29 @@ from ephemeron.communication.channels import credentials
 from ephemeron.config.paths import DATASETS_STORE, datasets_store
 
 PASSED_ON = (
-    "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
-    "EPHEMERON_CHANNEL_*", "EPHEMERON_DIRECT_*", "EPHEMERON_RENDEZVOUS*", "EPHEMERON_REGION_*", "EPHEMERON_SPARSE_*", "EPHEMERON_DATA_SERVICE", "EPHEMERON_DATA_TOKEN",
-    "EPHEMERON_ENTRIES", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
-)  # fmt: skip
+    "PATH",
+    "LANG",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "AWS_*",
+    "GOOGLE_*",
+    "AZURE_*",
+    "EPHEMERON_CHANNEL_*",
+    "EPHEMERON_DIRECT_*",
+    "EPHEMERON_RENDEZVOUS*",
+    "EPHEMERON_REGION_*",
+    "EPHEMERON_SPARSE_*",
+    "EPHEMERON_DATA_SERVICE",
+    "EPHEMERON_DATA_TOKEN",
+    "EPHEMERON_ENTRIES",
+    "EPHEMERON_LOG_LEVEL",
+    "EPHEMERON_LOG_FORMAT",
+    "SSL_CERT_*",
+    "REQUESTS_CA_BUNDLE",
+)
 """Patterns of their names."""
 
 

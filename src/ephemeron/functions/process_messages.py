@@ -127,9 +127,7 @@ InvocationReply: TypeAlias = StartFailed | Returned | Raised
 
 T = TypeVar("T")
 
-_HOST: Mapping[str, type[HostMessage]] = {
-    kind.__name__: kind for kind in (Start, InvokeMessage, SuccessorAccepted, SuccessorRefused)
-}
+_HOST: Mapping[str, type[HostMessage]] = {kind.__name__: kind for kind in (Start, InvokeMessage, SuccessorAccepted, SuccessorRefused)}
 _FUNCTION: Mapping[str, type[FunctionMessage]] = {
     kind.__name__: kind for kind in (Ready, StartFailed, Running, EventMessage, InvokeSuccessor, Returned, Raised)
 }

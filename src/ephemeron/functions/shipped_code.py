@@ -141,9 +141,7 @@ def _pickler(*, by_value: bool, is_apart: bool) -> type[Any]:
             import cloudpickle
         except ModuleNotFoundError:
             raise MissingExtra("cloudpickle", "notebook") from None
-        kind = type(
-            "ByValue", (cloudpickle.Pickler,), {"reducer_override": _reduced_by(cloudpickle.Pickler.reducer_override)}
-        )
+        kind = type("ByValue", (cloudpickle.Pickler,), {"reducer_override": _reduced_by(cloudpickle.Pickler.reducer_override)})
     return type("Apart", (kind,), {"persistent_id": lambda self, part: self.apart(part)}) if is_apart else kind
 
 

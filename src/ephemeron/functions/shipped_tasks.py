@@ -150,5 +150,8 @@ def _result(value: object) -> bytes:
 
 
 _FORMS: dict[str, Callable[[Sequence[Shipped], TaskSpec, Sequence[memoryview]], bytes]] = {
-    "call": _call, "chunk": _chunk, "fold": _fold, "combine": _combine,
-}  # fmt: skip
+    "call": _call,
+    "chunk": _chunk,
+    "fold": _fold,
+    "combine": _combine,
+}

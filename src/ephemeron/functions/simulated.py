@@ -99,10 +99,7 @@ class SimulatedPlatform(Platform):
     name = "simulated"
     overlaps = False
     """Whether functions send pieces of gradients early. All leave when a computation begins, so that runs seem too quick."""
-    unenforced: tuple[str, ...] = (
-        "time is virtual: seconds and costs are simulated",
-        "memory quotas are not enforced in the simulator",
-    )
+    unenforced: tuple[str, ...] = ("time is virtual: seconds and costs are simulated", "memory quotas are not enforced in the simulator")
 
     def __init__(
         self,
@@ -122,9 +119,11 @@ class SimulatedPlatform(Platform):
         self.store: Channel = MemoryParameterServer()
         self.shared = shared
         self.network = MemoryNetwork(
-            latency_s=world.direct_latency_s, bandwidth_mb_s=world.direct_bandwidth_mb_s or world.bandwidth_mb_s,
-            setup_s=world.direct_setup_s, fails=self._cannot_connect,
-        )  # fmt: skip
+            latency_s=world.direct_latency_s,
+            bandwidth_mb_s=world.direct_bandwidth_mb_s or world.bandwidth_mb_s,
+            setup_s=world.direct_setup_s,
+            fails=self._cannot_connect,
+        )
         self._log = log.open("a") if log is not None else None
         self._events: list[Event] = []
         self._new = asyncio.Event()
@@ -155,11 +154,7 @@ class SimulatedPlatform(Platform):
         invocation = SimulatedInvocation(self, f"i{self._started}", call)
         self._running[invocation.id] = invocation
         self.pool.running += 1
-        self.record(
-            Invoked(
-                t=self.run_time(call), rank=call.rank, attempt=call.attempt, invocation=invocation.id, reason=reason
-            )
-        )
+        self.record(Invoked(t=self.run_time(call), rank=call.rank, attempt=call.attempt, invocation=invocation.id, reason=reason))
         return invocation
 
     def ended(self, invocation: SimulatedInvocation, outcome: Outcome, *, reusable: bool) -> None:
@@ -238,9 +233,8 @@ class SimulatedInvocation(Invocation):
         outcome = self._why or self._outcome(self._body)
         billed = math.ceil((loop.time() - accepted) * 1000 - 1e-6) / 1000
         final = Outcome(
-            status=outcome.status, value=outcome.value, error=outcome.error, billed_s=billed,
-            gb_seconds=billed * self.call.memory_mb / 1024,
-        )  # fmt: skip
+            status=outcome.status, value=outcome.value, error=outcome.error, billed_s=billed, gb_seconds=billed * self.call.memory_mb / 1024
+        )
         platform.ended(self, final, reusable=final.status == "ok")
         return final
 
@@ -259,14 +253,22 @@ class SimulatedInvocation(Invocation):
         await asyncio.sleep(world.cold_start_s if cold else world.warm_start_s)
         self._deadline = loop.time() + call.lifetime_s
         context = Context(
-            call=call, invocation=self.id,
+            call=call,
+            invocation=self.id,
             channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
             shared=self._shared(),
-            emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
+            emit=platform.record,
+            invoke=self._invoke,
+            die=self._die,
+            cold=cold,
+            scratch=None,
+            own_process=False,
             transports=lambda: [platform.network.transport(call.rank)],
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
-            origin=call.origin, deadline=self._deadline, overlaps=platform.overlaps,
-        )  # fmt: skip
+            origin=call.origin,
+            deadline=self._deadline,
+            overlaps=platform.overlaps,
+        )
         with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
             _log.debug("invocation %s begins at %.3f s", self.id, loop.time())
             async with asyncio.timeout_at(self._deadline):
@@ -278,9 +280,7 @@ class SimulatedInvocation(Invocation):
         if store is None:
             return None
         latency_s = world.latency_s if world.region_latency_s is None else world.region_latency_s
-        reached = Throttled(
-            store, latency_s=latency_s, bandwidth_mb_s=world.region_bandwidth_mb_s or world.bandwidth_mb_s
-        )
+        reached = Throttled(store, latency_s=latency_s, bandwidth_mb_s=world.region_bandwidth_mb_s or world.bandwidth_mb_s)
         times = [
             (call.origin + dark.start_s, call.origin + dark.start_s + dark.seconds)
             for dark in world.region_blackouts

@@ -10,20 +10,20 @@ from pathlib import Path
 import xxhash
 
 REQUIREMENTS = (
-    "numpy>=1.26", "obstore>=0.6", "psutil>=5.9", "safetensors>=0.4.3", "xxhash>=3.4", "click>=8.1", "rich>=13.7",
-    "redis>=5.0", "hiredis>=2.3",
-)  # fmt: skip
+    "numpy>=1.26",
+    "obstore>=0.6",
+    "psutil>=5.9",
+    "safetensors>=0.4.3",
+    "xxhash>=3.4",
+    "click>=8.1",
+    "rich>=13.7",
+    "redis>=5.0",
+    "hiredis>=2.3",
+)
 """Requirements of every function: the core, and channels in a cache."""
 TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3")
 """Requirements of a function that trains: the framework, and decoders of data flows."""
-_UNNEEDED = (
-    ("cli",),
-    ("testing",),
-    ("rendering",),
-    ("functions", "simulation"),
-    ("partition", "report"),
-    ("training", "report"),
-)
+_UNNEEDED = (("cli",), ("testing",), ("rendering",), ("functions", "simulation"), ("partition", "report"), ("training", "report"))
 """Packages that functions do not import."""
 
 

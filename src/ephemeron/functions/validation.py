@@ -19,16 +19,15 @@ def check_call(call: Call, limits: Limits) -> None:
     if not limits.sizes_mb and not low <= call.memory_mb <= high:
         raise InvocationRefused(f"memory of {call.memory_mb} MB is outside {low} to {high} MB", binding="memory")
     if limits.sizes_mb and call.memory_mb not in limits.sizes_mb:
-        raise InvocationRefused(f"no function of {call.memory_mb} MB is deployed, only of {sizes_text(limits.sizes_mb)}; "
-                                f"{not_deployed(limits.sizes_mb, call.memory_mb, limits.deploy)}", binding="memory")  # fmt: skip
+        raise InvocationRefused(
+            f"no function of {call.memory_mb} MB is deployed, only of {sizes_text(limits.sizes_mb)}; "
+            f"{not_deployed(limits.sizes_mb, call.memory_mb, limits.deploy)}",
+            binding="memory",
+        )
     if not limits.sizes_mb and (call.memory_mb - low) % step:
-        raise InvocationRefused(
-            f"memory of {call.memory_mb} MB is not on a step of {step} MB from {low} MB", binding="memory"
-        )
+        raise InvocationRefused(f"memory of {call.memory_mb} MB is not on a step of {step} MB from {low} MB", binding="memory")
     if not 0 < call.lifetime_s <= limits.lifetime_s:
-        raise InvocationRefused(
-            f"lifetime of {call.lifetime_s:g} s is not above 0 and up to {limits.lifetime_s:g} s", binding="lifetime"
-        )
+        raise InvocationRefused(f"lifetime of {call.lifetime_s:g} s is not above 0 and up to {limits.lifetime_s:g} s", binding="lifetime")
     size = len(json.dumps(call.to_payload()).encode())
     if size > limits.payload_bytes:
         raise InvocationRefused(f"payload of {size} bytes exceeds {limits.payload_bytes} bytes", binding="payload")

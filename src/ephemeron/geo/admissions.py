@@ -93,7 +93,7 @@ class Admissions:
 
     def announcement(
         self, round: int, state: RegionState, schedule: ExchangeSchedule | AdaptiveSchedule, plan: RoundPlan | None
-    ) -> Entrance | None:  # fmt: skip
+    ) -> Entrance | None:
         """What this region says with its part of a round; None: nothing.
 
         Args:

@@ -24,9 +24,13 @@ class AsynchronousRounds:
     """
 
     def __init__(
-        self, name: str, state: RegionState, schedule: ExchangeSchedule | AdaptiveSchedule, communicator: Communicator,
+        self,
+        name: str,
+        state: RegionState,
+        schedule: ExchangeSchedule | AdaptiveSchedule,
+        communicator: Communicator,
         incoming: IncomingUpdates,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._name, self._state, self._schedule = name, state, schedule
         self._communicator, self._incoming = communicator, incoming
 
@@ -38,11 +42,7 @@ class AsynchronousRounds:
             late = [name for name in active if state.applied[name].get(0, 0) < number]
             self._merge(vector, state.accepted(await self._incoming.get(late, Due(0, number)), whole))
         names = state.members.names
-        arrived = [
-            u
-            for u in self._communicator.arrived(state.applied)
-            if 0 < u.round <= self._schedule.rounds and u.region in names
-        ]
+        arrived = [u for u in self._communicator.arrived(state.applied) if 0 < u.round <= self._schedule.rounds and u.region in names]
         ordered = sorted(arrived, key=lambda update: (names.index(update.region), update.round))
         self._merge(vector, state.accepted(_without_gaps(ordered, state.applied), whole))
 

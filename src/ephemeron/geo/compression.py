@@ -142,13 +142,8 @@ def codec_of(text: str) -> Codec:
             share = 0.0
         if 0 < share <= 1:
             return TopK(share, two_bit=name == "topk2")
-        raise JobError(
-            f"region_compression = {text!r}: {rest!r} is no share",
-            remedy=f"write {name}:0.05 to keep 5 % of the values",
-        )
-    raise JobError(
-        f"region_compression = {text!r} is not known", remedy="use none, int8, int4, topk:SHARE or topk2:SHARE"
-    )
+        raise JobError(f"region_compression = {text!r}: {rest!r} is no share", remedy=f"write {name}:0.05 to keep 5 % of the values")
+    raise JobError(f"region_compression = {text!r} is not known", remedy="use none, int8, int4, topk:SHARE or topk2:SHARE")
 
 
 class Feedback:
@@ -161,9 +156,7 @@ class Feedback:
         changes: whether the codec may change.
     """
 
-    def __init__(
-        self, codec: Codec, elements: int, dtype: np.dtype[np.generic], *, changes: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, codec: Codec, elements: int, dtype: np.dtype[np.generic], *, changes: bool = False) -> None:
         self.codec = codec
         self.residual = np.zeros(elements if codec.lossy or changes else 0, dtype=dtype)
 
@@ -206,10 +199,7 @@ def _two_bits(values: np.ndarray) -> bytes:
     bits = np.zeros(-(-values.size // 4) * 4, dtype=np.uint8)
     bits[: values.size] = (values < 0).astype(np.uint8) | large.astype(np.uint8) << 1
     four = bits.reshape(-1, 4)
-    return (
-        np.array(levels, dtype=np.float32).tobytes()
-        + (four[:, 0] | four[:, 1] << 2 | four[:, 2] << 4 | four[:, 3] << 6).tobytes()
-    )
+    return np.array(levels, dtype=np.float32).tobytes() + (four[:, 0] | four[:, 1] << 2 | four[:, 2] << 4 | four[:, 3] << 6).tobytes()
 
 
 def _from_two_bits(data: memoryview, count: int) -> np.ndarray:

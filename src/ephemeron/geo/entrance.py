@@ -48,16 +48,12 @@ class JoiningRegion:
         own: parameters of the right size, 1-D.
     """
 
-    def __init__(
-        self, membership: GroupMembership, lifecycle: InvocationLifecycle, communicator: Communicator, own: np.ndarray
-    ) -> None:
+    def __init__(self, membership: GroupMembership, lifecycle: InvocationLifecycle, communicator: Communicator, own: np.ndarray) -> None:
         self._lifecycle, self._communicator = lifecycle, communicator
         self._name, self._sync = membership.names[membership.index], parse_sync(membership.sync)
         self._keys, self._channel = RegionKeys(lifecycle.keys.run), lifecycle.channel
         self._schedule = schedule_of(membership, lifecycle.spec.iterations)
-        self._state = RegionState(
-            self._sync, membership.names, membership.compression, own, fragments=self._schedule.fragments
-        )
+        self._state = RegionState(self._sync, membership.names, membership.compression, own, fragments=self._schedule.fragments)
         self._vector = own
         self._ready = False
         self._asked, self._number, self._taken = lifecycle.now(), 0, -1
@@ -157,9 +153,16 @@ class JoiningRegion:
         """The round that is to be applied next."""
         members = self._state.members
         reached = [
-            max((rounds.get(f, 0) for name, rounds in self._state.applied.items() if members.first_round(name) is not None and name != self._name), default=0)
+            max(
+                (
+                    rounds.get(f, 0)
+                    for name, rounds in self._state.applied.items()
+                    if members.first_round(name) is not None and name != self._name
+                ),
+                default=0,
+            )
             for f in range(self._schedule.fragments)
-        ]  # fmt: skip
+        ]
         return min((Due(f, n + 1) for f, n in enumerate(reached)), key=lambda due: (due.round, due.fragment))
 
     async def _follow_asynchronously(self) -> int:

@@ -39,9 +39,7 @@ async def open_exchange(
         yield RegionFollower(membership, lifecycle, collective)
         return
     opened = None if entry is None else entry.connection
-    async with (
-        open_communicator(membership, lifecycle) if opened is None else nullcontext(opened) as (communicator, count)
-    ):
+    async with open_communicator(membership, lifecycle) if opened is None else nullcontext(opened) as (communicator, count):
         leader = RegionLeader(membership, communicator, lifecycle, count)
         try:
             yield leader

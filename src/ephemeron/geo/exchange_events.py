@@ -36,16 +36,21 @@ class ExchangeEvents:
         total = self._counted
         invocation.emit(
             RegionExchanged(
-                t=t, rank=0, attempt=invocation.attempt, iteration=iteration, bytes_sent=total.sent - before.sent,
-                bytes_received=total.received - before.received, kernel_bytes_sent=total.kernel_sent - before.kernel_sent,
-                kernel_bytes_received=total.kernel_received - before.kernel_received, seconds=round(seconds, 6), staleness=state.staleness(self._region),
+                t=t,
+                rank=0,
+                attempt=invocation.attempt,
+                iteration=iteration,
+                bytes_sent=total.sent - before.sent,
+                bytes_received=total.received - before.received,
+                kernel_bytes_sent=total.kernel_sent - before.kernel_sent,
+                kernel_bytes_received=total.kernel_received - before.kernel_received,
+                seconds=round(seconds, 6),
+                staleness=state.staleness(self._region),
                 plan=described(state.plans[-1] if state.plans else None),
             )
-        )  # fmt: skip
+        )
         for left_out in state.quarantined:
             invocation.emit(
-                UpdateQuarantined(
-                    t=t, rank=0, attempt=invocation.attempt, iteration=iteration, region=left_out.region, why=left_out.why
-                )
-            )  # fmt: skip
+                UpdateQuarantined(t=t, rank=0, attempt=invocation.attempt, iteration=iteration, region=left_out.region, why=left_out.why)
+            )
             invocation.warn(str(left_out))

@@ -66,9 +66,13 @@ class RegionFollower(GroupExchange):
             return cause._replace(keys=())
 
         waiting = wait_for_object(
-            self._channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
+            self._channel,
+            key,
+            timeout_s=lifecycle.wait_timeout_s,
+            stalled=stalled,
+            on_timeout=lifecycle.on_timeout,
             accept=lambda data: decode_decision(data, key),
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(self._patience_s(iteration)):
                 arrived = await waiting

@@ -28,8 +28,12 @@ class IncomingUpdates:
     """
 
     def __init__(
-        self, communicator: Communicator, lifecycle: InvocationLifecycle, state: Callable[[], RegionState], applied_before: Callable[[Due], int]
-    ) -> None:  # fmt: skip
+        self,
+        communicator: Communicator,
+        lifecycle: InvocationLifecycle,
+        state: Callable[[], RegionState],
+        applied_before: Callable[[Due], int],
+    ) -> None:
         self._communicator, self._lifecycle, self._state = communicator, lifecycle, state
         self._applied_before = applied_before
         self._reads: dict[tuple[str, Due], asyncio.Task[Update]] = {}
@@ -44,9 +48,7 @@ class IncomingUpdates:
         read = self._reads.get((region, due))
         if read is None:
             deadline = self._lifecycle.invocation.ctx.deadline
-            read = asyncio.create_task(
-                self._communicator.get(region, due.fragment, due.round, deadline=deadline)
-            )  # fmt: skip
+            read = asyncio.create_task(self._communicator.get(region, due.fragment, due.round, deadline=deadline))
             self._reads[region, due] = read
         return read
 

@@ -43,9 +43,7 @@ def join(run_id: str, region: str, file: Path) -> tuple[str, int]:
     if records.read_result(folder) is not None:
         raise UserError(f"run {folder.run_id} is not running")
     if not is_driven(folder):
-        raise UserError(
-            f"no client drives run {folder.run_id}: a region is started by that of train, which has the job"
-        )
+        raise UserError(f"no client drives run {folder.run_id}: a region is started by that of train, which has the job")
     ask(folder, group)
     latest = time.monotonic() + ANSWER_S
     while time.monotonic() < latest:

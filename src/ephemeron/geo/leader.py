@@ -51,13 +51,10 @@ class RegionLeader(GroupExchange):
 
     def __init__(
         self, membership: GroupMembership, communicator: Communicator, lifecycle: InvocationLifecycle, count: Callable[[], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._m, self._communicator, self._lifecycle, self._count = membership, communicator, lifecycle, count
         self._keys, self._channel = RegionKeys(lifecycle.keys.run), lifecycle.channel
-        self._schedule, self._sync = (
-            schedule_of(membership, lifecycle.spec.iterations),
-            parse_sync(membership.sync),
-        )
+        self._schedule, self._sync = (schedule_of(membership, lifecycle.spec.iterations), parse_sync(membership.sync))
         self._name = membership.names[membership.index]
         self._admissions = Admissions(self._name, communicator, lifecycle)
         self._writes = BackgroundWrites()
@@ -81,9 +78,7 @@ class RegionLeader(GroupExchange):
 
     async def begin(self, iteration: int, own: np.ndarray, *, exchanged: bool) -> None:
         schedule = self._schedule
-        self._state = state = RegionState(
-            self._sync, self._m.names, self._m.compression, own, fragments=schedule.fragments
-        )
+        self._state = state = RegionState(self._sync, self._m.names, self._m.compression, own, fragments=schedule.fragments)
         self._rounds = AsynchronousRounds(self._name, state, schedule, self._communicator, self._incoming)
         if isinstance(schedule, AdaptiveSchedule):
             state.plans = schedule.plans
@@ -139,11 +134,7 @@ class RegionLeader(GroupExchange):
                 await recall(self._lifecycle, self._keys)
         if iteration == self._schedule.iterations and last is None:
             await self._communicator.leave(after=self._schedule.last)
-        elif (
-            last is not None
-            and not self._left
-            and iteration >= self._schedule.sent_before(Due(self._schedule.fragments - 1, last))
-        ):
+        elif last is not None and not self._left and iteration >= self._schedule.sent_before(Due(self._schedule.fragments - 1, last)):
             await self._end_part(last)
         return vector
 
@@ -242,17 +233,28 @@ class RegionLeader(GroupExchange):
             entrance = None if forgets else self._admissions.announcement(due.round, state, schedule, plan)
             leaves = self._admissions.leaves and due.round < schedule.last and len(self._others(due.round)) > 0
         payload = state.payload(
-            part, vector, parameters=parameters, compression=how.how.compression if how else "", plan=plan,
-            measured=measured, entrance=entrance, leaves=leaves, forgets=forgets,
-        )  # fmt: skip
+            part,
+            vector,
+            parameters=parameters,
+            compression=how.how.compression if how else "",
+            plan=plan,
+            measured=measured,
+            entrance=entrance,
+            leaves=leaves,
+            forgets=forgets,
+        )
         if self._own.is_stored(due):  # by an earlier attempt, and sent again
             state.owe(part, self._owed.pop(due))
         else:
             update = Update(
-                region=self._name, fence=self._communicator.fence, fragment=due.fragment, round=due.round,
+                region=self._name,
+                fence=self._communicator.fence,
+                fragment=due.fragment,
+                round=due.round,
                 samples=samples_of(self._lifecycle.spec.split, schedule, due),
-                norm=state.norm(payload, part), payload=payload,
-            )  # fmt: skip
+                norm=state.norm(payload, part),
+                payload=payload,
+            )
             self._own.send(update, state.owed(part), iteration=schedule.sent_before(due))
         if not self._sync.synchronous:
             state.applied[self._name][due.fragment] = due.round
@@ -293,13 +295,12 @@ class RegionLeader(GroupExchange):
         state, needed = self._state, self._recipients.needing(self._state)
         own = state.applied[self._name]
         done = [
-            due for due in self._own.kept
+            due
+            for due in self._own.kept
             if due.round <= own.get(due.fragment, 0) and all(state.has_applied(name, self._name, due) for name in needed)
-        ]  # fmt: skip
-        gone = self._own.forget(done) + self._decisions.forget(durable)
-        applied = [
-            (name, *each) for name, rounds in state.applied.items() if name != self._name for each in rounds.items()
         ]
+        gone = self._own.forget(done) + self._decisions.forget(durable)
+        applied = [(name, *each) for name, rounds in state.applied.items() if name != self._name for each in rounds.items()]
 
         async def forget() -> None:
             for name, fragment, number in applied:
@@ -315,7 +316,5 @@ class RegionLeader(GroupExchange):
         await self.settle()
         await self._communicator.leave(after=last)
         invocation = self._lifecycle.invocation
-        invocation.emit(
-            RegionLeft(t=self._lifecycle.run_now(), rank=0, attempt=invocation.attempt, region=self._name, round=last)
-        )
+        invocation.emit(RegionLeft(t=self._lifecycle.run_now(), rank=0, attempt=invocation.attempt, region=self._name, round=last))
         await self._channel.put(self._lifecycle.keys.control, [encode_control(StopRequest())])

@@ -19,9 +19,7 @@ class LinkPace:
         now: time.
     """
 
-    def __init__(
-        self, membership: GroupMembership, sync: RegionSync, communicator: Communicator, now: Callable[[], float]
-    ) -> None:  # fmt: skip
+    def __init__(self, membership: GroupMembership, sync: RegionSync, communicator: Communicator, now: Callable[[], float]) -> None:
         self._m, self._sync, self._communicator, self._now = membership, sync, communicator, now
         self._ended: tuple[int, float] | None = None
         """Iteration and time of the end of the exchange before."""
@@ -44,13 +42,12 @@ class LinkPace:
         if self._iteration_s is None or not links:
             return None
         return Measured(
-            iteration_s=self._iteration_s, bandwidth=min(link.bandwidth or 0.0 for link in links),
+            iteration_s=self._iteration_s,
+            bandwidth=min(link.bandwidth or 0.0 for link in links),
             round_trip_s=max(link.round_trip_s or 0.0 for link in links),
-        )  # fmt: skip
+        )
 
-    def plan_after(
-        self, round: int, schedule: AdaptiveSchedule, known: Mapping[str, Measured], *, nbytes: int
-    ) -> RoundPlan | None:
+    def plan_after(self, round: int, schedule: AdaptiveSchedule, known: Mapping[str, Measured], *, nbytes: int) -> RoundPlan | None:
         """The plan of the round two after one that is being sent, by the coordinator; None: that one or the next is the last.
 
         Args:

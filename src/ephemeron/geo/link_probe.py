@@ -70,9 +70,14 @@ async def run_geo_link_probe(ctx: Context, request: LinkProbeRequest) -> LinkPro
             if own not in pair:
                 continue
             membership = GroupMembership(
-                run=f"{ctx.call.run}-{'-'.join(pair)}", store=request.store, index=pair.index(own), names=pair, every=1, rounds=1,
+                run=f"{ctx.call.run}-{'-'.join(pair)}",
+                store=request.store,
+                index=pair.index(own),
+                names=pair,
+                every=1,
+                rounds=1,
                 network=request.network,
-            )  # fmt: skip
+            )
             other = pair[1 - pair.index(own)]
             made = communicator_of(membership, channel, identity=own, fence=1, key=key, simulated=False)
             async with made as communicator:
@@ -118,4 +123,4 @@ async def _send(communicator: Communicator, number: int, size: int) -> None:
         Update(
             region=communicator.region, fence=communicator.fence, fragment=0, round=number, samples=1, norm=0.0, payload=os.urandom(size)
         )
-    )  # fmt: skip
+    )

@@ -125,9 +125,7 @@ class RegionMeasurement:
                 before = self._iteration_s(RECENT)
                 self._before = None if before is None else (now.workers, before)
                 self._after_s = None
-            self._now = self._spec.resized(
-                Resize(workers=event.workers, batch_size=event.batch_size), event.from_iteration
-            )
+            self._now = self._spec.resized(Resize(workers=event.workers, batch_size=event.batch_size), event.from_iteration)
             self._times, self._skipped = {}, 0
         elif isinstance(event, Progress) and event.rank == 0 and event.iteration >= now.from_iteration:
             if self._skipped < FIRST:
@@ -150,8 +148,7 @@ class RegionMeasurement:
         if len(latest) <= LEAST:
             return None
         times = [
-            (self._times[end] - self._times[begin] - self._waited.get(end + 1, 0.0)) / (end - begin)
-            for begin, end in pairwise(latest)
+            (self._times[end] - self._times[begin] - self._waited.get(end + 1, 0.0)) / (end - begin) for begin, end in pairwise(latest)
         ]
         return max(1e-6, median(times))
 
@@ -165,11 +162,16 @@ class RegionMeasurement:
         if seconds is not None:
             measured.append((workers, seconds))
         return RunningRegion(
-            name=self._name, workers=workers, most=self._most, global_batch=c.global_batch, iterations=self._spec.iterations,
-            usd_per_hour=self._spec.prices.functions_usd(self._now.memory_mb / 1024 * 3600, 0), begun_with=c.workers,
+            name=self._name,
+            workers=workers,
+            most=self._most,
+            global_batch=c.global_batch,
+            iterations=self._spec.iterations,
+            usd_per_hour=self._spec.prices.functions_usd(self._now.memory_mb / 1024 * 3600, 0),
+            begun_with=c.workers,
             first_iteration_s=self._first_s or 0.0,
             measured=tuple(MeasuredIterations(power=float(w), samples=c.global_batch, iteration_s=s) for w, s in measured),
-        )  # fmt: skip
+        )
 
 
 def running_region(name: str, events: Iterable[Event], spec: RunSpec, *, most: int = 0) -> RunningRegion:
@@ -195,41 +197,43 @@ def online_plan(regions: Sequence[RunningRegion], *, worth: float = WORTH) -> On
     offers = [
         fitted(
             RegionOffers(
-                name=r.name, offers=(Offer(kind=_FUNCTION, power=1.0, usd_per_hour=max(r.usd_per_hour, 1e-12)),),
-                cores={_FUNCTION: r.most}, work=1.0,
+                name=r.name,
+                offers=(Offer(kind=_FUNCTION, power=1.0, usd_per_hour=max(r.usd_per_hour, 1e-12)),),
+                cores={_FUNCTION: r.most},
+                work=1.0,
             ),
-            r.measured, samples=r.iterations * r.global_batch,
+            r.measured,
+            samples=r.iterations * r.global_batch,
         )
         for r in regions
-    ]  # fmt: skip
-    found = replanned(
-        offers, {r.name: (r.workers,) for r in regions}, promised_s=_promised_s(regions, offers), worth=worth
-    )
+    ]
+    found = replanned(offers, {r.name: (r.workers,) for r in regions}, promised_s=_promised_s(regions, offers), worth=worth)
     changes = []
     for region, choice in zip(regions, found.allocation.choices, strict=True):
         wanted = choice.counts[0] if region.name in found.changed else region.workers
         wanted = _dividing(region, wanted)
         changes.append(
             RegionChange(
-                name=region.name, workers=region.workers, wanted=wanted, iteration_s=region.measured[-1].iteration_s,
+                name=region.name,
+                workers=region.workers,
+                wanted=wanted,
+                iteration_s=region.measured[-1].iteration_s,
                 batch_size=region.global_batch // wanted,
             )
-        )  # fmt: skip
-    after = [
-        each.fixed_s + each.work / change.wanted for each, change in zip(offers, changes, strict=True)
-    ]  # fmt: skip
+        )
+    after = [each.fixed_s + each.work / change.wanted for each, change in zip(offers, changes, strict=True)]
     return OnlinePlan(
-        regions=tuple(changes), pass_before_s=found.seconds_before, pass_s=max(after),
+        regions=tuple(changes),
+        pass_before_s=found.seconds_before,
+        pass_s=max(after),
         usd_per_hour_before=sum(r.workers * r.usd_per_hour for r in regions),
         usd_per_hour=sum(change.wanted * r.usd_per_hour for r, change in zip(regions, changes, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _promised_s(regions: Sequence[RunningRegion], offers: Sequence[RegionOffers]) -> float:
     """Time of a pass to keep."""
-    reachable = max(
-        each.fixed_s + each.work / (r.begun_with or r.most) for r, each in zip(regions, offers, strict=True)
-    )
+    reachable = max(each.fixed_s + each.work / (r.begun_with or r.most) for r, each in zip(regions, offers, strict=True))
     if not all(r.first_iteration_s for r in regions):
         return reachable
     return min(reachable, max(r.first_iteration_s * r.iterations for r in regions))
@@ -256,18 +260,12 @@ def replan(run_id: str, *, apply: bool) -> OnlinePlan | None:
     places = dict(zip([group.name for group in spec.configuration.groups], members_of(folder), strict=True))
     if not places:
         raise JobError(f"run {folder.run_id} has no regions", remedy=f"ephemeron resize {folder.run_id}")
-    running = {
-        name: _record(place) for name, place in places.items()
-        if records.read_result(place) is None and place.events.exists()
-    }  # fmt: skip
+    running = {name: _record(place) for name, place in places.items() if records.read_result(place) is None and place.events.exists()}
     if not running:
         raise UserError(f"run {folder.run_id} is not running")
     most = {group.name: group.most_workers for group in spec.configuration.groups}
     found = online_plan(
-        [
-            running_region(name, events_of(places[name]), record.run_spec(), most=most.get(name, 0))
-            for name, record in running.items()
-        ]
+        [running_region(name, events_of(places[name]), record.run_spec(), most=most.get(name, 0)) for name, record in running.items()]
     )
     for change in () if found is None or not apply else found.regions:
         if change.wanted == change.workers:

@@ -26,9 +26,7 @@ class OwnUpdates:
         writes: those that an update rests on are before it.
     """
 
-    def __init__(
-        self, communicator: Communicator, channel: Channel, keys: RegionKeys, writes: BackgroundWrites
-    ) -> None:  # fmt: skip
+    def __init__(self, communicator: Communicator, channel: Channel, keys: RegionKeys, writes: BackgroundWrites) -> None:
         self._communicator, self._channel, self._keys = communicator, channel, keys
         self._kept: dict[Due, Update] = {}
         self._stored: set[Due] = set()
@@ -92,9 +90,7 @@ class OwnUpdates:
                     there = None
                     await self._channel.put(key, [data])
                 if there is not None and self._decoded(due, there, key)[0].payload != update.payload:
-                    raise RegionSuperseded(
-                        f"another attempt of region {update.region} has sent round {due.round}"
-                    ) from None
+                    raise RegionSuperseded(f"another attempt of region {update.region} has sent round {due.round}") from None
             await self._communicator.publish(update)
 
         self._writes.add(write)
@@ -116,9 +112,14 @@ class OwnUpdates:
     def _decoded(self, due: Due, data: memoryview, key: str) -> tuple[Update, np.ndarray, int]:
         payload, owed, meta = decode_sent(data, key)
         update = Update(
-            region=self._communicator.region, fence=self._communicator.fence, fragment=due.fragment, round=due.round,
-            samples=meta.samples, norm=math.inf if meta.norm is None else meta.norm, payload=payload,
-        )  # fmt: skip
+            region=self._communicator.region,
+            fence=self._communicator.fence,
+            fragment=due.fragment,
+            round=due.round,
+            samples=meta.samples,
+            norm=math.inf if meta.norm is None else meta.norm,
+            payload=payload,
+        )
         return update, owed, meta.iteration
 
 
@@ -126,7 +127,5 @@ def samples_of(split: SampleSplit, schedule: ExchangeSchedule | AdaptiveSchedule
     """Samples of all ranks of a region since the round before: the weight of its part of a round."""
     first = schedule.sent_before(Due(due.fragment, due.round - 1)) if due.round > 1 else 0
     return sum(
-        split.batch_at(rank, i % split.iterations)
-        for i in range(first, schedule.sent_before(due))
-        for rank in range(len(split.counts))
+        split.batch_at(rank, i % split.iterations) for i in range(first, schedule.sent_before(due)) for rank in range(len(split.counts))
     )

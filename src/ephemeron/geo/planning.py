@@ -153,16 +153,21 @@ def _described(regions: Regions, request: PlanRequest, found: Allocation) -> Reg
     relative = not request.samples
     hours = priced and not relative
     return RegionPlan(
-        method=request.method, straggler=regions.names[powers.index(min(powers))], relative=relative, seconds=found.seconds,
-        cost_usd=found.usd if hours else None, saved_cost_share=1 - found.usd / greedy.usd,
-        saved_waiting_share=_saved(_waiting(found), _waiting(greedy)), greedy_seconds=greedy.seconds,
+        method=request.method,
+        straggler=regions.names[powers.index(min(powers))],
+        relative=relative,
+        seconds=found.seconds,
+        cost_usd=found.usd if hours else None,
+        saved_cost_share=1 - found.usd / greedy.usd,
+        saved_waiting_share=_saved(_waiting(found), _waiting(greedy)),
+        greedy_seconds=greedy.seconds,
         regions=tuple(
             _planned(region, each, choice, resource, waiting, priced)
             for region, each, choice, resource, waiting in zip(
                 regions.region, found.regions, found.choices, resources, found.waiting_shares, strict=True
             )
         ),
-    )  # fmt: skip
+    )
 
 
 def region_offers(regions: Regions, request: PlanRequest) -> tuple[RegionOffers, ...]:
@@ -173,18 +178,15 @@ def region_offers(regions: Regions, request: PlanRequest) -> tuple[RegionOffers,
     """
     for region in regions.region:
         if not region.devices:
-            raise JobError(
-                f"region {region.name} has no devices to plan with", remedy="give devices = [{ kind, cores }]"
-            )
+            raise JobError(f"region {region.name} has no devices to plan with", remedy="give devices = [{ kind, cores }]")
     priced = _is_priced(regions)
     return tuple(_offers(regions, region, request, priced) for region in regions.region)
 
 
 def _is_priced(regions: Regions) -> bool:
     return any(
-        _price(region, device) or any(size.usd_per_hour for size in device.sizes)
-        for region in regions.region for device in region.devices
-    )  # fmt: skip
+        _price(region, device) or any(size.usd_per_hour for size in device.sizes) for region in regions.region for device in region.devices
+    )
 
 
 def _greedy(offers: Sequence[RegionOffers]) -> Allocation:
@@ -197,10 +199,7 @@ def _refuse_contradictions(request: PlanRequest) -> None:
     if request.deadline_s is not None and request.method != "cheapest":
         raise JobError(f"a deadline is not for method '{request.method}'", remedy="use method cheapest")
     if (request.budget_usd or request.deadline_s) and not request.samples:
-        raise JobError(
-            "a deadline or a budget needs the time of a pass",
-            remedy="give samples and seconds per sample",
-        )
+        raise JobError("a deadline or a budget needs the time of a pass", remedy="give samples and seconds per sample")
 
 
 def _found(request: PlanRequest, regions: Regions, offers: tuple[RegionOffers, ...]) -> Allocation:
@@ -210,22 +209,19 @@ def _found(request: PlanRequest, regions: Regions, offers: tuple[RegionOffers, .
         return fastest(offers, budget_usd=math.inf if request.budget_usd is None else request.budget_usd)
     if request.deadline_s is not None:
         return cheapest(offers, deadline_s=request.deadline_s)
-    matched = [
-        {d.kind: d.count for d in each.devices}
-        for each in match_straggler([_resources(regions, r) for r in regions.region])
-    ]
+    matched = [{d.kind: d.count for d in each.devices} for each in match_straggler([_resources(regions, r) for r in regions.region])]
     published = Allocation(
-        regions=offers,
-        choices=tuple(choice_of(each, _smallest(each, counts)) for each, counts in zip(offers, matched, strict=True)),
+        regions=offers, choices=tuple(choice_of(each, _smallest(each, counts)) for each, counts in zip(offers, matched, strict=True))
     )
     return published if request.method == "match-straggler" else at_pace(offers, published.seconds)
 
 
 def _resources(regions: Regions, region: Region) -> RegionResources:
     return RegionResources(
-        name=region.name, data=region.data_share,
+        name=region.name,
+        data=region.data_share,
         devices=tuple(DeviceCount(kind=d.kind, count=d.cores, power=regions.power_of(d)) for d in region.devices),
-    )  # fmt: skip
+    )
 
 
 def _price(region: Region, device: RegionDevice) -> float:
@@ -238,16 +234,17 @@ def _offers(regions: Regions, region: Region, request: PlanRequest, priced: bool
         power, price = regions.power_of(device), _price(region, device) if priced else 1.0
         for size in device.sizes:
             usd = size.cores * price if size.usd_per_hour is None else size.usd_per_hour
-            offers.append(
-                Offer(kind=device.kind, power=power, cores=size.cores, memory_mb=size.memory_mb, usd_per_hour=usd)
-            )
+            offers.append(Offer(kind=device.kind, power=power, cores=size.cores, memory_mb=size.memory_mb, usd_per_hour=usd))
         if not device.sizes:
             offers.append(Offer(kind=device.kind, power=power, usd_per_hour=price))
     samples = regions.shares()[regions.names.index(region.name)] * (request.samples or 1)
     made = RegionOffers(
-        name=region.name, offers=tuple(offers), cores={d.kind: d.cores for d in region.devices}, memory_mb=request.memory_mb,
+        name=region.name,
+        offers=tuple(offers),
+        cores={d.kind: d.cores for d in region.devices},
+        memory_mb=request.memory_mb,
         work=samples * request.sample_s,
-    )  # fmt: skip
+    )
     return fitted(made, request.measured.get(region.name, ()), samples=samples)
 
 
@@ -259,18 +256,13 @@ def _smallest(region: RegionOffers, cores: Mapping[str, int]) -> list[int]:
     """Functions of the smallest size that the job fits into, as many as so many cores of each kind have."""
     counts = [0] * len(region.offers)
     for kind, wanted in cores.items():
-        fitting = [
-            i
-            for i, o in enumerate(region.offers)
-            if o.kind == kind and (not o.memory_mb or o.memory_mb >= region.memory_mb)
-        ]
+        fitting = [i for i, o in enumerate(region.offers) if o.kind == kind and (not o.memory_mb or o.memory_mb >= region.memory_mb)]
         if fitting:
             smallest = min(fitting, key=lambda i: region.offers[i].cores)
             counts[smallest] = int(wanted / region.offers[smallest].cores + 1e-9)
     if not any(counts):
         raise JobError(
-            f"no function of region {region.name} fits into its cores and has {region.memory_mb} MB",
-            remedy="add a size to its devices",
+            f"no function of region {region.name} fits into its cores and has {region.memory_mb} MB", remedy="add a size to its devices"
         )
     return counts
 
@@ -278,8 +270,7 @@ def _smallest(region: RegionOffers, cores: Mapping[str, int]) -> list[int]:
 def _waiting(found: Allocation) -> float:
     """Seconds of a pass in which cores wait, over all regions."""
     return math.fsum(
-        waiting * found.seconds * choice.total_cores
-        for waiting, choice in zip(found.waiting_shares, found.choices, strict=True)
+        waiting * found.seconds * choice.total_cores for waiting, choice in zip(found.waiting_shares, found.choices, strict=True)
     )
 
 
@@ -291,11 +282,14 @@ def _planned(
     region: Region, offers: RegionOffers, choice: Choice, resource: RegionResources, waiting: float, priced: bool
 ) -> PlannedRegion:
     return PlannedRegion(
-        name=region.name, cores=math.ceil(choice.total_cores - 1e-9), load_power=choice.power / region.data_share,
+        name=region.name,
+        cores=math.ceil(choice.total_cores - 1e-9),
+        load_power=choice.power / region.data_share,
         available_cores=sum(device.count for device in resource.devices),
         available_load_power=load_power(resource.devices, resource.data),
-        devices=tuple(
-            PlannedDevice(kind=kind, cores=math.ceil(cores - 1e-9)) for kind, cores in choice.cores.items() if cores
-        ),
-        functions=choice.counts, seconds=choice.seconds, waiting_share=waiting, usd_per_hour=choice.usd_per_hour if priced else 0.0,
-    )  # fmt: skip
+        devices=tuple(PlannedDevice(kind=kind, cores=math.ceil(cores - 1e-9)) for kind, cores in choice.cores.items() if cores),
+        functions=choice.counts,
+        seconds=choice.seconds,
+        waiting_share=waiting,
+        usd_per_hour=choice.usd_per_hour if priced else 0.0,
+    )

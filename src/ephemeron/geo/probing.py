@@ -50,25 +50,33 @@ async def probe_links(regions: Regions, *, nbytes: int) -> tuple[RegionLink, ...
             variables = {**secrets, **credentials_of(region)}
             stack.enter_context(environment(variables))
             platform, memory_mb = await _opened(stack, region, store, f"{run}-{region.name}", folder, variables)
-            request = LinkProbeRequest(
-                store=store, names=regions.names, index=index, nbytes=nbytes, network=network_of(c, group)
-            )
+            request = LinkProbeRequest(store=store, names=regions.names, index=index, nbytes=nbytes, network=network_of(c, group))
             call = Call(
-                run=run, rank=index, attempt=0, memory_mb=memory_mb, lifetime_s=LIFETIME_S, channel=store, entry="geo-link-probe",
-                origin=time.time(), key=key.text, request=plain(request),
-            )  # fmt: skip
+                run=run,
+                rank=index,
+                attempt=0,
+                memory_mb=memory_mb,
+                lifetime_s=LIFETIME_S,
+                channel=store,
+                entry="geo-link-probe",
+                origin=time.time(),
+                key=key.text,
+                request=plain(request),
+            )
             calls.append(await platform.invoke(call))
-        results = await asyncio.gather(
-            *(_result(call, region) for call, region in zip(calls, regions.region, strict=True))
-        )
+        results = await asyncio.gather(*(_result(call, region) for call, region in zip(calls, regions.region, strict=True)))
     return tuple(
         RegionLink(
-            source=region.name, target=found.target, bandwidth_mbit_s=float(f"{found.bandwidth * 8 / 1e6:.4g}"),
-            latency_s=float(f"{found.latency_s:.3g}"), usd_per_gb=_price(regions, region.name, found.target), one_way=True,
+            source=region.name,
+            target=found.target,
+            bandwidth_mbit_s=float(f"{found.bandwidth * 8 / 1e6:.4g}"),
+            latency_s=float(f"{found.latency_s:.3g}"),
+            usd_per_gb=_price(regions, region.name, found.target),
+            one_way=True,
         )
         for region, result in zip(regions.region, results, strict=True)
         for found in result.links
-    )  # fmt: skip
+    )
 
 
 def _configuration(regions: Regions) -> Configuration:
@@ -78,9 +86,12 @@ def _configuration(regions: Regions) -> Configuration:
     if not regions.store and any(region.platform != "local" for region in regions.region):
         raise JobError("regions on several platforms need a store that all of them reach", remedy="give store")
     c = Configuration(
-        groups=groups_of(regions), group_store=regions.store, group_communicator=regions.communicator,
-        group_relay=regions.relay, group_authority=regions.authority,
-    )  # fmt: skip
+        groups=groups_of(regions),
+        group_store=regions.store,
+        group_communicator=regions.communicator,
+        group_relay=regions.relay,
+        group_authority=regions.authority,
+    )
     check_network(c)
     return c
 

@@ -27,9 +27,11 @@ class Recipients:
         entering = "" if members.entrance is None else members.entrance.region
         latest = max(state.applied[self._region].values(), default=0) + 1
         return [
-            name for name in members.names
-            if name not in ("", self._region) and (name == entering or members.takes_part(name, latest) or (members.first_round(name) or 0) > latest)
-        ]  # fmt: skip
+            name
+            for name in members.names
+            if name not in ("", self._region)
+            and (name == entering or members.takes_part(name, latest) or (members.first_round(name) or 0) > latest)
+        ]
 
     async def follow(self, state: RegionState) -> None:
         """Has the communicator keep updates for the regions that need them, and for no other."""

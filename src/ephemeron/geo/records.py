@@ -224,11 +224,7 @@ def decode_region_state(data: memoryview | bytes, key: str) -> tuple[Arrays, Sta
 
 def pack_payload(head: PayloadHead, data: Buffer) -> bytes:
     """A payload: the length of its head, the head as JSON, and the encoded values."""
-    given = {
-        name: value
-        for name, value in dataclasses.asdict(head).items()
-        if value is not None and value is not False and value != ""
-    }
+    given = {name: value for name, value in dataclasses.asdict(head).items() if value is not None and value is not False and value != ""}
     text = json.dumps(given, separators=(",", ":")).encode()
     return b"".join((_LENGTH.pack(len(text)), text, data))
 

@@ -38,9 +38,7 @@ class RegionState:
         fragments: of the run's schedule.
     """
 
-    def __init__(
-        self, sync: RegionSync, names: Sequence[str], compression: str, parameters: np.ndarray, *, fragments: int = 1
-    ) -> None:  # fmt: skip
+    def __init__(self, sync: RegionSync, names: Sequence[str], compression: str, parameters: np.ndarray, *, fragments: int = 1) -> None:
         self.policy = sync.new()
         self.policy.begin(parameters)
         self.elements, self._dtype, self._compression = parameters.size, parameters.dtype, compression
@@ -62,9 +60,18 @@ class RegionState:
         """Contributions that were left out; emptied by the caller."""
 
     def payload(
-        self, part: slice, own: np.ndarray, *, parameters: bool = False, compression: str = "", plan: RoundPlan | None = None,
-        measured: Measured | None = None, entrance: Entrance | None = None, leaves: bool = False, forgets: str = "",
-    ) -> bytes:  # fmt: skip
+        self,
+        part: slice,
+        own: np.ndarray,
+        *,
+        parameters: bool = False,
+        compression: str = "",
+        plan: RoundPlan | None = None,
+        measured: Measured | None = None,
+        entrance: Entrance | None = None,
+        leaves: bool = False,
+        forgets: str = "",
+    ) -> bytes:
         """This region's part of a round; what it lacks by rounding is added to the next one.
 
         Args:
@@ -81,14 +88,10 @@ class RegionState:
         self._feedback.codec = codec_of(codec)
         data = self._feedback.encode(self.policy.contribution(part, own), part)
         self.policy.sent(part, own)
-        head = PayloadHead(
-            codec=codec, seen=seen, plan=plan, measured=measured, entrance=entrance, leaves=leaves, forgets=forgets
-        )
+        head = PayloadHead(codec=codec, seen=seen, plan=plan, measured=measured, entrance=entrance, leaves=leaves, forgets=forgets)
         return pack_payload(head, data)
 
-    def accepted(
-        self, updates: Sequence[Update], part: slice, *, parameters: bool = False
-    ) -> list[tuple[str, Contribution]]:
+    def accepted(self, updates: Sequence[Update], part: slice, *, parameters: bool = False) -> list[tuple[str, Contribution]]:
         """Contributions by region, in the order given; those of quarantined regions are left out. All count as applied.
 
         Args:
@@ -197,9 +200,14 @@ class RegionState:
         arrays = {name: array for name, array in arrays.items() if name not in same}
         norms = {name: tuple(known) for name, known in self._norms.state().items()}
         meta = StateMeta(
-            applied=rounds_as_json(self.applied), norms=norms, plans=self.plans, measured=self.measured,
-            members=self.members.state(), entrance=self.members.entrance, in_decision=same,
-        )  # fmt: skip
+            applied=rounds_as_json(self.applied),
+            norms=norms,
+            plans=self.plans,
+            measured=self.measured,
+            members=self.members.state(),
+            entrance=self.members.entrance,
+            in_decision=same,
+        )
         return encode_region_state(arrays, meta)
 
     def load(self, data: Buffer, key: str, vector: np.ndarray) -> None:

@@ -45,9 +45,7 @@ from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.job import PlatformName, RunGroup
 
 _NAME = Form(r"[a-z][a-z0-9-]{0,23}", "up to 24 small letters, digits and hyphens, a letter first")
-_PREFIX = Form(
-    r"[A-Za-z][A-Za-z0-9_]*|", "letters, digits and underscores: the beginning of names of environment variables"
-)
+_PREFIX = Form(r"[A-Za-z][A-Za-z0-9_]*|", "letters, digits and underscores: the beginning of names of environment variables")
 _SUM_TOLERANCE = 0.01
 """Of fractions that people round to two digits."""
 
@@ -269,15 +267,11 @@ def check_regions(regions: Regions) -> None:
             remedy=f"give at most {len(regions.region)}",
         )
     if 0 < regions.replan_every_s < 1:
-        raise JobError(
-            f"replan_every_s = {regions.replan_every_s:g} is too often", remedy="give 1 or more, or 0 for none"
-        )
+        raise JobError(f"replan_every_s = {regions.replan_every_s:g} is too often", remedy="give 1 or more, or 0 for none")
     for link in regions.link:
         for end in (link.source, link.target):
             if end not in regions.names:
-                raise JobError(
-                    f"a link names {end!r}, which is no region", remedy=f"regions are {', '.join(regions.names)}"
-                )
+                raise JobError(f"a link names {end!r}, which is no region", remedy=f"regions are {', '.join(regions.names)}")
         if link.source == link.target:
             raise JobError(f"a link joins {link.source!r} to itself", remedy="name two regions")
 
@@ -307,7 +301,7 @@ def _located(regions: Regions, folder: Path) -> Regions:
             dataclasses.replace(
                 region, data=data, prices=prices, certificate=at(region.certificate), certificate_key=at(region.certificate_key)
             )
-        )  # fmt: skip
+        )
     return dataclasses.replace(regions, region=tuple(found), authority=at(regions.authority))
 
 
@@ -324,9 +318,7 @@ def credentials_of(region: Region, environment: Mapping[str, str] | None = None)
     return variables_of(region.credentials, f"region {region.name}", environment)
 
 
-def groups_of(
-    regions: Regions, cores: Mapping[str, int] | None = None, *, limits: Limits | None = None
-) -> tuple[RunGroup, ...]:
+def groups_of(regions: Regions, cores: Mapping[str, int] | None = None, *, limits: Limits | None = None) -> tuple[RunGroup, ...]:
     """Groups of functions of a `Configuration`, one for each region, in their order.
 
     A region without `workers` has a function for each core, or, with a `memory_mb`, as many as have these cores in all. New plans
@@ -341,12 +333,8 @@ def groups_of(
         JobError: there is one region.
     """
     if len(regions.region) < 2:
-        raise JobError(
-            "training across regions needs two regions", remedy="add a [[region]] table, or train without regions"
-        )
-    return tuple(
-        group_of(regions, name, None if cores is None else cores[name], limits=limits) for name in regions.names
-    )
+        raise JobError("training across regions needs two regions", remedy="add a [[region]] table, or train without regions")
+    return tuple(group_of(regions, name, None if cores is None else cores[name], limits=limits) for name in regions.names)
 
 
 def group_of(regions: Regions, name: str, cores: int | None = None, *, limits: Limits | None = None) -> RunGroup:
@@ -366,12 +354,22 @@ def group_of(regions: Regions, name: str, cores: int | None = None, *, limits: L
     planned = all_cores if cores is None else cores
     each = known.vcpus(region.memory_mb) if region.memory_mb else 1.0
     return RunGroup(
-        name=region.name, platform=region.platform, channel=region.channel, memory_mb=region.memory_mb,
+        name=region.name,
+        platform=region.platform,
+        channel=region.channel,
+        memory_mb=region.memory_mb,
         share=regions.shares()[regions.names.index(name)],
-        workers=region.workers or max(1, math.ceil(planned / each - 1e-9)), most_workers=math.floor(all_cores / each + 1e-9),
-        prices=region.prices.file, data=region.data, credentials=region.credentials, power=_mean_power(regions, region),
-        listen=region.listen, endpoint=region.endpoint, certificate=region.certificate, certificate_key=region.certificate_key,
-    )  # fmt: skip
+        workers=region.workers or max(1, math.ceil(planned / each - 1e-9)),
+        most_workers=math.floor(all_cores / each + 1e-9),
+        prices=region.prices.file,
+        data=region.data,
+        credentials=region.credentials,
+        power=_mean_power(regions, region),
+        listen=region.listen,
+        endpoint=region.endpoint,
+        certificate=region.certificate,
+        certificate_key=region.certificate_key,
+    )
 
 
 def _mean_power(regions: Regions, region: Region) -> float:

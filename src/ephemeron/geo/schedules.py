@@ -20,4 +20,4 @@ def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedul
         return AdaptiveSchedule(iterations=iterations, reference=reference, plans=first_plans(how, reference=reference))
     return ExchangeSchedule(
         iterations=iterations, every=membership.every, rounds=membership.rounds, fragments=sync.fragments, delay=sync.delay
-    )  # fmt: skip
+    )

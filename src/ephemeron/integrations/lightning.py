@@ -24,10 +24,19 @@ from ephemeron.training.task.evaluation import is_metric
 from ephemeron.training.task.task import Task
 
 REFUSED = (
-    "backward", "configure_callbacks", "configure_gradient_clipping", "configure_sharded_model", "lr_scheduler_step",
-    "on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad", "optimizer_step",
-    "optimizer_zero_grad", "transfer_batch_to_device",
-)  # fmt: skip
+    "backward",
+    "configure_callbacks",
+    "configure_gradient_clipping",
+    "configure_sharded_model",
+    "lr_scheduler_step",
+    "on_after_backward",
+    "on_before_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "transfer_batch_to_device",
+)
 """Hooks of a LightningModule that functions do not call. A module that overrides one of them is refused."""
 
 
@@ -208,10 +217,7 @@ class LightningTask(Task):
 
     def _own(self, model: nn.Module) -> Any:
         if model is not self._built:
-            raise JobError(
-                "compile = true with a LightningModule",
-                remedy="leave compile out, and compile parts in configure_model",
-            )
+            raise JobError("compile = true with a LightningModule", remedy="leave compile out, and compile parts in configure_model")
         return self._built
 
     @contextmanager
@@ -258,9 +264,7 @@ class LightningTask(Task):
     def _loaders(self) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
         """Training and validation loader."""
         if self._loaded is None:
-            with torch.random.fork_rng(
-                devices=[]
-            ):  # a module that is built for its loaders draws no numbers of the caller
+            with torch.random.fork_rng(devices=[]):  # a module that is built for its loaders draws no numbers of the caller
                 source = self._source()
                 train = _one(source.train_dataloader(), f"train_dataloader of {self._name}")
                 module = self._module if isinstance(self._module, (type, nn.Module)) else self._new()
@@ -314,9 +318,7 @@ def _one(loader: Any, where: str, *, required: bool = True) -> DataLoader[Any] |
         raise JobError(f"{where} returned {type(loader).__name__}", remedy="return one torch.utils.data.DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         raise JobError(f"{where} reads an IterableDataset", remedy="use a map-style dataset")
-    usual = isinstance(loader.sampler, SequentialSampler) or (
-        isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement
-    )
+    usual = isinstance(loader.sampler, SequentialSampler) or (isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement)
     if loader.batch_size is None or (required and not usual):
         own = loader.sampler if loader.batch_size is not None else loader.batch_sampler
         raise JobError(
@@ -354,11 +356,7 @@ def _moved(module: Any, batch: Any) -> Any:
 
 def _call(step: Any, batch: Any, number: int) -> Any:
     """A step with the arguments that it takes."""
-    return (
-        step(batch, number)
-        if "batch_idx" in inspect.signature(step).parameters or _positional(step) > 1
-        else step(batch)
-    )
+    return step(batch, number) if "batch_idx" in inspect.signature(step).parameters or _positional(step) > 1 else step(batch)
 
 
 def _positional(step: Any) -> int:

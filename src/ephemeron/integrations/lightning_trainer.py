@@ -87,9 +87,8 @@ class Log:
         return found
 
     def log(
-        self, name: str, value: Any, *_: Any, reduce_fx: str | Callable[[Any], Any] = "mean", batch_size: int | None = None,
-        **__: Any,
-    ) -> None:  # fmt: skip
+        self, name: str, value: Any, *_: Any, reduce_fx: str | Callable[[Any], Any] = "mean", batch_size: int | None = None, **__: Any
+    ) -> None:
         """`LightningModule.log`.
 
         Raises:

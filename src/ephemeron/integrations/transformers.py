@@ -54,10 +54,16 @@ class TransformersTask(Task):
     """
 
     def __init__(
-        self, model: Any = None, args: Any = None, train_dataset: Any = None, eval_dataset: Any = None, *,
-        model_init: Callable[[], nn.Module] | None = None, data_collator: Callable[[list[Any]], Any] | None = None,
+        self,
+        model: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        model_init: Callable[[], nn.Module] | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
         compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         args = _hf.TrainingArguments("unused", use_cpu=True) if args is None else args
         usual = _hf.TrainingArguments("unused", use_cpu=True).to_dict()
         self._args = args.to_dict()
@@ -95,13 +101,13 @@ class TransformersTask(Task):
             optimizer = make(groups, **options)
         warmup = _hf.TrainingArguments.get_warmup_steps(args, self.total_steps)
         scheduler = _hf.get_scheduler(
-            args.lr_scheduler_type, optimizer, num_warmup_steps=warmup, num_training_steps=self.total_steps,
+            args.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=warmup,
+            num_training_steps=self.total_steps,
             scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-        )  # fmt: skip
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": monitored(self._args)},
-        }
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": monitored(self._args)}}
 
     # -- steps --------------------------------------------------------------------------------------------
 
@@ -168,15 +174,22 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Any = None, args: Any = None, data_collator: Any = None, train_dataset: Any = None, eval_dataset: Any = None,
-        processing_class: Any = None, *, model_init: Any = None, compute_metrics: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any = None,
+        args: Any = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *,
+        model_init: Any = None,
+        compute_metrics: Any = None,
+    ) -> None:
         if data_collator is None and processing_class is not None:
             data_collator = transformers.DataCollatorWithPadding(processing_class)
         self.task = TransformersTask(
-            model, args, train_dataset, eval_dataset, model_init=model_init, data_collator=data_collator,
-            compute_metrics=compute_metrics,
-        )  # fmt: skip
+            model, args, train_dataset, eval_dataset, model_init=model_init, data_collator=data_collator, compute_metrics=compute_metrics
+        )
         self.model: nn.Module | None = None
         """The trained model: with `load_best_model_at_end`, that of the best evaluation."""
 
@@ -218,10 +231,7 @@ def items_of(model: Any, batch: Mapping[str, Any]) -> torch.Tensor | None:
     labels = batch.get("shift_labels", batch.get("labels"))
     if not isinstance(labels, torch.Tensor):
         return None
-    shifts = (
-        LOSS_MAPPING.get(str(getattr(model, "loss_type", ""))) is ForCausalLMLoss
-        and not model.config.is_encoder_decoder
-    )
+    shifts = LOSS_MAPPING.get(str(getattr(model, "loss_type", ""))) is ForCausalLMLoss and not model.config.is_encoder_decoder
     return (labels[..., 1:] if shifts and "shift_labels" not in batch else labels).ne(-100).sum()
 
 

@@ -9,23 +9,62 @@ from ephemeron.errors import JobError
 
 HONOURED = frozenset(
     {
-        "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16",
-        "dataloader_drop_last", "eval_steps", "eval_strategy", "gradient_accumulation_steps", "gradient_checkpointing",
-        "gradient_checkpointing_kwargs", "greater_is_better", "label_names", "learning_rate", "load_best_model_at_end",
-        "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "metric_for_best_model", "num_train_epochs", "optim",
-        "optim_args", "per_device_train_batch_size", "remove_unused_columns", "seed", "torch_compile", "warmup_ratio",
-        "warmup_steps", "weight_decay",
+        "activation_checkpointing",
+        "activation_checkpointing_kwargs",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "bf16",
+        "dataloader_drop_last",
+        "eval_steps",
+        "eval_strategy",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "greater_is_better",
+        "label_names",
+        "learning_rate",
+        "load_best_model_at_end",
+        "lr_scheduler_kwargs",
+        "lr_scheduler_type",
+        "max_grad_norm",
+        "metric_for_best_model",
+        "num_train_epochs",
+        "optim",
+        "optim_args",
+        "per_device_train_batch_size",
+        "remove_unused_columns",
+        "seed",
+        "torch_compile",
+        "warmup_ratio",
+        "warmup_steps",
+        "weight_decay",
     }
-)  # fmt: skip
+)
 """Fields that functions honour."""
 WITHOUT_EFFECT = frozenset(
     {
-        "average_tokens_across_devices", "bf16_full_eval", "disable_tqdm", "do_eval", "do_predict", "do_train",
-        "eval_accumulation_steps", "full_determinism", "include_num_input_tokens_seen", "local_rank", "output_dir",
-        "per_device_eval_batch_size", "prediction_loss_only", "project", "report_to", "run_name", "skip_memory_metrics", "use_cache",
+        "average_tokens_across_devices",
+        "bf16_full_eval",
+        "disable_tqdm",
+        "do_eval",
+        "do_predict",
+        "do_train",
+        "eval_accumulation_steps",
+        "full_determinism",
+        "include_num_input_tokens_seen",
+        "local_rank",
+        "output_dir",
+        "per_device_eval_batch_size",
+        "prediction_loss_only",
+        "project",
+        "report_to",
+        "run_name",
+        "skip_memory_metrics",
+        "use_cache",
         "use_cpu",
     }
-)  # fmt: skip
+)
 """Fields about where one process computes and reports, which functions do in their own ways."""
 _PREFIXES = ("dataloader_", "ddp_", "hub_", "log_", "logging_", "save_", "trackio_")
 
@@ -66,9 +105,11 @@ def settings_of(args: Mapping[str, Any], *, evaluates: bool) -> dict[str, object
         raise JobError("TrainingArguments: max_steps or a part of an epoch", remedy="use whole num_train_epochs")
     strategy = str(getattr(args["eval_strategy"], "value", args["eval_strategy"]))
     found: dict[str, object] = {
-        "epochs": int(epochs), "seed": int(args["seed"]), "accumulate": accumulate,
+        "epochs": int(epochs),
+        "seed": int(args["seed"]),
+        "accumulate": accumulate,
         "run": {"batch_size": int(args["per_device_train_batch_size"]) * accumulate},
-    }  # fmt: skip
+    }
     data: dict[str, object] = {"last_batch": "drop"} if args["dataloader_drop_last"] else {}
     if args["max_grad_norm"]:
         found["clip_norm"] = float(args["max_grad_norm"])

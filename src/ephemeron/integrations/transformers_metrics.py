@@ -39,10 +39,7 @@ class Predictions(torchmetrics.Metric):
 
     def _arrays(self, name: str) -> Any:
         held = [values for i in range(_MOST) if (values := getattr(self, f"{name}{i}"))]
-        arrays = [
-            _joined(values).float().numpy() if values[0].is_floating_point() else _joined(values).numpy()
-            for values in held
-        ]
+        arrays = [_joined(values).float().numpy() if values[0].is_floating_point() else _joined(values).numpy() for values in held]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 

@@ -49,15 +49,29 @@ _LAZY = {
     "svdvals": "spectral",
 }
 
-OPERATIONS = tuple(
-    name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral", "statistics")
-)
+OPERATIONS = tuple(name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral", "statistics"))
 """Computations of which `predict` tells the cost by name."""
 
 __all__ = [
-    "BigMatrix", "cholesky", "clean", "eigh", "eigvalsh", "inv", "lambdapack", "lstsq", "lu", "matmul", "norm", "pca", "predict", "qr", "randomized_svd", "solve",
-    "svd", "svdvals",
-]  # fmt: skip
+    "BigMatrix",
+    "cholesky",
+    "clean",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lambdapack",
+    "lstsq",
+    "lu",
+    "matmul",
+    "norm",
+    "pca",
+    "predict",
+    "qr",
+    "randomized_svd",
+    "solve",
+    "svd",
+    "svdvals",
+]
 
 
 def __getattr__(name: str) -> Any:

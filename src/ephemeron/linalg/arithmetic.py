@@ -39,9 +39,7 @@ def matmul(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, executor: FunctionE
         raise JobError(f"a matrix times {type(b).__name__}", remedy="give a BigMatrix or a NumPy array")
     check_product(a, b)
     left, right = a.stored, b.stored
-    product = dataclasses.replace(
-        like(left, rows=left.rows, columns=right.columns), tile_columns=right.tile_columns
-    )  # fmt: skip
+    product = dataclasses.replace(like(left, rows=left.rows, columns=right.columns), tile_columns=right.tile_columns)
     (m, k), n = left.tiles, right.tiles[1]
     with computing(executor, "matmul", a, b) as computation:
         pairs = left.tile_rows * left.tile_columns * a.dtype.itemsize * _PAIRS_TILES <= computation.memory_mb * MB
@@ -59,9 +57,7 @@ def check_product(a: BigMatrix, b: BigMatrix) -> None:
     if a.shape[1] != b.shape[0]:
         raise JobError(f"{_size(a.shape)} and {_size(b.shape)} cannot be multiplied")
     if a.tile[1] != b.tile[0] and a.shape[1] > min(a.tile[1], b.tile[0]):
-        raise JobError(
-            f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be multiplied", remedy="store both with the same tile"
-        )
+        raise JobError(f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be multiplied", remedy="store both with the same tile")
     _check_types(a, b, what="product")
 
 
@@ -74,16 +70,12 @@ def check_sum(a: BigMatrix, b: BigMatrix) -> None:
     if any(y not in (x, 1) for x, y in zip(a.shape, b.shape, strict=True)):
         raise JobError(f"{_size(a.shape)} and {_size(b.shape)} cannot be added")
     if any(x != y and n > min(x, y) for x, y, n in zip(a.tile, b.tile, b.shape, strict=True)):
-        raise JobError(
-            f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be added", remedy="store both with the same tile"
-        )
+        raise JobError(f"tiles of {_size(a.tile)} and {_size(b.tile)} cannot be added", remedy="store both with the same tile")
     _check_types(a, b, what="sum")
 
 
 @on_computed
-def combine(
-    a: BigMatrix, b: BigMatrix, alpha: float = 1.0, beta: float = 1.0, *, executor: FunctionExecutor | None = None
-) -> BigMatrix:
+def combine(a: BigMatrix, b: BigMatrix, alpha: float = 1.0, beta: float = 1.0, *, executor: FunctionExecutor | None = None) -> BigMatrix:
     """alpha A + beta B.
 
     Args:
@@ -99,9 +91,7 @@ def combine(
     by_shape = {(1, a.shape[1]): products.combine_row, (a.shape[0], 1): products.combine_column}
     chosen = products.combine if a.shape == b.shape else by_shape.get(b.shape)
     if chosen is None:
-        raise JobError(
-            f"{_size(a.shape)} and {_size(b.shape)} cannot be added", remedy="add a number, a row or a column"
-        )
+        raise JobError(f"{_size(a.shape)} and {_size(b.shape)} cannot be added", remedy="add a number, a row or a column")
     program = with_options(chosen, alpha=float(alpha), beta=float(beta))
     return _elementwise("combine", program, {"A": a.stored, "B": b.stored}, executor)
 
@@ -149,24 +139,18 @@ def _rows(computation: Computation, stored: StoredMatrix, wanted: slice) -> Stor
     begin, end = first - first % height, min(last + -last % height, stored.rows)
     whole, top = stored.part(slice(begin, end), slice(None)), first - begin
     output = like(whole, rows=last - first, columns=whole.columns)
-    program = with_options(
-        slices.rows_from if top else slices.first_rows, top=top, height=height, total=last - first
-    )  # fmt: skip
+    program = with_options(slices.rows_from if top else slices.first_rows, top=top, height=height, total=last - first)
     sizes = {"M": output.tiles[0], "K": whole.tiles[0], "N": whole.tiles[1]}
     made = computation.run(program, {n: sizes[n] for n in program.sizes}, {"A": whole}, {"C": output})["C"]
     assert isinstance(made, StoredMatrix)
     return made
 
 
-def _elementwise(
-    name: str, program: Program, operands: dict[str, StoredMatrix], executor: FunctionExecutor | None
-) -> BigMatrix:
+def _elementwise(name: str, program: Program, operands: dict[str, StoredMatrix], executor: FunctionExecutor | None) -> BigMatrix:
     first = operands["A"]
     m, n = first.tiles
     with computing(executor, name, *map(BigMatrix, operands.values())) as computation:
-        made = computation.run(
-            program, {"M": m, "N": n}, operands, {"C": like(first, rows=first.rows, columns=first.columns)}
-        )  # fmt: skip
+        made = computation.run(program, {"M": m, "N": n}, operands, {"C": like(first, rows=first.rows, columns=first.columns)})
     return computation.result(made["C"])
 
 

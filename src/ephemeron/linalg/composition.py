@@ -22,9 +22,7 @@ def renamed(program: Program, **names: str) -> Program:
         JobError: the program has no such name, or the new one is taken.
     """
     if unknown := sorted(set(names) - set(program.parameters)):
-        raise JobError(
-            f"{program.name} has no parameter {unknown[0]}", remedy=f"it has {', '.join(program.parameters)}"
-        )
+        raise JobError(f"{program.name} has no parameter {unknown[0]}", remedy=f"it has {', '.join(program.parameters)}")
     if taken := sorted(set(names.values()) & (_names(_function(program)) - set(names))):
         raise JobError(f"{program.name} has a name {taken[0]} already", remedy="take another")
     function = _Renamer(names).visit(_function(program))
@@ -73,8 +71,7 @@ def _add_role(roles: dict[str, Role], matrix: str, role: Role, name: str, *, is_
         roles[matrix] = role
     elif role is Role.OUTPUT:
         raise JobError(
-            f"{matrix} of {name} is made by a program after another one that makes or takes it",
-            remedy="rename it in one of them",
+            f"{matrix} of {name} is made by a program after another one that makes or takes it", remedy="rename it in one of them"
         )
     elif before is Role.OUTPUT and not is_kept:
         roles[matrix] = Role.TEMPORARY

@@ -35,12 +35,7 @@ class Computation:
     """Programs that run one after the other for one result."""
 
     def __init__(
-        self,
-        executor: FunctionExecutor | Planner,
-        algorithm: str,
-        store: str,
-        matrices: Sequence[BigMatrix] = (),
-        check: bool = False,
+        self, executor: FunctionExecutor | Planner, algorithm: str, store: str, matrices: Sequence[BigMatrix] = (), check: bool = False
     ) -> None:
         self._executor, self._store = executor, store
         self.report = LinalgReport(algorithm=algorithm)
@@ -55,23 +50,31 @@ class Computation:
             return self._executor.plan(program, sizes, inputs, outputs)
         with _matrix_errors(self.report.algorithm):
             made, report = run_program(
-                program, sizes, inputs=inputs, outputs=outputs, executor=self._executor, owners=self.owners,
+                program,
+                sizes,
+                inputs=inputs,
+                outputs=outputs,
+                executor=self._executor,
+                owners=self.owners,
                 checked=[name for name, each in inputs.items() if (each.store, each.name) in self._checked],
-            )  # fmt: skip
+            )
         self.report += report
         return made
 
-    def gather(
-        self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], **more: Any
-    ) -> list[StoredMatrix]:
+    def gather(self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], **more: Any) -> list[StoredMatrix]:
         """Runs a solver in one function; see `run_gathered`."""
         if isinstance(self._executor, Planner):
             return self._executor.plan_gathered(solver, matrix, outputs)
         with _matrix_errors(self.report.algorithm):
             made, report = run_gathered(
-                solver, matrix, outputs, executor=self._executor, owners=self.owners,
-                checked=(matrix.store, matrix.name) in self._checked, **more,
-            )  # fmt: skip
+                solver,
+                matrix,
+                outputs,
+                executor=self._executor,
+                owners=self.owners,
+                checked=(matrix.store, matrix.name) in self._checked,
+                **more,
+            )
         self.report += report
         return made
 
@@ -181,9 +184,7 @@ def stored_beside(matrix: StoredMatrix, array: npt.NDArray[Any], *, tile_rows: i
     """An array, stored where a matrix is; a vector as one column."""
     columns = 1 if array.ndim < 2 else array.shape[1]
     return BigMatrix.from_numpy(
-        array.astype(np.result_type(array, matrix.dtype)),
-        tile=(tile_rows, max(1, min(matrix.tile_columns, columns))),
-        store=matrix.store,
+        array.astype(np.result_type(array, matrix.dtype)), tile=(tile_rows, max(1, min(matrix.tile_columns, columns))), store=matrix.store
     )
 
 
@@ -205,9 +206,7 @@ def like(matrix: StoredMatrix, *, rows: int, columns: int, structure: Structure 
 def row_of_values(stored: StoredMatrix, values: int) -> StoredMatrix:
     """One row of real values, beside a matrix."""
     real = np.zeros(0, stored.dtype).real.dtype.name
-    return dataclasses.replace(
-        like(stored, rows=1, columns=values), tile_rows=1, tile_columns=values, dtype=real
-    )  # fmt: skip
+    return dataclasses.replace(like(stored, rows=1, columns=values), tile_rows=1, tile_columns=values, dtype=real)
 
 
 def fits(solver: str, stored: StoredMatrix, memory_mb: int) -> bool:
@@ -254,8 +253,7 @@ def square(a: BigMatrix, *, what: str) -> StoredMatrix:
         raise JobError(f"{what} needs a square matrix, this one is {rows} x {columns}")
     if a.stored.tile_rows != a.stored.tile_columns:
         raise JobError(
-            f"{what} needs square tiles, those of this matrix are {a.tile[0]} x {a.tile[1]}",
-            remedy=f"store it with tile={min(a.tile)}",
+            f"{what} needs square tiles, those of this matrix are {a.tile[0]} x {a.tile[1]}", remedy=f"store it with tile={min(a.tile)}"
         )
     return a.stored
 
@@ -263,9 +261,7 @@ def square(a: BigMatrix, *, what: str) -> StoredMatrix:
 def sides_of(a: StoredMatrix, b: BigMatrix | npt.NDArray[Any], *, what: str) -> StoredMatrix:
     """The right-hand sides of equations; see `on_computed` for arrays."""
     if not isinstance(b, BigMatrix):
-        raise JobError(
-            f"{what}: right-hand sides of type {type(b).__name__}", remedy="give a BigMatrix or a NumPy array"
-        )
+        raise JobError(f"{what}: right-hand sides of type {type(b).__name__}", remedy="give a BigMatrix or a NumPy array")
     if b.stored.rows != a.rows:
         raise JobError(f"{what}: the matrix has {a.rows} rows, the right-hand sides have {b.stored.rows}")
     if b.stored.tile_rows != a.tile_rows and b.stored.tiles[0] > 1:

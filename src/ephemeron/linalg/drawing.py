@@ -81,15 +81,16 @@ def compressed_svg(program: Program, sizes: Mapping[str, int] | None = None) -> 
         bend = side - reach if down else side + reach
         parts.append(
             el(
-                "path", el("title", f"{edge.source} → {edge.target} through {edge.tile}"),
+                "path",
+                el("title", f"{edge.source} → {edge.target} through {edge.tile}"),
                 d=f"M{side:.0f} {start:.0f}C{bend:.0f} {start:.0f} {bend:.0f} {end:.0f} {side:.0f} {end:.0f}",
-                fill="none", stroke="#0072b2" if down else "#d55e00", marker_end="url(#arrow)",
+                fill="none",
+                stroke="#0072b2" if down else "#d55e00",
+                marker_end="url(#arrow)",
             )
-        )  # fmt: skip
-    for line, words in lines.items():
-        parts.append(
-            el("rect", x=_LEFT, y=middle[line] - 14, width=width, height=28, rx=4, fill="#fff", stroke="#8a929c")
         )
+    for line, words in lines.items():
+        parts.append(el("rect", x=_LEFT, y=middle[line] - 14, width=width, height=28, rx=4, fill="#fff", stroke="#8a929c"))
         parts.append(text(_LEFT + 10, middle[line] + 4, words, style=f"font:{_FONT}"))
     return str(_picture(2 * _LEFT + width, len(lines) * _ROW + 20, program.name, parts))
 
@@ -135,14 +136,18 @@ def _rows(graph: UnrolledGraph) -> list[int]:
 @lru_cache(maxsize=1)
 def _arrow_head() -> str:
     head = el("path", d="M0 0L8 4L0 8z", fill="#555")
-    marker = el(
-        "marker", head, id="arrow", viewBox="0 0 8 8", refX=8, refY=4, markerWidth=7, markerHeight=7, orient="auto"
-    )
+    marker = el("marker", head, id="arrow", viewBox="0 0 8 8", refX=8, refY=4, markerWidth=7, markerHeight=7, orient="auto")
     return el("defs", marker)
 
 
 def _picture(width: float, height: float, name: str, parts: Sequence[str]) -> str:
     return el(
-        "svg", joined(parts), xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:.0f} {height:.0f}",
-        width=width, height=height, role="img", aria_label=f"Task graph of {name}",
-    )  # fmt: skip
+        "svg",
+        joined(parts),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:.0f} {height:.0f}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=f"Task graph of {name}",
+    )

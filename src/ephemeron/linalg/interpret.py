@@ -31,13 +31,9 @@ def run_node(graph: TaskGraph, node: Node, tiles: Mapping[Tile, Array]) -> dict[
     """
     call, values = graph.call(node), graph.bindings(node)
     given = iter(graph.reads(node))
-    arguments = [
-        tiles[next(given)] if isinstance(argument, TileReference) else evaluate(argument, values)
-        for argument in call.arguments
-    ]
+    arguments = [tiles[next(given)] if isinstance(argument, TileReference) else evaluate(argument, values) for argument in call.arguments]
     options = {
-        name: evaluate(option, values) if isinstance(option, Constant | Name | Operation) else option
-        for name, option in call.options
+        name: evaluate(option, values) if isinstance(option, Constant | Name | Operation) else option for name, option in call.options
     }
     kernel = load_kernel(dict(graph.program.kernels)[call.kernel])
     try:
@@ -76,10 +72,7 @@ def interpret_order(
     roles = {m.name: m.role for m in graph.program.matrices}
     wanted = {name for name, role in roles.items() if role is Role.INPUT}
     if set(inputs) != wanted:
-        raise JobError(
-            f"{graph.program.name} is given {', '.join(sorted(inputs))}",
-            remedy=f"its inputs are {', '.join(sorted(wanted))}",
-        )
+        raise JobError(f"{graph.program.name} is given {', '.join(sorted(inputs))}", remedy=f"its inputs are {', '.join(sorted(wanted))}")
     tiles: dict[Tile, Array] = {(name, index): tile for name, found in inputs.items() for index, tile in found.items()}
     for node in order:
         tiles |= run_node(graph, node, tiles)

@@ -38,8 +38,16 @@ class Expression(BigMatrix):
     """
 
     def __init__(
-        self, text: str, operands: Sequence[BigMatrix], apply: _Apply, *, shape: Shape, tile: Shape, dtype: np.dtype[Any], is_view: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        text: str,
+        operands: Sequence[BigMatrix],
+        apply: _Apply,
+        *,
+        shape: Shape,
+        tile: Shape,
+        dtype: np.dtype[Any],
+        is_view: bool = False,
+    ) -> None:
         self._text, self._operands, self._apply = text, tuple(operands), apply
         self._shape, self._tile, self._dtype, self._is_view = shape, tile, dtype, is_view
         self._result: BigMatrix | None = None
@@ -69,9 +77,7 @@ class Expression(BigMatrix):
         if self._result is not None:
             return self._result
         if id(self) not in made:
-            operands = [
-                each._evaluate(pool, made, steps) if isinstance(each, Expression) else each for each in self._operands
-            ]
+            operands = [each._evaluate(pool, made, steps) if isinstance(each, Expression) else each for each in self._operands]
             made[id(self)] = self._apply(operands, pool)
             if not self._is_view:
                 steps.append(made[id(self)])
@@ -114,9 +120,14 @@ class Expression(BigMatrix):
 
     def _view(self, text: str, view: Callable[[BigMatrix], BigMatrix]) -> Expression:
         return Expression(
-            text, [self], lambda operands, pool: view(operands[0]),
-            shape=self._shape[::-1], tile=self._tile[::-1], dtype=self._dtype, is_view=True,
-        )  # fmt: skip
+            text,
+            [self],
+            lambda operands, pool: view(operands[0]),
+            shape=self._shape[::-1],
+            tile=self._tile[::-1],
+            dtype=self._dtype,
+            is_view=True,
+        )
 
     def __len__(self) -> int:
         return self._shape[0]
@@ -145,10 +156,13 @@ def product(a: Any, b: Any) -> Any:
         right, left = b, _operand(a, like=b, columns=b.tile[0])
     arithmetic.check_product(left, right)
     found = Expression(
-        f"{_name(left)} @ {_name(right)}", [left, right],
+        f"{_name(left)} @ {_name(right)}",
+        [left, right],
         lambda operands, pool: arithmetic.matmul(operands[0], operands[1], executor=pool),
-        shape=(left.shape[0], right.shape[1]), tile=(left.tile[0], right.tile[1]), dtype=left.dtype,
-    )  # fmt: skip
+        shape=(left.shape[0], right.shape[1]),
+        tile=(left.tile[0], right.tile[1]),
+        dtype=left.dtype,
+    )
     return BigVector(found.T) if np.ndim(a) == 1 else as_shaped(found, b)
 
 
@@ -166,10 +180,13 @@ def total(a: Any, b: Any, alpha: float, beta: float) -> BigMatrix:
         left, right, alpha, beta = right, left, beta, alpha
     arithmetic.check_sum(left, right)
     return Expression(
-        f"{_name(left)} {'-' if beta < 0 else '+'} {_name(right)}", [left, right],
+        f"{_name(left)} {'-' if beta < 0 else '+'} {_name(right)}",
+        [left, right],
         lambda operands, pool: arithmetic.combine(operands[0], operands[1], alpha, beta, executor=pool),
-        shape=left.shape, tile=left.tile, dtype=left.dtype,
-    )  # fmt: skip
+        shape=left.shape,
+        tile=left.tile,
+        dtype=left.dtype,
+    )
 
 
 def multiple(a: BigMatrix, factor: complex) -> BigMatrix:
@@ -183,9 +200,13 @@ def multiple(a: BigMatrix, factor: complex) -> BigMatrix:
     if isinstance(factor, complex) and a.dtype.kind != "c":
         raise JobError(f"a matrix of {a.dtype} times {factor}", remedy="convert the matrix to complex values")
     return Expression(
-        f"{factor} * {_name(a)}", [a], lambda operands, pool: arithmetic.scale(operands[0], factor, executor=pool),
-        shape=a.shape, tile=a.tile, dtype=a.dtype,
-    )  # fmt: skip
+        f"{factor} * {_name(a)}",
+        [a],
+        lambda operands, pool: arithmetic.scale(operands[0], factor, executor=pool),
+        shape=a.shape,
+        tile=a.tile,
+        dtype=a.dtype,
+    )
 
 
 def part(a: BigMatrix, rows: slice, columns: slice) -> BigMatrix:
@@ -208,9 +229,14 @@ def part(a: BigMatrix, rows: slice, columns: slice) -> BigMatrix:
         return arithmetic.part(whole, down, across, executor=pool)
 
     return Expression(
-        f"{_name(a)}[{top}:{bottom}, {left}:{right}]", [a], apply,
-        shape=(bottom - top, right - left), tile=a.tile, dtype=a.dtype, is_view=is_view,
-    )  # fmt: skip
+        f"{_name(a)}[{top}:{bottom}, {left}:{right}]",
+        [a],
+        apply,
+        shape=(bottom - top, right - left),
+        tile=a.tile,
+        dtype=a.dtype,
+        is_view=is_view,
+    )
 
 
 def _operand(given: Operand, *, like: BigMatrix, rows: int | None = None, columns: int | None = None) -> BigMatrix:
@@ -225,9 +251,13 @@ def _operand(given: Operand, *, like: BigMatrix, rows: int | None = None, column
     tile = (rows or min(like.tile[0], array.shape[0]), columns or min(like.tile[1], array.shape[1]))
     array, store = array.astype(np.result_type(array, like.dtype)), _store(like)
     return Expression(
-        "array", [like], lambda _, pool: BigMatrix.from_numpy(array, tile=tile, store=store),
-        shape=array.shape, tile=tile, dtype=array.dtype,
-    )  # fmt: skip
+        "array",
+        [like],
+        lambda _, pool: BigMatrix.from_numpy(array, tile=tile, store=store),
+        shape=array.shape,
+        tile=tile,
+        dtype=array.dtype,
+    )
 
 
 def _summand(given: Any, *, like: BigMatrix) -> BigMatrix:
@@ -237,9 +267,7 @@ def _summand(given: Any, *, like: BigMatrix) -> BigMatrix:
     array: npt.NDArray[Any] = np.asarray(given)
     if array.ndim < 2:
         if array.size not in (1, like.shape[1]) or array.dtype.kind not in "biufc":
-            raise JobError(
-                f"a matrix of {like.shape[0]} x {like.shape[1]} and an array of shape {array.shape} cannot be added"
-            )
+            raise JobError(f"a matrix of {like.shape[0]} x {like.shape[1]} and an array of shape {array.shape} cannot be added")
         array = np.broadcast_to(array, like.shape[1]).reshape(1, -1)
     tile = tuple(min(t, n) if n == 1 else t for t, n in zip(like.tile, array.shape, strict=False))
     if like.dtype.kind == "f" and array.dtype.kind in "biuf" and np.ndim(given) == 0:

@@ -20,16 +20,16 @@ from ephemeron.linalg.language.program import with_options
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 
 _ORDERS: dict[Any, tuple[int, Callable[[npt.NDArray[Any]], Any]]] = {
-    "fro": (2, lambda row: tile_norms(row[:, None], power=2)[0, 0]), 1: (1, np.max), -1: (1, np.min),
-}  # fmt: skip
+    "fro": (2, lambda row: tile_norms(row[:, None], power=2)[0, 0]),
+    1: (1, np.max),
+    -1: (1, np.min),
+}
 """Power with which functions sum columns, and what the client makes of these sums."""
 _SPECTRAL: dict[Any, Callable[[npt.NDArray[Any]], Any]] = {2: lambda s: s[0], -2: lambda s: s[-1], "nuc": np.sum}
 
 
 @on_computed
-def norm(
-    a: BigMatrix, ord: int | float | str | None = None, *, check: bool = True, executor: FunctionExecutor | None = None
-) -> float:
+def norm(a: BigMatrix, ord: int | float | str | None = None, *, check: bool = True, executor: FunctionExecutor | None = None) -> float:
     """Norm of a matrix, as `numpy.linalg.norm`.
 
     Functions sum along the columns, or the rows, in a tree; the client reads one value of each. Norms of singular values take `svdvals`.
@@ -57,14 +57,10 @@ def norm(
 
 
 @on_computed
-def column_norms(
-    a: BigMatrix, power: int = 2, *, check: bool = True, executor: FunctionExecutor | None = None
-) -> npt.NDArray[Any]:
+def column_norms(a: BigMatrix, power: int = 2, *, check: bool = True, executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
     """Sums of absolute values (`power=1`) or Euclidean norms (2) of the columns: shape [n]."""
     stored = a.stored
-    row = dataclasses.replace(
-        like(stored, rows=1, columns=stored.columns), tile_rows=1, dtype=np.empty(0, a.dtype).real.dtype.name
-    )
+    row = dataclasses.replace(like(stored, rows=1, columns=stored.columns), tile_rows=1, dtype=np.empty(0, a.dtype).real.dtype.name)
     m, n = stored.tiles
     with computing(executor, "norm", a, check=check) as computation:
         made = computation.run(with_options(norms_of_columns, power=power), {"M": m, "N": n}, {"A": stored}, {"C": row})

@@ -133,8 +133,10 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.linalg.norm: _norm,
 }
 for _name, _apply in {
-    "matrix_transpose": lambda a: a.T, "matmul": lazy.product, "svdvals": spectral.svdvals,
+    "matrix_transpose": lambda a: a.T,
+    "matmul": lazy.product,
+    "svdvals": spectral.svdvals,
     "matrix_norm": lambda a, *, keepdims=False, ord="fro": _norm(a, ord, keepdims=keepdims),
-}.items():  # fmt: skip
+}.items():
     if hasattr(np.linalg, _name):  # since NumPy 2
         _FUNCTIONS[getattr(np.linalg, _name)] = _apply  # type: ignore[assignment]

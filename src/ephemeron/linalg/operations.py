@@ -62,9 +62,7 @@ def cholesky(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | N
 
 
 @on_computed
-def lu(
-    a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = None
-) -> tuple[npt.NDArray[np.int64], BigMatrix, BigMatrix]:
+def lu(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = None) -> tuple[npt.NDArray[np.int64], BigMatrix, BigMatrix]:
     """Rows p, unit lower L and upper U with A[p] = L U, by tournament pivoting (CALU: Grigori, Demmel, Xiang 2011).
 
     Args:
@@ -85,9 +83,7 @@ def lu(
     with computing(executor, "lu", a, check=check) as computation:
         factors = _lu(computation, stored)
         lower = like(stored, rows=stored.rows, columns=min(stored.shape), structure="lower")
-        made = computation.run(
-            lu_programs.permuted_lower, _sizes(stored), {"L": factors["L"], "P": factors["P"]}, {"F": lower}
-        )  # fmt: skip
+        made = computation.run(lu_programs.permuted_lower, _sizes(stored), {"L": factors["L"], "P": factors["P"]}, {"F": lower})
         order = _order(_pivots(factors["P"], min(stored.tiles)), stored)
         computation.scratch(factors["L"], factors["P"])
     return order, computation.result(made["F"]), computation.result(factors["U"])
@@ -121,20 +117,14 @@ def solve(
     """
     stored = square(a, what="solve")
     sides = sides_of(stored, b, what="solve")
-    unknown = dataclasses.replace(
-        like(sides, rows=sides.rows, columns=sides.columns), store=stored.store, tile_rows=stored.tile_rows
-    )
+    unknown = dataclasses.replace(like(sides, rows=sides.rows, columns=sides.columns), store=stored.store, tile_rows=stored.tile_rows)
     n, both = {"N": stored.tiles[0]}, {"N": stored.tiles[0], "M": sides.tiles[1]}
     with computing(executor, "solve", a, BigMatrix(sides), check=check) as computation:
         if assume_a == "positive definite":
             lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
             factor = computation.run(cholesky_programs.cholesky, n, {"A": stored}, {"L": lower})
-            half = computation.run(
-                triangular.forward_substitution, both, {"L": factor["L"], "B": sides}, {"X": unknown}
-            )
-            made = computation.run(
-                triangular.adjoint_substitution, both, {"L": factor["L"], "B": half["X"]}, {"X": unknown}
-            )
+            half = computation.run(triangular.forward_substitution, both, {"L": factor["L"], "B": sides}, {"X": unknown})
+            made = computation.run(triangular.adjoint_substitution, both, {"L": factor["L"], "B": half["X"]}, {"X": unknown})
             _warn_of_condition(computation, "cholesky_condition", factor["L"], what="solve", check=check)
             computation.scratch(factor["L"], half["X"])
         elif assume_a == "general":
@@ -166,7 +156,7 @@ def inv(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None =
     with computing(executor, "inv", a, check=check) as computation:
         made = computation.run(
             products.identity, {"N": stored.tiles[0]}, {"A": stored}, {"C": dataclasses.replace(full, structure="diagonal")}
-        )  # fmt: skip
+        )
         identity = made["C"]
         assert isinstance(identity, StoredMatrix)
         found = _solved(computation, stored, identity, full, what="inv", check=check)
@@ -204,9 +194,7 @@ def qr(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = 
 
 
 @on_computed
-def lstsq(
-    a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, check: bool = True, executor: FunctionExecutor | None = None
-) -> BigMatrix:
+def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, check: bool = True, executor: FunctionExecutor | None = None) -> BigMatrix:
     """X that minimises the norm of A X - B, by QR; of all of them the one of least norm, where A has not full rank.
 
     The rank is NumPy's: singular values below m units of rounding of the largest one count as zero. They are computed, from R and in one
@@ -243,19 +231,17 @@ def lstsq(
         q = factors["Q"]
         assert isinstance(q, StoredMatrix)
         (m, n), k = q.tiles, sides.tiles[1]
-        projected = computation.run(
-            products.matmul, {"M": n, "N": k, "K": m}, {"A": q.H, "B": sides}, {"C": unknown}
-        )  # fmt: skip
+        projected = computation.run(products.matmul, {"M": n, "N": k, "K": m}, {"A": q.H, "B": sides}, {"C": unknown})
         inverse = _pseudo_inverse(computation, factors["R"], rows=stored.rows)
         if inverse is None:
             made = computation.run(
-                triangular.backward_substitution, {"N": stored.tiles[1], "M": sides.tiles[1]},
-                {"U": factors["R"], "B": projected["C"]}, {"X": unknown},
-            )["X"]  # fmt: skip
+                triangular.backward_substitution,
+                {"N": stored.tiles[1], "M": sides.tiles[1]},
+                {"U": factors["R"], "B": projected["C"]},
+                {"X": unknown},
+            )["X"]
         else:
-            made = computation.run(
-                products.matmul, {"M": n, "N": k, "K": n}, {"A": inverse, "B": projected["C"]}, {"C": unknown}
-            )["C"]  # fmt: skip
+            made = computation.run(products.matmul, {"M": n, "N": k, "K": n}, {"A": inverse, "B": projected["C"]}, {"C": unknown})["C"]
         computation.scratch(*factors.values(), projected["C"])
     return computation.result(made)
 
@@ -272,8 +258,9 @@ def _pseudo_inverse(computation: Computation, triangle: Tiles, *, rows: int) -> 
             return None
         raise SingularMatrix(
             f"the {n} columns depend on each other: the condition number of R is {1 / max(reciprocal, 1e-300):.1e} or more; leave columns out, or "
-            "give functions more memory for the solution of least norm", kernel="lstsq",
-        )  # fmt: skip
+            "give functions more memory for the solution of least norm",
+            kernel="lstsq",
+        )
     square = dataclasses.replace(triangle, structure="full")
     inverse, values = computation.gather("pseudo_inverse", triangle, [square, row_of_values(triangle, n)], number=rows)
     computation.scratch(inverse)
@@ -281,9 +268,7 @@ def _pseudo_inverse(computation: Computation, triangle: Tiles, *, rows: int) -> 
     rank = int(np.count_nonzero(s > eps * rows * s[0]))
     if rank == n:
         return None
-    warnings.warn(
-        f"lstsq: the rank is {rank}, of {n} columns; X is the solution of least norm", LinAlgWarning, stacklevel=4
-    )
+    warnings.warn(f"lstsq: the rank is {rank}, of {n} columns; X is the solution of least norm", LinAlgWarning, stacklevel=4)
     return inverse
 
 
@@ -291,9 +276,7 @@ _SUSPICIOUS = 10.0
 """Factor by which the estimated condition number in the 1-norm may be less than that of singular values, beside the size of the matrix."""
 
 
-def _warn_of_condition(
-    computation: Computation, solver: str, factor: Tiles, *, what: str, check: bool, **more: Any
-) -> None:
+def _warn_of_condition(computation: Computation, solver: str, factor: Tiles, *, what: str, check: bool, **more: Any) -> None:
     """Warns as SciPy does."""
     assert isinstance(factor, StoredMatrix)
     reciprocal = reciprocal_condition(computation, solver, factor, **more) if check else None
@@ -301,25 +284,27 @@ def _warn_of_condition(
         about = f"about {1 / reciprocal:.1e}" if reciprocal > 0 else "infinite"
         warnings.warn(
             f"{what}: the matrix is ill-conditioned, the result may have no correct digits: its condition number is {about} (1-norm, estimated "
-            "from its factors)", LinAlgWarning, stacklevel=4,
-        )  # fmt: skip
+            "from its factors)",
+            LinAlgWarning,
+            stacklevel=4,
+        )
 
 
-def _solved(
-    computation: Computation, stored: StoredMatrix, sides: StoredMatrix, unknown: StoredMatrix, *, what: str, check: bool
-) -> Tiles:  # fmt: skip
+def _solved(computation: Computation, stored: StoredMatrix, sides: StoredMatrix, unknown: StoredMatrix, *, what: str, check: bool) -> Tiles:
     """X with A X = B, by LU."""
     factors, sizes = _lu(computation, stored), {"N": stored.tiles[0], "M": sides.tiles[1]}
-    half = computation.run(
-        lu_programs.lu_forward, sizes, {"L": factors["L"], "P": factors["P"], "B": sides}, {"X": unknown}
-    )
-    made = computation.run(
-        triangular.backward_substitution, sizes, {"U": factors["U"], "B": half["X"]}, {"X": unknown}
-    )  # fmt: skip
+    half = computation.run(lu_programs.lu_forward, sizes, {"L": factors["L"], "P": factors["P"], "B": sides}, {"X": unknown})
+    made = computation.run(triangular.backward_substitution, sizes, {"U": factors["U"], "B": half["X"]}, {"X": unknown})
     _warn_of_condition(
-        computation, "lu_condition", factors["U"], what=what, check=check, others=[factors["L"]], family=factors["P"],
+        computation,
+        "lu_condition",
+        factors["U"],
+        what=what,
+        check=check,
+        others=[factors["L"]],
+        family=factors["P"],
         family_tiles=stored.tiles[0],
-    )  # fmt: skip
+    )
     computation.scratch(*factors.values(), half["X"])
     return made["X"]
 
@@ -334,8 +319,7 @@ def _lu(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]:
 def _check_tiles(a: BigMatrix, *, what: str) -> None:
     if a.tile[0] != a.tile[1]:
         raise JobError(
-            f"{what} needs square tiles, those of this matrix are {a.tile[0]} x {a.tile[1]}",
-            remedy=f"store it with tile={min(a.tile)}",
+            f"{what} needs square tiles, those of this matrix are {a.tile[0]} x {a.tile[1]}", remedy=f"store it with tile={min(a.tile)}"
         )
 
 

@@ -17,16 +17,7 @@ from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg.algorithms import band, randomized, tall
 from ephemeron.linalg.algorithms import qr as qr_programs
-from ephemeron.linalg.computation import (
-    Computation,
-    check_tall,
-    computing,
-    like,
-    on_computed,
-    row_of_values,
-    square,
-    tall_outputs,
-)
+from ephemeron.linalg.computation import Computation, check_tall, computing, like, on_computed, row_of_values, square, tall_outputs
 from ephemeron.linalg.execution.gathered import check_memory, solver_bytes
 from ephemeron.linalg.execution.program_data import run_name
 from ephemeron.linalg.kernels.spectra import NARROW
@@ -39,9 +30,7 @@ _Factors = tuple[BigMatrix, npt.NDArray[Any], BigMatrix]
 
 
 @on_computed
-def svd(
-    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
-) -> _Factors:
+def svd(a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None) -> _Factors:
     """U, singular values and Vᴴ with A = U diag(s) Vᴴ, of which U and Vᴴ have k = min(m, n) columns and rows.
 
     Args:
@@ -71,9 +60,7 @@ def svd(
 
 
 @on_computed
-def svdvals(
-    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
-) -> npt.NDArray[Any]:
+def svdvals(a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
     """Singular values, descending: shape [min(m, n)]. By way of a band where there are many columns of tiles.
 
     Args and raises: as for `svd`; `auto` takes the band from 17 columns of tiles on, and where one function could not hold the matrix.
@@ -122,17 +109,13 @@ def eigh(
             return computation.values(w), computation.result(v)
         reduced = _hermitian_band(computation, stored)
         w, v = computation.gather("eigh", reduced["B"], [row_of_values(stored, stored.rows), full])
-        made = computation.run(
-            band.apply_band_q, {"N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": v}, {"X": full}
-        )  # fmt: skip
+        made = computation.run(band.apply_band_q, {"N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": v}, {"X": full})
         computation.scratch(v)
         return computation.values(w), computation.result(made["X"])
 
 
 @on_computed
-def eigvalsh(
-    a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None
-) -> npt.NDArray[Any]:
+def eigvalsh(a: BigMatrix, *, method: str = "auto", check: bool = True, executor: FunctionExecutor | None = None) -> npt.NDArray[Any]:
     """Eigenvalues of a Hermitian matrix, ascending: shape [n]. By way of a band where there are many columns of tiles.
 
     Args and raises: as for `eigh`; `auto` as for `svdvals`.
@@ -148,8 +131,15 @@ def eigvalsh(
 
 @on_computed
 def randomized_svd(
-    a: BigMatrix, k: int, *, oversampling: int = 10, iterations: int = 2, seed: int = 0, check: bool = True, executor: FunctionExecutor | None = None
-) -> _Factors:  # fmt: skip
+    a: BigMatrix,
+    k: int,
+    *,
+    oversampling: int = 10,
+    iterations: int = 2,
+    seed: int = 0,
+    check: bool = True,
+    executor: FunctionExecutor | None = None,
+) -> _Factors:
     """The k largest singular values and their vectors, approximately (Halko, Martinsson, Tropp 2011, algorithms 4.4 and 5.1).
 
     The error of the best approximation of rank k is exceeded by a factor that falls with every power iteration; it is near one
@@ -174,9 +164,7 @@ def randomized_svd(
     stored = a.stored
     shorter = min(stored.shape)
     if not 1 <= k <= shorter:
-        raise JobError(
-            f"k = {k} singular values of a matrix of {stored.rows} x {stored.columns}", remedy=f"use 1 to {shorter}"
-        )
+        raise JobError(f"k = {k} singular values of a matrix of {stored.rows} x {stored.columns}", remedy=f"use 1 to {shorter}")
     if oversampling < 0 or iterations < 0:
         raise JobError(f"oversampling = {oversampling}, iterations = {iterations}", remedy="use 0 or more")
     width = min(k + oversampling, shorter)
@@ -185,13 +173,13 @@ def randomized_svd(
     with computing(executor, "randomized_svd", a, check=check) as computation:
         computation.owners.begin([sample.stored])
         left = dataclasses.replace(like(stored, rows=stored.rows, columns=k), tile_columns=k)
-        right = dataclasses.replace(
-            like(stored, rows=stored.columns, columns=k), tile_rows=stored.tile_columns, tile_columns=k
-        )
+        right = dataclasses.replace(like(stored, rows=stored.columns, columns=k), tile_rows=stored.tile_columns, tile_columns=k)
         made = computation.run(
-            randomized.randomized_svd, {"M": stored.tiles[0], "N": stored.tiles[1], "R": iterations + 1, "L": k},
-            {"A": stored, "O": sample.stored}, {"U": left, "D": row_of_values(stored, k), "V": right},
-        )  # fmt: skip
+            randomized.randomized_svd,
+            {"M": stored.tiles[0], "N": stored.tiles[1], "R": iterations + 1, "L": k},
+            {"A": stored, "O": sample.stored},
+            {"U": left, "D": row_of_values(stored, k), "V": right},
+        )
         computation.scratch(sample.stored)
         return _factors(computation, made["U"], made["D"], _stored(made["V"]).H)
 
@@ -209,17 +197,13 @@ def _sample(stored: StoredMatrix, width: int, seed: int) -> BigMatrix:
         return BigMatrix.open(stored.store, name)
     except JobError:  # there is none yet
         found = dataclasses.replace(like(stored, rows=stored.columns, columns=width), name=name)
-        return BigMatrix.stored_as(
-            dataclasses.replace(found, tile_rows=stored.tile_columns, tile_columns=width), normal
-        )
+        return BigMatrix.stored_as(dataclasses.replace(found, tile_rows=stored.tile_columns, tile_columns=width), normal)
 
 
 def _tall_svd(computation: Computation, stored: StoredMatrix) -> _Factors:
     m, outputs = {"M": stored.tiles[0]}, tall_outputs(stored)
     factors = computation.run(tall.tsqr, m, {"A": stored}, outputs)
-    made = computation.run(
-        tall.tall_svd, m, factors, {"U": outputs["Q"], "D": row_of_values(stored, stored.columns), "W": outputs["R"]}
-    )
+    made = computation.run(tall.tall_svd, m, factors, {"U": outputs["Q"], "D": row_of_values(stored, stored.columns), "W": outputs["R"]})
     computation.scratch(*factors.values())
     return _factors(computation, made["U"], made["D"], made["W"])
 
@@ -235,12 +219,12 @@ def _general_svd(computation: Computation, stored: StoredMatrix, method: str) ->
         reduced = _upper_band(computation, core)
         u, s, vh = computation.gather("svd", reduced["B"], [small, row_of_values(stored, columns), small])
         left = computation.run(
-            band.apply_thin_q, {"M": core.tiles[0], "N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": u},
+            band.apply_thin_q,
+            {"M": core.tiles[0], "N": n, "K": n},
+            {"V": reduced["V"], "T": reduced["T"], "B": u},
             {"X": like(stored, rows=core.rows, columns=columns)},
-        )["X"]  # fmt: skip
-        right = computation.run(
-            band.apply_band_q, {"N": n, "K": n}, {"V": reduced["H"], "T": reduced["J"], "B": vh.H}, {"X": small}
-        )["X"]  # fmt: skip
+        )["X"]
+        right = computation.run(band.apply_band_q, {"N": n, "K": n}, {"V": reduced["H"], "T": reduced["J"], "B": vh.H}, {"X": small})["X"]
         computation.scratch(u, vh)
         vh = _stored(right).H
     else:
@@ -248,9 +232,11 @@ def _general_svd(computation: Computation, stored: StoredMatrix, method: str) ->
     if before is not None:
         inner = left
         left = computation.run(
-            band.apply_thin_q, {"M": m, "N": n, "K": n}, {"V": before["V"], "T": before["T"], "B": inner},
+            band.apply_thin_q,
+            {"M": m, "N": n, "K": n},
+            {"V": before["V"], "T": before["T"], "B": inner},
             {"X": like(stored, rows=stored.rows, columns=columns)},
-        )["X"]  # fmt: skip
+        )["X"]
         computation.scratch(inner)
     return _factors(computation, left, s, vh)
 
@@ -275,7 +261,7 @@ def _hermitian_band(computation: Computation, stored: StoredMatrix) -> dict[str,
 
 def _reduced(
     computation: Computation, program: Program, sizes: dict[str, int], a: StoredMatrix, outputs: dict[str, StoredMatrix], families: str
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Results of a reduction, all of which are removed at the end: a matrix, and reflectors."""
     made = computation.run(program, sizes, {"A": a}, outputs | {name: computation.family() for name in families})
     computation.scratch(*made.values())

@@ -81,9 +81,7 @@ class PrincipalComponents:
 
 
 @on_computed
-def pca(
-    a: BigMatrix, k: int, *, seed: int = 0, check: bool = True, executor: FunctionExecutor | None = None
-) -> PrincipalComponents:
+def pca(a: BigMatrix, k: int, *, seed: int = 0, check: bool = True, executor: FunctionExecutor | None = None) -> PrincipalComponents:
     """Principal components: singular vectors of A minus the mean of its rows.
 
     Of a matrix with one column of tiles, and at least as many rows as columns, they are those of `svd`; else `randomized_svd` finds the k largest,
@@ -102,9 +100,7 @@ def pca(
     """
     m, n = a.shape
     if not 1 <= k <= min(m, n) or m < 2:
-        raise JobError(
-            f"{k} principal components of {m} x {n} values", remedy=f"use 1 to {min(m, n)}, of two rows and more"
-        )
+        raise JobError(f"{k} principal components of {m} x {n} values", remedy=f"use 1 to {min(m, n)}, of two rows and more")
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(FunctionExecutor("local"))
         middle = np.zeros(n, a.dtype)
@@ -120,9 +116,7 @@ def pca(
         components *= (np.abs(largest) / largest)[:, None]
         scores = matmul(centred, np.ascontiguousarray(components.conj().T), executor=pool)
         centred.delete()
-    return PrincipalComponents(
-        mean=middle, components=components, explained_variance=s[:k] ** 2 / (m - 1), scores=scores
-    )
+    return PrincipalComponents(mean=middle, components=components, explained_variance=s[:k] ** 2 / (m - 1), scores=scores)
 
 
 @on_computed

@@ -43,9 +43,17 @@ _CLOSE = 1.35
 
 
 def apply_to_dataset(
-    pipeline: Pipeline | None, dataset: TableDataset, out: AnyPath, *, pool: Runner | None = None, partition_mb: float = PARTITION_MB,
-    split: HashSplit | None = None, side: Side = "all", name: str | None = None, on_error: OnError = "fail",
-) -> TableDataset:  # fmt: skip
+    pipeline: Pipeline | None,
+    dataset: TableDataset,
+    out: AnyPath,
+    *,
+    pool: Runner | None = None,
+    partition_mb: float = PARTITION_MB,
+    split: HashSplit | None = None,
+    side: Side = "all",
+    name: str | None = None,
+    on_error: OnError = "fail",
+) -> TableDataset:
     """A new dataset of changed rows.
 
     Args:
@@ -78,9 +86,7 @@ def apply_to_dataset(
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
     content = None if pipeline is None else pipeline.to_bytes()
     if state.create("plan", plan) != plan:
-        raise JobError(
-            f"{out} holds what was prepared from other data or steps", remedy="delete it, or name another folder"
-        )
+        raise JobError(f"{out} holds what was prepared from other data or steps", remedy="delete it, or name another folder")
     try:
         found = TableDataset.open(out).check()
     except DatasetNotFound:
@@ -96,9 +102,7 @@ def apply_to_dataset(
     for one in receipts.values():
         _refuse(one, dataset, on_error)
     item: dict[str, Any] = {"url": dataset.url, "out": out, "pipeline": document, "split": rule, "on_error": on_error}
-    items: list[dict[str, Any]] = [
-        {**item, "index": n, "rows": rows} for n, rows in enumerate(ranges) if n not in receipts
-    ]
+    items: list[dict[str, Any]] = [{**item, "index": n, "rows": rows} for n, rows in enumerate(ranges) if n not in receipts]
     with runner(pool, items) as run:
         for task, raw in zip(items, run.map(apply_to_range, items), strict=True):
             receipts[task["index"]] = build(_Made, raw, where="receipt")
@@ -184,9 +188,7 @@ def row_ranges(
     count = min(_SAMPLE, dataset.partitions[first].rows)
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
     nbytes = len(encode_table(to_table(rows if pipeline is None else pipeline.apply_valid(rows)[0], columns), columns))
-    share = (
-        1.0 if split is None or side == "all" else split.test_fraction if side == "test" else 1 - split.test_fraction
-    )
+    share = 1.0 if split is None or side == "all" else split.test_fraction if side == "test" else 1 - split.test_fraction
     wanted = max(1.0, total * nbytes / count * share / (partition_mb * 1e6))
     parts = dataset.partitions
     if 1 / _CLOSE <= wanted / len(parts) <= _CLOSE:

@@ -140,9 +140,7 @@ def column_of(values: Any, column: Column) -> ColumnData:
         try:
             return Categories(*coded_texts(values))
         except InvalidValue as e:
-            raise JobError(
-                f"column {column.name} should have categories; row {e.row}: {e}", remedy="convert it to text"
-            ) from None
+            raise JobError(f"column {column.name} should have categories; row {e.row}: {e}", remedy="convert it to text") from None
     numbers, wrong = floats(values)
     if wrong:
         row = min(wrong)

@@ -12,16 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.formats.cells import (
-    LARGEST,
-    NUMBER,
-    ZERO,
-    cells_of,
-    has_lone_return,
-    header_of,
-    is_name_of_digits,
-    is_number,
-)
+from ephemeron.data.formats.cells import LARGEST, NUMBER, ZERO, cells_of, has_lone_return, header_of, is_name_of_digits, is_number
 from ephemeron.data.formats.lines import mark_of
 from ephemeron.data.formats.records import CsvRecords
 from ephemeron.data.tables.arrow import pyarrow
@@ -142,7 +133,7 @@ class CsvParser:
             convert_options=csv.ConvertOptions(
                 column_types=types, include_columns=list(types), null_values=list(self._layout.missing), strings_can_be_null=True
             ),
-        )  # fmt: skip
+        )
 
     def _reason(self, message: str, record: bytes) -> tuple[str, str]:
         """Column and reason for which pyarrow refuses a record."""

@@ -61,17 +61,14 @@ def observe_dataset(
     indices = range(len(dataset.partitions))
     groups = {n: indices[at : at + GROUP] for n, at in enumerate(range(0, len(indices), GROUP))}
     items = {
-        n: [
-            {"url": dataset.url, "index": index, "pipeline": document, "end": end, "split": rule, "on_error": on_error}
-            for index in group
-        ]
-        for n, group in groups.items() if n not in known
-    }  # fmt: skip
+        n: [{"url": dataset.url, "index": index, "pipeline": document, "end": end, "split": rule, "on_error": on_error} for index in group]
+        for n, group in groups.items()
+        if n not in known
+    }
     if items:
         with runner(pool, [item for group in items.values() for item in group]) as run:
             futures = {
-                n: run.map_reduce(observe_partition, group, merge_statistics, chunksize=1, fan_in=FAN_IN)
-                for n, group in items.items()
+                n: run.map_reduce(observe_partition, group, merge_statistics, chunksize=1, fan_in=FAN_IN) for n, group in items.items()
             }
             for n, future in futures.items():
                 known[n] = future.result()

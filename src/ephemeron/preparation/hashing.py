@@ -61,19 +61,20 @@ class FeatureHasher(Transform):
     """Whether `distinct_` is exact."""
 
     def __init__(
-        self, columns: Sequence[str] | None = None, *, n_features: int = 1 << 20, seed: int = 0, alternate_sign: bool = False,
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        n_features: int = 1 << 20,
+        seed: int = 0,
+        alternate_sign: bool = False,
         output: str = "features",
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(columns, int):
-            raise JobError(
-                f"hash: columns = {columns!r} is a number", remedy=f"write FeatureHasher(n_features={columns!r})"
-            )
+            raise JobError(f"hash: columns = {columns!r} is a number", remedy=f"write FeatureHasher(n_features={columns!r})")
         super().__init__(columns)
         n_features, seed = whole(n_features, "hash: n_features"), whole(seed, "hash: seed")
         if not 1 <= n_features <= LARGEST:
-            raise JobError(
-                f"hash: n_features = {n_features} should be from 1 to {LARGEST}", remedy="the default is 1048576"
-            )
+            raise JobError(f"hash: n_features = {n_features} should be from 1 to {LARGEST}", remedy="the default is 1048576")
         if not 0 <= seed < 1 << 53:
             raise JobError(f"hash: seed = {seed} should be from 0 to 2**53 - 1")
         self.n_features, self.seed, self.alternate_sign, self.output = n_features, seed, bool(alternate_sign), output
@@ -85,9 +86,12 @@ class FeatureHasher(Transform):
 
     def options(self) -> dict[str, Any]:
         return {
-            "columns": self.columns, "n_features": self.n_features, "seed": self.seed, "alternate_sign": self.alternate_sign,
+            "columns": self.columns,
+            "n_features": self.n_features,
+            "seed": self.seed,
+            "alternate_sign": self.alternate_sign,
             "output": self.output,
-        }  # fmt: skip
+        }
 
     def fitted(self) -> dict[str, Any]:
         return {"distinct_": self.distinct_, "occupied_": self.occupied_, "exact_": self.exact_}
@@ -137,9 +141,12 @@ class FeatureHasher(Transform):
         if len(infinite := np.flatnonzero(np.isinf(made.values))):  # a sum of several columns
             at_row = np.searchsorted(made.indptr, infinite, side="right") - 1
             raise NotRepresentable(
-                step=self.step, column=", ".join(names), rows=np.unique(at_row).tolist(), reason="a sum in a bucket is beyond float32",
+                step=self.step,
+                column=", ".join(names),
+                rows=np.unique(at_row).tolist(),
+                reason="a sum in a bucket is beyond float32",
                 remedy="scale the columns first",
-            )  # fmt: skip
+            )
         hashed = set(names)
         kept = {name: data for name, data in rows.items() if name not in hashed}
         return {**kept, self.output: made}
@@ -148,9 +155,12 @@ class FeatureHasher(Transform):
         if beyond.any():
             bad = np.flatnonzero(beyond)
             raise NotRepresentable(
-                step=self.step, column=name, rows=bad.tolist(), reason=f"{float(numbers[bad[0]])!r} is beyond float32",
+                step=self.step,
+                column=name,
+                rows=bad.tolist(),
+                reason=f"{float(numbers[bad[0]])!r} is beyond float32",
                 remedy="scale the column first",
-            )  # fmt: skip
+            )
 
     def _hashes(self, name: str, data: ColumnData) -> NDArray[np.uint64]:
         """Of all distinct texts of a column; of a numeric column: one, of its name."""

@@ -86,9 +86,7 @@ class Histogram:
         # as NumPy rounds: from the nearer of the two
         with np.errstate(over="ignore"):
             far = np.isinf(high - low)  # ends of float64: the weighted mean does not overflow
-            found: NDArray[np.float64] = np.where(
-                weight >= 0.5, high - (high - low) * (1 - weight), low + (high - low) * weight
-            )
+            found: NDArray[np.float64] = np.where(weight >= 0.5, high - (high - low) * (1 - weight), low + (high - low) * weight)
         found[far] = (low * (1 - weight) + high * weight)[far]
         return found
 
@@ -107,9 +105,12 @@ class Histogram:
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "dropped": self.dropped, "keys": array_text(self.keys), "counts": array_text(self.counts), "minimum": self.minimum.hex(),
+            "dropped": self.dropped,
+            "keys": array_text(self.keys),
+            "counts": array_text(self.counts),
+            "minimum": self.minimum.hex(),
             "maximum": self.maximum.hex(),
-        }  # fmt: skip
+        }
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Histogram:

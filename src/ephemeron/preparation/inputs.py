@@ -75,9 +75,7 @@ def _array(data: Any, columns: Sequence[Column] | None) -> Presented:
     made = [Column(name=f"x{n}", kind="numeric", dtype="float64") for n in range(data.shape[1])]
     found = made if columns is None else list(columns)
     if len(found) != data.shape[1]:
-        raise JobError(
-            f"the array has {data.shape[1]} columns, and {len(found)} were fitted: {[c.name for c in found]}"
-        )
+        raise JobError(f"the array has {data.shape[1]} columns, and {len(found)} were fitted: {[c.name for c in found]}")
     return Presented(from_mapping({c.name: data[:, n] for n, c in enumerate(found)}, found), tuple(found), _stacked)
 
 
@@ -134,11 +132,7 @@ def _frame(rows: Rows, columns: Sequence[Column], index: Any) -> Any:
 
 
 def _column(name: str, values: Any) -> Column:
-    return (
-        Column(name=name, kind="categorical", dtype="string")
-        if has_text(values)
-        else Column(name=name, kind="numeric", dtype="float64")
-    )
+    return Column(name=name, kind="categorical", dtype="string") if has_text(values) else Column(name=name, kind="numeric", dtype="float64")
 
 
 def _columns_of_table(table: Any) -> tuple[Column, ...]:

@@ -117,10 +117,7 @@ def invalid_rows(table: Any, columns: Sequence[Column], label_kind: LabelKind) -
         if label_kind == "binary":
             wrong, reason = (values != 0) & (values != 1), "is no binary label: 0 or 1"
         elif label_kind == "class":
-            wrong, reason = (
-                (values < 0) | (values != np.floor(values)) | (values > 2**31 - 1),
-                "is no class: a whole number from 0",
-            )
+            wrong, reason = ((values < 0) | (values != np.floor(values)) | (values > 2**31 - 1), "is no class: a whole number from 0")
         else:
             continue
         for row in np.flatnonzero(wrong & ~np.isnan(values)):

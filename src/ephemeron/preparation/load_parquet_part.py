@@ -46,9 +46,7 @@ def load_parquet_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
     plan = build(LoadPlan, item["plan"], where="plan")
     groups = _Groups(plan)
     try:
-        return [
-            _load(plan, item, index, pieces, groups) for index, pieces in zip(item["indices"], plan.parts, strict=True)
-        ]
+        return [_load(plan, item, index, pieces, groups) for index, pieces in zip(item["indices"], plan.parts, strict=True)]
     except JobError as e:  # a mistake of the user's, which another try would repeat
         return [_plain(Receipt(refused=str(e))) for _ in plan.parts]
 
@@ -65,10 +63,7 @@ class _Groups:
         if self._key != (piece.file, piece.group):
             names = [column.name for column in self._plan.columns]
             with parquet_file(self._plan.sources[piece.file]) as file:
-                self._key, self._table = (
-                    (piece.file, piece.group),
-                    file.read_row_group(piece.group, columns=names).select(names),
-                )
+                self._key, self._table = ((piece.file, piece.group), file.read_row_group(piece.group, columns=names).select(names))
         return self._table.slice(piece.begin, piece.end - piece.begin)
 
 
@@ -101,9 +96,7 @@ def valid_rows(table: Any, plan: LoadPlan) -> tuple[Any, list[Reject]]:
     bad = {**invalid_rows(made, plan.columns, plan.layout.label_kind), **bad}
     if not bad:
         return made, []
-    rejects = [
-        Reject(row, *bad[row], json.dumps(table.slice(row, 1).to_pylist()[0], default=str)) for row in sorted(bad)
-    ]
+    rejects = [Reject(row, *bad[row], json.dumps(table.slice(row, 1).to_pylist()[0], default=str)) for row in sorted(bad)]
     return made.filter(pa.array(np.isin(np.arange(table.num_rows), list(bad), invert=True))), rejects
 
 

@@ -104,9 +104,7 @@ def _load_text(item: dict[str, Any]) -> dict[str, Any]:
     if rejects and plan.on_error == "quarantine":
         files = open_files(item["out"])
         run(files.create(f"state/{prefix}rejected/{name}.jsonl", reject_lines(rejects)))
-    partition = TableWriter(item["out"], plan.columns).write(
-        item["index"], table, variant=variant_of(item["attempt"], item["variant"])
-    )
+    partition = TableWriter(item["out"], plan.columns).write(item["index"], table, variant=variant_of(item["attempt"], item["variant"]))
     receipt = Receipt(pieces=found, partition=partition, rejected=len(rejects), first=first, width=width)
     kept: dict[str, Any] = StateFolder(item["out"]).create(f"{prefix}loaded/{name}", _plain(receipt))
     return kept
@@ -176,10 +174,7 @@ def _begin(plan: LoadPlan, name: str, text: bytes) -> int:
         return mark_of(text, name)
     names = csv_names(text, plan.layout, where=name)
     if tuple(names) != plan.names:
-        other = next(
-            (f"{a!r} instead of {b!r}" for a, b in zip(names, plan.names, strict=False) if a != b),
-            f"{len(names)} columns",
-        )
+        other = next((f"{a!r} instead of {b!r}" for a, b in zip(names, plan.names, strict=False) if a != b), f"{len(names)} columns")
         raise JobError(f"{name} has other columns than the first file: {other}")
     return begin_of_rows(text, plan.layout, where=name)
 

@@ -43,9 +43,16 @@ AGAIN = "again"
 
 
 def load_csv(
-    path: AnyPath, *, out: AnyPath, partition_mb: float = PARTITION_MB, layout: Layout | None = None, on_error: OnError = "fail",
-    pool: Runner | None = None, name: str | None = None, **columns: Any,
-) -> TableDataset:  # fmt: skip
+    path: AnyPath,
+    *,
+    out: AnyPath,
+    partition_mb: float = PARTITION_MB,
+    layout: Layout | None = None,
+    on_error: OnError = "fail",
+    pool: Runner | None = None,
+    name: str | None = None,
+    **columns: Any,
+) -> TableDataset:
     """Loads CSV files.
 
     Args:
@@ -79,15 +86,28 @@ def csv_plan(path: AnyPath, layout: Layout, partition_mb: float, on_error: OnErr
     total = sum(source.nbytes for source in sources)
     count = _parts(total, len(rows), parsed.table, columns_, partition_mb)
     return LoadPlan(
-        format="csv", sources=tuple(sources), columns=columns_, parts=equal_parts([s.nbytes for s in sources], count), on_error=on_error,
-        layout=layout, names=tuple(names),
-    )  # fmt: skip
+        format="csv",
+        sources=tuple(sources),
+        columns=columns_,
+        parts=equal_parts([s.nbytes for s in sources], count),
+        on_error=on_error,
+        layout=layout,
+        names=tuple(names),
+    )
 
 
 def load_libsvm(
-    path: AnyPath, *, out: AnyPath, partition_mb: float = PARTITION_MB, label_kind: LabelKind = "binary", zero_based: bool = False,
-    n_features: int | None = None, on_error: OnError = "fail", pool: Runner | None = None, name: str | None = None,
-) -> TableDataset:  # fmt: skip
+    path: AnyPath,
+    *,
+    out: AnyPath,
+    partition_mb: float = PARTITION_MB,
+    label_kind: LabelKind = "binary",
+    zero_based: bool = False,
+    n_features: int | None = None,
+    on_error: OnError = "fail",
+    pool: Runner | None = None,
+    name: str | None = None,
+) -> TableDataset:
     """Loads LIBSVM files: lines `LABEL INDEX:VALUE …` with rising indices. The dataset has the columns `label` and `features`.
 
     Args:
@@ -101,13 +121,7 @@ def load_libsvm(
 
 
 def libsvm_plan(
-    path: AnyPath,
-    label_kind: LabelKind,
-    partition_mb: float,
-    on_error: OnError,
-    *,
-    zero_based: bool = False,
-    n_features: int | None = None,
+    path: AnyPath, label_kind: LabelKind, partition_mb: float, on_error: OnError, *, zero_based: bool = False, n_features: int | None = None
 ) -> LoadPlan:
     """The plan of `load_libsvm`."""
     sources = listed(path, endings=(".svm", ".libsvm", ".txt"))
@@ -121,24 +135,35 @@ def libsvm_plan(
     columns = (label_column(LABEL, label_kind), features)
     count = _parts(sum(s.nbytes for s in sources), len(rows), parsed.table, columns, partition_mb)
     return LoadPlan(
-        format="libsvm", sources=tuple(sources), columns=columns, parts=equal_parts([s.nbytes for s in sources], count), on_error=on_error,
-        label_kind=label_kind, zero_based=zero_based, n_features=n_features,
-    )  # fmt: skip
+        format="libsvm",
+        sources=tuple(sources),
+        columns=columns,
+        parts=equal_parts([s.nbytes for s in sources], count),
+        on_error=on_error,
+        label_kind=label_kind,
+        zero_based=zero_based,
+        n_features=n_features,
+    )
 
 
 def load_parquet(
-    path: AnyPath, *, out: AnyPath, partition_mb: float = PARTITION_MB, layout: Layout | None = None, on_error: OnError = "fail",
-    pool: Runner | None = None, name: str | None = None, **columns: Any,
-) -> TableDataset:  # fmt: skip
+    path: AnyPath,
+    *,
+    out: AnyPath,
+    partition_mb: float = PARTITION_MB,
+    layout: Layout | None = None,
+    on_error: OnError = "fail",
+    pool: Runner | None = None,
+    name: str | None = None,
+    **columns: Any,
+) -> TableDataset:
     """Loads Parquet files with columns of numbers and texts, by their row groups.
 
     Args:
         path, out, partition_mb, layout, on_error, pool, name, columns: as for `load_csv`; it raises the same.
     """
     layout = layout or build(Layout, columns, where="load_parquet")
-    return load(
-        parquet_plan(listed(path, endings=(".parquet",)), layout, partition_mb, on_error), out, pool=pool, name=name
-    )
+    return load(parquet_plan(listed(path, endings=(".parquet",)), layout, partition_mb, on_error), out, pool=pool, name=name)
 
 
 def load(plan: LoadPlan, out: AnyPath, *, pool: Runner | None = None, name: str | None = None) -> TableDataset:
@@ -163,9 +188,7 @@ def load(plan: LoadPlan, out: AnyPath, *, pool: Runner | None = None, name: str 
     _load_missing(plan, out, attempt, receipts, pool)
     if plan.format != "parquet":
         states = _states(plan, receipts)
-        wrong = [
-            n for n in receipts if receipts[n].partition is None or [p.state for p in receipts[n].pieces] != states[n]
-        ]
+        wrong = [n for n in receipts if receipts[n].partition is None or [p.state for p in receipts[n].pieces] != states[n]]
         _load_again(plan, out, attempt, receipts, {n: states[n] for n in wrong}, pool)
     return _finish(plan, out, attempt, receipts, name)
 
@@ -178,17 +201,14 @@ def _attempt_of(plan: LoadPlan, state: State) -> int:
     return attempt
 
 
-def _load_missing(
-    plan: LoadPlan, out: str, attempt: int, receipts: dict[int, Receipt], pool: Runner | None
-) -> None:  # fmt: skip
+def _load_missing(plan: LoadPlan, out: str, attempt: int, receipts: dict[int, Receipt], pool: Runner | None) -> None:
     missing = [n for n in range(len(plan.parts)) if n not in receipts]
     if plan.format == "parquet":
         grouped: dict[tuple[int, int], list[int]] = {}
         for n in missing:
             grouped.setdefault((plan.parts[n][0].file, plan.parts[n][0].group), []).append(n)
         items = [
-            {"plan": plain(plan.of_parts(indices)), "out": out, "attempt": attempt, "indices": indices}
-            for indices in grouped.values()
+            {"plan": plain(plan.of_parts(indices)), "out": out, "attempt": attempt, "indices": indices} for indices in grouped.values()
         ]
         with runner(pool, items) as run_:
             for item, found in zip(items, run_.map(load_parquet_parts, items), strict=True):
@@ -211,23 +231,25 @@ def _load_missing(
         for item, raw in zip(items, run_.map(load_text, items), strict=True):
             n = item["index"]
             receipts[n] = build(Receipt, raw, where="receipt")
-            if receipts[n].refused or (
-                receipts[n].rejected and _states(plan, receipts).get(n) == [p.state for p in receipts[n].pieces]
-            ):
+            if receipts[n].refused or (receipts[n].rejected and _states(plan, receipts).get(n) == [p.state for p in receipts[n].pieces]):
                 _refuse_invalid(plan, receipts, n)
 
 
 def _load_again(
     plan: LoadPlan, out: str, attempt: int, receipts: dict[int, Receipt], states: Mapping[int, Sequence[str]], pool: Runner | None
-) -> None:  # fmt: skip
+) -> None:
     """Parts whose state was not known, or assumed wrongly."""
     items = [
         {
-            "plan": plain(plan.of_parts([n])), "out": out, "attempt": attempt, "index": n, "states": list(known),
+            "plan": plain(plan.of_parts([n])),
+            "out": out,
+            "attempt": attempt,
+            "index": n,
+            "states": list(known),
             "variant": "" if receipts[n].partition is None else AGAIN,
         }
         for n, known in sorted(states.items())
-    ]  # fmt: skip
+    ]
     with runner(pool, items) as run_:
         for item, raw in zip(items, run_.map(load_text, items), strict=True):
             receipts[item["index"]] = build(Receipt, raw, where="receipt")
@@ -313,15 +335,11 @@ def _write_rejected(plan: LoadPlan, out: str, attempt: int, receipts: Mapping[in
         if not receipts[n].rejected:
             continue
         again = receipts[n].partition is not None and AGAIN in receipts[n].partition.file  # type: ignore[union-attr]
-        (data,) = run(
-            files.fetch([FileRange(f"state/{prefix_of(attempt)}rejected/{n:05d}{AGAIN if again else ''}.jsonl")])
-        )
+        (data,) = run(files.fetch([FileRange(f"state/{prefix_of(attempt)}rejected/{n:05d}{AGAIN if again else ''}.jsonl")]))
         for raw in map(json.loads, data.splitlines()):
             piece, line = raw.pop("piece"), raw.pop("line")
             file = plan.sources[plan.parts[n][piece].file].name
-            rows.append(
-                json.dumps({"file": file, "line": number_of(plan, receipts, n, piece, line), **raw}).encode() + b"\n"
-            )
+            rows.append(json.dumps({"file": file, "line": number_of(plan, receipts, n, piece, line), **raw}).encode() + b"\n")
     run(files.create("rejected.jsonl" if attempt == 1 else f"rejected-{attempt}.jsonl", b"".join(rows)))
 
 

@@ -54,16 +54,26 @@ class Moments:
             one, two = _sums(finite[at : at + _AT_ONCE])
             total, squares = total + one, squares + two
         return cls(
-            len(finite), missing, len(values) - missing - len(finite), total, squares,
-            float(finite.min()) + 0.0, float(finite.max()) + 0.0,  # -0.0 is 0.0, whichever comes first
-        )  # fmt: skip
+            len(finite),
+            missing,
+            len(values) - missing - len(finite),
+            total,
+            squares,
+            float(finite.min()) + 0.0,
+            float(finite.max()) + 0.0,  # -0.0 is 0.0, whichever comes first
+        )
 
     def merge(self, other: Moments) -> Moments:
         """Those of the values of both."""
         return Moments(
-            self.count + other.count, self.missing + other.missing, self.infinite + other.infinite, self.total + other.total,
-            self.squares + other.squares, min(self.minimum, other.minimum), max(self.maximum, other.maximum),
-        )  # fmt: skip
+            self.count + other.count,
+            self.missing + other.missing,
+            self.infinite + other.infinite,
+            self.total + other.total,
+            self.squares + other.squares,
+            min(self.minimum, other.minimum),
+            max(self.maximum, other.maximum),
+        )
 
     @property
     def mean(self) -> float:
@@ -103,17 +113,27 @@ class Moments:
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "count": self.count, "missing": self.missing, "infinite": self.infinite, "total": hex(self.total), "squares": hex(self.squares),
-            "minimum": self.minimum.hex(), "maximum": self.maximum.hex(),
-        }  # fmt: skip
+            "count": self.count,
+            "missing": self.missing,
+            "infinite": self.infinite,
+            "total": hex(self.total),
+            "squares": hex(self.squares),
+            "minimum": self.minimum.hex(),
+            "maximum": self.maximum.hex(),
+        }
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Moments:
         """The inverse of `plain`."""
         return cls(
-            raw["count"], raw["missing"], raw["infinite"], int(raw["total"], 16), int(raw["squares"], 16),
-            float.fromhex(raw["minimum"]), float.fromhex(raw["maximum"]),
-        )  # fmt: skip
+            raw["count"],
+            raw["missing"],
+            raw["infinite"],
+            int(raw["total"], 16),
+            int(raw["squares"], 16),
+            float.fromhex(raw["minimum"]),
+            float.fromhex(raw["maximum"]),
+        )
 
 
 def _sums(values: NDArray[np.float64]) -> tuple[int, int]:

@@ -38,9 +38,7 @@ class Occupancy:
 
     def merge(self, other: Occupancy) -> Occupancy:
         """Of the keys of both."""
-        return Occupancy(
-            self.buckets, self.bits | other.bits, _distinct(np.concatenate([self.smallest, other.smallest]))[:KEPT]
-        )
+        return Occupancy(self.buckets, self.bits | other.bits, _distinct(np.concatenate([self.smallest, other.smallest]))[:KEPT])
 
     @property
     def occupied(self) -> int:

@@ -56,9 +56,14 @@ def parquet_plan(sources: Sequence[Source], layout: Layout, partition_mb: float,
     count = max(1, round(total * row_bytes / (partition_mb * 1e6)))
     starts = tuple(tuple(sum(rows[:n]) for n in range(len(rows))) for rows in groups)
     return LoadPlan(
-        format="parquet", sources=tuple(sources), columns=columns, parts=_cut(groups, total, count), on_error=on_error, layout=layout,
+        format="parquet",
+        sources=tuple(sources),
+        columns=columns,
+        parts=_cut(groups, total, count),
+        on_error=on_error,
+        layout=layout,
         group_rows=starts,
-    )  # fmt: skip
+    )
 
 
 def _columns(schema: Any, layout: Layout, source: Source) -> tuple[Column, ...]:
@@ -67,8 +72,7 @@ def _columns(schema: Any, layout: Layout, source: Source) -> tuple[Column, ...]:
         kind = arrow_kind(field.type)
         if kind is None and layout.columns.get(field.name) != "ignore":
             raise JobError(
-                f"{source.name}: column {field.name} is {field.type}, neither numbers nor text",
-                remedy='set it to "ignore", or convert it',
+                f"{source.name}: column {field.name} is {field.type}, neither numbers nor text", remedy='set it to "ignore", or convert it'
             )
         if kind == "categorical" and layout.columns.get(field.name) == "numeric":
             raise JobError(f"{source.name}: column {field.name} is text, and should be numeric", remedy="convert it")

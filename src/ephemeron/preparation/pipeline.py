@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """2: categories that are no text have the canonical text of `preparation.values`."""
-STEPS: dict[str, type[Transform]] = {
-    kind.step: kind for kind in (StandardScaler, MinMaxScaler, QuantileBinner, FeatureHasher)
-}
+STEPS: dict[str, type[Transform]] = {kind.step: kind for kind in (StandardScaler, MinMaxScaler, QuantileBinner, FeatureHasher)}
 
 
 def make_step(name: str, options: Mapping[str, Any], *, where: str) -> Transform:
@@ -62,9 +60,7 @@ def make_step(name: str, options: Mapping[str, Any], *, where: str) -> Transform
         known = STEPS[name](columns=None).options()
         wrong = [key for key in options if key not in known]
         if wrong:
-            raise JobError(
-                f"{where}: {name} has no option {wrong[0]}", remedy=near(wrong[0], known, what="options")
-            ) from None
+            raise JobError(f"{where}: {name} has no option {wrong[0]}", remedy=near(wrong[0], known, what="options")) from None
         raise JobError(f"{where}: an option of {name} has a wrong type: {dict(options)}") from None
 
 
@@ -224,9 +220,7 @@ class Pipeline:
             rows = step.apply(rows)
         return dict(rows)
 
-    def apply_valid(
-        self, rows: Rows, end: int | None = None
-    ) -> tuple[dict[str, ColumnData], dict[int, tuple[str, str]]]:
+    def apply_valid(self, rows: Rows, end: int | None = None) -> tuple[dict[str, ColumnData], dict[int, tuple[str, str]]]:
         """What `apply` makes of the rows that no step refuses; and the numbers of the others, with column and reason."""
         numbers, refused = np.arange(length_of(rows)), dict[int, tuple[str, str]]()
         for step in self.steps[:end]:

@@ -37,9 +37,7 @@ class PreparationEstimate:
     cost_usd: float
 
 
-def predict(
-    plan: LoadPlan, pipeline: Pipeline | None, *, prices: Prices, memory_mb: int, workers: int
-) -> PreparationEstimate:
+def predict(plan: LoadPlan, pipeline: Pipeline | None, *, prices: Prices, memory_mb: int, workers: int) -> PreparationEstimate:
     """The estimate. It assumes that the sample is like the rest, and functions with this machine's speed per vCPU.
 
     Args:
@@ -70,9 +68,7 @@ def predict(
     used = min(workers, len(plan.parts))
     starts_s = START_S * max(1.0, MB_PER_VCPU / memory_mb)
     nbytes = sum(source.nbytes for source in plan.sources)
-    traffic = Traffic(
-        puts=tasks * _REQUESTS // 2, gets=tasks * _REQUESTS // 2, bytes_up=nbytes, bytes_down=nbytes * len(per_pass)
-    )
+    traffic = Traffic(puts=tasks * _REQUESTS // 2, gets=tasks * _REQUESTS // 2, bytes_up=nbytes, bytes_down=nbytes * len(per_pass))
     cost = prices.functions_usd((compute_s + used * starts_s) * memory_mb / 1024, used) + prices.storage_usd(traffic)
     return PreparationEstimate(tasks=tasks, compute_s=compute_s, seconds=starts_s + compute_s / used, cost_usd=cost)
 

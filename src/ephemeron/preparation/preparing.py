@@ -66,10 +66,16 @@ class Prepared:
         hashers = [step for step in (self.pipeline.steps if self.pipeline else ()) if isinstance(step, FeatureHasher)]
         predicted = self.predicted
         return {
-            "name": self.name, "out": self.out, "rows": len(self.datasets["raw"]), "rejected": self.rejected,
+            "name": self.name,
+            "out": self.out,
+            "rows": len(self.datasets["raw"]),
+            "rejected": self.rejected,
             "datasets": {
                 name: {
-                    "url": one.url, "rows": len(one), "partitions": len(one.partitions), "nbytes": sum(p.nbytes for p in one.partitions),
+                    "url": one.url,
+                    "rows": len(one),
+                    "partitions": len(one.partitions),
+                    "nbytes": sum(p.nbytes for p in one.partitions),
                     "version": one.version,
                 }
                 for name, one in self.datasets.items()
@@ -77,18 +83,25 @@ class Prepared:
             "pipeline": None if self.pipeline is None else self.pipeline.version_,
             "collisions": sum(hasher.collisions_ for hasher in hashers) if hashers else None,
             "stages": [{"stage": s.name, "stored": s.stored, "seconds": round(s.seconds, 3)} for s in self.stages],
-            "seconds": round(self.seconds, 3), "cost_usd": 0.0 if self.bill is None else self.bill.cost_usd,
+            "seconds": round(self.seconds, 3),
+            "cost_usd": 0.0 if self.bill is None else self.bill.cost_usd,
             "invocations": 0 if self.bill is None else self.bill.invocations,
             "gb_seconds": 0.0 if self.bill is None else round(self.bill.gb_seconds, 6),
-            "predicted": None if predicted is None else {"seconds": round(predicted.seconds, 3), "cost_usd": predicted.cost_usd, "tasks": predicted.tasks},
+            "predicted": None
+            if predicted is None
+            else {"seconds": round(predicted.seconds, 3), "cost_usd": predicted.cost_usd, "tasks": predicted.tasks},
             "prices": None if self.bill is None else self.bill.prices,
-        }  # fmt: skip
+        }
 
 
 def prepare(
-    recipe: Recipe, *, progress: bool | None = None, on_predicted: Callable[[PreparationEstimate], None] = lambda _: None,
-    settings: Any = None, prices_file: Any = None,
-) -> Prepared:  # fmt: skip
+    recipe: Recipe,
+    *,
+    progress: bool | None = None,
+    on_predicted: Callable[[PreparationEstimate], None] = lambda _: None,
+    settings: Any = None,
+    prices_file: Any = None,
+) -> Prepared:
     """Carries a recipe out, or what is left of it.
 
     Args:
@@ -116,10 +129,17 @@ def prepare(
     prices = load_prices("cache" if recipe.run.channel.startswith("redis") else "objects", prices_file)
     run = recipe.run
     pool = FunctionExecutor(
-        run.platform, memory_mb=run.memory_mb, max_workers=run.max_workers, channel=run.channel, function_timeout_s=run.function_timeout_s,
-        budget_usd=run.budget_usd, progress=progress, prices_file=prices_file, settings=settings,
+        run.platform,
+        memory_mb=run.memory_mb,
+        max_workers=run.max_workers,
+        channel=run.channel,
+        function_timeout_s=run.function_timeout_s,
+        budget_usd=run.budget_usd,
+        progress=progress,
+        prices_file=prices_file,
+        settings=settings,
         preload=PRELOAD if run.platform == "local" else (),
-    )  # fmt: skip
+    )
     with pool:
         if not _is_there(f"{recipe.out}/raw"):
             made.predicted = predict(plan, pipeline, prices=prices, memory_mb=pool.memory_mb, workers=pool.max_workers)
@@ -140,17 +160,22 @@ def prepare(
             for side in ("train", "test") if split is not None else ("train",):
                 with _stage(made, side, f"{recipe.out}/{side}", "done/"):
                     made.datasets[side] = apply_to_dataset(
-                        pipeline, raw, f"{recipe.out}/{side}", pool=pool, partition_mb=recipe.partition_mb, split=split,
-                        side="all" if split is None else side, name=f"{recipe.name}/{side}", on_error=recipe.on_error,
-                    )  # fmt: skip
+                        pipeline,
+                        raw,
+                        f"{recipe.out}/{side}",
+                        pool=pool,
+                        partition_mb=recipe.partition_mb,
+                        split=split,
+                        side="all" if split is None else side,
+                        name=f"{recipe.name}/{side}",
+                        on_error=recipe.on_error,
+                    )
     made.bill = pool.bill()
     made.seconds = time.monotonic() - began
     return made
 
 
-def _fit(
-    pipeline: Pipeline, raw: TableDataset, split: Any, fits: str, pool: FunctionExecutor, on_error: OnError
-) -> None:
+def _fit(pipeline: Pipeline, raw: TableDataset, split: Any, fits: str, pool: FunctionExecutor, on_error: OnError) -> None:
     """Fits, or takes the fitted pipeline of an earlier attempt."""
     state = State(fits)
     stored = state.read("pipeline")

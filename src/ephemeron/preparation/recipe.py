@@ -105,14 +105,16 @@ class Recipe:
 
         kind = self.format or FORMATS.get(Path(self.source).suffix)
         if kind is None:
-            raise JobError(
-                f"source = {self.source!r} does not tell its format", remedy="set format to csv, libsvm or parquet"
-            )
+            raise JobError(f"source = {self.source!r} does not tell its format", remedy="set format to csv, libsvm or parquet")
         if kind == "libsvm":
             return loading.libsvm_plan(
-                self.source, self.label.kind, self.partition_mb, self.on_error, zero_based=self.libsvm.zero_based,
+                self.source,
+                self.label.kind,
+                self.partition_mb,
+                self.on_error,
+                zero_based=self.libsvm.zero_based,
                 n_features=self.libsvm.n_features,
-            )  # fmt: skip
+            )
         given = {f.name: getattr(self.csv, f.name) for f in fields(self.csv) if getattr(self.csv, f.name) is not None}
         layout = Layout(label=self.label.column or None, label_kind=self.label.kind, columns=self.columns, **given)
         if kind == "csv":

@@ -16,13 +16,7 @@ class Runner(Protocol):
         ...
 
     def map_reduce(
-        self,
-        fn: Callable[[Any], Any],
-        items: Iterable[Any],
-        combine: Callable[[Any, Any], Any],
-        *,
-        chunksize: int = ...,
-        fan_in: int = ...,
+        self, fn: Callable[[Any], Any], items: Iterable[Any], combine: Callable[[Any, Any], Any], *, chunksize: int = ..., fan_in: int = ...
     ) -> Any:
         """A future of the combined results."""
         ...
@@ -36,13 +30,7 @@ class InProcess:
         return map(fn, *iterables)
 
     def map_reduce(
-        self,
-        fn: Callable[[Any], Any],
-        items: Iterable[Any],
-        combine: Callable[[Any, Any], Any],
-        *,
-        chunksize: int = 8,
-        fan_in: int = 8,
+        self, fn: Callable[[Any], Any], items: Iterable[Any], combine: Callable[[Any, Any], Any], *, chunksize: int = 8, fan_in: int = 8
     ) -> _Known:
         """A result that is there."""
         return _Known(functools.reduce(combine, map(fn, items)))

@@ -50,9 +50,7 @@ class Source:
         except FileNotFoundError:
             raise JobError(f"{self.name} has disappeared since the preparation began") from None
         except FileVersionChanged:
-            raise JobError(
-                f"{self.name} has changed since the preparation began", remedy="prepare into another folder"
-            ) from None
+            raise JobError(f"{self.name} has changed since the preparation began", remedy="prepare into another folder") from None
         return data
 
     def check(self) -> None:
@@ -85,9 +83,7 @@ def listed(place: AnyPath, *, endings: Sequence[str]) -> list[Source]:
     """
     files, sizes = _sizes(located(place), tuple(endings))
     if not sizes:
-        raise JobError(
-            f"{place} names no file", remedy=f"give a file, a glob, or a folder of {', '.join(endings)} files"
-        )
+        raise JobError(f"{place} names no file", remedy=f"give a file, a glob, or a folder of {', '.join(endings)} files")
     found = []
     for name in sizes:
         source = Source(root=files.url, path=name, nbytes=max(1, sizes[name]), identity=identity_of(files, name))

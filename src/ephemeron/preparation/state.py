@@ -64,8 +64,5 @@ class State:
 def _opened(data: bytes, name: str) -> Any:
     text, _, checksum = bytes(data).rpartition(b"\n")
     if xxhash.xxh3_64_hexdigest(text).encode() != checksum:
-        raise DatasetDamaged(
-            "damaged, or of another release: delete it, and what it says is found out again",
-            file=f"{STATE}/{name}.json",
-        )
+        raise DatasetDamaged("damaged, or of another release: delete it, and what it says is found out again", file=f"{STATE}/{name}.json")
     return json.loads(text)

@@ -174,9 +174,7 @@ class _NumericStep(Transform):
 
     def schema_out(self) -> tuple[Column, ...]:
         changed = set(self.feature_names_in_)
-        return tuple(
-            Column(name=c.name, kind="numeric", dtype="float64") if c.name in changed else c for c in self.schema_in_
-        )
+        return tuple(Column(name=c.name, kind="numeric", dtype="float64") if c.name in changed else c for c in self.schema_in_)
 
     def _held(self, name: str, values: NDArray[np.float64], made: NDArray[np.float64]) -> NDArray[np.float64]:
         """What was made of a column; refuses what became infinite."""
@@ -237,16 +235,11 @@ class StandardScaler(_NumericStep):
                     remedy="multiply the column by a constant first",
                 )
         self.scale_ = np.array([1.0 if deviation == 0 else deviation for deviation in deviations])
-        held = [
-            _LEAST <= one.variance < np.inf or deviation == 0
-            for one, deviation in zip(moments, deviations, strict=True)
-        ]
+        held = [_LEAST <= one.variance < np.inf or deviation == 0 for one, deviation in zip(moments, deviations, strict=True)]
         self.var_ = np.array([one.variance if fits else np.nan for one, fits in zip(moments, held, strict=True)])
 
     def fitted(self) -> dict[str, Any]:
-        return {name: _listed(getattr(self, name)) for name in self._FITTED} | {
-            "n_samples_seen_": self.n_samples_seen_.tolist()
-        }
+        return {name: _listed(getattr(self, name)) for name in self._FITTED} | {"n_samples_seen_": self.n_samples_seen_.tolist()}
 
     def restore(self, fitted: Mapping[str, Any]) -> None:
         for name in self._FITTED:
@@ -281,18 +274,12 @@ class MinMaxScaler(_NumericStep):
     min_: NDArray[np.float64]
 
     def __init__(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        feature_range: tuple[float, float] = (0.0, 1.0),
-        clip: bool = False,
+        self, columns: Sequence[str] | None = None, *, feature_range: tuple[float, float] = (0.0, 1.0), clip: bool = False
     ) -> None:
         super().__init__(columns)
         low, high = feature_range
         if not low < high:
-            raise JobError(
-                f"min_max: feature_range = {list(feature_range)} is empty", remedy="write the lower end first"
-            )
+            raise JobError(f"min_max: feature_range = {list(feature_range)} is empty", remedy="write the lower end first")
         if not np.isfinite(float(high) - float(low)):
             raise JobError(f"min_max: feature_range = {list(feature_range)} is wider than float64")
         self.feature_range, self.clip = (float(low), float(high)), bool(clip)
@@ -392,9 +379,7 @@ class QuantileBinner(Transform):
 
     def schema_out(self) -> tuple[Column, ...]:
         changed = set(self.feature_names_in_)
-        return tuple(
-            Column(name=c.name, kind="categorical", dtype="string") if c.name in changed else c for c in self.schema_in_
-        )
+        return tuple(Column(name=c.name, kind="categorical", dtype="string") if c.name in changed else c for c in self.schema_in_)
 
     def apply(self, rows: Rows) -> dict[str, ColumnData]:
         out = dict(rows)

@@ -106,11 +106,7 @@ def number(value: Any) -> float:
         if np.isfinite(value) if isinstance(value, np.floating) else Decimal(value).is_finite():
             if not np.isfinite(found) or (found == 0 and value != 0):
                 raise InvalidValue(f"{value} is beyond float64")
-            if (
-                isinstance(value, Decimal)
-                and abs(found) >= _EXACT
-                and value == value.to_integral_value() != Decimal(found)
-            ):
+            if isinstance(value, Decimal) and abs(found) >= _EXACT and value == value.to_integral_value() != Decimal(found):
                 raise InvalidValue(f"{value:f} is an integer beyond 2**53, which float64 would round to {int(found)}")
         return found
     if (inner := _unwrapped(value)) is not value:
@@ -156,12 +152,7 @@ def floats(values: Any) -> tuple[NDArray[np.float64], dict[int, str]]:
     values = _array(values)
     if is_arrow(values):
         return _arrow_floats(values)
-    if (
-        isinstance(values, np.ndarray)
-        and values.dtype.kind in "biuf"
-        and values.dtype.itemsize <= 8
-        and values.ndim == 1
-    ):
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8 and values.ndim == 1:
         return values.astype(np.float64), _rounded(values) if values.dtype.kind in "iu" else {}
     return _one_by_one(_listed(values))
 

@@ -41,10 +41,17 @@ def document(title: str, parts: Iterable[Markup], *, script: bool = False) -> st
         parts: sections, see `card`.
         script: whether to include the script, which only the timeline needs.
     """
-    return render(
-        "document.html", policy=_POLICY, title=title, style=Markup(style_sheet()), parts=parts,
-        script=Markup(_asset("report.js")) if script else "",
-    ) + "\n"  # fmt: skip
+    return (
+        render(
+            "document.html",
+            policy=_POLICY,
+            title=title,
+            style=Markup(style_sheet()),
+            parts=parts,
+            script=Markup(_asset("report.js")) if script else "",
+        )
+        + "\n"
+    )
 
 
 def _asset(name: str) -> str:
@@ -59,9 +66,17 @@ def style_sheet() -> str:
 
 
 def header(
-    over: str, title: str, summary: str, *, pill: str = "", pill_style: str = "", code: str = "", place: str = "",
-    caption: str = "", causes: Sequence[str] = (),
-) -> Markup:  # fmt: skip
+    over: str,
+    title: str,
+    summary: str,
+    *,
+    pill: str = "",
+    pill_style: str = "",
+    code: str = "",
+    place: str = "",
+    caption: str = "",
+    causes: Sequence[str] = (),
+) -> Markup:
     """The head of a page.
 
     Args:
@@ -73,9 +88,17 @@ def header(
         causes: error texts.
     """
     return render(
-        "header.html", over=over, title=title, summary=summary, pill=pill, pill_style=pill_style, code=code, place=place,
-        caption=caption, causes=causes,
-    )  # fmt: skip
+        "header.html",
+        over=over,
+        title=title,
+        summary=summary,
+        pill=pill,
+        pill_style=pill_style,
+        code=code,
+        place=place,
+        caption=caption,
+        causes=causes,
+    )
 
 
 def tiled(tiles: Iterable[tuple[str, str, str]]) -> Markup:

@@ -17,13 +17,7 @@ PHASE_COLOURS: dict[Phase, str] = {
     "wait": "#d5d9de",
 }
 
-LINE_COLOURS: dict[str, str] = {
-    "blue": "#0072b2",
-    "orange": "#d55e00",
-    "green": "#009e73",
-    "amber": "#e69f00",
-    "grey": "#8a929c",
-}
+LINE_COLOURS: dict[str, str] = {"blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "amber": "#e69f00", "grey": "#8a929c"}
 BAD = "#c6362f"
 """A function that ended badly, a fault, a budget."""
 

@@ -60,9 +60,7 @@ def write_png(path: Path, title: str, below: str, rows: Sequence[Sequence[Panel]
     canvas.text(EDGE, EDGE + 14, title, {"font-size": "17px", "font-weight": "650", "fill": _variable("ink")})
     canvas.text(EDGE, EDGE + 40, below, {"font-size": "14px", "fill": _variable("soft")})
     for panel in placed:
-        canvas.text(
-            panel.x, panel.y + 14, panel.title, {"font-size": "15px", "font-weight": "650", "fill": _variable("ink")}
-        )
+        canvas.text(panel.x, panel.y + 14, panel.title, {"font-size": "15px", "font-weight": "650", "fill": _variable("ink")})
         canvas.panel(panel)
     figure.savefig(path, format="png")
 
@@ -81,10 +79,7 @@ def _placed(rows: Sequence[Sequence[Panel]], y: float) -> tuple[list[_Placed], f
     found: list[_Placed] = []
     for row in rows:
         width = (WIDTH - 2 * EDGE - GAP * (len(row) - 1)) / len(row)
-        mine = [
-            _Placed(title, fromstring(f"<div>{body}</div>"), EDGE + i * (width + GAP), y, width)
-            for i, (title, body) in enumerate(row)
-        ]
+        mine = [_Placed(title, fromstring(f"<div>{body}</div>"), EDGE + i * (width + GAP), y, width) for i, (title, body) in enumerate(row)]
         found += mine
         y = max(_bottom(panel) for panel in mine) + GAP
     return found, y - GAP + EDGE
@@ -177,9 +172,7 @@ class _Canvas:
             x += 14.0
         self.text(x + 6, y + 11, _words(key), {"font-size": "13px", "fill": _variable("soft")})
 
-    def picture(
-        self, svg: Element, place: _Place, x: float, y: float, width: float, height: float | None = None
-    ) -> None:
+    def picture(self, svg: Element, place: _Place, x: float, y: float, width: float, height: float | None = None) -> None:
         """An `svg` element at a place of its parent's coordinates; without a height, its proportions are kept."""
         x0, y0, wide, tall = _box(svg)
         sx = width / wide
@@ -225,18 +218,24 @@ class _Canvas:
         size = float(style.get("font-size", "12px").removesuffix("px")) * self.size
         halo = "stroke" in style and style["stroke"] != "none"
         self.ax.text(
-            x, y, words, ha=anchor, va="baseline", fontsize=_points(size), color=_paint(style, "fill"), parse_math=False,
-            fontweight="bold" if int(style.get("font-weight", "400")) >= 600 else "normal", zorder=self._next(),
+            x,
+            y,
+            words,
+            ha=anchor,
+            va="baseline",
+            fontsize=_points(size),
+            color=_paint(style, "fill"),
+            parse_math=False,
+            fontweight="bold" if int(style.get("font-weight", "400")) >= 600 else "normal",
+            zorder=self._next(),
             path_effects=[withStroke(linewidth=_points(3 * self.size), foreground=style["stroke"])] if halo else None,
-        )  # fmt: skip
+        )
 
     def _rects(self, by_colour: Mapping[tuple[float, ...], list[list[tuple[float, float]]]]) -> None:
         from matplotlib.collections import PolyCollection
 
         for colour, boxes in by_colour.items():
-            self.ax.add_collection(
-                PolyCollection(boxes, facecolors=colour, linewidths=0, antialiaseds=False, zorder=self._next())
-            )
+            self.ax.add_collection(PolyCollection(boxes, facecolors=colour, linewidths=0, antialiaseds=False, zorder=self._next()))
 
     def _path(self, lines: Sequence[Sequence[tuple[float, float]]], closed: Sequence[bool], style: Style) -> None:
         from matplotlib.patches import PathPatch
@@ -261,9 +260,12 @@ class _Canvas:
         wide = float(style.get("stroke-width", "1").removesuffix("px"))
         dashes = style.get("stroke-dasharray")
         found: dict[str, object] = {
-            "facecolor": _paint(style, "fill"), "edgecolor": _paint(style, "stroke"), "linewidth": _points(wide * self.size),
-            "zorder": self._next(), "joinstyle": "round",
-        }  # fmt: skip
+            "facecolor": _paint(style, "fill"),
+            "edgecolor": _paint(style, "stroke"),
+            "linewidth": _points(wide * self.size),
+            "zorder": self._next(),
+            "joinstyle": "round",
+        }
         if dashes is not None:
             found["linestyle"] = (0.0, [float(x) / wide for x in dashes.split()])
         return found
@@ -344,9 +346,7 @@ def _variable(name: str) -> str:
 def _style(e: Element) -> Style:
     """Declarations that hold for an element."""
     names = frozenset(e.get("class", "").split())
-    found = {
-        k: v for k, v in e.attrib.items() if k in ("fill", "stroke", "stroke-width", "fill-opacity", "stroke-opacity")
-    }
+    found = {k: v for k, v in e.attrib.items() if k in ("fill", "stroke", "stroke-width", "fill-opacity", "stroke-opacity")}
     for tag, classes, style in _sheet()[0]:
         if tag in ("", e.tag) and classes <= names:
             found |= style

@@ -24,9 +24,15 @@ _LAZY = {
 }
 
 __all__ = [
-    "ChannelConnectionContract", "ChannelContract", "PlatformConnectionContract", "PlatformContract", "TaskQueueConnectionContract",
-    "TaskQueueContract", "TrainingMatrix", "TrainingWorld",
-]  # fmt: skip
+    "ChannelConnectionContract",
+    "ChannelContract",
+    "PlatformConnectionContract",
+    "PlatformContract",
+    "TaskQueueConnectionContract",
+    "TaskQueueContract",
+    "TrainingMatrix",
+    "TrainingWorld",
+]
 
 
 def __getattr__(name: str) -> Any:

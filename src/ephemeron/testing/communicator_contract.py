@@ -43,9 +43,14 @@ class CommunicatorWorld(ABC):
 def update(region: str, number: int, payload: bytes = b"", *, fragment: int = 0, fence: int = 1) -> Update:
     """An update whose payload says where it is from."""
     return Update(
-        region=region, fence=fence, fragment=fragment, round=number, samples=10 + number, norm=1.5,
+        region=region,
+        fence=fence,
+        fragment=fragment,
+        round=number,
+        samples=10 + number,
+        norm=1.5,
         payload=payload or f"{region} {fragment} {number}".encode(),
-    )  # fmt: skip
+    )
 
 
 async def received(communicator: Communicator, region: str, number: int, *, fragment: int = 0) -> bytes:
@@ -68,17 +73,13 @@ class Opened:
 
     async def __call__(self, region: str, *, fence: int = 1, identity: str = "", since: int = 0) -> Communicator:
         """A communicator that has joined."""
-        made = self._world.communicator(
-            region, identity=identity or f"launch of {region}", fence=fence, names=self._names
-        )
+        made = self._world.communicator(region, identity=identity or f"launch of {region}", fence=fence, names=self._names)
         await self._stack.enter_async_context(made)
         await made.join(since=since)
         return made
 
 
-def together(
-    world: CommunicatorWorld, work: Callable[[Opened], Awaitable[None]], names: Sequence[str] = NAMES[:2]
-) -> None:
+def together(world: CommunicatorWorld, work: Callable[[Opened], Awaitable[None]], names: Sequence[str] = NAMES[:2]) -> None:
     """Runs a test in an event loop of its own."""
 
     async def run() -> None:
@@ -164,9 +165,7 @@ class CommunicatorContract(CommunicatorConnectionContract):
 
         together(world, work)
 
-    def test_what_has_arrived_is_listed_in_order_and_once_it_is_acknowledged_no_more(
-        self, world: CommunicatorWorld
-    ) -> None:
+    def test_what_has_arrived_is_listed_in_order_and_once_it_is_acknowledged_no_more(self, world: CommunicatorWorld) -> None:
         async def work(opened: Opened) -> None:
             regions = [await opened(name) for name in NAMES]
             east = regions[0]

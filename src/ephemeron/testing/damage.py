@@ -49,9 +49,7 @@ def kind_of(key: str) -> str:
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", key)
 
 
-def damage_first(
-    store: MemoryChannel, wanted: Callable[[str], bool], damage: Damage, happened: list[str], *, late: bool = False
-) -> None:
+def damage_first(store: MemoryChannel, wanted: Callable[[str], bool], damage: Damage, happened: list[str], *, late: bool = False) -> None:
     """Damages the first object of a store whose key is wanted.
 
     Args:

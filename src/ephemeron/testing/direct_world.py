@@ -28,21 +28,26 @@ class DirectWorld:
 
     def __init__(
         self, ranks: int, *, network: MemoryNetwork | None = None, store: Channel | None = None, silence_s: float = SILENCE_S
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ranks, self.silence_s = ranks, silence_s
         self.network = network or MemoryNetwork()
         self.store = store or MemoryChannel()
         self.keys = Keys("run")
         self.meshes: list[Mesh] = []
 
-    async def join(
-        self, rank: int, attempt: int = 0, transports: list[Transport] | None = None, *, waits: bool = False
-    ) -> Mesh:
+    async def join(self, rank: int, attempt: int = 0, transports: list[Transport] | None = None, *, waits: bool = False) -> Mesh:
         """A member joins, or a successor that is no member yet."""
         mesh = await Mesh.join(
-            store=self.store, rank=rank, attempt=attempt, ranks=self.ranks, keys=self.keys, token=TOKEN,
-            transports=transports or [self.network.transport(rank)], silence_s=self.silence_s, waits=waits,
-        )  # fmt: skip
+            store=self.store,
+            rank=rank,
+            attempt=attempt,
+            ranks=self.ranks,
+            keys=self.keys,
+            token=TOKEN,
+            transports=transports or [self.network.transport(rank)],
+            silence_s=self.silence_s,
+            waits=waits,
+        )
         self.meshes.append(mesh)
         return mesh
 
@@ -64,9 +69,7 @@ async def all_connected(*meshes: Mesh) -> None:
 
 
 @asynccontextmanager
-async def memory_mesh(
-    ranks: int, *, latency_s: float = 0.0, bandwidth_mb_s: float | None = None
-) -> AsyncIterator[list[Mesh]]:
+async def memory_mesh(ranks: int, *, latency_s: float = 0.0, bandwidth_mb_s: float | None = None) -> AsyncIterator[list[Mesh]]:
     """Connected meshes of as many members, in one event loop."""
     world = DirectWorld(ranks, network=MemoryNetwork(latency_s=latency_s, bandwidth_mb_s=bandwidth_mb_s))
     try:

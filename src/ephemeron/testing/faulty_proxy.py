@@ -80,9 +80,7 @@ class FaultyProxy:
     def __enter__(self) -> FaultyProxy:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def pause(self) -> None:
@@ -135,9 +133,8 @@ class FaultyProxy:
         return trouble
 
     async def _http(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: asyncio.StreamReader,
-        upward: asyncio.StreamWriter,
-    ) -> None:  # fmt: skip
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: asyncio.StreamReader, upward: asyncio.StreamWriter
+    ) -> None:
         while True:
             head, body = await _message(reader)
             await self._flowing.wait()
@@ -168,9 +165,8 @@ class FaultyProxy:
                 return
 
     async def _tcp(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: asyncio.StreamReader,
-        upward: asyncio.StreamWriter,
-    ) -> None:  # fmt: skip
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: asyncio.StreamReader, upward: asyncio.StreamWriter
+    ) -> None:
         after: list[Trouble] = []
 
         async def up() -> None:

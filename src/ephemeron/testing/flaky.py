@@ -91,9 +91,7 @@ class _FlakyReduction(SupportsReduction):
         self._outer, self._inner = outer, inner
 
     async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
-        await self._outer._request(
-            "reduce", key, lambda: self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector)
-        )
+        await self._outer._request("reduce", key, lambda: self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector))
 
     async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
         return await self._outer._request(

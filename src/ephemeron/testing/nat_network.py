@@ -134,11 +134,7 @@ class NatNetwork:
         self._thread = threading.Thread(target=self._run, name="nat-network", daemon=True)
 
     def nat(
-        self,
-        public: str,
-        mapping: Literal["endpoint-independent", "symmetric"] = "endpoint-independent",
-        *,
-        refusing: bool = False,
+        self, public: str, mapping: Literal["endpoint-independent", "symmetric"] = "endpoint-independent", *, refusing: bool = False
     ) -> Nat:
         """A translator with a public address."""
         nat = Nat(public, mapping, refusing)
@@ -169,17 +165,13 @@ class NatNetwork:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         os.write(self._woken, b"x")
         self._thread.join()
         for handle, host in self._hosts.items():
             os.close(handle)  # the device ends with it
             if host.namespace:
-                found = subprocess.run(
-                    ["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False
-                )
+                found = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False)
                 for pid in found.stdout.split():
                     subprocess.run(["kill", "-KILL", pid], capture_output=True, check=False)
                 subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
@@ -249,8 +241,9 @@ class NatNetwork:
     def _answer_with_reset(self, packet: bytearray, flow: _Flow) -> None:
         start = _start(packet)
         (number,) = struct.unpack_from("!I", packet, start + 4)
-        tcp = struct.pack("!HHIIBBHHH", flow.target[1], flow.source[1], 0, (number + 1) & 0xFFFFFFFF, 5 << 4,
-                          _FLAGS["rst"] | _FLAGS["ack"], 0, 0, 0)  # fmt: skip
+        tcp = struct.pack(
+            "!HHIIBBHHH", flow.target[1], flow.source[1], 0, (number + 1) & 0xFFFFFFFF, 5 << 4, _FLAGS["rst"] | _FLAGS["ack"], 0, 0, 0
+        )
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 40, 0, 0, 64, _TCP, 0, flow.target[0], flow.source[0])
         pseudo = flow.target[0] + flow.source[0] + struct.pack("!BBH", 0, _TCP, len(tcp))
         reset = bytearray(ip + tcp)

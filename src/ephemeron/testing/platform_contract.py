@@ -82,9 +82,13 @@ class PlatformConnectionContract:
     def call(self, run: str, entry: str, **changes: Any) -> Call:
         """A call of an entry; keywords that are no fields of `Call` go into its request."""
         known: dict[str, Any] = {
-            "rank": 0, "attempt": 0, "memory_mb": self.memory_mb, "lifetime_s": 30.0, "reason": "start",
+            "rank": 0,
+            "attempt": 0,
+            "memory_mb": self.memory_mb,
+            "lifetime_s": 30.0,
+            "reason": "start",
             "duplicate": False,
-        }  # fmt: skip
+        }
         fields = {key: changes.pop(key, value) for key, value in known.items()}
         return Call(run=run, channel=self.channel, entry=entry, request=changes, **fields)
 

@@ -48,10 +48,7 @@ class TimedResult:
     """Since the run's t = 0, at its beginning."""
 
 
-NAMES = (
-    "echo", "fail", "timed", "forever", "talk", "vanish", "killed", "allocate", "share", "through_channel", "succeed",
-    "call_next",
-)  # fmt: skip
+NAMES = ("echo", "fail", "timed", "forever", "talk", "vanish", "killed", "allocate", "share", "through_channel", "succeed", "call_next")
 
 
 def declaration(module: str = __name__, names: Sequence[str] = NAMES) -> str:

@@ -165,9 +165,7 @@ class TaskQueueConnectionContract:
                 recorded = await view("worker").complete(lease, [failed, *ok("good")])
                 assert (recorded[0].status, recorded[0].tries) == ("failed" if number < 3 else "dead", number)
                 await view("worker").release(lease)
-                assert [r.id for r in await reader.read()] == (
-                    ["good"] if number == 1 else ["bad"] if number == 3 else []
-                )
+                assert [r.id for r in await reader.read()] == (["good"] if number == 1 else ["bad"] if number == 3 else [])
             (dead,) = [r for r in await view("other").reader().read() if r.id == "bad"]
             assert (dead.status, dead.error, dead.traceback, dead.tries) == ("dead", "ValueError: 3", "line 7", 3)
             assert (await view("client").depth()).tasks == 0
@@ -189,9 +187,7 @@ class TaskQueueConnectionContract:
             await view("worker").complete(first[0], first[1])
             await view("worker").complete(second[0], second[1][:-1])
             assert await view("worker").take(1) == []
-            await asyncio.gather(
-                view("worker").complete(second[0], second[1]), view("late").complete(second[0], second[1])
-            )
+            await asyncio.gather(view("worker").complete(second[0], second[1]), view("late").complete(second[0], second[1]))
             (lease,) = await view("worker").take(5)
             assert [t.id for t in lease.tasks] == ["add"]
             assert await view("other").take(5) == []
@@ -311,9 +307,7 @@ class TaskQueueContract(TaskQueueConnectionContract):
 
     def test_an_edge_that_is_connected_late_finds_its_inputs(self) -> None:
         async def scenario(view: Open) -> None:
-            await view("client").publish(
-                [task("a", then=("early", "broken")), task("b", then=("broken",), max_tries=1)]
-            )
+            await view("client").publish([task("a", then=("early", "broken")), task("b", then=("broken",), max_tries=1)])
             (lease,) = await view("worker").take(1)
             await view("worker").complete(lease, [*ok("a"), TaskResult(id="b", status="failed", error="E: no")])
             await view("client").connect(TaskEdge(name="early", inputs=1, tasks=(task("c"),)))
@@ -453,8 +447,7 @@ class TaskQueueContract(TaskQueueConnectionContract):
         self.run(scenario)
 
     @pytest.mark.parametrize(
-        ("tasks", "order"),
-        [([], 0), ([task("a"), task("a")], 0), ([task("a/b")], 0), ([task("a", then=("x y",))], 0), ([task("a")], -1)],
+        ("tasks", "order"), [([], 0), ([task("a"), task("a")], 0), ([task("a/b")], 0), ([task("a", then=("x y",))], 0), ([task("a")], -1)]
     )
     def test_what_is_no_batch_is_refused(self, tasks: list[TaskSpec], order: int) -> None:
         async def scenario(view: Open) -> None:

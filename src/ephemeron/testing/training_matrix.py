@@ -94,9 +94,7 @@ class TrainingMatrix:
             assert lost == case.deaths
         else:  # on a machine that is busy with other things, a call may be lost besides, and is replaced as any other
             assert lost >= case.deaths, ends
-        assert reasons.count("replacement") >= case.deaths + case.drops - case.relays, (
-            "a successor is replaced by a rank that misses it"
-        )
+        assert reasons.count("replacement") >= case.deaths + case.drops - case.relays, "a successor is replaced by a rank that misses it"
         assert reasons.count("duplicate") == case.duplicates
         if case.relays:
             handed_over = {e.rank for e in of(events, Invoked) if e.reason == "relay"}
@@ -105,9 +103,7 @@ class TrainingMatrix:
     def test_direct_channels_give_the_same_weights_whatever_dies(self, world: TrainingWorld) -> None:
         store = world.configured()["channel"]
         faults = ("kill:rank=0,iteration=3,phase=upload", "kill:rank=1,iteration=5,phase=wait")
-        result, events = world.go(
-            channel="direct" if store is None else f"direct+{store}", faults=faults, aggregators=0,
-        )  # fmt: skip
+        result, events = world.go(channel="direct" if store is None else f"direct+{store}", faults=faults, aggregators=0)
         world.check_same(result)
         assert len(of(events, FaultFired)) == 2
         traffic = result.summary.traffic

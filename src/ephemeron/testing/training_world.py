@@ -54,9 +54,15 @@ class TrainingWorld:
     """Nothing is ever warm, so passing lifetimes takes minutes: only with EPHEMERON_FULL_MATRIX=1."""
 
     def go(
-        self, *, faults: Sequence[str] = (), on_event: Callable[[Event], None] = lambda event: None, channel: str = "",
-        job: Job | None = None, peer_timeout_s: float | None = None, **how: Any,
-    ) -> tuple[Result, list[Any]]:  # fmt: skip
+        self,
+        *,
+        faults: Sequence[str] = (),
+        on_event: Callable[[Event], None] = lambda event: None,
+        channel: str = "",
+        job: Job | None = None,
+        peer_timeout_s: float | None = None,
+        **how: Any,
+    ) -> tuple[Result, list[Any]]:
         """Trains to the end.
 
         Args:
@@ -111,9 +117,10 @@ class TrainingWorld:
         lifetime_s = max(LEAST_LIFETIME_S, STARTS * max(began.values()))
         each_s = LIFETIMES * lifetime_s / (1 + max(e.iteration for e in of(events, Progress)))
         return {
-            "function_timeout_s": round(lifetime_s, 3), "peer_timeout_s": SILENT * lifetime_s,
+            "function_timeout_s": round(lifetime_s, 3),
+            "peer_timeout_s": SILENT * lifetime_s,
             "faults": (f"delay:rank=1,factor=1,seconds={each_s:.3f}",),
-        }  # fmt: skip
+        }
 
     def check_same(self, result: Result) -> None:
         """Whether a run has ended as the undisturbed one did, bit for bit."""

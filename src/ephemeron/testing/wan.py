@@ -69,9 +69,7 @@ class EmulatedWan:
         enter: called first in the thread of the relay, such as to enter a namespace.
     """
 
-    def __init__(
-        self, default: WanLink | None = None, *, seed: int = 0, enter: Callable[[], None] = lambda: None
-    ) -> None:  # fmt: skip
+    def __init__(self, default: WanLink | None = None, *, seed: int = 0, enter: Callable[[], None] = lambda: None) -> None:
         self._default, self._rng, self._enter = default or WanLink(), random.Random(seed), enter
         self._directions: dict[tuple[str, str], _Direction] = {}
         self._dark: Counter[str] = Counter()
@@ -88,9 +86,7 @@ class EmulatedWan:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._call(self._end)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -178,7 +174,7 @@ class EmulatedWan:
 
     async def _relay(
         self, source: str, target: str, address: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:  # fmt: skip
+    ) -> None:
         upward: asyncio.StreamWriter | None = None
         self._writers[writer] = (source, target)
         try:
@@ -202,9 +198,7 @@ class EmulatedWan:
                 with contextlib.suppress(OSError):
                     side.close()
 
-    async def _pass(
-        self, direction: _Direction, pair: tuple[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _pass(self, direction: _Direction, pair: tuple[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Bytes of one connection in one direction, until its sender or its receiver is gone."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         delivering = self._loop.create_task(self._deliver(under_way, pair, writer))
@@ -234,9 +228,7 @@ class EmulatedWan:
             delay += link.retransmission_s
         return direction.free_at + delay
 
-    async def _deliver(
-        self, under_way: asyncio.Queue[tuple[float, bytes]], pair: tuple[str, str], writer: asyncio.StreamWriter
-    ) -> None:
+    async def _deliver(self, under_way: asyncio.Queue[tuple[float, bytes]], pair: tuple[str, str], writer: asyncio.StreamWriter) -> None:
         while True:
             at, data = await under_way.get()
             if (left := at - self._loop.time()) > 0:

@@ -72,9 +72,7 @@ class RegionNamespace:
 
     def _counted(self, counter: str) -> int:
         path = f"/sys/class/net/{self.device}/statistics/{counter}"
-        ran = subprocess.run(
-            ["ip", "netns", "exec", self.between, "cat", path], capture_output=True, text=True, check=True
-        )
+        ran = subprocess.run(["ip", "netns", "exec", self.between, "cat", path], capture_output=True, text=True, check=True)
         return int(ran.stdout)
 
 
@@ -87,9 +85,7 @@ class RegionNamespaces(Mapping[str, RegionNamespace]):
         routed: regions reach each other's addresses directly, too, with their bandwidth and without the relay.
     """
 
-    def __init__(
-        self, bandwidth_mbit_s: Mapping[str, float | None], *, default: WanLink | None = None, routed: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, bandwidth_mbit_s: Mapping[str, float | None], *, default: WanLink | None = None, routed: bool = False) -> None:
         self._routed = routed
         self._rates, self._prefix = dict(bandwidth_mbit_s), f"ephw{os.getpid() % 100_000}-{next(_numbers)}"
         self._regions: dict[str, RegionNamespace] = {}
@@ -118,9 +114,7 @@ class RegionNamespaces(Mapping[str, RegionNamespace]):
         self.wan.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.wan.__exit__(kind, error, trace)
         self._remove()
 
@@ -134,12 +128,25 @@ class RegionNamespaces(Mapping[str, RegionNamespace]):
             _ip("-n", namespace, "link", "set", device, "up")
             if rate is not None:
                 burst = max(32_000, int(rate * 1e6 / 8 * 0.01))
-                _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{rate}mbit",
-                     "burst", f"{burst}", "latency", "200ms")  # fmt: skip
+                _run(
+                    "tc",
+                    "-n",
+                    namespace,
+                    "qdisc",
+                    "add",
+                    "dev",
+                    device,
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{rate}mbit",
+                    "burst",
+                    f"{burst}",
+                    "latency",
+                    "200ms",
+                )
         _ip("-n", inside, "route", "add", "default", "via", f"{network}.1")
-        return RegionNamespace(
-            name=inside, address=f"{network}.2", gateway=f"{network}.1", device=outer, between=between
-        )
+        return RegionNamespace(name=inside, address=f"{network}.2", gateway=f"{network}.1", device=outer, between=between)
 
     def _add(self, namespace: str) -> None:
         _ip("netns", "add", namespace)

@@ -15,21 +15,12 @@ if TYPE_CHECKING:
     from ephemeron.training.task.schedule import EpochMeasurements, Schedule
 
 _ELSEWHERE = {
-    "plan_job": "planning_workflow", "Resize": "job.generation", "Schedule": "task.schedule", "EpochMeasurements": "task.schedule",
-}  # fmt: skip
-__all__ = [
-    "EpochMeasurements",
-    "Resize",
-    "Result",
-    "Schedule",
-    "attach",
-    "configure",
-    "plan_job",
-    "resize",
-    "resume",
-    "stop",
-    "train",
-]
+    "plan_job": "planning_workflow",
+    "Resize": "job.generation",
+    "Schedule": "task.schedule",
+    "EpochMeasurements": "task.schedule",
+}
+__all__ = ["EpochMeasurements", "Resize", "Result", "Schedule", "attach", "configure", "plan_job", "resize", "resume", "stop", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,11 +42,7 @@ CPU_PART = 0.8
 
 def digest(job: Job) -> str:
     """Digest of everything that the profile of a workload depends on."""
-    parts = [
-        repr(
-            (job.model, job.loss, job.optimizer, job.task, job.script, job.options, job.data, job.dtype, job.simulation)
-        )
-    ]
+    parts = [repr((job.model, job.loss, job.optimizer, job.task, job.script, job.options, job.data, job.dtype, job.simulation))]
     for folder in job.code:
         for file in sorted(folder.rglob("*.py")):
             parts.append(f"{file.relative_to(folder)} {xxhash.xxh3_64_hexdigest(file.read_bytes())}")
@@ -143,12 +139,7 @@ def profile_for(
             raise not_measured(job, platform)
     probed = platform if platform in ("local", "simulated") else "local"
     return known_or_measured(
-        job,
-        platform=probed,
-        channel=channel or "folder",
-        use_cache=use_cache,
-        measures=measures,
-        on_progress=on_progress,
+        job, platform=probed, channel=channel or "folder", use_cache=use_cache, measures=measures, on_progress=on_progress
     )
 
 
@@ -238,15 +229,21 @@ def limits_of(job: Job | None) -> PlanLimits:
     """Limits of a job."""
     if job is None:
         return PlanLimits()
-    return PlanLimits(
-        deadline_s=job.limits.deadline_s, budget_usd=job.limits.budget_usd, max_global_batch=job.limits.max_global_batch
-    )
+    return PlanLimits(deadline_s=job.limits.deadline_s, budget_usd=job.limits.budget_usd, max_global_batch=job.limits.max_global_batch)
 
 
 def plan_job(
-    job: Job, wish: PlanRequest | None = None, *, platform: str = "local", channel: str | None = None, profile: Profile | None = None,
-    prices_file: Path | None = None, use_cache: bool = True, on_progress: Callable[[str], None] = lambda text: None, settings: Settings | None = None,
-) -> Plan:  # fmt: skip
+    job: Job,
+    wish: PlanRequest | None = None,
+    *,
+    platform: str = "local",
+    channel: str | None = None,
+    profile: Profile | None = None,
+    prices_file: Path | None = None,
+    use_cache: bool = True,
+    on_progress: Callable[[str], None] = lambda text: None,
+    settings: Settings | None = None,
+) -> Plan:
     """Finds the best configuration of a job.
 
     Args:
@@ -292,9 +289,7 @@ def profile_of_run(run_id: str) -> Profile:
     folder = run_dir.find(run_id)
     path = folder.path / PROFILE_FILE
     if not path.exists():
-        raise JobError(
-            f"run {folder.run_id} had no profile", remedy="runs that were planned have one: train without configuration"
-        )
+        raise JobError(f"run {folder.run_id} had no profile", remedy="runs that were planned have one: train without configuration")
     return refine(load_profile(path), events_of(folder.events))
 
 

@@ -6,17 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ephemeron.events import (
-    Ended,
-    Event,
-    GroupStarted,
-    Invoked,
-    Progress,
-    RegionAdded,
-    RegionExchanged,
-    RegionResized,
-    RunStarted,
-)
+from ephemeron.events import Ended, Event, GroupStarted, Invoked, Progress, RegionAdded, RegionExchanged, RegionResized, RunStarted
 
 RECENT = 20
 """Iterations that the step rate is of."""
@@ -97,10 +87,8 @@ class RegionActivity:
             self.exchanges, self.staleness = self.exchanges + 1, event.staleness
             self.waited_s += event.seconds
             self.points.append(
-                ActivityPoint(
-                    t=event.t, iterations=event.iteration, waiting_share=self.waiting_share, bytes_sent=self.wan_bytes_sent
-                )
-            )  # fmt: skip
+                ActivityPoint(t=event.t, iterations=event.iteration, waiting_share=self.waiting_share, bytes_sent=self.wan_bytes_sent)
+            )
 
     @property
     def workers(self) -> int:

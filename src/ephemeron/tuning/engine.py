@@ -23,17 +23,7 @@ from ephemeron.tuning import sampling
 from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord, TrialStatus
 from ephemeron.tuning.prediction import Prediction, Predictor
 from ephemeron.tuning.study_file import StudyFile
-from ephemeron.tuning.trial import (
-    COST,
-    PREDICTED_S,
-    PREDICTED_USD,
-    REASON,
-    RUN,
-    SECONDS,
-    WORKERS,
-    TrialRun,
-    recorded,
-)
+from ephemeron.tuning.trial import COST, PREDICTED_S, PREDICTED_USD, REASON, RUN, SECONDS, WORKERS, TrialRun, recorded
 from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
@@ -65,10 +55,20 @@ class Engine:
     """
 
     def __init__(
-        self, file: StudyFile, folder: StudyFolder, study: optuna.Study, predictor: Predictor, *, places: int, token: str,
-        seconds: float, simulated: bool, on_trial: OnTrial, on_change: Callable[[], None],
+        self,
+        file: StudyFile,
+        folder: StudyFolder,
+        study: optuna.Study,
+        predictor: Predictor,
+        *,
+        places: int,
+        token: str,
+        seconds: float,
+        simulated: bool,
+        on_trial: OnTrial,
+        on_change: Callable[[], None],
         sessions: Callable[..., Session] = Session,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
         self._places, self._token, self._simulated = places, token, simulated
         self._on_trial, self._on_change, self._sessions = on_trial, on_change, sessions
@@ -95,9 +95,7 @@ class Engine:
     def unfinished(self) -> list[TrialRecord]:
         """Trials that run or wait."""
         running = [t.record("running") for t in self._trials.values()]
-        return (
-            running if self._held is None else [*running, self._held[0].record("waiting", "waits for places or budget")]
-        )
+        return running if self._held is None else [*running, self._held[0].record("waiting", "waits for places or budget")]
 
     def interrupt(self) -> None:
         """Stops all trials at a checkpoint; the second time, kills their functions. The study can be resumed."""
@@ -115,10 +113,7 @@ class Engine:
         if left_usd is not None and left_usd <= 0:
             return self._close("budget")
         tasks: set[asyncio.Task[None]] = set()
-        async with (
-            self._sessions(max_functions=self._places, budget_usd=left_usd) as session,
-            contextlib.AsyncExitStack() as stack,
-        ):
+        async with self._sessions(max_functions=self._places, budget_usd=left_usd) as session, contextlib.AsyncExitStack() as stack:
             helpers = {asyncio.create_task(self._deadline())}
             if not self._simulated:
                 helpers.add(asyncio.create_task(self._look()))
@@ -174,9 +169,7 @@ class Engine:
         self._held = self._prepared(values, system, number)
         return True
 
-    def _prepared(
-        self, values: dict[str, object], system: object, number: int
-    ) -> tuple[TrialRun, Job, Configuration] | None:
+    def _prepared(self, values: dict[str, object], system: object, number: int) -> tuple[TrialRun, Job, Configuration] | None:
         """Stores a trial; None: its values contradict each other."""
         attributes: dict[str, object] = {RUN: f"{self._file.spec.name}-{number}-{self._token}"}
         refusal, job, c, predicted = "", None, None, None
@@ -198,13 +191,15 @@ class Engine:
 
     def _run_of(self, trial: FrozenTrial) -> TrialRun:
         attributes = trial.user_attrs
-        predicted = (
-            Prediction(attributes[PREDICTED_S], attributes[PREDICTED_USD]) if PREDICTED_S in attributes else None
-        )
+        predicted = Prediction(attributes[PREDICTED_S], attributes[PREDICTED_USD]) if PREDICTED_S in attributes else None
         return TrialRun(
-            self._study, trial, metric=self._file.spec.metric, workers=attributes.get(WORKERS, 0), predicted=predicted,
+            self._study,
+            trial,
+            metric=self._file.spec.metric,
+            workers=attributes.get(WORKERS, 0),
+            predicted=predicted,
             on_change=self._changed,
-        )  # fmt: skip
+        )
 
     @property
     def _used(self) -> int:
@@ -240,9 +235,11 @@ class Engine:
             return self._tell(trial, "pruned", f"not started: {e}")
         folder = run_dir.RunFolder(run_dir.runs_folder() / trial.run)
         if not self._simulated and folder.events.exists():
-            return self._start(trial, tasks, lambda: session.proceed(
-                trial.run, on_event=self._followed(session, trial), stop=trial.stop, check=False, report=False
-            ))  # fmt: skip
+            return self._start(
+                trial,
+                tasks,
+                lambda: session.proceed(trial.run, on_event=self._followed(session, trial), stop=trial.stop, check=False, report=False),
+            )
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
         if folder.path.exists():  # a simulated run has ended with its client, and begins anew
@@ -258,13 +255,7 @@ class Engine:
 
     async def _train(self, session: Session, trial: TrialRun, job: Job, c: Configuration) -> Result:
         return await session.train(
-            job,
-            c,
-            on_event=self._followed(session, trial),
-            stop=trial.stop,
-            run_id=trial.run,
-            check=False,
-            report=False,
+            job, c, on_event=self._followed(session, trial), stop=trial.stop, run_id=trial.run, check=False, report=False
         )
 
     def _followed(self, session: Session, trial: TrialRun) -> Callable[[Event], None]:
@@ -323,9 +314,7 @@ class Engine:
             trial.store(name, value)
         states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
         with sampling.quiet():
-            self._study.tell(
-                trial.number, trial.value if state == "finished" else None, state=states[state], skip_if_finished=True
-            )
+            self._study.tell(trial.number, trial.value if state == "finished" else None, state=states[state], skip_if_finished=True)
         self._ended_usd += trial.cost_usd
         self._on_trial(trial.record(state, reason))
         self._on_change()

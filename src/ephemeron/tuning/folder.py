@@ -118,9 +118,7 @@ def written(path: Path) -> Iterator[None]:
             raise
         reason = f"{e.strerror}: {e.filename or path}"
     except Exception as e:
-        inner = getattr(e, "orig", None) or getattr(
-            e.__cause__, "orig", None
-        )  # SQLAlchemy's own, or Optuna's around it
+        inner = getattr(e, "orig", None) or getattr(e.__cause__, "orig", None)  # SQLAlchemy's own, or Optuna's around it
         if not isinstance(inner, sqlite3.OperationalError):
             raise
         reason = str(inner)
@@ -214,8 +212,7 @@ class StudyFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise JobError(
-                f"cannot make {self.path}: {e.strerror}",
-                remedy="set EPHEMERON_HOME to a folder you can write, or name one: --out",
+                f"cannot make {self.path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write, or name one: --out"
             ) from None
         with (self.path / LOCK_FILE).open("a+") as file:
             for left in reversed(range(_TRIES)):  # readers hold it for a moment

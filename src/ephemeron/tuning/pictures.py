@@ -64,10 +64,10 @@ def parallel_coordinates(status: StudyStatus, space: Sequence[Parameter]) -> str
     # The best are drawn last, on top of the others.
     shown.sort(key=lambda t: (t.state == "finished", -sign * (t.value or 0.0)))
     lines = joined(_line(t, status, axes, xs, space, min(finished), max(finished)) for t in shown)
-    drawn = joined(
-        _drawn(axis, x, i, last=i == len(axes) - 1) for i, (axis, x) in enumerate(zip(axes, xs, strict=True))
+    drawn = joined(_drawn(axis, x, i, last=i == len(axes) - 1) for i, (axis, x) in enumerate(zip(axes, xs, strict=True)))
+    title = (
+        f"{status.name}: {human_count(len(shown), 'trial')}, {status.metric} ({'lower' if status.mode == 'min' else 'higher'} is better)"
     )
-    title = f"{status.name}: {human_count(len(shown), 'trial')}, {status.metric} ({'lower' if status.mode == 'min' else 'higher'} is better)"
     note = "dark: good, light: poor, orange: best, dashed: pruned"
     return _document(AXIS_FROM + HEIGHT + 46, title, note, lines + drawn)
 
@@ -93,10 +93,18 @@ def _document(height: float, title: str, note: str, body: Markup) -> str:
     style = el("style", Markup(_STYLE))
     return str(
         el(
-            "svg", el("title", title), style, head, body, xmlns="http://www.w3.org/2000/svg", role="img",
-            viewBox=f"0 0 {num(WIDTH)} {num(height)}", width=WIDTH, height=height,
+            "svg",
+            el("title", title),
+            style,
+            head,
+            body,
+            xmlns="http://www.w3.org/2000/svg",
+            role="img",
+            viewBox=f"0 0 {num(WIDTH)} {num(height)}",
+            width=WIDTH,
+            height=height,
         )
-    )  # fmt: skip
+    )
 
 
 def _axis(parameter: Parameter) -> _Axis:
@@ -128,9 +136,8 @@ def _drawn(axis: _Axis, x: float, number: int, *, last: bool) -> Markup:
 
 
 def _line(
-    trial: TrialRecord, status: StudyStatus, axes: Sequence[_Axis], xs: Sequence[float], space: Sequence[Parameter],
-    low: float, high: float,
-) -> Markup:  # fmt: skip
+    trial: TrialRecord, status: StudyStatus, axes: Sequence[_Axis], xs: Sequence[float], space: Sequence[Parameter], low: float, high: float
+) -> Markup:
     chosen = [*(trial.parameters[p.key] for p in space), trial.value]
     points = [(x, axis.y(value)) for axis, x, value in zip(axes, xs, chosen, strict=True)]
     data = "".join(f"{'M' if i == 0 else 'L'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))

@@ -75,9 +75,7 @@ class Predictor:
             profile = (
                 load_profile(spec.profile)
                 if spec.profile is not None
-                else planning_workflow.profile_for(
-                    job, c.platform, channel=_probed(c), measures=measures, on_progress=on_progress
-                )
+                else planning_workflow.profile_for(job, c.platform, channel=_probed(c), measures=measures, on_progress=on_progress)
             )
             platforms = planning_workflow.platforms_for(c.platform, profile.platform, channel=None)
             return cls(workload=planning_workflow.scaled(profile, platforms).workload, platforms=platforms)
@@ -102,13 +100,23 @@ class Predictor:
         if self.workload is None or platform is None or not known:
             return None
         terms = ExecutionOptions(
-            pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs,
-            lifetime_s=c.function_timeout_s or None, checkpoint_every=c.checkpoint_every,
-        )  # fmt: skip
+            pattern=c.pattern,
+            sync=c.sync,
+            compression=c.compression,
+            epochs=job.epochs,
+            lifetime_s=c.function_timeout_s or None,
+            checkpoint_every=c.checkpoint_every,
+        )
         p = predict(
-            self.workload.with_local_steps(c.local_steps), platform, terms, workers=c.workers, memory_mb=c.memory_mb,
-            aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size,
-        )  # fmt: skip
+            self.workload.with_local_steps(c.local_steps),
+            platform,
+            terms,
+            workers=c.workers,
+            memory_mb=c.memory_mb,
+            aggregators=c.aggregators,
+            batch=c.batch_size,
+            other_batch=c.nonaggregator_batch_size,
+        )
         times, costs = self._ratio(values)
         seconds, cost_usd = float(p.seconds) * times, float(p.cost_usd) * costs
         return Prediction(seconds, cost_usd) if seconds < float("inf") else None
@@ -163,14 +171,18 @@ def predict_space(study: StudyFile, predictor: Predictor, places: int) -> SpaceP
     if not found:
         return SpacePrediction(
             trials=study.trials, seconds=0.0, cost_usd=0.0, cheapest=None, dearest=None, unpredicted=len(points), looked_at=len(points)
-        )  # fmt: skip
+        )
     busy = statistics.fmean(p.seconds * workers for _, p, workers in found) * study.trials
     by_cost = sorted(((values, p) for values, p, _ in found), key=lambda each: each[1].cost_usd)
     return SpacePrediction(
-        trials=study.trials, seconds=max(busy / places, max(p.seconds for _, p, _ in found)),
+        trials=study.trials,
+        seconds=max(busy / places, max(p.seconds for _, p, _ in found)),
         cost_usd=statistics.fmean(p.cost_usd for _, p, _ in found) * study.trials,
-        cheapest=by_cost[0], dearest=by_cost[-1], unpredicted=len(points) - len(found), looked_at=len(points),
-    )  # fmt: skip
+        cheapest=by_cost[0],
+        dearest=by_cost[-1],
+        unpredicted=len(points) - len(found),
+        looked_at=len(points),
+    )
 
 
 def any_of(study: StudyFile) -> tuple[Job, Configuration]:
@@ -226,9 +238,7 @@ def _drawn(parameter: Parameter, draw: random.Random) -> Value:
 
 def _kind(values: Mapping[str, Any]) -> str:
     """What a step's time depends on, of a trial's values."""
-    return json.dumps({
-        k: v for k, v in sorted(values.items()) if k.split(".")[0] not in _NEUTRAL and not k.startswith(_SPARSE_NEUTRAL)
-    })  # fmt: skip
+    return json.dumps({k: v for k, v in sorted(values.items()) if k.split(".")[0] not in _NEUTRAL and not k.startswith(_SPARSE_NEUTRAL)})
 
 
 def _channel(c: Configuration) -> str:

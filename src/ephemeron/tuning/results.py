@@ -36,12 +36,20 @@ def rows(status: StudyStatus) -> list[dict[str, Any]]:
     """Trials as rows, best first."""
     return [
         {
-            "trial": t.number, "state": t.state, status.metric: t.value, **t.parameters, "evaluations": t.evaluations,
-            "cost_usd": t.cost_usd, "seconds": t.seconds, "predicted_usd": t.predicted_usd, "predicted_s": t.predicted_s,
-            "run": t.run, "reason": t.reason,
+            "trial": t.number,
+            "state": t.state,
+            status.metric: t.value,
+            **t.parameters,
+            "evaluations": t.evaluations,
+            "cost_usd": t.cost_usd,
+            "seconds": t.seconds,
+            "predicted_usd": t.predicted_usd,
+            "predicted_s": t.predicted_s,
+            "run": t.run,
+            "reason": t.reason,
         }
         for t in ranked(status)
-    ]  # fmt: skip
+    ]
 
 
 def write(folder: StudyFolder, file: StudyFile, status: StudyStatus, study: optuna.Study) -> list[Path]:

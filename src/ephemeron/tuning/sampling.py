@@ -41,9 +41,7 @@ def sampler_of(spec: StudySpec, space: Sequence[Parameter], number: int) -> Base
 
     seed = zlib.crc32(f"{spec.seed} {number}".encode())
     if spec.sampler == "grid":
-        return GridSampler(
-            {p.key: list(p.grid_values()) for p in space}, seed=spec.seed % 2**32
-        )  # its order is one of all
+        return GridSampler({p.key: list(p.grid_values()) for p in space}, seed=spec.seed % 2**32)  # its order is one of all
     if spec.sampler == "random":
         return RandomSampler(seed=seed)
     return TPESampler(seed=seed, multivariate=True)
@@ -62,23 +60,19 @@ def pruner_of(spec: StudySpec, evaluations: int) -> BasePruner:
     if p.name == "asha":
         return SuccessiveHalvingPruner(min_resource=p.first_decision(evaluations), reduction_factor=p.reduction_factor)
     if p.name == "hyperband":
-        return HyperbandPruner(
-            min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor
-        )
+        return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
     return NopPruner()
 
 
-def suggest(
-    study: optuna.Study, spec: StudySpec, space: Sequence[Parameter]
-) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def suggest(study: optuna.Study, spec: StudySpec, space: Sequence[Parameter]) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Values of the study's next trial, and what the sampler has to store with it. The study does not change."""
     import optuna
 
     trials: list[FrozenTrial] = study.get_trials(deepcopy=False)
     with quiet():
         copy = optuna.create_study(
-            study_name=study.study_name, direction=study.direction, sampler=sampler_of(spec, space, len(trials)), pruner=study.pruner,
-        )  # fmt: skip
+            study_name=study.study_name, direction=study.direction, sampler=sampler_of(spec, space, len(trials)), pruner=study.pruner
+        )
         copy.add_trials(trials)
         asked = copy.ask({p.key: p.distribution for p in space})
         frozen = copy.get_trials(deepcopy=False)[asked.number]
@@ -86,16 +80,18 @@ def suggest(
 
 
 def begin_trial(
-    study: optuna.Study, space: Sequence[Parameter], values: Mapping[str, Any], system: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-) -> FrozenTrial:  # fmt: skip
+    study: optuna.Study, space: Sequence[Parameter], values: Mapping[str, Any], system: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> FrozenTrial:
     """Stores a running trial with its values and attributes, in one transaction."""
     from optuna.trial import TrialState, create_trial
 
     study.add_trial(
         create_trial(
-            state=TrialState.RUNNING, params=dict(values), distributions={p.key: p.distribution for p in space},
-            system_attrs=dict(system), user_attrs=dict(attributes),
+            state=TrialState.RUNNING,
+            params=dict(values),
+            distributions={p.key: p.distribution for p in space},
+            system_attrs=dict(system),
+            user_attrs=dict(attributes),
         )
-    )  # fmt: skip
+    )
     return study.get_trials(deepcopy=False)[-1]

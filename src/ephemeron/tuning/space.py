@@ -85,8 +85,7 @@ class Parameter:
             return self.choices
         if r.step is None and not self.integer:
             raise JobError(
-                f"{where}.{self.key} is a range of numbers, of which a grid needs to know which",
-                remedy="list values, or give step",
+                f"{where}.{self.key} is a range of numbers, of which a grid needs to know which", remedy="list values, or give step"
             )
         step = r.step or 1
         count = math.floor((r.high - r.low) / step + 1e-9) + 1
@@ -128,18 +127,14 @@ def _parameter(key: str, value: object, where: str) -> Parameter:
             raise JobError(f"{where}.{key} has no values", remedy="list at least one")
         for each in value:
             if not isinstance(each, (str, int, float, bool)):
-                raise JobError(
-                    f"{where}.{key}: {each!r} is not a number, a text, true or false", remedy="search a key below it"
-                )
+                raise JobError(f"{where}.{key}: {each!r} is not a number, a text, true or false", remedy="search a key below it")
             if isinstance(each, float) and not math.isfinite(each):
                 raise JobError(f"{where}.{key}: {each} is not finite")
         if len({json.dumps(each) for each in value}) < len(value):
             raise JobError(f"{where}.{key} lists a value twice", remedy="leave one out")
         return Parameter(key, choices=tuple(value))
     if not isinstance(value, Mapping):
-        raise JobError(
-            f"{where}.{key} = {value!r} is no domain", remedy="give a list of values, or { low = …, high = … }"
-        )
+        raise JobError(f"{where}.{key} = {value!r} is no domain", remedy="give a list of values, or { low = …, high = … }")
     r = build(_Range, value, where=f"{where}.{key}")
     if not (math.isfinite(r.low) and math.isfinite(r.high) and r.low < r.high):
         raise JobError(f"{where}.{key}: low = {r.low} is not below high = {r.high}", remedy="exchange them")
@@ -242,7 +237,5 @@ def _set_argument(document: dict[str, Any], name: str, value: Value) -> None:
     if not isinstance(script, dict):
         raise JobError(f"{_ARGUMENTS}{name} is for jobs of a script", remedy="name a key of this job")
     given = list(script.get("arguments", ()))
-    kept = [
-        a for i, a in enumerate(given) if not a.startswith(f"{flag}=") and flag not in (a, given[i - 1] if i else "")
-    ]
+    kept = [a for i, a in enumerate(given) if not a.startswith(f"{flag}=") and flag not in (a, given[i - 1] if i else "")]
     script["arguments"] = [*kept, flag, str(value)]

@@ -27,15 +27,7 @@ from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
 from ephemeron.tuning import data_service, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
-from ephemeron.tuning.folder import (
-    StudyFolder,
-    StudyState,
-    StudyStatus,
-    TrialRecord,
-    storage_of,
-    studies_folder,
-    written,
-)
+from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, studies_folder, written
 from ephemeron.tuning.prediction import Predictor, SpacePrediction
 from ephemeron.tuning.study_file import StudyFile, load_study
 from ephemeron.tuning.trial import recorded
@@ -68,14 +60,16 @@ class StudyResult:
         """What `ephemeron tune --json` prints."""
         best, s = self.best, self.status
         return {
-            "best": None if best is None else {
-                "value": best.value, "parameters": dict(best.parameters), "trial": best.number, "run": best.run
-            },
+            "best": None
+            if best is None
+            else {"value": best.value, "parameters": dict(best.parameters), "trial": best.number, "run": best.run},
             "trials": {state: self.count(state) for state in ("finished", "pruned", "failed")},
             "not_started": sum(not t.started and t.state == "pruned" for t in s.trials),
-            "seconds": round(s.seconds, 3), "cost_usd": round(s.spent_usd, 9), "state": s.state,
+            "seconds": round(s.seconds, 3),
+            "cost_usd": round(s.spent_usd, 9),
+            "state": s.state,
             "predicted": None if s.predicted_usd is None else {"seconds": s.predicted_s, "cost_usd": s.predicted_usd},
-        }  # fmt: skip
+        }
 
 
 class Study:
@@ -178,9 +172,8 @@ class Study:
         return prediction.predict_space(self.file, predictor, self._places()), predictor
 
     def run(
-        self, *, resume: bool = False, on_trial: OnTrial = lambda trial: None,
-        on_progress: Callable[[str], None] = lambda text: None,
-    ) -> StudyResult:  # fmt: skip
+        self, *, resume: bool = False, on_trial: OnTrial = lambda trial: None, on_progress: Callable[[str], None] = lambda text: None
+    ) -> StudyResult:
         """Runs the study to its end, or until it is interrupted.
 
         Args:
@@ -196,9 +189,7 @@ class Study:
             if known is not None and known.over:
                 if resume:
                     return StudyResult(known)
-                raise UserError(
-                    f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER"
-                )
+                raise UserError(f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER")
             if known is not None and not resume:
                 raise UserError(f"the study in {self.folder.path} has begun; go on with it: --resume")
             if known is None and resume:
@@ -261,9 +252,7 @@ class Study:
                     remedy=str(e.remedy).replace("monitor", "use"),
                 ) from None
             if "need evaluation data" in e.problem:
-                raise JobError(
-                    f"{spec.name}: the job has no evaluation data, of which trials are judged", remedy=e.remedy
-                ) from None
+                raise JobError(f"{spec.name}: the job has no evaluation data, of which trials are judged", remedy=e.remedy) from None
             raise
         every, unit = job.evaluate_every.split()
         of_run = job.epochs if unit.startswith("epoch") else ready.prepared.spec.planned_iterations
@@ -288,8 +277,8 @@ class Study:
             raise JobError(
                 f"{spec.name}: pruner {spec.pruner.name} decides after {first} evaluations, and a trial has "
                 f"{evaluations}, the last one at its end",
-                remedy="set evaluate_every or epochs in the job, or pruner = \"none\"",
-            )  # fmt: skip
+                remedy='set evaluate_every or epochs in the job, or pruner = "none"',
+            )
         return evaluations
 
     def _drive(self, study: optuna.Study, known: StudyStatus, predictor: Predictor, on_trial: OnTrial) -> StudyResult:
@@ -300,9 +289,17 @@ class Study:
                 p = prediction.Prediction(each.predicted_s, each.predicted_usd)
                 predictor.learn(each.parameters, p, each.seconds, each.cost_usd)  # type: ignore[arg-type]
         engine = Engine(
-            self.file, self.folder, study, predictor, places=self._places(), token=known.token, seconds=known.seconds,
-            simulated=simulated, on_trial=on_trial, on_change=lambda: write(),
-        )  # fmt: skip
+            self.file,
+            self.folder,
+            study,
+            predictor,
+            places=self._places(),
+            token=known.token,
+            seconds=known.seconds,
+            simulated=simulated,
+            on_trial=on_trial,
+            on_change=lambda: write(),
+        )
 
         def write() -> None:
             self.folder.write(self._now(study, known, engine, "running"))
@@ -333,30 +330,49 @@ class Study:
         finished = [t for t in ended if t.state == "finished" and t.value is not None]
         best = min(finished, key=lambda t: (sign * (t.value or 0.0), t.number), default=None)
         return dataclasses.replace(
-            known, state=state, seconds=round(engine.seconds, 3), spent_usd=round(engine.spent_usd, 9),
-            best=None if best is None else best.number, trials=tuple(sorted([*ended, *unfinished], key=lambda t: t.number)),
-        )  # fmt: skip
+            known,
+            state=state,
+            seconds=round(engine.seconds, 3),
+            spent_usd=round(engine.spent_usd, 9),
+            best=None if best is None else best.number,
+            trials=tuple(sorted([*ended, *unfinished], key=lambda t: t.number)),
+        )
 
     def _first_status(self, expected: SpacePrediction, note: str) -> StudyStatus:
         spec = self.file.spec
         predicted = expected.cheapest is not None
         return StudyStatus(
-            name=spec.name, digest=self.file.digest, token=secrets.token_hex(3), state="running", metric=spec.metric, mode=spec.mode,
-            sampler=spec.sampler, pruner=spec.pruner.name, job=self.file.template.path.name,
-            parameters=tuple(p.key for p in self.file.space), trials_planned=self.file.trials, concurrency=self._places(),
-            budget_usd=spec.budget_usd, deadline_s=spec.deadline_s, predicted_usd=expected.cost_usd if predicted else None,
-            predicted_s=expected.seconds if predicted else None, notes=(note,) if note else (),
-        )  # fmt: skip
+            name=spec.name,
+            digest=self.file.digest,
+            token=secrets.token_hex(3),
+            state="running",
+            metric=spec.metric,
+            mode=spec.mode,
+            sampler=spec.sampler,
+            pruner=spec.pruner.name,
+            job=self.file.template.path.name,
+            parameters=tuple(p.key for p in self.file.space),
+            trials_planned=self.file.trials,
+            concurrency=self._places(),
+            budget_usd=spec.budget_usd,
+            deadline_s=spec.deadline_s,
+            predicted_usd=expected.cost_usd if predicted else None,
+            predicted_s=expected.seconds if predicted else None,
+            notes=(note,) if note else (),
+        )
 
     def _stored(self, evaluations: int) -> optuna.Study:
         import optuna
 
         with sampling.quiet():
             return optuna.create_study(
-                study_name=self.file.spec.name, storage=storage_of(self.folder.database), load_if_exists=True,
+                study_name=self.file.spec.name,
+                storage=storage_of(self.folder.database),
+                load_if_exists=True,
                 direction="minimize" if self.file.spec.mode == "min" else "maximize",
-                sampler=optuna.samplers.RandomSampler(seed=0), pruner=sampling.pruner_of(self.file.spec, evaluations),
-            )  # fmt: skip
+                sampler=optuna.samplers.RandomSampler(seed=0),
+                pruner=sampling.pruner_of(self.file.spec, evaluations),
+            )
 
     def _places(self) -> int:
         if self.file.spec.concurrency is not None:

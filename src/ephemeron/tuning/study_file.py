@@ -153,9 +153,7 @@ def parse_study(raw: Mapping[str, Any], *, folder: Path, where: str = "study", t
     """
     spec = build(StudySpec, raw, where=where)
     spec = dataclasses.replace(
-        spec,
-        job=folder / spec.job.expanduser(),
-        profile=None if spec.profile is None else folder / spec.profile.expanduser(),
+        spec, job=folder / spec.job.expanduser(), profile=None if spec.profile is None else folder / spec.profile.expanduser()
     )
     space = parameters_of(spec.space, where=f"{where}: space")
     template = JobTemplate.load(spec.job)

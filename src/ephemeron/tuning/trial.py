@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS = (
-    "run", "ending", "reason", "cost_usd", "seconds", "predicted_usd", "predicted_s", "started", "workers",
-)  # fmt: skip
+    "run",
+    "ending",
+    "reason",
+    "cost_usd",
+    "seconds",
+    "predicted_usd",
+    "predicted_s",
+    "started",
+    "workers",
+)
 """Names of a trial's user attributes in Optuna's storage."""
 
 
@@ -43,9 +51,15 @@ class TrialRun:
     """
 
     def __init__(
-        self, study: optuna.Study, trial: FrozenTrial, *, metric: str, workers: int, predicted: Prediction | None,
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        *,
+        metric: str,
+        workers: int,
+        predicted: Prediction | None,
         on_change: Callable[[TrialRun], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._study, self._id = study, trial._trial_id
         self.number, self.values = trial.number, dict(trial.params)
         self.run: str = trial.user_attrs[RUN]
@@ -114,11 +128,20 @@ class TrialRun:
         """The trial in `study.json`."""
         p = self.predicted
         return TrialRecord(
-            number=self.number, state=state, parameters=self.values, run=self.run, value=self.value, evaluations=self.evaluations,
-            workers=self.workers, cost_usd=round(self.cost_usd, 9), seconds=round(self.seconds, 3),
-            predicted_usd=None if p is None else p.cost_usd, predicted_s=None if p is None else p.seconds, started=self.started,
+            number=self.number,
+            state=state,
+            parameters=self.values,
+            run=self.run,
+            value=self.value,
+            evaluations=self.evaluations,
+            workers=self.workers,
+            cost_usd=round(self.cost_usd, 9),
+            seconds=round(self.seconds, 3),
+            predicted_usd=None if p is None else p.cost_usd,
+            predicted_s=None if p is None else p.seconds,
+            started=self.started,
             reason=reason or self.ending,
-        )  # fmt: skip
+        )
 
 
 def recorded(trial: FrozenTrial) -> TrialRecord:
@@ -126,15 +149,27 @@ def recorded(trial: FrozenTrial) -> TrialRecord:
     from optuna.trial import TrialState
 
     names: Mapping[TrialState, TrialStatus] = {
-        TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed", TrialState.WAITING: "waiting",
+        TrialState.COMPLETE: "finished",
+        TrialState.PRUNED: "pruned",
+        TrialState.FAIL: "failed",
+        TrialState.WAITING: "waiting",
         TrialState.RUNNING: "running",
-    }  # fmt: skip
+    }
     attributes: Mapping[str, Any] = trial.user_attrs
     steps = sorted(trial.intermediate_values)
     value = trial.value if trial.value is not None else trial.intermediate_values[steps[-1]] if steps else None
     return TrialRecord(
-        number=trial.number, state=names[trial.state], parameters=dict(trial.params), run=attributes.get(RUN, ""),
-        value=None if value is None or math.isnan(value) else value, evaluations=len(steps), workers=attributes.get(WORKERS, 0),
-        cost_usd=attributes.get(COST, 0.0), seconds=attributes.get(SECONDS, 0.0), predicted_usd=attributes.get(PREDICTED_USD),
-        predicted_s=attributes.get(PREDICTED_S), started=bool(attributes.get(STARTED)), reason=attributes.get(REASON, ""),
-    )  # fmt: skip
+        number=trial.number,
+        state=names[trial.state],
+        parameters=dict(trial.params),
+        run=attributes.get(RUN, ""),
+        value=None if value is None or math.isnan(value) else value,
+        evaluations=len(steps),
+        workers=attributes.get(WORKERS, 0),
+        cost_usd=attributes.get(COST, 0.0),
+        seconds=attributes.get(SECONDS, 0.0),
+        predicted_usd=attributes.get(PREDICTED_USD),
+        predicted_s=attributes.get(PREDICTED_S),
+        started=bool(attributes.get(STARTED)),
+        reason=attributes.get(REASON, ""),
+    )

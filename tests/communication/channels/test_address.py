@@ -52,11 +52,7 @@ def test_a_folder_needs_a_base() -> None:
         ("s3://bucket/prefix", "s3://bucket/prefix", {}),
         ("file:///a%20b/c?d", "file:///a%20b/c?d", {}),
         ("redis://:p%40ss@h:1/2", "redis://h:1/2", {"EPHEMERON_CHANNEL_PASSWORD": "p@ss"}),
-        (
-            "rediss://ann:p@h:1/2",
-            "rediss://h:1/2",
-            {"EPHEMERON_CHANNEL_USER": "ann", "EPHEMERON_CHANNEL_PASSWORD": "p"},
-        ),
+        ("rediss://ann:p@h:1/2", "rediss://h:1/2", {"EPHEMERON_CHANNEL_USER": "ann", "EPHEMERON_CHANNEL_PASSWORD": "p"}),
         ("redis://h:1?db=2&password=p", "redis://h:1?db=2", {"EPHEMERON_CHANNEL_PASSWORD": "p"}),
         ("ps://tok@h:1,h:2", "ps://h:1,h:2", {"EPHEMERON_CHANNEL_TOKEN": "tok"}),
         ("ps://:tok@h:1", "ps://h:1", {"EPHEMERON_CHANNEL_TOKEN": "tok"}),

@@ -98,9 +98,7 @@ def test_a_server_that_falls_silent_is_given_up(own_valkey: Start, monkeypatch: 
     run(scenario)
 
 
-def test_the_password_comes_from_url_or_environment_and_is_never_shown(
-    own_valkey: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_password_comes_from_url_or_environment_and_is_never_shown(own_valkey: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = own_valkey("--requirepass", "s3cr3t/word")
 
     async def scenario() -> None:

@@ -63,11 +63,16 @@ def test_every_trouble_of_every_operation_is_outlived(store):
         async with opened() as channel:
             big = os.urandom(300_000)
             for trouble in troubles:
-                for n, work in enumerate((
-                    lambda key: channel.put(key, [big]), lambda key: channel.put(key + "c", [b"mine"], create=True),
-                    channel.fetch, lambda key: channel.get(key, deadline=later(30)), lambda key: channel.list(key),
-                    lambda key: channel.delete([key, key + "c"]),
-                )):  # fmt: skip
+                for n, work in enumerate(
+                    (
+                        lambda key: channel.put(key, [big]),
+                        lambda key: channel.put(key + "c", [b"mine"], create=True),
+                        channel.fetch,
+                        lambda key: channel.get(key, deadline=later(30)),
+                        lambda key: channel.list(key),
+                        lambda key: channel.delete([key, key + "c"]),
+                    )
+                ):
                     proxy.decide = scripted([trouble])
                     done = await work(f"run/x/{trouble}")
                     if n in (2, 3):
@@ -188,9 +193,7 @@ def test_what_will_not_pass_is_not_repeated(s3_proxy, locked_valkey, monkeypatch
             with pytest.raises(ChannelRefused, match="EPHEMERON_CHANNEL_PASSWORD"):
                 await locked.put("run/a", [b"x"])
             assert locked.traffic.puts == 1
-        async with RunChannel(
-            open_channel("redis://127.0.0.1:1/0"), owner="me", retry=RetryPolicy(total_s=0.3)
-        ) as nowhere:
+        async with RunChannel(open_channel("redis://127.0.0.1:1/0"), owner="me", retry=RetryPolicy(total_s=0.3)) as nowhere:
             with pytest.raises(ChannelUnreachable, match="given up after"):
                 await nowhere.put("run/a", [b"x"])
             assert nowhere.traffic.puts > 2

@@ -167,9 +167,7 @@ def test_a_missing_bucket_is_not_taken_for_a_missing_object(s3: str) -> None:
             channel.get("a", deadline=asyncio.get_running_loop().time() + 60),
         ]
         for call in calls:
-            with pytest.raises(
-                ChannelUnreachable, match=r"s3://not-our-bucket/prefix.*bucket does not exist"
-            ) as caught:
+            with pytest.raises(ChannelUnreachable, match=r"s3://not-our-bucket/prefix.*bucket does not exist") as caught:
                 await call
             assert "\n" not in str(caught.value)
 
@@ -221,8 +219,12 @@ sys.exit(code)
 def test_a_process_ends_when_the_thread_that_reported_a_request_has_left_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    for name, value in {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "x",
-                        "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}.items():  # fmt: skip
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_REGION": "us-east-1",
+    }.items():
         monkeypatch.setenv(name, value)
     address = "s3://bucket/prefix" if fails else tmp_path.as_uri()
     done = subprocess.run([sys.executable, "-c", ENDS, address], capture_output=True, text=True, check=False)

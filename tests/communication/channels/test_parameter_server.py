@@ -16,11 +16,7 @@ import pytest
 
 from ephemeron.communication import object_frame
 from ephemeron.communication.channels import SupportsReduction
-from ephemeron.communication.channels.parameter_server import (
-    MemoryParameterServer,
-    ParameterServer,
-    ParameterServerChannel,
-)
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer, ParameterServer, ParameterServerChannel
 from ephemeron.communication.channels.reduction import LocalReduction
 from ephemeron.errors import ChannelError, ChannelUnreachable, JobError
 
@@ -287,9 +283,7 @@ def test_a_lost_connection_is_made_anew() -> None:
     asyncio.run(scenario())
 
 
-def test_another_token_is_refused_and_never_shown(
-    parameter_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_token_is_refused_and_never_shown(parameter_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with ParameterServerChannel(parameter_server.address, token="an0ther") as channel:
             with pytest.raises(ChannelUnreachable, match="another token") as caught:
@@ -306,11 +300,7 @@ def test_another_token_is_refused_and_never_shown(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "token", "problem"),
-    [
-        (["--host", "0.0.0.0"], "t", "--allow-remote"),
-        ([], "", "EPHEMERON_CHANNEL_TOKEN"),
-    ],
+    ("arguments", "token", "problem"), [(["--host", "0.0.0.0"], "t", "--allow-remote"), ([], "", "EPHEMERON_CHANNEL_TOKEN")]
 )
 def test_the_command_refuses_what_is_unsafe(arguments: list[str], token: str, problem: str) -> None:
     done = subprocess.run(

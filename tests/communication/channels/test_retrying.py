@@ -16,15 +16,7 @@ from ephemeron.communication.channels.parameter_server import MemoryParameterSer
 from ephemeron.communication.channels.retry import RetryBackoff, RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.object_frame import FETCHED_AGAIN
-from ephemeron.errors import (
-    ChannelEmptied,
-    ChannelRefused,
-    ChannelThrottled,
-    ChannelTimeout,
-    ChannelUnreachable,
-    DamagedObject,
-    KeyExists,
-)
+from ephemeron.errors import ChannelEmptied, ChannelRefused, ChannelThrottled, ChannelTimeout, ChannelUnreachable, DamagedObject, KeyExists
 from ephemeron.functions.simulation import run
 from ephemeron.testing.flaky import FAILURES, FlakyChannel, seeded
 
@@ -201,9 +193,7 @@ def test_a_store_that_is_gone_for_good_is_given_up_in_time(how, error, total_s):
     async def main() -> None:
         flaky = FlakyChannel(MemoryChannel(), lambda operation, key: how)
         channel = RunChannel(flaky, owner="me", retry=RetryPolicy(total_s=total_s))
-        with pytest.raises(
-            error, match=f"given up after {'.*'} requests in {total_s:.0f} s.*r/a" if total_s else "r/a"
-        ):
+        with pytest.raises(error, match=f"given up after {'.*'} requests in {total_s:.0f} s.*r/a" if total_s else "r/a"):
             await channel.put("r/a", [b"x"])
         assert asyncio.get_running_loop().time() == pytest.approx(total_s)
         assert channel.traffic.puts == flaky.requests

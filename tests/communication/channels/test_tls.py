@@ -88,9 +88,7 @@ class TestCacheOverTls(ChannelConnectionContract):
 
 
 @pytest.mark.usefixtures("trusted")
-def test_the_authority_is_a_file_or_its_text_or_the_system_s(
-    cache: Cache, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_authority_is_a_file_or_its_text_or_the_system_s(cache: Cache, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"rediss://localhost:{port}/0"
     assert fetch(address) is None
     monkeypatch.setenv(CA_ENV, cache.authority.pem)
@@ -101,9 +99,7 @@ def test_the_authority_is_a_file_or_its_text_or_the_system_s(
 
 
 @pytest.mark.usefixtures("trusted")
-def test_a_certificate_of_an_unknown_authority_is_refused(
-    cache: Cache, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(cache: Cache, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Authority(tmp_path, "somebody else")
     for wrong in (str(other.file), None):
         if wrong is None:
@@ -138,9 +134,7 @@ def test_a_wrong_password_and_none(port: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("trusted")
-def test_plain_text_to_a_port_for_tls_and_the_other_way_round(
-    cache: Cache, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_text_to_a_port_for_tls_and_the_other_way_round(cache: Cache, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "if it wants TLS, write rediss://" in refusal(f"redis://127.0.0.1:{port}/0")
     # Valkey waits for the end of a line that never comes.
     monkeypatch.setattr("ephemeron.communication.channels.cache._CONNECT_S", 0.5)
@@ -175,9 +169,7 @@ def test_verifying_cannot_be_switched_off_by_the_address(port: int) -> None:
         ("-----BEGIN CERTIFICATE-----\nnonsense", "holds no PEM certificate"),
     ],
 )
-def test_an_authority_that_is_none_is_named(
-    value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_authority_that_is_none_is_named(value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if value == "KEY":
         value = str(tmp_path / "key.pem")
         Path(value).write_text("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n")
@@ -252,9 +244,14 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
 
     code = Path(__file__).parents[2] / "training" / "code"
     job = Job(
-        name="tls", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=1, code=(code,), simulation=Simulation(),
+        name="tls",
+        model=Target(target="tiny:mlp"),
+        data=DataSpec(),
+        epochs=1,
+        code=(code,),
+        simulation=Simulation(),
         optimizer=Target(target="SGD", options={"lr": 0.1}),
-    )  # fmt: skip
+    )
     how = {"platform": "local", "workers": 2, "aggregators": 1, "batch_size": 144, "memory_mb": 704}
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     monkeypatch.setenv(CA_ENV, str(cache.authority.file))

@@ -21,9 +21,14 @@ def tell(**event: object) -> None:
 
 async def main(folder: str, rank: int, ranks: int) -> None:
     mesh = await Mesh.join(
-        store=open_channel(folder), rank=rank, attempt=0, ranks=ranks, keys=Keys("run"), token="the run's token",
+        store=open_channel(folder),
+        rank=rank,
+        attempt=0,
+        ranks=ranks,
+        keys=Keys("run"),
+        token="the run's token",
         transports=[*kernel_transports(), *rendezvous_transports()],
-    )  # fmt: skip
+    )
     mesh.on_connect.append(lambda peer, _: tell(connected=peer, transport=mesh.transport_of(peer)))
 
     def received(sender: int, head: Head, body: memoryview) -> None:

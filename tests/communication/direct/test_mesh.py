@@ -32,9 +32,7 @@ MADE: dict[str, Callable[[], list[Transport]]] = {
 @asynccontextmanager
 async def joined(world: DirectWorld, made: Callable[[], list[Transport]] | None = None) -> AsyncIterator[list[Mesh]]:
     try:
-        meshes = list(
-            await asyncio.gather(*(world.join(r, transports=made() if made else None) for r in range(world.ranks)))
-        )
+        meshes = list(await asyncio.gather(*(world.join(r, transports=made() if made else None) for r in range(world.ranks))))
         await all_connected(*meshes)
         yield meshes
     finally:
@@ -344,9 +342,7 @@ def test_requests_are_answered_or_fail() -> None:
                 return [head.extra, bytes(body), bytes(body)]
 
             b.answer(Kind.STATE, double)
-            answers = await asyncio.gather(
-                *(a.request(1, Kind.STATE, b"x", [bytes([n])], number=n, timeout_s=5) for n in range(5))
-            )
+            answers = await asyncio.gather(*(a.request(1, Kind.STATE, b"x", [bytes([n])], number=n, timeout_s=5) for n in range(5)))
             assert [bytes(x) for x in answers] == [b"x" + bytes([n, n]) for n in range(5)]
             with pytest.raises(LinkFailed, match="no answer"):
                 await a.request(1, Kind.STATE, number=13, timeout_s=5)
@@ -371,9 +367,14 @@ def test_requests_are_answered_or_fail() -> None:
 
 @pytest.mark.parametrize(
     ("machine", "address", "reached"),
-    [("here", "10.0.0.2/5000", True), ("there", "10.0.0.2/5000", False), ("there", "10.0.0.3/5000", True),
-     ("there", "127.0.0.1/5000", False), ("here", "127.0.0.1/5000", True)],
-)  # fmt: skip
+    [
+        ("here", "10.0.0.2/5000", True),
+        ("there", "10.0.0.2/5000", False),
+        ("there", "10.0.0.3/5000", True),
+        ("there", "127.0.0.1/5000", False),
+        ("here", "127.0.0.1/5000", True),
+    ],
+)
 def test_an_address_within_every_machine_is_of_no_use_between_two(machine: str, address: str, reached: bool) -> None:
     own = Endpoint(rank=0, attempt=0, machine="here", addresses={"tcp": "10.0.0.2/6000"})
     theirs = Endpoint(rank=1, attempt=0, machine=machine, addresses={"tcp": address})
@@ -463,9 +464,7 @@ def test_all_hand_off_at_once(order: list[int]) -> None:
             await until(lambda: all(linked(a, b.rank, 1) for a in after for b in after if a is not b))
             inboxes = [Inbox(mesh) for mesh in after]
             for mesh in after:
-                mesh.on_connect.append(
-                    lambda rank, attempt, own=mesh: own.send(rank, Kind.CONTRIBUTION, own.rank, attempt)
-                )
+                mesh.on_connect.append(lambda rank, attempt, own=mesh: own.send(rank, Kind.CONTRIBUTION, own.rank, attempt))
             for rank in order:
                 after[rank].become_member(world.store)
             await until(lambda: all(set(i.numbers) == {0, 1, 2} - {n} for n, i in enumerate(inboxes)))

@@ -32,9 +32,12 @@ class Process:
 
     def __init__(self, host: Host, command: list[str], variables: Mapping[str, str]) -> None:
         self.popen = subprocess.Popen(
-            [*host.command, sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [*host.command, sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, **variables},
-        )  # fmt: skip
+        )
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._seen: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -136,15 +139,11 @@ def exchange(one: Process, two: Process, ranks: tuple[int, int] = (0, 1)) -> Non
     ],
     ids=["both-cone", "one-public", "both-symmetric", "one-symmetric"],
 )
-def test_how_two_members_are_connected(
-    internet: Internet, mappings: tuple[Behaviour | None, ...], transport: str, refusing: bool
-) -> None:
+def test_how_two_members_are_connected(internet: Internet, mappings: tuple[Behaviour | None, ...], transport: str, refusing: bool) -> None:
     hosts = [
         internet.network.host(f"203.0.113.{7 + i}")
         if mapping is None
-        else internet.network.host(
-            "10.0.0.2", behind=internet.network.nat(f"203.0.113.{7 + i}", mapping, refusing=refusing)
-        )
+        else internet.network.host("10.0.0.2", behind=internet.network.nat(f"203.0.113.{7 + i}", mapping, refusing=refusing))
         for i, mapping in enumerate(mappings)
     ]
     one = internet.member(hosts[0], 0)

@@ -328,17 +328,7 @@ async def idle(address: ServiceAddress) -> socket.socket:
     return (await control(address)).sock
 
 
-ATTACKS: list[Attack] = [
-    garbage,
-    silence,
-    oversized,
-    no_message,
-    nested,
-    wrong_type,
-    out_of_order,
-    invented_ticket,
-    idle,
-]
+ATTACKS: list[Attack] = [garbage, silence, oversized, no_message, nested, wrong_type, out_of_order, invented_ticket, idle]
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.__name__)

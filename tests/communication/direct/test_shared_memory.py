@@ -12,14 +12,7 @@ import pytest
 
 from ephemeron.communication.direct import Head
 from ephemeron.communication.direct.message import IN_PLACE, SHARED, Kind
-from ephemeron.communication.direct.shared_memory import (
-    LEAST_BYTES,
-    SLOT_BYTES,
-    SLOTS,
-    SharedConnection,
-    SharedTransport,
-    available,
-)
+from ephemeron.communication.direct.shared_memory import LEAST_BYTES, SLOT_BYTES, SLOTS, SharedConnection, SharedTransport, available
 from ephemeron.errors import ProtocolError
 from ephemeron.testing.direct_world import until
 

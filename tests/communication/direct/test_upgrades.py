@@ -125,9 +125,7 @@ def test_a_connection_that_is_lost_during_the_change_counts_as_lost(silent: bool
     async def scenario() -> None:
         slow = MemoryNetwork(latency_s=0.5, bandwidth_mb_s=0.05)
         async with pair(("punched", "relay"), MemoryNetwork(latency_s=0.001), slow) as p:
-            channels = [
-                PeerChannel(DirectWorld(2).store, m, lambda key: Exchange(int(key[0]), [0, 1])) for m in p.meshes
-            ]
+            channels = [PeerChannel(DirectWorld(2).store, m, lambda key: Exchange(int(key[0]), [0, 1])) for m in p.meshes]
             lost: list[int] = []
             for number in range(100):
                 if number == 20:

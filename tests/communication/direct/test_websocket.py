@@ -60,9 +60,7 @@ def run(work: Any) -> None:
 def test_messages_pass_in_both_directions() -> None:
     async def main() -> None:
         async with listening() as (transport, address, accepted):
-            dialled = await WebSocketTransport(Loopback(), host="127.0.0.1").dial(
-                address, RUN_TOKEN, timeout_s=TIMEOUT_S
-            )
+            dialled = await WebSocketTransport(Loopback(), host="127.0.0.1").dial(address, RUN_TOKEN, timeout_s=TIMEOUT_S)
             ours, theirs = Inbox(dialled), Inbox(await accepted.get())
             assert (ours.connection.transport, ours.connection.dialled) == ("websocket", True)
             assert theirs.connection.dialled is False

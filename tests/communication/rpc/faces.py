@@ -9,15 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ephemeron.communication.rpc import (
-    BlockingClient,
-    BlockingServer,
-    Client,
-    Options,
-    Receive,
-    Server,
-    cancelled,
-)
+from ephemeron.communication.rpc import BlockingClient, BlockingServer, Client, Options, Receive, Server, cancelled
 
 TOKEN = "a secret of these tests"
 PATIENCE_S = 120
@@ -89,9 +81,7 @@ class Handlers:
             self.release.wait(0.01)
         return params, buffers
 
-    async def asynchronous(
-        self, method: str, params: dict[str, Any], buffers: list[Any]
-    ) -> tuple[dict[str, Any], list[Any]]:
+    async def asynchronous(self, method: str, params: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         if method not in ("wait", "hang"):
             return self.plain(method, params, buffers)
         self.entered.release()
@@ -114,22 +104,12 @@ class Served:
         self.handlers, self.path, self._loop = handlers, path, loop
         self.server: Any
         if face == "blocking":
-            self.server = BlockingServer(
-                handlers.blocking,
-                objects=handlers.objects,
-                token=TOKEN,
-                options=options,
-            )
+            self.server = BlockingServer(handlers.blocking, objects=handlers.objects, token=TOKEN, options=options)
             self.port = self.server.listen_tcp()[1]
             self.server.listen_unix(path)
             self.close = self.server.close
         else:
-            self.server = Server(
-                handlers.asynchronous,
-                objects=handlers.asynchronous_objects,
-                token=TOKEN,
-                options=options,
-            )
+            self.server = Server(handlers.asynchronous, objects=handlers.asynchronous_objects, token=TOKEN, options=options)
             self.port = loop.run(self.server.listen_tcp())[1]
             loop.run(self.server.listen_unix(path))
             self.close = lambda: loop.run(self.server.close())
@@ -169,13 +149,7 @@ class Dull:
 
 @contextmanager
 def pair(
-    tmp_path: Path,
-    client: str,
-    server: str,
-    transport: str,
-    *,
-    options: Options | None = None,
-    client_options: Options | None = None,
+    tmp_path: Path, client: str, server: str, transport: str, *, options: Options | None = None, client_options: Options | None = None
 ) -> Iterator[tuple[Any, Served]]:
     """A connected client and its server."""
     with ExitStack() as stack:

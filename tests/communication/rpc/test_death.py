@@ -33,8 +33,11 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             paths = os.pathsep.join([str(HERE), *(entry for entry in sys.path if entry)])
             process = subprocess.Popen(
                 [sys.executable, str(HERE / "mortal.py"), role, face, str(path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
             assert process.stdout is not None
@@ -86,9 +89,7 @@ def test_a_killed_server_fails_its_clients_and_its_place_is_free(
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_killed_client_leaves_nothing_at_the_server(
-    face: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_killed_client_leaves_nothing_at_the_server(face: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     mapped = segments()
     loop = Loop()
     served = Served(face, loop, Handlers(), tmp_path / "s", None)

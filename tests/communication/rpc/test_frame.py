@@ -56,10 +56,7 @@ def through(sent: FrameMessage, *, receive: Receive, limits: FrameLimits = LIMIT
             return done.value
 
 
-@given(
-    st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.dictionaries(st.text(), JSON), BUFFERS,
-    st.sampled_from(Receive),
-)  # fmt: skip
+@given(st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.dictionaries(st.text(), JSON), BUFFERS, st.sampled_from(Receive))
 def test_what_is_sent_arrives(kind: Kind, id: int, tag: dict[str, Any], buffers: list[bytes], receive: Receive) -> None:
     sent = message(kind, id, tag, buffers, limits=LIMITS)
     came = through(sent, receive=receive)
@@ -131,9 +128,7 @@ def test_nothing_is_allocated_for_what_exceeds_a_limit() -> None:
 
 @pytest.mark.parametrize("cut", [0, 5, HEAD_BYTES, HEAD_BYTES + 3, -1])
 def test_a_truncated_frame_is_a_lost_connection(cut: int) -> None:
-    raw = pack(Head(Kind.REQUEST, 0, 0, 1, 2, 1, 100, 0), [FrameEntry(100, 100, FrameMark.BYTES, 0)], b"{}") + bytes(
-        100
-    )
+    raw = pack(Head(Kind.REQUEST, 0, 0, 1, 2, 1, 100, 0), [FrameEntry(100, 100, FrameMark.BYTES, 0)], b"{}") + bytes(100)
     near, far = socket.socketpair()
     with near, far:
         wire = FrameSocket(far, limits=LIMITS, pool=BufferPool(), clock=lambda: 0.0)

@@ -72,9 +72,7 @@ def shout(sock: socket.socket, data: bytes) -> None:
 
 def frame(kind: int = Kind.REQUEST, id: int = 1, tag: bytes = b'{"m":"echo"}', data: bytes = b"", **head: int) -> bytes:
     entries = [FrameEntry(len(data), len(data), FrameMark.BYTES, 0)] if data else []
-    fields = {
-        "flags": 0, "segment": 0, "id": id, "tag_bytes": len(tag), "buffers": len(entries), "data": len(data), "rate": 0,
-    }  # fmt: skip
+    fields = {"flags": 0, "segment": 0, "id": id, "tag_bytes": len(tag), "buffers": len(entries), "data": len(data), "rate": 0}
     return pack(Head(kind=kind, **{**fields, **head}), entries, tag) + data  # type: ignore[arg-type]
 
 

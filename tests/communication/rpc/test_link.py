@@ -14,17 +14,7 @@ from faces import PATIENCE_S, TOKEN, in_thread
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.communication.rpc import blocking_connection as module
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
-from ephemeron.communication.rpc.frame import (
-    ENTRY_BYTES,
-    HEAD_BYTES,
-    FrameEntry,
-    FrameLimits,
-    FrameMark,
-    Head,
-    Kind,
-    pack,
-    unpack_head,
-)
+from ephemeron.communication.rpc.frame import ENTRY_BYTES, HEAD_BYTES, FrameEntry, FrameLimits, FrameMark, Head, Kind, pack, unpack_head
 from ephemeron.errors import CallTimedOut, ConnectionLost
 
 
@@ -74,9 +64,7 @@ def both() -> Iterator[tuple[BlockingClient, Script]]:
             client.close()
 
 
-def test_a_reply_half_read_at_a_deadline_is_finished_by_the_next_caller(
-    both: tuple[BlockingClient, Script],
-) -> None:
+def test_a_reply_half_read_at_a_deadline_is_finished_by_the_next_caller(both: tuple[BlockingClient, Script]) -> None:
     client, script = both
     first = in_thread(lambda: client.call("first", timeout_s=0.2))
     late = reply(script.receive()[1], b"x" * 10_000)

@@ -133,9 +133,15 @@ def test_rubbish_is_refused_by_both(rubbish: bytes) -> None:
 
 @pytest.mark.parametrize(
     "offer",
-    [b"", b"[]", b"{}", b"[" * 5_000, b'{"max_calls": 0, "codecs": [], "shared": false}',
-     b'{"max_calls": "x", "codecs": [], "shared": false}'],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 5_000,
+        b'{"max_calls": 0, "codecs": [], "shared": false}',
+        b'{"max_calls": "x", "codecs": [], "shared": false}',
+    ],
+)
 def test_a_damaged_offer_is_refused(offer: bytes) -> None:
     client, server = End(side("t", client=True)), End(side("t", client=False))
     server.feed(client.take())

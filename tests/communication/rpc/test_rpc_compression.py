@@ -93,17 +93,11 @@ def test_what_does_not_shrink_is_left_alone_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
-def test_a_slow_link_compresses_and_what_arrives_is_the_same(
-    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_link_compresses_and_what_arrives_is_the_same(face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The server's clock says that every data section takes a second: a slow link, of which its client is told.
     sent: list[int] = []
     real = socket.socket.sendmsg
-    monkeypatch.setattr(
-        socket.socket,
-        "sendmsg",
-        lambda sock, parts, *more: sent.append(sum(map(len, parts))) or real(sock, parts, *more),
-    )
+    monkeypatch.setattr(socket.socket, "sendmsg", lambda sock, parts, *more: sent.append(sum(map(len, parts))) or real(sock, parts, *more))
     slow = Options(clock=ticking(1.0).__next__, compress=True)
     with pair(tmp_path, face, "blocking", "tcp", options=slow) as (client, served):
         for _ in range(3):

@@ -15,16 +15,17 @@ from ephemeron.communication.rpc.objects import dumps, loads, object_of
 
 BIG, SMALL = 5_000, 100
 LEAVES = st.one_of(
-    st.none(), st.integers(), st.text(max_size=5),
+    st.none(),
+    st.integers(),
+    st.text(max_size=5),
     st.integers(0, 2 * BIG).map(lambda n: b"b" * n),
     st.integers(0, 2 * BIG).map(lambda n: bytearray(b"a" * n)),
-)  # fmt: skip
+)
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
-    | st.tuples(inner, inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4) | st.tuples(inner, inner),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 def through(value: Any, receive: Receive, *, max_buffers: int = 4096) -> Any:

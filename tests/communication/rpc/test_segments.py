@@ -89,9 +89,7 @@ def test_when_all_is_in_use_the_socket_must_do(ends: tuple[Segments, Mappings]) 
     assert bytes(kept[0]) == bytes(SIZE)
 
 
-def test_where_there_is_no_memory_the_socket_must_do(
-    ends: tuple[Segments, Mappings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_memory_the_socket_must_do(ends: tuple[Segments, Mappings], monkeypatch: pytest.MonkeyPatch) -> None:
     def none(handle: int, at: int, size: int) -> None:
         raise OSError(28, "no space")
 

@@ -76,9 +76,7 @@ def record_metas(path: str, count: int, size: int = 5) -> list[SampleMeta]:
     return [SampleMeta(key=f"{path}[{i}]", data={"part": whole.within(i * size, size)}, target=i) for i in range(count)]
 
 
-def publish(
-    store: DatasetStore, samples: Iterable[SampleMeta], *, name: str = "me/x", variant: str = "train", **how: object
-) -> Dataset:
+def publish(store: DatasetStore, samples: Iterable[SampleMeta], *, name: str = "me/x", variant: str = "train", **how: object) -> Dataset:
     """Publishes samples whose data is in the dataset's own folder, as bytes."""
     return store.publish(name, {variant: NewVariant(samples=samples, decoders=BYTES)}, **how)  # type: ignore[arg-type]
 

@@ -49,9 +49,7 @@ def test_every_range_that_leaves_its_file_is_told(store: DatasetStore) -> None:
     found = checked(store, decode=None)
     assert found.decoded == 16
     assert len(found.defects) == 4
-    assert found.defects[0] == (
-        "me/x version 1, train, sample 16: records.bin has 83 bytes, but bytes 80 to 85 are wanted"
-    )
+    assert found.defects[0] == ("me/x version 1, train, sample 16: records.bin has 83 bytes, but bytes 80 to 85 are wanted")
 
 
 def test_files_that_are_absent_or_of_another_size(store: DatasetStore) -> None:
@@ -60,9 +58,7 @@ def test_files_that_are_absent_or_of_another_size(store: DatasetStore) -> None:
     publish(store, [SampleMeta(key=n, data={"part": DataRef(path=n, length=size)}) for n, size in names])
     found = checked(store, decode=None)
     assert found.decoded == 1
-    assert [d.partition("sample ")[2] for d in found.defects] == [
-        "1: a has 5 bytes, but had 6 when it was imported", "2: b is absent",
-    ]  # fmt: skip
+    assert [d.partition("sample ")[2] for d in found.defects] == ["1: a has 5 bytes, but had 6 when it was imported", "2: b is absent"]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -40,8 +40,10 @@ def test_import_ls_and_check_in_the_default_store(home: Path, cifar: Path, npz: 
     listed = run("ls").stdout
     assert [line.split()[:4] for line in listed.splitlines()] == [
         ["dataset", "version", "variant", "samples"],
-        ["core/cifar100", "1", "train", "3"], ["core/cifar100", "1", "test", "3"], ["me/a", "2024", "val", "6"],
-    ]  # fmt: skip
+        ["core/cifar100", "1", "train", "3"],
+        ["core/cifar100", "1", "test", "3"],
+        ["me/a", "2024", "val", "6"],
+    ]
     assert "image: array" in listed
     assert cifar.as_uri() in listed
     checked = run("verify", "core/cifar100", "--all")
@@ -57,16 +59,12 @@ def test_versions_and_variants(home: Path, npz: Path) -> None:
     for arguments in (["--variant", "train"], ["--variant", "val"], ["--variant", "test", "--only"]):
         assert run("import", "npz", npz, "me/a", *arguments).exit_code == 0
     rows = [json.loads(line) for line in run("ls", "me/a", "--json").stdout.splitlines()]
-    assert [(r["version"], list(r["variants"])) for r in rows] == [
-        ("1", ["train"]), ("2", ["train", "val"]), ("3", ["test"]),
-    ]  # fmt: skip
+    assert [(r["version"], list(r["variants"])) for r in rows] == [("1", ["train"]), ("2", ["train", "val"]), ("3", ["test"])]
     assert [json.loads(line)["version"] for line in run("ls", "--json").stdout.splitlines()] == ["3"]
     assert run("verify", "me/a", "--version", "2", "--variant", "val").stdout.count("\n") == 1
     again = run("import", "npz", npz, "me/a", "--version", "2")
     assert (again.exit_code, again.stdout) == (2, "")
-    assert again.stderr == (
-        "error: version '2' of me/a is published, and versions do not change; choose another name, or none\n"
-    )
+    assert again.stderr == ("error: version '2' of me/a is published, and versions do not change; choose another name, or none\n")
 
 
 def test_files_that_are_no_images_are_counted(home: Path, tmp_path: Path) -> None:
@@ -85,9 +83,17 @@ def test_a_store_by_url_and_copied_data(tmp_path: Path, npz: Path, s3: str) -> N
     for store in (f"{s3}/cli", str(tmp_path / "st ore")):
         checked = run("verify", "me/a", "--store", store, "--json")
         assert json.loads(checked.stdout) == {
-            "dataset": "me/a", "version": "1", "variant": "train", "samples": 6, "files": 1, "bytes": 96, "pinned": 6, "unpinned": 0,
-            "decoded": 6, "defects": [],
-        }  # fmt: skip
+            "dataset": "me/a",
+            "version": "1",
+            "variant": "train",
+            "samples": 6,
+            "files": 1,
+            "bytes": 96,
+            "pinned": 6,
+            "unpinned": 0,
+            "decoded": 6,
+            "defects": [],
+        }
         assert "own folder" in run("ls", "--store", store).stdout
 
 

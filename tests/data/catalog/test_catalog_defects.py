@@ -74,24 +74,43 @@ def parquet(folder: Path) -> Path:
 
 
 KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, str], int, list[tuple[str, str, str]]]] = {
-    "images": (images, {}, 2, [
-        ("loose.png", "", "outside of a folder"), ("ant/2.png", "", "is empty"),
-    ]),
-    "coco": (coco, {"annotations": "notes.json"}, 1, [
-        ("notes.json", "annotation 3", "77"), ("1.png", "", "is empty"), ("2.png", "", "has no 2.png"),
-        ("3.png", "annotation 1", "box of 3 numbers"), ("4.png", "annotation 2", "9"),
-    ]),
-    "librispeech": (librispeech, {}, 1, [
-        ("1/2/1-2.trans.txt", "line 2", "no text"), ("1/2/1-2.trans.txt", "line 3", "no audio"),
-        ("1/2/1-2-3.flac", "", "is empty"), ("1/2/1-2-4.flac", "", "has no transcript"),
-    ]),
-    "csv": (rows, {"target": "label"}, 3, [
-        ("a.csv", "line 3", "3 cells"), ("a.csv", "line 5", "is not UTF-8"), ("b.csv.gz", "", "cannot be unpacked"),
-    ]),
-    "parquet": (parquet, {"target": "label"}, 3, [
-        ("b.parquet", "", "not a Parquet file"), ("a.parquet", "row 1 of row group 0", "NoneType"),
-    ]),
-}  # fmt: skip
+    "images": (images, {}, 2, [("loose.png", "", "outside of a folder"), ("ant/2.png", "", "is empty")]),
+    "coco": (
+        coco,
+        {"annotations": "notes.json"},
+        1,
+        [
+            ("notes.json", "annotation 3", "77"),
+            ("1.png", "", "is empty"),
+            ("2.png", "", "has no 2.png"),
+            ("3.png", "annotation 1", "box of 3 numbers"),
+            ("4.png", "annotation 2", "9"),
+        ],
+    ),
+    "librispeech": (
+        librispeech,
+        {},
+        1,
+        [
+            ("1/2/1-2.trans.txt", "line 2", "no text"),
+            ("1/2/1-2.trans.txt", "line 3", "no audio"),
+            ("1/2/1-2-3.flac", "", "is empty"),
+            ("1/2/1-2-4.flac", "", "has no transcript"),
+        ],
+    ),
+    "csv": (
+        rows,
+        {"target": "label"},
+        3,
+        [("a.csv", "line 3", "3 cells"), ("a.csv", "line 5", "is not UTF-8"), ("b.csv.gz", "", "cannot be unpacked")],
+    ),
+    "parquet": (
+        parquet,
+        {"target": "label"},
+        3,
+        [("b.parquet", "", "not a Parquet file"), ("a.parquet", "row 1 of row group 0", "NoneType")],
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,9 +163,7 @@ def test_a_sound_source_has_no_list(store: DatasetStore, tmp_path: Path) -> None
     assert not list((tmp_path / "store").rglob("defects*"))
 
 
-def test_a_file_that_vanishes_during_the_import(
-    store: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_during_the_import(store: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ephemeron.data.catalog import importers
 
     source = write(tmp_path / "source", {f"ant/{i}.png": jpeg() for i in range(4)})

@@ -30,14 +30,7 @@ def fetch(files: Files, *ranges: FileRange) -> list[bytes]:
 def test_ranges_come_in_the_order_asked_for(files: Files) -> None:
     put(files, "a/x", b"0123456789")
     put(files, "b", b"other")
-    asked = [
-        FileRange("a/x", 8, 2),
-        FileRange("b"),
-        FileRange("a/x"),
-        FileRange("a/x", 0, 3),
-        FileRange("a/x", 7),
-        FileRange("b", 1, 0),
-    ]
+    asked = [FileRange("a/x", 8, 2), FileRange("b"), FileRange("a/x"), FileRange("a/x", 0, 3), FileRange("a/x", 7), FileRange("b", 1, 0)]
     assert fetch(files, *asked) == [b"89", b"other", b"0123456789", b"012", b"789", b""]
     assert fetch(files, *asked * 40) == [b"89", b"other", b"0123456789", b"012", b"789", b""] * 40
 

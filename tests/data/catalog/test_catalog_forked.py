@@ -137,13 +137,14 @@ def test_every_method_works_in_a_forked_child(s3: str, tmp_path: Path) -> None:
         return [
             run(files.fetch([FileRange("a/x", 2, 3), FileRange("a/x")])),
             [run(files.size("a/x")), run(files.size("none"))],
-            run(files.create("a/y", b"1")), run(files.create("a/y", b"2")), run(files.create("b", tmp_path / "local")),
-            run(files.tree("")), run(files.folders("")),
-        ]  # fmt: skip
+            run(files.create("a/y", b"1")),
+            run(files.create("a/y", b"2")),
+            run(files.create("b", tmp_path / "local")),
+            run(files.tree("")),
+            run(files.folders("")),
+        ]
 
-    expected = [
-        [b"234", b"0123456789"], [10, None], True, False, True, {"a/x": 10, "a/y": 1, "b": 11}, ["a"],
-    ]  # fmt: skip
+    expected = [[b"234", b"0123456789"], [10, None], True, False, True, {"a/x": 10, "a/y": 1, "b": 11}, ["a"]]
     assert in_child(lambda: there(files)) == expected
     assert run(files.fetch([FileRange("a/y")])) == [b"1"]
 

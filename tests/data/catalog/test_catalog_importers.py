@@ -49,17 +49,7 @@ def describe(
     on_defect: str = "fail",
     **options: str,
 ) -> Dataset:
-    return import_dataset(
-        kind,
-        source,
-        "me/x",
-        store,
-        variant=variant,
-        options=options,
-        shard_size=4,
-        digests=digests,
-        on_defect=on_defect,
-    )
+    return import_dataset(kind, source, "me/x", store, variant=variant, options=options, shard_size=4, digests=digests, on_defect=on_defect)
 
 
 def reader(store: DatasetStore, variant: str = "train") -> DatasetReader:
@@ -106,9 +96,7 @@ def zipped(path: Path, files: dict[str, bytes], method: int) -> Path:
 @pytest.fixture
 def pictures() -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
     """Six images in three classes, as files and as arrays."""
-    arrays = {
-        f"{c}/{sub}{i}.png": pixels() for c, sub in (("dog", ""), ("cat", "deep/"), ("ant", "")) for i in range(2)
-    }
+    arrays = {f"{c}/{sub}{i}.png": pixels() for c, sub in (("dog", ""), ("cat", "deep/"), ("ant", "")) for i in range(2)}
     return {name: png(array) for name, array in arrays.items()}, arrays
 
 
@@ -240,20 +228,9 @@ def test_a_truncated_tar(store: DatasetStore, tmp_path: Path, pictures) -> None:
 class TestCoco:
     def table(self, **changes: object) -> dict[str, object]:
         good: dict[str, object] = {
-            "images": [
-                {"id": 9, "file_name": "9.png"},
-                {"id": 2, "file_name": "2.png"},
-                {"id": 5, "file_name": "5.png"},
-            ],
+            "images": [{"id": 9, "file_name": "9.png"}, {"id": 2, "file_name": "2.png"}, {"id": 5, "file_name": "5.png"}],
             "annotations": [
-                {
-                    "id": 1,
-                    "image_id": 9,
-                    "bbox": [0, 1, 2, 3.5],
-                    "category_id": 90,
-                    "iscrowd": 0,
-                    "segmentation": [[1]],
-                },
+                {"id": 1, "image_id": 9, "bbox": [0, 1, 2, 3.5], "category_id": 90, "iscrowd": 0, "segmentation": [[1]]},
                 {"id": 2, "image_id": 9, "bbox": [4, 5, 6, 7], "category_id": 1, "iscrowd": 1},
                 {"id": 3, "image_id": 2, "bbox": [1, 1, 1, 1], "category_id": 17},
             ],
@@ -314,9 +291,7 @@ class TestCoco:
             describe(store, "coco", folder, annotations=str(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "fmt"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.uint16, "PPM"), (np.float32, "TIFF")]
-)
+@pytest.mark.parametrize(("kind", "fmt"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.uint16, "PPM"), (np.float32, "TIFF")])
 def test_images_of_more_than_8_bits_keep_their_values(store: DatasetStore, tmp_path: Path, kind: Any, fmt: str) -> None:
     from PIL import Image
 
@@ -418,9 +393,7 @@ def test_cifar_that_is_none(store: DatasetStore, tmp_path: Path) -> None:
     (folder / "data_batch_4.bin").unlink()
     with pytest.raises(JobError, match=r"has no data_batch_4\.bin; fetch"):
         describe(store, "cifar10", folder)
-    with pytest.raises(
-        JobError, match=r"is not cifar100; give the unpacked folder cifar-100-binary or cifar-100-python"
-    ):
+    with pytest.raises(JobError, match=r"is not cifar100; give the unpacked folder cifar-100-binary or cifar-100-python"):
         describe(store, "cifar100", folder)
     write_folder(tmp_path / "b", files)
     write(tmp_path / "b", {"old/test_batch.bin": b"x"})
@@ -544,8 +517,10 @@ class TestCsv:
         assert made.variants["train"].info == {"columns": ["width", "name"], "target": "label"}
         samples = list(reader(store))
         assert [s.value for s in samples] == [
-            {"width": 1.5, "name": 'a, "b"\nc'}, {"width": 2.0, "name": "plain"}, {"width": -1000.0, "name": "é"},
-        ]  # fmt: skip
+            {"width": 1.5, "name": 'a, "b"\nc'},
+            {"width": 2.0, "name": "plain"},
+            {"width": -1000.0, "name": "é"},
+        ]
         assert [s.target for s in samples] == [3, 4, 5]
 
     @pytest.mark.parametrize(
@@ -576,8 +551,9 @@ class TestCsv:
         write(tmp_path / "t", {"a.csv": b"x;y\n1;2\n", "b.csv": b"x;y\n3;z\n"})
         describe(store, "csv", tmp_path / "t", delimiter=";")
         assert [(s.key, s.value, s.target) for s in reader(store)] == [
-            ("a.csv[0]", {"x": 1, "y": "2"}, None), ("b.csv[0]", {"x": 3, "y": "z"}, None),
-        ]  # fmt: skip
+            ("a.csv[0]", {"x": 1, "y": "2"}, None),
+            ("b.csv[0]", {"x": 3, "y": "z"}, None),
+        ]
 
     @pytest.mark.parametrize(
         ("files", "options", "message"),

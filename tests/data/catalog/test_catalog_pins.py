@@ -60,9 +60,7 @@ def parquet(folder: Path) -> Path:
     pa = pytest.importorskip("pyarrow")
     folder.mkdir()
     table = pa.table({"x": list(range(20)), "label": [i % 3 for i in range(20)]})
-    __import__("pyarrow.parquet").parquet.write_table(
-        table, folder / "a.parquet", compression="none", use_dictionary=False
-    )
+    __import__("pyarrow.parquet").parquet.write_table(table, folder / "a.parquet", compression="none", use_dictionary=False)
     return folder
 
 
@@ -90,9 +88,7 @@ SOURCES = {"csv": csv_file, "gz": packed_csv, "npz": npz, "tar": tar, "parquet":
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_a_file_of_equal_size_is_not_taken_for_what_was_imported(
-    store: DatasetStore, tmp_path: Path, form: str
-) -> None:
+def test_a_file_of_equal_size_is_not_taken_for_what_was_imported(store: DatasetStore, tmp_path: Path, form: str) -> None:
     source = SOURCES[form](tmp_path / "source")
     kind = "csv" if form in ("gz", "tar") else form
     reader = published(store, kind, source)
@@ -101,9 +97,7 @@ def test_a_file_of_equal_size_is_not_taken_for_what_was_imported(
     os.utime(path)  # touched, and still the same
     assert [repr(s.value) for s in DatasetReader.open("test/pinned", "train", store=store)] == expected
     swap(path)
-    with pytest.raises(
-        DatasetDamaged, match=r"(a\.(csv|npz|parquet)|source\.tar).*was xxh3:[0-9a-f]{16}.*is xxh3:[0-9a-f]{16}"
-    ):
+    with pytest.raises(DatasetDamaged, match=r"(a\.(csv|npz|parquet)|source\.tar).*was xxh3:[0-9a-f]{16}.*is xxh3:[0-9a-f]{16}"):
         DatasetReader.open("test/pinned", "train", store=store).read_many(range(20))
     found = verify_variant(store, store.dataset("test/pinned"), "train")
     assert found.defects

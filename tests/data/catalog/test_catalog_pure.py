@@ -129,14 +129,9 @@ def test_ranges_side_by_side_are_one_request() -> None:
     assert len(coalesce(ranges, gap=30, largest=10)) == 5
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 12), st.booleans()), min_size=5, max_size=40),
-    st.integers(0, 30),
-)
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 12), st.booleans()), min_size=5, max_size=40), st.integers(0, 30))
 @example([("a", 5, False), ("b", 5, False), ("a", 0, True), ("c", 5, False), ("a", 0, True), ("b", 0, True)], 10)
-def test_the_cache_is_bounded_and_forgets_the_least_recently_used(
-    steps: list[tuple[str, int, bool]], limit: int
-) -> None:
+def test_the_cache_is_bounded_and_forgets_the_least_recently_used(steps: list[tuple[str, int, bool]], limit: int) -> None:
     cache: BoundedCache[str, int] = BoundedCache(limit)
     model: dict[str, int] = {}  # in order of use, oldest first
     for key, nbytes, reading in steps:
@@ -187,14 +182,7 @@ def test_variants_that_are_none(changes: dict[str, object], message: str) -> Non
     ],
 )
 def test_documents_that_are_none(changes: dict[str, object], message: str) -> None:
-    good = {
-        "format": 1,
-        "dataset": "a/b",
-        "version": "1",
-        "number": 1,
-        "history": {"1": 1},
-        "variants": {"v": variant()},
-    }
+    good = {"format": 1, "dataset": "a/b", "version": "1", "number": 1, "history": {"1": 1}, "variants": {"v": variant()}}
     dataset = Dataset.from_json(good)
     assert dataset.to_json() == good
     with pytest.raises(DatasetNotFound, match="a/b version 1 has no variant 'w', only v"):

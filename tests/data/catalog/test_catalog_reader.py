@@ -63,9 +63,7 @@ def test_an_absent_file_is_named(any_store: DatasetStore, offset: int | None) ->
     publish_records(any_store, 3)
     gone = SampleMeta(key="g", data={"part": DataRef(path="gone", offset=offset, length=1)})
     publish(any_store, [*record_metas("records.bin", 3), gone])
-    with pytest.raises(
-        DatasetDamaged, match=r"me/x, version 2, train, sample 3: .*/data/gone: the file is absent"
-    ) as e:
+    with pytest.raises(DatasetDamaged, match=r"me/x, version 2, train, sample 3: .*/data/gone: the file is absent") as e:
         opened(any_store).read_many([0, 3])
     assert (e.value.index, e.value.file.rpartition("/")[2]) == (3, "gone")
 
@@ -79,9 +77,7 @@ def test_an_absent_file_is_named(any_store: DatasetStore, offset: int | None) ->
     cache=st.integers(0, 3000),
     data=st.data(),
 )
-def test_random_access_is_sequential_access(
-    count: int, shard_size: int, gap: int, largest: int, cache: int, data: st.DataObject
-) -> None:
+def test_random_access_is_sequential_access(count: int, shard_size: int, gap: int, largest: int, cache: int, data: st.DataObject) -> None:
     store = DatasetStore(ObjectFiles(MemoryStore(), url="memory://test"))
     _, expected = publish_records(store, count, shard_size=shard_size)
     limits = ReadLimits(meta_cache_bytes=cache, gap_bytes=gap, request_bytes=largest)
@@ -248,9 +244,7 @@ def test_damaged_shards_are_named_and_others_are_read(store: DatasetStore, how: 
     reader = opened(store)
     assert reader.read(9).value == expected[9]
     for _ in range(2):
-        with pytest.raises(
-            DatasetDamaged, match=r"me/x, version 1, train, sample 15: file:///.*/train/ms-1\..*\.json"
-        ) as e:
+        with pytest.raises(DatasetDamaged, match=r"me/x, version 1, train, sample 15: file:///.*/train/ms-1\..*\.json") as e:
             reader.read_many([3, 15])
         assert ("is absent" if how == "absent" else "digest") in str(e.value)
         assert (e.value.dataset, e.value.version, e.value.variant) == ("me/x", "1", "train")
@@ -279,9 +273,7 @@ def test_a_truncated_data_file_is_named_by_every_sample_it_lacks(any_store: Data
         if (i + 1) * 5 <= cut:
             assert reader.read(i).value == records(30)[i * 5 : i * 5 + 5]
             continue
-        with pytest.raises(
-            DatasetDamaged, match=rf"train, sample {i}: .*/data/r: it ends before byte {i * 5 + 5}"
-        ) as e:
+        with pytest.raises(DatasetDamaged, match=rf"train, sample {i}: .*/data/r: it ends before byte {i * 5 + 5}") as e:
             reader.read(i)
         assert e.value.index == i
 
@@ -326,9 +318,7 @@ def test_decoders_of_ones_own(store: DatasetStore) -> None:
     put(store.files, "datasets/me/x/data/r", b"0123456789")
     decoders = {"part": {"decoder": "times", "factor": 3}}
     store.publish("me/x", {"train": NewVariant(samples=record_metas("r", 2), decoders=decoders)})
-    with pytest.raises(
-        JobError, match=r"me/x version 1, train: decoder 'times' is not known.*decoders=\{'times': function\}"
-    ):
+    with pytest.raises(JobError, match=r"me/x version 1, train: decoder 'times' is not known.*decoders=\{'times': function\}"):
         opened(store)
     assert opened(store, decode=False).read(1).value == b"56789"
     reader = opened(store, decoders={"times": lambda part, options: part * options["factor"]})
@@ -348,9 +338,7 @@ def test_a_missing_extra_is_named_as_such(store: DatasetStore, monkeypatch: pyte
 def test_several_parts_and_targets_that_lie_somewhere(store: DatasetStore) -> None:
     put(store.files, "datasets/me/x/data/r", b"0123456789")
     whole = DataRef(path="r", length=10)
-    meta = SampleMeta(
-        key="k", data={"a": whole.within(0, 2), "b": whole}, target_at=whole.within(4, 3), extra={"speaker": 7}
-    )
+    meta = SampleMeta(key="k", data={"a": whole.within(0, 2), "b": whole}, target_at=whole.within(4, 3), extra={"speaker": 7})
     decoders = {"a": {"decoder": "text"}, "b": {"decoder": "bytes"}, "target": {"decoder": "json"}}
     store.publish("me/x", {"train": NewVariant(samples=[meta], decoders=decoders)})
     sample = opened(store).read(0)
@@ -408,9 +396,7 @@ class TestUnpacking:
         parts = [zlib.compress(bytes([i]) * 50, wbits=-15) for i in range(20)]
         put(files, "datasets/me/x/data/z", b"".join(parts))
         starts = np.cumsum([0, *map(len, parts)]).tolist()
-        refs = [
-            DataRef(path="z", offset=a, length=len(p), unpack="deflate") for a, p in zip(starts, parts, strict=False)
-        ]
+        refs = [DataRef(path="z", offset=a, length=len(p), unpack="deflate") for a, p in zip(starts, parts, strict=False)]
         publish(store, [SampleMeta(key="", data={"part": ref}) for ref in refs])
         assert [s.value for s in opened(store).read_many([3, 0, 19, 7])] == [bytes([i]) * 50 for i in (3, 0, 19, 7)]
         assert sum("/data/" in r.path for r in files.asked) == 1

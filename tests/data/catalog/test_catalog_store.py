@@ -257,9 +257,14 @@ def test_the_document_is_what_the_page_says(store: DatasetStore) -> None:
     document = json.loads((Path(store.files.root) / version_path("me/x", 1)).read_text())  # type: ignore[attr-defined]
     assert set(document) == {"format", "dataset", "version", "number", "history", "variants"}
     assert document["variants"]["train"] == {
-        "samples": 3, "shard_size": 1000, "root": None, "decoders": BYTES, "info": {}, "source": {},
+        "samples": 3,
+        "shard_size": 1000,
+        "root": None,
+        "decoders": BYTES,
+        "info": {},
+        "source": {},
         "shards": list(made.variants["train"].shards),
-    }  # fmt: skip
+    }
 
 
 def test_the_default_store_is_in_the_home_folder(home: Path) -> None:

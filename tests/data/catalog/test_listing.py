@@ -10,9 +10,20 @@ import pytest
 from ephemeron.data.catalog.listing import matching, visible
 
 FILES = [
-    "a.csv", "b1.csv", "b2.csv", "c.txt", ".hidden.csv", "._a.csv", ".ipynb_checkpoints/a-checkpoint.csv", "sub/d.csv", "sub/deep/e.csv",
-    "sub/.git/f.csv", "data[1].csv", "data1.csv", "_under.csv",
-]  # fmt: skip
+    "a.csv",
+    "b1.csv",
+    "b2.csv",
+    "c.txt",
+    ".hidden.csv",
+    "._a.csv",
+    ".ipynb_checkpoints/a-checkpoint.csv",
+    "sub/d.csv",
+    "sub/deep/e.csv",
+    "sub/.git/f.csv",
+    "data[1].csv",
+    "data1.csv",
+    "_under.csv",
+]
 
 
 def test_hidden_files_and_prepared_datasets_are_no_data():
@@ -26,8 +37,24 @@ def test_hidden_files_and_prepared_datasets_are_no_data():
 
 @pytest.mark.parametrize(
     "pattern",
-    ["*.csv", "**/*.csv", "sub/*.csv", "sub/**", "sub/**/*.csv", "*/*.csv", "b?.csv", "b[12].csv", "data[1].csv", "data[[]1].csv", ".*.csv", ".*/*.csv", "**", "*", "x*"],
-)  # fmt: skip
+    [
+        "*.csv",
+        "**/*.csv",
+        "sub/*.csv",
+        "sub/**",
+        "sub/**/*.csv",
+        "*/*.csv",
+        "b?.csv",
+        "b[12].csv",
+        "data[1].csv",
+        "data[[]1].csv",
+        ".*.csv",
+        ".*/*.csv",
+        "**",
+        "*",
+        "x*",
+    ],
+)
 def test_wildcards_are_those_of_python(tmp_path: Path, pattern: str):
     for file in FILES:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

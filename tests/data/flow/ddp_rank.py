@@ -55,9 +55,7 @@ def main(rank: int, store: str, cases: list[list[Any]]) -> None:
     torch.set_num_threads(1)
     view = Flow("test/table").dataset(Table(8)).prepare_read()
     too_early, for_each = view.to_shuffled(4), view.to_shuffled(4, rank=0, world_size=1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
     assert [len(ids(batch)) for batch in for_each] == [4, 4], "all samples for each rank, if that is meant"
     for begin in (lambda: next(iter(too_early)), lambda: next(iter(too_early.batch_sampler))):
         with pytest.raises(JobError, match="before the process group of 2 ranks"):

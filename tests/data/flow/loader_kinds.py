@@ -33,24 +33,14 @@ class Table:
         return self.rows[i], int(i)
 
 
-def loader(
-    kind: str,
-    *,
-    shuffle: bool = False,
-    workers: int = 0,
-    samples: int = SAMPLES,
-    batch: int = BATCH,
-    drop: bool = False,
-) -> Any:
+def loader(kind: str, *, shuffle: bool = False, workers: int = 0, samples: int = SAMPLES, batch: int = BATCH, drop: bool = False) -> Any:
     """One of `KINDS`."""
     table = Table(samples)
     if kind == "flow":
         read = Flow("test/table").dataset(table).prepare_read(LocalReader(workers))
         return read.to_shuffled(batch, seed=3, shuffle=shuffle, remainder="drop" if drop else "even")
     made = {"torch": DataLoader, "stateful": StatefulDataLoader}[kind]
-    return made(
-        table, batch, shuffle=shuffle, num_workers=workers, drop_last=drop, generator=torch.Generator().manual_seed(3)
-    )
+    return made(table, batch, shuffle=shuffle, num_workers=workers, drop_last=drop, generator=torch.Generator().manual_seed(3))
 
 
 def ids(batch: Any) -> list[int]:

@@ -178,16 +178,37 @@ class Opaque:
 def test_samples_of_every_kind_are_compared_by_content() -> None:
     torch = pytest.importorskip("torch")
     pairs: list[tuple[Any, Any]] = [
-        (np.arange(3), np.arange(3)), (np.arange(4)[::2], np.array([0, 2])), (torch.arange(3), torch.arange(3)),
-        ({"a": [1, "x"]}, {"a": [1, "x"]}), (Pair(1, np.zeros(2)), Pair(1, np.zeros(2))), (b"ab", b"ab"),
+        (np.arange(3), np.arange(3)),
+        (np.arange(4)[::2], np.array([0, 2])),
+        (torch.arange(3), torch.arange(3)),
+        ({"a": [1, "x"]}, {"a": [1, "x"]}),
+        (Pair(1, np.zeros(2)), Pair(1, np.zeros(2))),
+        (b"ab", b"ab"),
         (np.float32("nan"), np.float32("nan")),
-    ]  # fmt: skip
+    ]
     for one, other in pairs:
         assert digest(one) == digest(other) is not None
     different = [
-        np.arange(3), np.arange(3.0), np.arange(3).reshape(3, 1), torch.arange(3), [0, 1, 2], (0, 1, 2), {"a": 1}, {"a": 2},
-        Pair(1, 2), Pair(1, 3), b"a", "a", 1, 1.0, True, None, [[1], 2], [1, [2]], "1",
-    ]  # fmt: skip
+        np.arange(3),
+        np.arange(3.0),
+        np.arange(3).reshape(3, 1),
+        torch.arange(3),
+        [0, 1, 2],
+        (0, 1, 2),
+        {"a": 1},
+        {"a": 2},
+        Pair(1, 2),
+        Pair(1, 3),
+        b"a",
+        "a",
+        1,
+        1.0,
+        True,
+        None,
+        [[1], 2],
+        [1, [2]],
+        "1",
+    ]
     assert len({digest(thing) for thing in different}) == len(different)
     assert digest([Opaque()]) is None
     knot: list[Any] = []

@@ -15,11 +15,7 @@ from ephemeron.errors import JobError, SampleFailed
 
 def test_steps_see_what_their_transform_shows():
     f = Flow("a/b").dataset(Numbers(5))
-    f = (
-        f.map_data("double", lambda x: x * 2)
-        .map_target("name", lambda t: f"no {t}")
-        .map("swap", lambda s: (s[1], s[0]))
-    )
+    f = f.map_data("double", lambda x: x * 2).map_target("name", lambda t: f"no {t}").map("swap", lambda s: (s[1], s[0]))
     name, data = f.prepare_read().to_mapped()[3]
     assert name == "no 3"
     assert data.tolist() == [6, 6, 6]
@@ -159,10 +155,7 @@ def test_a_mask_chooses_those_that_are_true(kind):
 
 
 def test_what_is_neither_places_nor_a_mask_is_refused():
-    for given, match in (
-        ([True, False], "a mask of 2 for a view of 5"),
-        ([True, 2, 3], "1 of 3 indices are True or False"),
-    ):
+    for given, match in (([True, False], "a mask of 2 for a view of 5"), ([True, 2, 3], "1 of 3 indices are True or False")):
         with pytest.raises(JobError, match=match):
             read(5).subset(given)
     with pytest.raises(TypeError, match="float"):

@@ -41,16 +41,8 @@ class Others(Numbers):
     [
         (lambda: view(name="a/c"), {}, "another flow: flow = 'a/b', this loader has 'a/c'"),
         (lambda: view(version=2), {}, "another flow version: version = 1, this loader has 2"),
-        (
-            lambda: view(dataset=Others(40)),
-            {},
-            r"another dataset: dataset = 'Numbers\(samples#\w+\)', this loader has 'Others\(",
-        ),
-        (
-            lambda: view(dataset=Numbers(41)),
-            {},
-            r"another dataset: dataset = 'Numbers\(samples#\w+\)', this loader has 'Numbers",
-        ),
+        (lambda: view(dataset=Others(40)), {}, r"another dataset: dataset = 'Numbers\(samples#\w+\)', this loader has 'Others\("),
+        (lambda: view(dataset=Numbers(41)), {}, r"another dataset: dataset = 'Numbers\(samples#\w+\)', this loader has 'Numbers"),
         (lambda: view(steps=("noisy", "more")), {}, "another steps"),
         (lambda: view(steps=("noisier",)), {}, "another steps"),
         (lambda: view().subset(range(40)), {}, "another subset or split"),
@@ -123,11 +115,7 @@ class Shift:
         (lambda: mapped(Shift(1)), lambda: mapped(Shift(2)), "another steps"),
         (lambda: mapped(scaled), lambda: mapped(scaled, key=0), "another steps"),
         (lambda: view(dataset=Files("/a")), lambda: view(dataset=Files("/b")), "another dataset"),
-        (
-            lambda: view(dataset=Files("/a", Files("/c"))),
-            lambda: view(dataset=Files("/a", Files("/d"))),
-            "another dataset",
-        ),
+        (lambda: view(dataset=Files("/a", Files("/c"))), lambda: view(dataset=Files("/a", Files("/d"))), "another dataset"),
     ],
 )
 def test_a_state_belongs_to_the_content_of_steps_and_dataset(make, other, match):
@@ -154,9 +142,7 @@ def test_what_a_dataset_has_read_is_no_part_of_its_identity():
     assert len(pairs(again)) == 32
 
 
-@pytest.mark.parametrize(
-    "state", [{}, {"epoch": 1}, {"samples": 40, "seed": 0, "shuffle": True, "epoch": 0, "consumed": 4}]
-)
+@pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"samples": 40, "seed": 0, "shuffle": True, "epoch": 0, "consumed": 4}])
 def test_what_is_no_state_of_a_loader_is_refused(state):
     with pytest.raises(JobError, match="does not name its flow"):
         view().to_shuffled(4).load_state_dict(state)
@@ -176,9 +162,7 @@ def test_latest_is_the_version_that_was_read(tmp_path):
     first = imported(8)
     state = first.to_shuffled(2).state_dict()
     assert state["dataset"] == "me/numbers@1:train"
-    with pytest.raises(
-        JobError, match="another dataset: dataset = 'me/numbers@1:train', this loader has 'me/numbers@2:train'"
-    ):
+    with pytest.raises(JobError, match="another dataset: dataset = 'me/numbers@1:train', this loader has 'me/numbers@2:train'"):
         imported(9).to_shuffled(2).load_state_dict(state)
 
 

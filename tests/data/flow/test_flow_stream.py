@@ -32,14 +32,10 @@ def epoch(streams: list[BatchStream], steps: int | None = None) -> list[list[lis
 
 
 def group(world: int, **values: object) -> list[BatchStream]:
-    return [
-        BatchStream(**{"samples": 20, "batch_size": 4, "world_size": world, "rank": r, **values}) for r in range(world)
-    ]
+    return [BatchStream(**{"samples": 20, "batch_size": 4, "world_size": world, "rank": r, **values}) for r in range(world)]
 
 
-sizes = st.tuples(st.integers(0, 200), st.integers(1, 20), st.integers(1, 7)).filter(
-    lambda x: x[0] == 0 or x[0] >= x[2]
-)
+sizes = st.tuples(st.integers(0, 200), st.integers(1, 20), st.integers(1, 7)).filter(lambda x: x[0] == 0 or x[0] >= x[2])
 
 
 @given(sizes, st.integers(0, 5), st.booleans())
@@ -79,9 +75,7 @@ def test_fewer_samples_left_than_ranks_are_still_dealt_out_once():
     for s in three:
         s.load_state_dict(one.state_dict())
     rest = [s.next() for s in three]
-    assert sorted(int(i) for b in rest if b is not None for i in b) == sorted(
-        set(range(10)) - {i for b in got[0] for i in b}
-    )
+    assert sorted(int(i) for b in rest if b is not None for i in b) == sorted(set(range(10)) - {i for b in got[0] for i in b})
     assert all(s.next() is None for s in three)
 
 
@@ -89,8 +83,7 @@ def test_the_order_depends_on_seed_and_epoch_only():
     orders = {tuple(BatchStream(samples=50, batch_size=7, seed=s, epoch=e).order()) for s in (0, 1) for e in (0, 1)}
     assert len(orders) == 4
     assert np.array_equal(
-        BatchStream(samples=50, batch_size=1, rank=2, world_size=3).order(),
-        BatchStream(samples=50, batch_size=9).order(),
+        BatchStream(samples=50, batch_size=1, rank=2, world_size=3).order(), BatchStream(samples=50, batch_size=9).order()
     )
 
 

@@ -221,9 +221,13 @@ def test_a_program_that_ends_in_mid_epoch_leaves_no_loaders(tmp_path, kept):
     )
     paths = [str(Path(__file__).parent), *sys.path]
     ended = subprocess.run(
-        [sys.executable, script], env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=60, check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert ended.stderr == ""
     assert len(ended.stdout.split()) == 2
     assert not any(psutil.pid_exists(int(pid)) and is_loader(int(pid)) for pid in ended.stdout.split())
@@ -276,10 +280,7 @@ def test_a_batch_of_nothing_but_failures_fails():
 
 def test_what_cannot_be_sent_says_so():
     f = Flow("a/b").dataset(Numbers(8)).map_data("local", lambda x: lambda: x)
-    with (
-        f.prepare_read(LocalReader(1)).to_shuffled(4) as shuffled,
-        pytest.raises(SampleFailed, match="cannot be sent"),
-    ):
+    with f.prepare_read(LocalReader(1)).to_shuffled(4) as shuffled, pytest.raises(SampleFailed, match="cannot be sent"):
         list(shuffled)
 
 
@@ -306,12 +307,7 @@ def test_tensors_keep_their_types():
     import torch
 
     def as_tensor(data):
-        return {
-            "f": torch.from_numpy(data),
-            "b": torch.tensor([True]),
-            "h": torch.zeros(2, dtype=torch.bfloat16),
-            "s": "x",
-        }
+        return {"f": torch.from_numpy(data), "b": torch.tensor([True]), "h": torch.zeros(2, dtype=torch.bfloat16), "s": "x"}
 
     f = Flow("a/b").dataset(Numbers(8)).map_data("tensor", as_tensor)
     with f.prepare_read(LocalReader(1)).to_shuffled(8, shuffle=False) as shuffled:

@@ -79,9 +79,17 @@ def after_the_end(made: Any) -> Passes:
 
 
 SCRIPTS = (
-    whole_epochs, as_many_as_len, len_the_other_way_round, slices, breaks, two_at_once, one_inside_the_other,
-    iterators_that_nobody_asks, an_iterator_that_was_ended_by_hand, after_the_end,
-)  # fmt: skip
+    whole_epochs,
+    as_many_as_len,
+    len_the_other_way_round,
+    slices,
+    breaks,
+    two_at_once,
+    one_inside_the_other,
+    iterators_that_nobody_asks,
+    an_iterator_that_was_ended_by_hand,
+    after_the_end,
+)
 
 
 CASES = (*((script, 0) for script in SCRIPTS), (breaks, 1), (two_at_once, 1))
@@ -212,9 +220,15 @@ def states_of_the_latest(make: Callable[[], Any]) -> Passes:
 
 
 STATEFUL = (
-    *map(resumed_after, (1, 3, 5, 6, None)), saved_inside_the_loop, saved_before_anything, resumed_by_len, resumed_twice,
-    loaded_into_the_same_one_in_mid_epoch, an_abandoned_epoch_keeps_its_state, states_of_the_latest,
-)  # fmt: skip
+    *map(resumed_after, (1, 3, 5, 6, None)),
+    saved_inside_the_loop,
+    saved_before_anything,
+    resumed_by_len,
+    resumed_twice,
+    loaded_into_the_same_one_in_mid_epoch,
+    an_abandoned_epoch_keeps_its_state,
+    states_of_the_latest,
+)
 
 
 @pytest.mark.parametrize("script", STATEFUL, ids=lambda s: s.__name__)
@@ -273,9 +287,18 @@ def test_what_frameworks_read_of_a_data_loader_is_there() -> None:
     """Everything of a `DataLoader` that can be read of one, with values of the same kind."""
     ours, theirs = loader("flow"), loader("torch")
     for name in (
-        "batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_memory", "pin_memory_device", "timeout",
-        "persistent_workers", "in_order", "worker_init_fn", "multiprocessing_context",
-    ):  # fmt: skip
+        "batch_size",
+        "drop_last",
+        "num_workers",
+        "prefetch_factor",
+        "pin_memory",
+        "pin_memory_device",
+        "timeout",
+        "persistent_workers",
+        "in_order",
+        "worker_init_fn",
+        "multiprocessing_context",
+    ):
         assert getattr(ours, name) == getattr(theirs, name), name
     public = {name for name in vars(theirs) if not name.startswith("_")}
     assert not {name for name in public - {"generator"} if not hasattr(ours, name)}

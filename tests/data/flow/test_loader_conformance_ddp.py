@@ -62,12 +62,9 @@ def test_two_ranks(ranks: Any, size: tuple[int, int], shuffle: bool) -> None:
             assert set(seen) == set(range(samples)), f"{kind}: nobody is left out"
             assert len(seen) == samples + samples % 2, f"{kind}: at most one comes twice"
         if not shuffle:
-            steps = [
-                [sorted(a + b) for a, b in zip(one["seen"][epoch], other["seen"][epoch], strict=True)]
-                for epoch in range(2)
-            ]
+            steps = [[sorted(a + b) for a, b in zip(one["seen"][epoch], other["seen"][epoch], strict=True)] for epoch in range(2)]
             reference = by_kind["torch"]
-            assert steps[0] == [
-                sorted(a + b) for a, b in zip(reference[0]["seen"][0], reference[1]["seen"][0], strict=True)
-            ], f"{kind}: the same samples in each step of both together"
+            assert steps[0] == [sorted(a + b) for a, b in zip(reference[0]["seen"][0], reference[1]["seen"][0], strict=True)], (
+                f"{kind}: the same samples in each step of both together"
+            )
             assert one["weights"] == pytest.approx(reference[0]["weights"], rel=1e-4), kind

@@ -25,10 +25,17 @@ def fit(train: Any, val: Any = None, *, checkpoint: Path | None = None, **option
     from lightning_modules import Fit
 
     module = Fit()
-    made = lightning.Trainer(**{
-        "max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-        "enable_progress_bar": False, "enable_model_summary": False, **options,
-    })  # fmt: skip
+    made = lightning.Trainer(
+        **{
+            "max_epochs": EPOCHS,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **options,
+        }
+    )
     made.fit(module, train, val, ckpt_path=None if checkpoint is None else str(checkpoint), weights_only=False)
     return module, made
 

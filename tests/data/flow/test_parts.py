@@ -105,9 +105,7 @@ def test_a_part_that_is_not_there_is_named(sample, step, options, match):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "make", [lambda i: Scan(i, i * 10, i * 100), lambda i: {"image": i, "mask": i * 10, "label": i * 100}]
-)
+@pytest.mark.parametrize("make", [lambda i: Scan(i, i * 10, i * 100), lambda i: {"image": i, "mask": i * 10, "label": i * 100}])
 def test_batches_of_three_parts(make, workers):
     torch = pytest.importorskip("torch")
     from ephemeron.data.flow import LocalReader
@@ -121,8 +119,10 @@ def test_batches_of_three_parts(make, workers):
         (batch,) = loader
     parts = batch._asdict() if isinstance(batch, tuple) else batch
     assert {name: part[:, 0].tolist() for name, part in parts.items()} == {
-        "image": [0, 1, 2], "mask": [0, -10, -20], "label": [0, 100, 200]
-    }  # fmt: skip
+        "image": [0, 1, 2],
+        "mask": [0, -10, -20],
+        "label": [0, 100, 200],
+    }
     assert all(isinstance(part, torch.Tensor) for part in parts.values())
 
 
@@ -146,7 +146,5 @@ def test_a_job_s_batches_are_pairs(sample, match):
     flow = Flow("a/b").dataset(Same(sample))
     loading = SampleLoader(flow, flow.source.dataset)
     with pytest.raises(SampleFailed, match=match):
-        Prefetcher(loading=loading, strategy=Inline(loading)).get(
-            0, lambda i: [SampleRequest(index=0), SampleRequest(index=1)]
-        )
+        Prefetcher(loading=loading, strategy=Inline(loading)).get(0, lambda i: [SampleRequest(index=0), SampleRequest(index=1)])
     assert collated([(1, 2), (3, 4)], Collator(list), loading.flow, [SampleRequest(index=0)]) == ((1, 2), (3, 4))

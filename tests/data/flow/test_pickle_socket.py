@@ -45,10 +45,13 @@ def samples(n: int, side: int) -> list[Any]:
     return [
         (
             {"image": dice.normal(size=(3, side, side)).astype(np.float32), "id": i, "mask": dice.random(side) < 0.5},
-            np.int64(i), f"name {i}", torch.full((2,), float(i)), dice.integers(0, 9, (side, 2)),
+            np.int64(i),
+            f"name {i}",
+            torch.full((2,), float(i)),
+            dice.integers(0, 9, (side, 2)),
         )
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def same(a: Any, b: Any) -> None:

@@ -89,12 +89,7 @@ class Scripted(LoadStrategy):
         return ChunkDone(number, [(np.zeros(1), item.index) for item in items], StageTimings(), self.nbytes)
 
 
-@given(
-    nbytes=st.integers(1, 100),
-    limit=st.integers(1, 400),
-    depth=st.integers(0, 5),
-    steps=st.lists(st.integers(0, 3), max_size=9),
-)
+@given(nbytes=st.integers(1, 100), limit=st.integers(1, 400), depth=st.integers(0, 5), steps=st.lists(st.integers(0, 3), max_size=9))
 def test_no_more_is_held_than_allowed_but_for_the_next_batch(nbytes, limit, depth, steps):
     loading = loading_of(flow())
     scripted = Scripted(nbytes, depth)
@@ -137,16 +132,13 @@ class Twice:
 
 
 @pytest.mark.parametrize(
-    ("policy", "times", "left"),
-    [("fail", 1, None), ("skip", 9, 3), ("retry:1", 1, 4), ("retry:2", 2, 4), ("retry:1", 2, None)],
+    ("policy", "times", "left"), [("fail", 1, None), ("skip", 9, 3), ("retry:1", 1, 4), ("retry:2", 2, 4), ("retry:1", 2, None)]
 )
 def test_the_policy_for_samples_that_fail(policy, times, left):
     loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map("twice", Twice(times)))
     ahead = Prefetcher(loading=loading, strategy=Inline(loading), on_error=policy)
     if left is None:
-        with pytest.raises(
-            SampleFailed, match="flow a/b@1, dataset Numbers, sample 3, step 'twice': ValueError: three"
-        ):
+        with pytest.raises(SampleFailed, match="flow a/b@1, dataset Numbers, sample 3, step 'twice': ValueError: three"):
             ahead.get(0, wanted)
         return
     batch = ahead.get(0, wanted)
@@ -159,9 +151,7 @@ def test_all_samples_of_a_batch_may_fail():
         raise ValueError("never")
 
     loading = loading_of(Flow("a/b").dataset(Numbers(4)).map("broken", broken))
-    batch = Prefetcher(loading=loading, strategy=Inline(loading), on_error="skip").get(
-        0, lambda i: [SampleRequest(index=1)]
-    )
+    batch = Prefetcher(loading=loading, strategy=Inline(loading), on_error="skip").get(0, lambda i: [SampleRequest(index=1)])
     assert (batch.samples, batch.skipped, batch.data) == (0, 1, None)
 
 

@@ -84,8 +84,6 @@ def test_a_batch_that_cannot_be_put_together_names_the_odd_sample(loaders):
             return {"x": np.zeros(3 if index == 4 else 2), "y": index}
 
     flow = Flow("me/x", version=1).dataset(Ragged(None)).prepare_read(LocalReader(workers=loaders))
-    said = (
-        r"sample 3, step 'collate': 3 .*; sample 4 is {x: ndarray\[3\], y: int}, sample 3 is {x: ndarray\[2\], y: int}"
-    )
+    said = r"sample 3, step 'collate': 3 .*; sample 4 is {x: ndarray\[3\], y: int}, sample 3 is {x: ndarray\[2\], y: int}"
     with pytest.raises(SampleFailed, match=said):
         list(flow.to_shuffled(3, shuffle=False))

@@ -24,9 +24,13 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, train: Any, test: Any, folder: Path, **options: Any) -> None:
         arguments = transformers.TrainingArguments(
-            str(folder), **{"num_train_epochs": 3, "save_steps": 4, "learning_rate": 0.05, "lr_scheduler_type": "constant", **options},
-            use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no",
-        )  # fmt: skip
+            str(folder),
+            **{"num_train_epochs": 3, "save_steps": 4, "learning_rate": 0.05, "lr_scheduler_type": "constant", **options},
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            logging_strategy="no",
+        )
         super().__init__(model=Net(), args=arguments, eval_dataset=None if test is None else test.dataset)
         self.train_loader, self.test_loader = train, test
         self.trained: list[int] = []

@@ -16,13 +16,7 @@ SAME = {"rates": (1.0, 1.0, 1.0, 1.0), "starts_s": (0.0, 0.0, 0.0, 0.0)}
 
 @pytest.mark.parametrize(
     "sampler",
-    [
-        CoorDL(seed=1),
-        Joader(seed=1),
-        DynaGCS(seed=1),
-        Coupled(seed=1, window=20),
-        Coupled(seed=1, window=20, free_epochs=0),
-    ],
+    [CoorDL(seed=1), Joader(seed=1), DynaGCS(seed=1), Coupled(seed=1, window=20), Coupled(seed=1, window=20, free_epochs=0)],
     ids=["coordl", "joader", "dynagcs", "coupled", "coupled-from-the-first-epoch"],
 )
 def test_jobs_in_step_use_the_same_samples_in_the_same_batches(sampler) -> None:
@@ -53,9 +47,7 @@ def test_a_drawn_epoch_ahead_is_certain() -> None:
     assert sampler.take("a", now_s=0.0).indices.tolist() + sampler.take("a", now_s=1.0).indices.tolist() == certain
 
 
-def common_in_a_round(
-    make, left: int, right: int, common: int, *, batch: int = 2, rounds: int = 1500
-) -> tuple[float, ...]:
+def common_in_a_round(make, left: int, right: int, common: int, *, batch: int = 2, rounds: int = 1500) -> tuple[float, ...]:
     """Means over rounds in which R asks for one sample: how many R draws, S draws, and both, with |R ∩ S| = common."""
     counted = np.zeros(3)
     for seed in range(rounds):

@@ -125,14 +125,16 @@ class World:
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.jobs = [Job(f"job{i}", plan) for i, plan in enumerate(jobs)]
         self.options = QueueOptions(
-            window=self.rng.randint(1, 8), batch=self.rng.randint(1, 4), copies=self.rng.randint(1, 3),
-            lease_s=5, stuck_s=20, unresponsive_s=2,
-        )  # fmt: skip
+            window=self.rng.randint(1, 8),
+            batch=self.rng.randint(1, 4),
+            copies=self.rng.randint(1, 3),
+            lease_s=5,
+            stuck_s=20,
+            unresponsive_s=2,
+        )
         self.ahead = self.rng.randint(1, 4)
         self.elastic = Elastic()
-        self.limits = ElasticLimits(
-            most=self.luck.most_loaders, grow_after_s=0.2, settle_s=1, calm_s=4, memory_s=60, idle_s=10
-        )
+        self.limits = ElasticLimits(most=self.luck.most_loaders, grow_after_s=0.2, settle_s=1, calm_s=4, memory_s=60, idle_s=10)
         self.loaders: dict[str, Loader] = {}
         self.attempts: Counter[Any] = Counter()
         self.killed_by: Counter[Any] = Counter()
@@ -144,8 +146,11 @@ class World:
         for job in self.jobs:
             size, batch = job.plan.shapes[0]
             delivery = Delivery(
-                samples=job.plan.samples, batch=batch, world_size=size, remainder=job.plan.remainder  # type: ignore[arg-type]
-            )  # fmt: skip
+                samples=job.plan.samples,
+                batch=batch,
+                world_size=size,
+                remainder=job.plan.remainder,  # type: ignore[arg-type]
+            )
             self.deliveries[job.name] = delivery
             self.save(job)
             self.start_trainers(job, 0)
@@ -256,9 +261,7 @@ class World:
         self.waiting[consumer, ticket] = (trainer, answer)
         self.pump()
 
-    def announce(
-        self, delivery: Delivery, job: Job, consumer: str, rank: int, wanted: tuple[int, int], first: tuple[int, int]
-    ) -> None:
+    def announce(self, delivery: Delivery, job: Job, consumer: str, rank: int, wanted: tuple[int, int], first: tuple[int, int]) -> None:
         """What the rank will want: from what it has not received to some batches beyond what it asks for."""
         known = self.buffer.announced(consumer)
         ticket = wanted[0] * EPOCH_TICKETS + wanted[1]
@@ -287,8 +290,7 @@ class World:
                 if key in self.given_up:
                     self.arrived(key, 0)
             self.scheduler.submit(
-                [key for key in keys if key not in self.given_up],
-                policy=TaskRetryPolicy(retries=DEATHS + 2, then="skip"),
+                [key for key in keys if key not in self.given_up], policy=TaskRetryPolicy(retries=DEATHS + 2, then="skip")
             )
         for (consumer, ticket), (trainer, batch) in list(self.waiting.items()):
             if ticket not in self.buffer.announced(consumer):
@@ -353,9 +355,7 @@ class World:
         self.settle(losses.failures)
         self.pump()
         idle = len(self.scheduler.idle_loaders())
-        seen = LoadCounters(
-            wanted=self.scheduler.unsettled, waiting=len(self.waiting), idle=idle, concurrency=self.limits.most
-        )
+        seen = LoadCounters(wanted=self.scheduler.unsettled, waiting=len(self.waiting), idle=idle, concurrency=self.limits.most)
         self.elastic = decide(self.elastic, seen, self.limits, now=self.now)
         alive = [loader for loader in self.loaders.values() if not loader.leaving]
         for _ in range(self.elastic.target - len(alive)):

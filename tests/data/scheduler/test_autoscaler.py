@@ -16,9 +16,7 @@ LIMITS = ElasticLimits(most=64, grow_after_s=0.2, settle_s=2, calm_s=20, memory_
 QUIET = LoadCounters(wanted=0, waiting=0, idle=0, concurrency=1000)
 
 
-def play(
-    demand, *, limits: ElasticLimits = LIMITS, seconds: float = 600, every: float = 0.5, state: Elastic | None = None
-):
+def play(demand, *, limits: ElasticLimits = LIMITS, seconds: float = 600, every: float = 0.5, state: Elastic | None = None):
     """A world that needs `demand(now)` loaders: trainers wait below that, and what is above it is idle.
 
     Returns the targets over time and the last state.
@@ -26,12 +24,7 @@ def play(
     state, now, targets = state or Elastic(), 0.0, []
     while now <= seconds:
         needed = demand(now)
-        seen = LoadCounters(
-            wanted=100 * needed,
-            waiting=3 * (state.target < needed),
-            idle=max(0, state.target - needed),
-            concurrency=1000,
-        )
+        seen = LoadCounters(wanted=100 * needed, waiting=3 * (state.target < needed), idle=max(0, state.target - needed), concurrency=1000)
         state = decide(state, seen, limits, now=now)
         targets.append((now, state.target))
         now += every
@@ -135,8 +128,7 @@ def _shifted(state: Elastic, by: float) -> Elastic:
 
 
 observations = st.lists(
-    st.tuples(st.floats(0, 30), st.integers(0, 50), st.integers(0, 3), st.integers(0, 20), st.integers(0, 40)),
-    max_size=60,
+    st.tuples(st.floats(0, 30), st.integers(0, 50), st.integers(0, 3), st.integers(0, 20), st.integers(0, 40)), max_size=60
 )
 
 

@@ -23,9 +23,7 @@ class Rank:
 
     def step(self, delivery: Delivery) -> tuple[int, tuple[int, ...]] | None:
         """Uses a batch: its epoch and positions. None: the epoch ended."""
-        answer = delivery.request(
-            rank=self.rank, epoch=self.epoch, sequence=self.used, acked=self.used, generation=self.generation
-        )
+        answer = delivery.request(rank=self.rank, epoch=self.epoch, sequence=self.used, acked=self.used, generation=self.generation)
         if isinstance(answer, EpochEnd):
             self.epoch, self.used = self.epoch + 1, 0
             return None
@@ -103,9 +101,7 @@ def test_resuming_deals_out_what_was_not_acknowledged():
     assert delivery.batches(4) == 4
     batches = [ask(delivery, r, s, epoch=3, acked=0, generation=1).positions for s in range(2) for r in range(3)]
     assert batches == [(8, 9), (10, 11), (12, 13), (14, 15), (16, 17), (18, 19)]
-    assert isinstance(ask(delivery, 0, 2, epoch=3, acked=2, generation=0), DeliveryRefused), (
-        "ranks of before are fenced off"
-    )
+    assert isinstance(ask(delivery, 0, 2, epoch=3, acked=2, generation=0), DeliveryRefused), "ranks of before are fenced off"
     delivery.acknowledge(rank=0, epoch=4, acked=0, generation=1)
     assert "3" in delivery.state_dict()["left"], "two ranks are still in it"
     for rank in range(3):
@@ -182,12 +178,8 @@ shapes = st.lists(
 )  # (world size, batch, steps before the next resumption)
 
 
-@given(
-    st.integers(0, 40), shapes, st.integers(0, 2**32), st.sampled_from(["keep", "even", "drop", "pad"]), st.booleans()
-)
-def test_every_position_of_every_epoch_is_used_once_over_any_number_of_resumptions(
-    samples, shapes, seed, remainder, in_step
-):
+@given(st.integers(0, 40), shapes, st.integers(0, 2**32), st.sampled_from(["keep", "even", "drop", "pad"]), st.booleans())
+def test_every_position_of_every_epoch_is_used_once_over_any_number_of_resumptions(samples, shapes, seed, remainder, in_step):
     rng = random.Random(seed)
     world_size, batch, _ = shapes[0]
     delivery = Delivery(samples=samples, batch=batch, world_size=world_size, remainder=remainder)

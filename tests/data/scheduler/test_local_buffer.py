@@ -62,8 +62,7 @@ def test_mistakes_are_named():
         LocalBuffer(batches=0, limit_nbytes=1)
 
 
-@given(st.randoms(), st.integers(1, 5), st.integers(1, 200), st.integers(1, 4),
-       st.lists(st.integers(0, 300), min_size=1, max_size=25))  # fmt: skip
+@given(st.randoms(), st.integers(1, 5), st.integers(1, 200), st.integers(1, 4), st.lists(st.integers(0, 300), min_size=1, max_size=25))
 def test_any_order_of_answers_gives_the_same_stream_within_the_bound(rng, batches, limit, in_flight, sizes):
     buffer: LocalBuffer[int] = LocalBuffer(batches=batches, limit_nbytes=limit, in_flight=in_flight)
     answers: list[int] = []

@@ -24,9 +24,7 @@ def scheduler(*loaders: str, tasks: int = 0, options: QueueOptions = OPTIONS, **
 
 
 def ask(made: Scheduler, loader: str, request: int, done=(), *, failed=None, running=None, now: float = 0):
-    reply = made.sync(
-        loader, LoaderReport(request=request, done=tuple(done), failed=failed or {}, running=running), now=now
-    )
+    reply = made.sync(loader, LoaderReport(request=request, done=tuple(done), failed=failed or {}, running=running), now=now)
     made.validate()
     return reply
 
@@ -307,9 +305,14 @@ def test_the_queue_of_ready_tasks_does_not_grow_with_what_left_it():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"window": 0}, "window = 0"), ({"batch": -1}, "batch = -1"), ({"lease_s": 0}, "lease_s = 0"),
-     ({"copies": 0}, "copies = 0"), ({"unresponsive_s": float("nan")}, "unresponsive_s = nan")],
-)  # fmt: skip
+    [
+        ({"window": 0}, "window = 0"),
+        ({"batch": -1}, "batch = -1"),
+        ({"lease_s": 0}, "lease_s = 0"),
+        ({"copies": 0}, "copies = 0"),
+        ({"unresponsive_s": float("nan")}, "unresponsive_s = nan"),
+    ],
+)
 def test_mistakes_in_options(wrong, message):
     with pytest.raises(JobError, match=message):
         QueueOptions(**wrong)
@@ -329,9 +332,12 @@ class Schedules(RuleBasedStateMachine):
     """Loaders that run algorithm 3.3, over a network that loses and repeats; deaths, theft and silence at random."""
 
     @initialize(
-        window=st.integers(1, 6), batch=st.integers(1, 4), copies=st.integers(1, 3), retries=st.integers(0, 2),
+        window=st.integers(1, 6),
+        batch=st.integers(1, 4),
+        copies=st.integers(1, 3),
+        retries=st.integers(0, 2),
         then=st.sampled_from(["fail", "skip"]),
-    )  # fmt: skip
+    )
     def begin(self, window, batch, copies, retries, then):
         options = QueueOptions(window=window, batch=batch, copies=copies, lease_s=10, stuck_s=30, unresponsive_s=3)
         self.made = Scheduler(options)

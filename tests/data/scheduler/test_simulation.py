@@ -60,10 +60,23 @@ def test_invariants_hold_after_every_single_event():
 
 
 FACTS = [
-    "lost message", "repeated message", "killed", "frozen", "lease ran out", "loader given up came back", "failed",
-    "late result accepted", "result dropped", "poisoned", "samples skipped", "router restarted", "resumed",
-    "resumed twice", "limit passed", "giant held",
-]  # fmt: skip
+    "lost message",
+    "repeated message",
+    "killed",
+    "frozen",
+    "lease ran out",
+    "loader given up came back",
+    "failed",
+    "late result accepted",
+    "result dropped",
+    "poisoned",
+    "samples skipped",
+    "router restarted",
+    "resumed",
+    "resumed twice",
+    "limit passed",
+    "giant held",
+]
 
 
 def test_the_schedules_contain_what_they_are_for():
@@ -82,9 +95,13 @@ def test_the_schedules_contain_what_they_are_for():
 @pytest.mark.parametrize("seed", range(12))
 def test_the_stream_does_not_depend_on_loaders_or_luck(seed):
     plan = JobPlan(
-        samples=random.Random(seed).choice([7, 23, 30]), seed=seed, epochs=2, remainder="keep",
-        shapes=((1 + seed % 3, 1 + seed % 4),), random_flow=seed % 2 == 0,
-    )  # fmt: skip
+        samples=random.Random(seed).choice([7, 23, 30]),
+        seed=seed,
+        epochs=2,
+        remainder="keep",
+        shapes=((1 + seed % 3, 1 + seed % 4),),
+        random_flow=seed % 2 == 0,
+    )
     streams = set()
     for luck in range(6):
         world = World([plan], 1000 * seed + luck, bad=luck > 0)

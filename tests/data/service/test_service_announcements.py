@@ -13,9 +13,7 @@ def packed(nbytes: int = 100, cost_s: float = 0.01) -> SerializedSample:
 
 
 def made(*, random: bool = True, cache_nbytes: int = 10_000) -> ShardState:
-    core = ShardState(
-        random=random, buffer_nbytes=1 << 20, cache_nbytes=cache_nbytes, failed_sample=lambda name, why: packed(1)
-    )  # fmt: skip
+    core = ShardState(random=random, buffer_nbytes=1 << 20, cache_nbytes=cache_nbytes, failed_sample=lambda name, why: packed(1))
     core.add_loader("loader", now=0.0)
     return core
 

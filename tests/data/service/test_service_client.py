@@ -82,9 +82,7 @@ def test_a_coordinator_that_took_long_to_come_back_has_time_to_start_a_router(tm
     assert clock.now == 45.0
 
 
-def test_a_reader_outlives_coordinator_router_and_shard(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_outlives_coordinator_router_and_shard(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ACCESS", Call())
     monkeypatch.setattr(client, "ROUTES", Call())
     shards: list[Process] = []

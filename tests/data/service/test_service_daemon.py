@@ -104,9 +104,7 @@ def test_an_address_of_somebody_else_is_not_believed(part: ManagedProcess) -> No
 def test_one_that_has_not_announced_itself_can_be_ended(tmp_path: Path) -> None:
     code = "import sys, time; from pathlib import Path; from ephemeron.data.service.daemon import ProcessLock\n"
     code += "p = ProcessLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -124,9 +122,7 @@ def test_one_that_has_not_announced_itself_can_be_ended(tmp_path: Path) -> None:
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     part = ManagedProcess("router", tmp_path, TOKEN)
-    with pytest.raises(
-        ServiceUnreachable, match=r"the router does not start: .*JobError: .*settings\.json: missing key samples"
-    ):
+    with pytest.raises(ServiceUnreachable, match=r"the router does not start: .*JobError: .*settings\.json: missing key samples"):
         part.ensure({})
     assert not part.alive
 

@@ -77,11 +77,14 @@ def test_a_definition_is_the_same_in_every_process():
     )
     seen = {
         subprocess.run(
-            [sys.executable, "-c", code, str(here), str(here.parents[1])], env={**os.environ, "PYTHONHASHSEED": str(seed)},
-            capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code, str(here), str(here.parents[1])],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in (1, 2)
-    }  # fmt: skip
+    }
     assert len(seen) == 1
 
 

@@ -176,7 +176,5 @@ def test_answers_are_lost_and_calls_repeated(world: World, monkeypatch: pytest.M
         patch.setattr(ServiceAddress, "connect", lambda *a, **o: Unreliable(connect(*a, **o), rng))
         patch.setattr(client_module, "PAUSE_S", 0.01)
         HAPPENED.clear()
-        assert epochs_of(world.read(mixed(SAMPLES, FLOW)), 2, batch_size=BATCH, seed=100 + seed) == undisturbed(
-            100 + seed
-        )
+        assert epochs_of(world.read(mixed(SAMPLES, FLOW)), 2, batch_size=BATCH, seed=100 + seed) == undisturbed(100 + seed)
         assert HAPPENED["lost"] > 5

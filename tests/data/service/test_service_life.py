@@ -81,9 +81,7 @@ def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[
 
 @pytest.mark.slow
 def test_the_states_of_a_flow_whose_loaders_scale_to_zero_and_back(own_world: Callable[..., World]) -> None:
-    world = own_world(
-        idle_s=600.0, ends_when_idle=False, timeouts=replace(TIMEOUTS, loaders_idle_s=0.5, reader_lease_s=60.0)
-    )
+    world = own_world(idle_s=600.0, ends_when_idle=False, timeouts=replace(TIMEOUTS, loaders_idle_s=0.5, reader_lease_s=60.0))
     read = world.read(mixed())
     assert state_of(world, "test/mixed") == "created"
     with read.to_shuffled(4, plain, seed=2) as shuffled:

@@ -115,10 +115,14 @@ def test_versions() -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["register", "serving", "read", "unread", "tick", "delete"]), st.sampled_from("abc"),
-              st.integers(1, 3), st.integers(0, 8)),
+    st.tuples(
+        st.sampled_from(["register", "serving", "read", "unread", "tick", "delete"]),
+        st.sampled_from("abc"),
+        st.integers(1, 3),
+        st.integers(0, 8),
+    ),
     max_size=40,
-)  # fmt: skip
+)
 
 
 @given(EVENTS, st.integers(0, 40))

@@ -42,9 +42,7 @@ def test_a_random_dataset_is_new_in_every_epoch(one_shard: World) -> None:
 
 @pytest.mark.slow
 def test_a_random_dataset_before_steps_that_may_be_kept(one_shard: World) -> None:
-    asked = (
-        flow("stepped", Cropped(16)).map_data("steady", np.sort, cache_control="can-cache").map_data("jitter", jitter)
-    )
+    asked = flow("stepped", Cropped(16)).map_data("steady", np.sort, cache_control="can-cache").map_data("jitter", jitter)
     with pytest.warns(UserWarning, match="a service keeps nothing"):
         read, other = one_shard.read(asked), one_shard.read(asked)
     there = epochs(read)

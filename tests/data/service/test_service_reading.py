@@ -115,9 +115,7 @@ def test_in_the_workers_of_a_data_loader(remote: FlowView) -> None:
     data = pytest.importorskip("torch.utils.data")
     dataset = remote.to_mapped(seed=4)
     dataset[0]  # connections that the children must not use
-    loader = data.DataLoader(
-        dataset, batch_size=5, num_workers=2, collate_fn=plain, multiprocessing_context="fork", timeout=60
-    )
+    loader = data.DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=plain, multiprocessing_context="fork", timeout=60)
     got = [sample for batch in loader for sample in batch]
     assert got == plain(local(mixed()).to_mapped(seed=4).__getitems__(range(SAMPLES)))
     assert plain([dataset[3]]) == got[3:4], "and the parent reads on"
@@ -166,9 +164,7 @@ def test_drawn_together_and_resumed_twice_with_other_counts(world: World) -> Non
     counted: Counter[int] = Counter()
     state: Any = None
     for world_size, batch, steps in ((1, 4, 2), (2, 3, 1), (2, 2, 2), (1, 5, 99)):
-        ranks = [
-            view.to_shuffled(batch, plain, rank=r, world_size=world_size, sampling="shared") for r in range(world_size)
-        ]
+        ranks = [view.to_shuffled(batch, plain, rank=r, world_size=world_size, sampling="shared") for r in range(world_size)]
         for each in ranks:
             if state is not None:
                 each.load_state_dict(state)

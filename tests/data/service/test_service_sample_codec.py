@@ -35,9 +35,7 @@ def test_equal_levels_lie_side_by_side(samples: int, levels: int) -> None:
     assert parts == [names[s][level] for level in range(levels) for s in range(samples)]
 
 
-ARRAYS = hnp.arrays(
-    st.sampled_from([np.uint8, np.int64, np.float32, np.bool_]), hnp.array_shapes(max_dims=3, min_side=0, max_side=20)
-)
+ARRAYS = hnp.arrays(st.sampled_from([np.uint8, np.int64, np.float32, np.bool_]), hnp.array_shapes(max_dims=3, min_side=0, max_side=20))
 
 
 @given(st.recursive(st.one_of(ARRAYS, st.integers(), st.text(max_size=5)), lambda x: st.tuples(x, x), max_leaves=4))

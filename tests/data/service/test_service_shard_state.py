@@ -53,9 +53,13 @@ class World:
         self.rng = random.Random(seed)
         self.random = random_flow
         self.core = ShardState(
-            random=random_flow, buffer_nbytes=LIMIT, cache_nbytes=400 if cache else 0, failed_sample=self.gave_up,
-            options=QueueOptions(window=5, batch=2, lease_s=4, stuck_s=20, unresponsive_s=1), policy=TaskRetryPolicy(retries=DEATHS),
-        )  # fmt: skip
+            random=random_flow,
+            buffer_nbytes=LIMIT,
+            cache_nbytes=400 if cache else 0,
+            failed_sample=self.gave_up,
+            options=QueueOptions(window=5, batch=2, lease_s=4, stuck_s=20, unresponsive_s=1),
+            policy=TaskRetryPolicy(retries=DEATHS),
+        )
         self.deaths = DEATHS
         self.core.buffer.size.nbytes = 10
         self.sizes = {i: self.rng.choice([3, 5, 8, 20]) for i in range(12)}
@@ -70,8 +74,7 @@ class World:
         job = f"job{number // 2}"
         count = self.rng.randint(1, 6)
         batches = [
-            tuple(self.core.key(self.rng.randrange(12), t // 3, number // 2) for _ in range(self.rng.randint(1, 4)))
-            for t in range(count)
+            tuple(self.core.key(self.rng.randrange(12), t // 3, number // 2) for _ in range(self.rng.randint(1, 4))) for t in range(count)
         ]
         self.core.announce(job, 0, number // 2, list(range(12)))
         return Reader(f"{job}/{number}", job, batches)
@@ -258,9 +261,12 @@ def test_every_batch_is_given_in_the_end(seed: int, bad_steps: int, random_flow:
 
 def core(**options: Any) -> ShardState:
     it = ShardState(
-        random=options.pop("random", True), buffer_nbytes=1000, cache_nbytes=options.pop("cache", 0),
-        failed_sample=lambda name, reason: SerializedSample(buffers=(reason.encode(),), nbytes=1, failed=True), **options,
-    )  # fmt: skip
+        random=options.pop("random", True),
+        buffer_nbytes=1000,
+        cache_nbytes=options.pop("cache", 0),
+        failed_sample=lambda name, reason: SerializedSample(buffers=(reason.encode(),), nbytes=1, failed=True),
+        **options,
+    )
     it.buffer.size.nbytes = 10
     return it
 
@@ -272,8 +278,11 @@ def load(core: ShardState, loader: str, samples: Sequence[int] | None = None) ->
         core.add_loader(loader, now=0)
     reply = core.report(loader, LoaderReport(request=request), {}, now=0)
     names: Any = reply.tasks
-    done = {n: LoadResult(sample=SerializedSample(buffers=(b"%d" % n.sample,), nbytes=10, cost_s=1)) for n in names
-            if samples is None or n.sample in samples}  # fmt: skip
+    done = {
+        n: LoadResult(sample=SerializedSample(buffers=(b"%d" % n.sample,), nbytes=10, cost_s=1))
+        for n in names
+        if samples is None or n.sample in samples
+    }
     core.report(loader, LoaderReport(request=request + 1, done=tuple(done)), done, now=0)
     return list(names)
 

@@ -23,13 +23,29 @@ class Ranks:
     """The ranks of a job, as `SharedStream` behaves towards a router."""
 
     def __init__(
-        self, job: str, *, samples: int, batch: int, world_size: int = 1, remainder: str = "keep", seed: int = 0,
-        chosen: list[int] | None = None, epoch: int = 0, consumed: str = "", attempt: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        job: str,
+        *,
+        samples: int,
+        batch: int,
+        world_size: int = 1,
+        remainder: str = "keep",
+        seed: int = 0,
+        chosen: list[int] | None = None,
+        epoch: int = 0,
+        consumed: str = "",
+        attempt: int = 0,
+    ) -> None:
         self.terms = {
-            "job": job, "samples": samples, "seed": seed, "batch": batch, "world_size": world_size,
-            "remainder": remainder, "epoch": epoch, "consumed": consumed,
-        }  # fmt: skip
+            "job": job,
+            "samples": samples,
+            "seed": seed,
+            "batch": batch,
+            "world_size": world_size,
+            "remainder": remainder,
+            "epoch": epoch,
+            "consumed": consumed,
+        }
         self.chosen, self.attempt = chosen, attempt
         self.steps = dict.fromkeys(range(world_size), 0)
         self.epochs = dict.fromkeys(range(world_size), epoch)
@@ -74,13 +90,19 @@ def opened(folder: Path, window: int = 8, now: float = 0.0) -> SharedEpochs:
 
 
 JOBS = st.lists(
-    st.fixed_dictionaries({
-        "samples": st.sampled_from([1, 2, 5, 7, 12, 13, 31]), "batch": st.integers(1, 9), "world_size": st.integers(1, 3),
-        "remainder": st.sampled_from(["keep", "even", "drop", "pad"]), "seed": st.integers(0, 3),
-        "view": st.sampled_from(["all", "some", "turned"]),
-    }),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    st.fixed_dictionaries(
+        {
+            "samples": st.sampled_from([1, 2, 5, 7, 12, 13, 31]),
+            "batch": st.integers(1, 9),
+            "world_size": st.integers(1, 3),
+            "remainder": st.sampled_from(["keep", "even", "drop", "pad"]),
+            "seed": st.integers(0, 3),
+            "view": st.sampled_from(["all", "some", "turned"]),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
 
 
 def ranks_of(number: int, plan: dict[str, Any]) -> Ranks:
@@ -129,9 +151,11 @@ def test_exactly_once_whatever_restarts(plans: list[dict[str, Any]], seed: int, 
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from([1, 2, 7, 13, 30]), st.sampled_from(["all", "some", "turned"]),
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=3), st.booleans(),
-)  # fmt: skip
+    st.sampled_from([1, 2, 7, 13, 30]),
+    st.sampled_from(["all", "some", "turned"]),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=3),
+    st.booleans(),
+)
 def test_resumed_again_and_again(samples: int, view: str, attempts: list[tuple[int, int, int]], restart: bool) -> None:
     """Each time with other ranks and batches, some steps further; then to the end, and another epoch."""
     with TemporaryDirectory() as place:
@@ -272,17 +296,11 @@ def test_what_is_over_is_said_to_be_over(folder: Path) -> None:
 def test_ranks_that_do_not_agree(folder: Path) -> None:
     where = opened(folder)
     Ranks("a", samples=8, batch=2, world_size=2).join(where, 0)
-    for other in (
-        {"batch": 3, "world_size": 2},
-        {"batch": 2, "world_size": 3},
-        {"batch": 2, "world_size": 2, "seed": 9},
-    ):
+    for other in ({"batch": 3, "world_size": 2}, {"batch": 2, "world_size": 3}, {"batch": 2, "world_size": 2, "seed": 9}):
         with pytest.raises(JobError, match="all its ranks the same numbers"):
             Ranks("a", samples=8, **other).join(where, 1)  # type: ignore[arg-type]
     assert Ranks("a", samples=8, batch=2, world_size=2).join(where, 1) == "a#0"
-    assert Ranks("a", samples=5, batch=2, world_size=2, attempt=1).join(where, 1) == "a#1", (
-        "another view of the same flow"
-    )
+    assert Ranks("a", samples=5, batch=2, world_size=2, attempt=1).join(where, 1) == "a#1", "another view of the same flow"
 
 
 def test_a_job_that_starts_over_begins_anew(folder: Path) -> None:

@@ -42,17 +42,22 @@ def settings_of(service: LambdaService, **more: Any) -> AwsSettings:
 
 
 def deployed(
-    service: LambdaService, *, entries: str = "", memory_mb: int = 256, timeout_s: int = 60, sizes: tuple[int, ...] = (), folder: Path | None = None,
-    preload: str = "", **more: Any,
-) -> AwsSettings:  # fmt: skip
+    service: LambdaService,
+    *,
+    entries: str = "",
+    memory_mb: int = 256,
+    timeout_s: int = 60,
+    sizes: tuple[int, ...] = (),
+    folder: Path | None = None,
+    preload: str = "",
+    **more: Any,
+) -> AwsSettings:
     """Deploys this working tree's package as function `ephemeron`, with the kit's functions beside it."""
     settings = settings_of(service, **more)
     variables = {"EPHEMERON_ENTRIES": entries, "EPHEMERON_PRELOAD": preload}
     if folder is not None:
         variables["PYTHONPATH"] = str(folder)
-    wanted = LambdaSpec(
-        role=ROLE, memory_mb=memory_mb, timeout_s=timeout_s, zipped=build_zip(), variables=variables, digest=digest()
-    )
+    wanted = LambdaSpec(role=ROLE, memory_mb=memory_mb, timeout_s=timeout_s, zipped=build_zip(), variables=variables, digest=digest())
     deploy_sizes(client(settings, "lambda"), settings, wanted, sizes or (memory_mb,))
     return settings
 
@@ -61,9 +66,7 @@ def deployed(
 async def opened(
     settings: AwsSettings, folder: Path, *, limits: Limits = LIMITS, run: str = "run", channel: str = "", **more: Any
 ) -> AsyncIterator[AwsPlatform]:
-    platform = await AwsPlatform.open(
-        folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits, **more
-    )
+    platform = await AwsPlatform.open(folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits, **more)
     try:
         yield platform
     finally:

@@ -49,23 +49,42 @@ def cli(*arguments: str) -> Result:
 
 
 def deployed(service: LambdaService, out: Path, *more: str) -> Result:
-    return cli("deploy", "aws", "--channel", CHANNEL, "--out", str(out), "--endpoint", service.url, "--role", ROLE,
-               "--zip", "--no-dependencies", *more)  # fmt: skip
+    return cli(
+        "deploy",
+        "aws",
+        "--channel",
+        CHANNEL,
+        "--out",
+        str(out),
+        "--endpoint",
+        service.url,
+        "--role",
+        ROLE,
+        "--zip",
+        "--no-dependencies",
+        *more,
+    )
 
 
 # -- what is written ------------------------------------------------------------------------------------------
 
 
 def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path):
-    done = cli(
-        "deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path / "aws"), "--endpoint", "http://127.0.0.1:1"
-    )
+    done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path / "aws"), "--endpoint", "http://127.0.0.1:1")
     assert done.exit_code == 0, done.output
     assert "nothing was sent to AWS" in done.output
     names = {str(p.relative_to(tmp_path / "aws")) for p in (tmp_path / "aws").rglob("*") if p.is_file()}
-    assert names >= {"template.json", "function-policy.json", "client-policy.json", "deployer-policy.json", "trust.json",
-                     "image/Dockerfile", "image/build.sh", "image/requirements.txt",
-                     "image/ephemeron/functions/aws/handler.py"}  # fmt: skip
+    assert names >= {
+        "template.json",
+        "function-policy.json",
+        "client-policy.json",
+        "deployer-policy.json",
+        "trust.json",
+        "image/Dockerfile",
+        "image/build.sh",
+        "image/requirements.txt",
+        "image/ephemeron/functions/aws/handler.py",
+    }
     assert not any("cli/" in name or "testing/" in name or "__pycache__" in name for name in names)
     installed = (tmp_path / "aws/image/requirements.txt").read_text()
     assert all(name in installed for name in ("torch", "boto3", "pillow", "pyarrow"))
@@ -83,9 +102,7 @@ def test_the_recipe_s_code_imports_by_itself(tmp_path: Path):
         "ephemeron.functions.aws.invoker, ephemeron.training.worker.torch_trainer; print(h.__file__)"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
@@ -154,9 +171,12 @@ def test_an_image_that_does_not_fit_is_not_pushed(tmp_path: Path, nbytes: int, c
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     uri = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/ephemeron:1"
     done = subprocess.run(
-        [tmp_path / "image" / "build.sh", uri], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [tmp_path / "image" / "build.sh", uri],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     asked = (tmp_path / "asked").read_text()
     assert done.returncode == code, done.stderr
     assert (f"docker push {uri}" in asked) == (code == 0)
@@ -178,9 +198,7 @@ def test_the_same_code_makes_the_same_zip():
 
 
 @pytest.mark.slow
-def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
-    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_deploy_creates_then_updates_and_sets_what_a_run_needs(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", "hush")
     monkeypatch.delenv("EPHEMERON_ENTRIES", raising=False)
     done = deployed(service, tmp_path / "aws", "--memory-mb", "512")
@@ -192,22 +210,15 @@ def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
     api = client(settings_of(service), "lambda")
     function = api.get_function_configuration(FunctionName="ephemeron")
     assert (function["MemorySize"], function["Timeout"], function["Role"]) == (1024, 60, ROLE)
-    assert function["Environment"]["Variables"] == {
-        "EPHEMERON_CHANNEL_PASSWORD": "hush",
-        "EPHEMERON_CODE": digest(),
-    }
+    assert function["Environment"]["Variables"] == {"EPHEMERON_CHANNEL_PASSWORD": "hush", "EPHEMERON_CODE": digest()}
     events = api.get_function_event_invoke_config(FunctionName="ephemeron")
     assert (events["MaximumRetryAttempts"], events["MaximumEventAgeInSeconds"]) == (0, 60)
     assert api.get_function_recursion_config(FunctionName="ephemeron")["RecursiveLoop"] == "Allow"
-    written = "".join(
-        p.read_text() for p in (tmp_path / "aws").rglob("*") if p.suffix in (".json", ".txt", ".sh", ".py")
-    )
+    written = "".join(p.read_text() for p in (tmp_path / "aws").rglob("*") if p.suffix in (".json", ".txt", ".sh", ".py"))
     assert "hush" not in written + done.output + again.output
 
 
-def test_a_cache_s_authority_is_given_to_the_function_as_text(
-    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_cache_s_authority_is_given_to_the_function_as_text(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("cryptography", reason="no maker of certificates; pip install cryptography")
     from tls_world import Authority
 
@@ -224,8 +235,7 @@ def test_a_cache_s_authority_is_given_to_the_function_as_text(
 
 def test_an_image_is_deployed_by_its_address(service: LambdaService, tmp_path: Path):
     uri = "123456789012.dkr.ecr.us-east-1.amazonaws.com/ephemeron:1"
-    done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE,
-               "--image", uri)  # fmt: skip
+    done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE, "--image", uri)
     assert done.exit_code == 0, done.output
     found = client(settings_of(service), "lambda").get_function(FunctionName="ephemeron")
     assert (found["Configuration"]["PackageType"], found["Code"]["ImageUri"]) == ("Image", uri)
@@ -243,12 +253,7 @@ def test_clean_removes_function_and_log_and_is_content_with_nothing(service: Lam
 
 
 def test_wishes_that_contradict_each_other():
-    for wrong in (
-        {"image": "i", "zipped": b"z"},
-        {},
-        {"image": "i", "memory_mb": 100},
-        {"image": "i", "timeout_s": 901},
-    ):
+    for wrong in ({"image": "i", "zipped": b"z"}, {}, {"image": "i", "memory_mb": 100}, {"image": "i", "timeout_s": 901}):
         with pytest.raises(JobError):
             LambdaSpec(**{"role": ROLE, "memory_mb": 512, **wrong})  # type: ignore[arg-type]
 
@@ -266,9 +271,7 @@ def refusal(call: Any) -> str:
 
 def test_each_mistake_is_one_clear_line(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = settings_of(service)
-    assert "function 'ephemeron' in us-east-1 does not exist; run: ephemeron deploy aws" in refusal(
-        lambda: inspect(settings)
-    )
+    assert "function 'ephemeron' in us-east-1 does not exist; run: ephemeron deploy aws" in refusal(lambda: inspect(settings))
     deployed(service, tmp_path, "--memory-mb", "512", "--function-timeout-s", "60")
     found = inspect(settings)
     assert (found.memory_mb, found.timeout_s, found.concurrency) == (512, 60, 10)
@@ -281,21 +284,15 @@ def test_each_mistake_is_one_clear_line(service: LambdaService, tmp_path: Path, 
     service.guard.expired, service.guard.unknown = set(), {"test"}
     assert "AWS does not know these credentials" in refusal(lambda: inspect(settings))
     service.guard.unknown, service.guard.denied = set(), {"test": {"lambda:InvokeFunction"}}
-    assert "these credentials may not lambda:InvokeFunction for function 'ephemeron'" in refusal(
-        lambda: inspect(settings)
-    )
+    assert "these credentials may not lambda:InvokeFunction for function 'ephemeron'" in refusal(lambda: inspect(settings))
     service.guard.denied = {}
 
     fits = {"workers": 10, "memory_mb": 512, "lifetime_s": 60.0}
     check_fit(found, settings, **fits)  # type: ignore[arg-type]
     too_many = refusal(lambda: check_fit(found, settings, **{**fits, "workers": 16}))
     assert "16 workers are wanted, the quota of concurrent functions in us-east-1 is 10" in too_many
-    assert "has 512 MB, the run wants 1024 MB" in refusal(
-        lambda: check_fit(found, settings, **{**fits, "memory_mb": 1024})
-    )
-    assert "ends after 60 s, the run wants 90 s" in refusal(
-        lambda: check_fit(found, settings, **{**fits, "lifetime_s": 90.0})
-    )
+    assert "has 512 MB, the run wants 1024 MB" in refusal(lambda: check_fit(found, settings, **{**fits, "memory_mb": 1024}))
+    assert "ends after 60 s, the run wants 90 s" in refusal(lambda: check_fit(found, settings, **{**fits, "lifetime_s": 90.0}))
     assert "runs code" in refusal(lambda: check_code(found, settings, "0123456789abcdef"))
     check_code(found, settings, digest())
 
@@ -342,9 +339,7 @@ def test_a_deployment_that_aws_refuses_is_one_line(service: LambdaService):
     assert "may not lambda:CreateFunction" in text
 
 
-def test_train_refuses_in_one_line_and_leaves_no_run(
-    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_train_refuses_in_one_line_and_leaves_no_run(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     job = Path(__file__).parents[3] / "examples" / "digits" / "job.toml"
     common = ["train", str(job), "--platform", "aws", "--aws-endpoint", service.url]

@@ -29,15 +29,7 @@ from kit_entry import ENTRIES
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.signing import SigningKey
-from ephemeron.functions.async_invoke.records import (
-    EVERYTHING,
-    InvokeRequest,
-    RecordKeys,
-    calls_prefix,
-    cancellation,
-    decode,
-    record_of,
-)
+from ephemeron.functions.async_invoke.records import EVERYTHING, InvokeRequest, RecordKeys, calls_prefix, cancellation, decode, record_of
 from ephemeron.functions.aws.deploy.package import build_zip
 from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.base import Call
@@ -108,22 +100,26 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lambda]:
     with zipfile.ZipFile(io.BytesIO(build_zip())) as archive:
         archive.extractall(code)
     environment = {
-        "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(code), str(Path(__file__).parent)]),
-        "LAMBDA_TASK_ROOT": str(code), "AWS_REGION": "us-east-1", "AWS_LAMBDA_FUNCTION_NAME": "emulated",
-        "AWS_LAMBDA_FUNCTION_TIMEOUT": str(TIMEOUT_S), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256",
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([str(code), str(Path(__file__).parent)]),
+        "LAMBDA_TASK_ROOT": str(code),
+        "AWS_REGION": "us-east-1",
+        "AWS_LAMBDA_FUNCTION_NAME": "emulated",
+        "AWS_LAMBDA_FUNCTION_TIMEOUT": str(TIMEOUT_S),
+        "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256",
         "EPHEMERON_ENTRIES": ENTRIES,
-    }  # fmt: skip
-    own = [
-        "--runtime-interface-emulator-address",
-        f"127.0.0.1:{port}",
-        "--runtime-api-address",
-        f"127.0.0.1:{free_port()}",
-    ]
+    }
+    own = ["--runtime-interface-emulator-address", f"127.0.0.1:{port}", "--runtime-api-address", f"127.0.0.1:{free_port()}"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(binary), *own, sys.executable, "-P", "-m", "awslambdaric", HANDLER], env=environment, cwd=code,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
+            [str(binary), *own, sys.executable, "-P", "-m", "awslambdaric", HANDLER],
+            env=environment,
+            cwd=code,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
         wait_until(lambda: answers_on(port), process, "Amazon's emulator")
         yield Emulator(port)
@@ -135,9 +131,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lambda]:
 @pytest.fixture(scope="module")
 def service(shared_service: LambdaService) -> Iterator[Lambda]:
     with keys():
-        settings = deployed(
-            shared_service, entries=ENTRIES, folder=Path(__file__).parent, timeout_s=TIMEOUT_S, function="emulated"
-        )
+        settings = deployed(shared_service, entries=ENTRIES, folder=Path(__file__).parent, timeout_s=TIMEOUT_S, function="emulated")
         yield Service(settings)
 
 
@@ -156,14 +150,10 @@ def wanted(tmp_path: Path) -> Start:
 
     def make(entry: str, *, lifetime_s: float = 20.0, **options: Any) -> InvokeRequest:
         address = (tmp_path / "objects").as_uri()
-        call = Call(
-            run=RUN, rank=0, attempt=0, memory_mb=256, lifetime_s=lifetime_s, channel=address,
-            entry=entry, request=options,
-        )  # fmt: skip
+        call = Call(run=RUN, rank=0, attempt=0, memory_mb=256, lifetime_s=lifetime_s, channel=address, entry=entry, request=options)
         return InvokeRequest(
-            id="0.0.aa", run=RUN, rank=0, attempt=0, calls=NAMES.calls, channel=address, every_s=0.05,
-            lifetime_s=lifetime_s, call=call,
-        )  # fmt: skip
+            id="0.0.aa", run=RUN, rank=0, attempt=0, calls=NAMES.calls, channel=address, every_s=0.05, lifetime_s=lifetime_s, call=call
+        )
 
     return make
 
@@ -274,9 +264,7 @@ def test_a_call_that_lies_in_the_store(peer: Lambda, wanted: Start) -> None:
     [signature, call] = key.signed([json.dumps(whole.call.to_payload()).encode()], name=name)
     put(whole, name, bytes(signature) + bytes(call))
     thin = InvokeRequest(
-        **{name: getattr(whole, name) for name in InvokeRequest.__slots__ if name not in ("call", "key")},
-        call=None,
-        key=key.text,
+        **{name: getattr(whole, name) for name in InvokeRequest.__slots__ if name not in ("call", "key")}, call=None, key=key.text
     )
     assert peer.invoke(thin.to_bytes())["status"] == "ok"
     assert len(one(told(thin), "outcome")["value"]["said"]) == 7_000_000
@@ -287,14 +275,9 @@ def test_both_leave_the_same_records(emulator: Lambda, service: Lambda, wanted: 
     for peer in (emulator, service):
         envelope = wanted("whoami", variables=["AWS_LAMBDA_FUNCTION_NAME", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE"])
         peer.invoke(envelope.to_bytes())
-        seen.append(
-            [{name: value for name, value in record.items() if name not in ACCIDENTS} for record in told(envelope)]
-        )
+        seen.append([{name: value for name, value in record.items() if name not in ACCIDENTS} for record in told(envelope)])
         shutil.rmtree(tmp_path / "objects")
     for records in seen:
         del records[-1]["value"]["pid"], records[-1]["value"]["cold"]
     assert seen[0] == seen[1]
-    assert seen[0][-1]["value"]["env"] == {
-        "AWS_LAMBDA_FUNCTION_NAME": "emulated",
-        "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256",
-    }
+    assert seen[0][-1]["value"]["env"] == {"AWS_LAMBDA_FUNCTION_NAME": "emulated", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256"}

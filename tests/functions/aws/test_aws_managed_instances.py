@@ -40,9 +40,14 @@ def settings(service: LambdaService) -> AwsSettings:
     located = settings_of(service, function="managed")
     variables = {"EPHEMERON_ENTRIES": ENTRIES, "EPHEMERON_PRELOAD": "", "PYTHONPATH": str(Path(__file__).parent)}
     wanted = LambdaSpec(
-        role=ROLE, memory_mb=256, timeout_s=5_400, zipped=build_zip(), variables=variables, digest=digest(),
+        role=ROLE,
+        memory_mb=256,
+        timeout_s=5_400,
+        zipped=build_zip(),
+        variables=variables,
+        digest=digest(),
         managed=ManagedInstances(provider="pool", calls=CALLS, gib_per_vcpu=2.0),
-    )  # fmt: skip
+    )
     deploy(client(located, "lambda"), located, wanted)
     return preflight.located_sizes(located, preflight.inspect(located))
 
@@ -52,9 +57,7 @@ class TestManagedInstancesContract(PlatformConnectionContract):
     """And what is read from logs in JSON, and what calls that share an environment must not share."""
 
     test_a_function_dies_at_its_lifetime = PlatformContract.test_a_function_dies_at_its_lifetime
-    test_a_function_that_is_killed_from_outside_is_lost = (
-        PlatformContract.test_a_function_that_is_killed_from_outside_is_lost
-    )
+    test_a_function_that_is_killed_from_outside_is_lost = PlatformContract.test_a_function_that_is_killed_from_outside_is_lost
     test_the_bill_is_exact_and_rounded_up = PlatformContract.test_the_bill_is_exact_and_rounded_up
     test_invocations_share_nothing_but_the_channel = PlatformContract.test_invocations_share_nothing_but_the_channel
 
@@ -112,9 +115,32 @@ def cli(*arguments: str) -> Result:
 
 @pytest.mark.slow
 def test_the_command_writes_the_provider_and_deploys_to_it(service: LambdaService, tmp_path: Path) -> None:
-    given = ("deploy", "aws", "--function", "own", "--channel", "s3://bucket/runs", "--out", str(tmp_path), "--endpoint", service.url,
-             "--managed-instances", "own-pool", "--calls-per-environment", "4", "--memory-mb", "2048", "--gib-per-vcpu", "4",
-             "--instance-type", "c7i.4xlarge", "--max-vcpus", "64", "--function-timeout-s", "5400")  # fmt: skip
+    given = (
+        "deploy",
+        "aws",
+        "--function",
+        "own",
+        "--channel",
+        "s3://bucket/runs",
+        "--out",
+        str(tmp_path),
+        "--endpoint",
+        service.url,
+        "--managed-instances",
+        "own-pool",
+        "--calls-per-environment",
+        "4",
+        "--memory-mb",
+        "2048",
+        "--gib-per-vcpu",
+        "4",
+        "--instance-type",
+        "c7i.4xlarge",
+        "--max-vcpus",
+        "64",
+        "--function-timeout-s",
+        "5400",
+    )
     network = ("--subnet", "subnet-1", "--security-group", "sg-1")
     assert "instances need a network" in cli(*given).output
     assert cli(*given, *network).exit_code == 0
@@ -129,15 +155,12 @@ def test_the_command_writes_the_provider_and_deploys_to_it(service: LambdaServic
     done = cli(*given, *network, "--role", ROLE, "--zip", "--no-dependencies")
     assert "created function own" in done.output, done.output
     assert "billed also while nothing runs" in done.output
-    said = cli(
-        "doctor", "--platform", "aws", "--aws-endpoint", service.url, "--aws-function", "own", "--no-call"
-    ).output
+    said = cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--aws-function", "own", "--no-call").output
     assert "on managed instances of own-pool: 4 calls in an environment, 4 GiB per vCPU" in said
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
-    [({"calls": 0}, "0 calls"), ({"gib_per_vcpu": 1.0}, "1 GiB per vCPU"), ({"max_vcpus": 1}, "1 vCPUs")],
+    ("wrong", "text"), [({"calls": 0}, "0 calls"), ({"gib_per_vcpu": 1.0}, "1 GiB per vCPU"), ({"max_vcpus": 1}, "1 vCPUs")]
 )
 def test_what_instances_cannot_be_is_refused(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(JobError, match=text):
@@ -175,14 +198,24 @@ def test_reports_in_json_are_read() -> None:
 @pytest.mark.slow
 def test_reduced_quotas_of_new_accounts_are_named(tmp_path: Path) -> None:
     with keys(), LambdaService(concurrency=10, memory_quota_mb=3_008) as service:
-        given = ("deploy", "aws", "--channel", "s3://bucket/runs", "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE,
-                 "--zip", "--no-dependencies")  # fmt: skip
+        given = (
+            "deploy",
+            "aws",
+            "--channel",
+            "s3://bucket/runs",
+            "--out",
+            str(tmp_path),
+            "--endpoint",
+            service.url,
+            "--role",
+            ROLE,
+            "--zip",
+            "--no-dependencies",
+        )
         assert "new accounts begin with 3,008 MB" in cli(*given, "--memory-mb", "4096").output
         assert cli(*given, "--memory-mb", "1769").exit_code == 0
         said = cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--no-call").output
         assert "reduced quota: 10 functions at once (usually 1,000)" in said
     with keys(), LambdaService() as service:
         assert cli(*given[:7], service.url, *given[8:]).exit_code == 0
-        assert (
-            "reduced quota" not in cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--no-call").output
-        )
+        assert "reduced quota" not in cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--no-call").output

@@ -39,9 +39,7 @@ def test_tasks_on_lambda(s3_server: Any, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     with LambdaService(concurrency=4, environment=s3) as service:
         settings = deployed(service, memory_mb=512, timeout_s=120)
-        with ephemeron.FunctionExecutor(
-            platform="aws", settings=settings, channel=s3_server.address, max_workers=2, retries=2
-        ) as pool:
+        with ephemeron.FunctionExecutor(platform="aws", settings=settings, channel=s3_server.address, max_workers=2, retries=2) as pool:
             assert pool.folder.exists()
             k = 3
             assert list(pool.map(lambda x: k * x, range(40))) == [3 * x for x in range(40)]

@@ -87,8 +87,10 @@ class Internet:
         token = "the service's token"
         self.rendezvous = subprocess.Popen(
             [*prefix, sys.executable, "-c", SERVE, "rendezvous", "--listen", f"{host}:0", "--allow-remote", "--json"],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "EPHEMERON_RENDEZVOUS_TOKEN": token},
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "EPHEMERON_RENDEZVOUS_TOKEN": token},
+        )
         self.stack.callback(self.end, signal.SIGKILL)
         assert self.rendezvous.stdout is not None
         address = json.loads(self.rendezvous.stdout.readline())["address"]
@@ -153,19 +155,25 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
             addresses = dict.fromkeys(("127.0.0.1", internet.host))
             valkey = start_valkey(tmp_path, "--bind", *addresses, "--protected-mode", "no")
             stack.callback(stop, valkey.process)
-            service = LambdaService(
-                concurrency=10, environment=internet.variables, host=internet.host, launcher=internet.launcher
-            )
+            service = LambdaService(concurrency=10, environment=internet.variables, host=internet.host, launcher=internet.launcher)
             stack.enter_context(service)
             settings = deployed(
-                service, memory_mb=MEMORY_MB, timeout_s=600,
+                service,
+                memory_mb=MEMORY_MB,
+                timeout_s=600,
                 preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
-            )  # fmt: skip
+            )
             store = valkey.address.replace("127.0.0.1", internet.host)
             return World(
-                platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service, internet=internet,
-                channels={"direct": f"direct+{store}"}, folder=tmp_path,
-            )  # fmt: skip
+                platform="aws",
+                job=JOB,
+                memory_mb=MEMORY_MB,
+                settings=settings,
+                service=service,
+                internet=internet,
+                channels={"direct": f"direct+{store}"},
+                folder=tmp_path,
+            )
 
         yield make
 
@@ -190,9 +198,7 @@ def resumed(events: list[Any]) -> list[tuple[int, int]]:
     return [(e.rank, e.iteration) for e in of(events, Loaded) if e.attempt]
 
 
-def test_deaths_and_hand_offs_behind_translators_that_are_punched(
-    make_world: Callable[[Mapping], World], weights: str
-) -> None:
+def test_deaths_and_hand_offs_behind_translators_that_are_punched(make_world: Callable[[Mapping], World], weights: str) -> None:
     world = make_world("endpoint-independent")
     watch, killed = at(2, lambda: world.kill(2))
     faults = (SLOWLY, "kill:rank=0,iteration=30,phase=upload")
@@ -220,9 +226,7 @@ def test_deaths_and_hand_offs_behind_translators_that_are_punched(
         assert world.internet.between_functions > sent
 
 
-def test_deaths_behind_symmetric_translators_with_and_without_the_relay(
-    make_world: Callable[[Mapping], World], weights: str
-) -> None:
+def test_deaths_behind_symmetric_translators_with_and_without_the_relay(make_world: Callable[[Mapping], World], weights: str) -> None:
     world = make_world("symmetric")
     watch, killed = at(2, lambda: world.kill(2))
     watch_too, served = at(25, world.internet.end)
@@ -246,9 +250,7 @@ def test_deaths_behind_symmetric_translators_with_and_without_the_relay(
         assert world.internet.between_functions < done["relayed_bytes"] / 2
 
 
-def test_a_rendezvous_service_that_is_killed_leaves_connections_and_the_store(
-    make_world: Callable[[Mapping], World], weights: str
-) -> None:
+def test_a_rendezvous_service_that_is_killed_leaves_connections_and_the_store(make_world: Callable[[Mapping], World], weights: str) -> None:
     world = make_world("endpoint-independent")
     watch, killed = at(2, lambda: (world.internet.end(signal.SIGKILL), world.kill(2)))
     result, events = world.go(on_event=watch, faults=(SLOWLY,), aggregators=0)

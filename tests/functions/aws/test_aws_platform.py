@@ -86,9 +86,7 @@ def test_a_function_that_leaves_a_thread_behind_is_not_used_again(settings: AwsS
     run(settings, tmp_path, scenario)
 
 
-def test_no_credential_reaches_a_record_an_event_or_an_object(
-    settings: AwsSettings, tmp_path: Path, service: LambdaService
-) -> None:
+def test_no_credential_reaches_a_record_an_event_or_an_object(settings: AwsSettings, tmp_path: Path, service: LambdaService) -> None:
     async def scenario(platform: AwsPlatform) -> None:
         names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
         outcome = await (await platform.invoke(call(platform, "has", variables=names))).wait()
@@ -147,9 +145,7 @@ def test_what_another_client_sees_and_ends(settings: AwsSettings, tmp_path: Path
     assert len(ended) == 2, "each end once"
 
 
-def test_a_client_that_comes_later_knows_what_was_and_collects_what_is_left(
-    settings: AwsSettings, tmp_path: Path
-) -> None:
+def test_a_client_that_comes_later_knows_what_was_and_collects_what_is_left(settings: AwsSettings, tmp_path: Path) -> None:
     address = (tmp_path / "objects").as_uri()
 
     async def main() -> None:
@@ -185,9 +181,7 @@ def test_records_do_not_pile_up(settings: AwsSettings, tmp_path: Path) -> None:
     run(settings, tmp_path, scenario)
 
 
-def test_a_delivery_after_the_end_has_nothing_to_do(
-    settings: AwsSettings, tmp_path: Path, service: LambdaService
-) -> None:
+def test_a_delivery_after_the_end_has_nothing_to_do(settings: AwsSettings, tmp_path: Path, service: LambdaService) -> None:
     sent: list[Any] = []
 
     async def scenario(platform: AwsPlatform) -> None:

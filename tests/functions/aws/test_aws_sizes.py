@@ -42,18 +42,16 @@ def capacity(memory_mb: int, channel: str) -> CapacityRequest:
 
 
 @pytest.mark.slow
-def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
-    settings: AwsSettings, tmp_path: Path
-) -> None:
+def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(settings: AwsSettings, tmp_path: Path) -> None:
     channel, cloud = (tmp_path / "objects").as_uri(), AwsLambda()
 
     def call(memory_mb: int, entry: str = "whoami", **request: Any) -> Call:
-        return Call(run="run", rank=memory_mb, attempt=0, memory_mb=memory_mb, lifetime_s=30.0, channel=channel,
-                    entry=entry, request=request)  # fmt: skip
+        return Call(
+            run="run", rank=memory_mb, attempt=0, memory_mb=memory_mb, lifetime_s=30.0, channel=channel, entry=entry, request=request
+        )
 
     async def main() -> None:
-        hold = RunHandle(run="run", run_dir=tmp_path / "run", capacity=capacity(384, channel), channel=channel,
-                         since=0.0, starting=True)  # fmt: skip
+        hold = RunHandle(run="run", run_dir=tmp_path / "run", capacity=capacity(384, channel), channel=channel, since=0.0, starting=True)
         platform = await cloud.open(hold, settings)
         try:
             assert platform.limits.sizes_mb == SIZES
@@ -81,10 +79,7 @@ def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: AwsSettings,
     admitted, limits = cloud.admit(capacity(512, channel), settings, {})
     assert admitted.memory_mb == 512
     assert cloud.recorded(settings, limits).sizes_mb == SIZES
-    with pytest.raises(
-        JobError,
-        match=r"has 384, 256, 512 MB, the run wants 1024 MB.*ephemeron deploy aws --memory-mb 384,256,512,1024",
-    ):
+    with pytest.raises(JobError, match=r"has 384, 256, 512 MB, the run wants 1024 MB.*ephemeron deploy aws --memory-mb 384,256,512,1024"):
         cloud.admit(capacity(1024, channel), settings, {})
 
 
@@ -102,8 +97,20 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
             return done.output
 
         def deploy(sizes: str) -> str:
-            return cli("deploy", "aws", "--channel", "s3://bucket/runs", "--out", str(tmp_path), "--role", ROLE,
-                       "--image", "1.dkr.ecr.us-east-1.amazonaws.com/e:1", "--memory-mb", sizes)  # fmt: skip
+            return cli(
+                "deploy",
+                "aws",
+                "--channel",
+                "s3://bucket/runs",
+                "--out",
+                str(tmp_path),
+                "--role",
+                ROLE,
+                "--image",
+                "1.dkr.ecr.us-east-1.amazonaws.com/e:1",
+                "--memory-mb",
+                sizes,
+            )
 
         def sizes() -> dict[str, int]:
             return {f.name: f.memory_mb for f in service.functions}
@@ -121,9 +128,7 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
         with pytest.raises(JobError, match="'ephemeron-1769' in us-east-1 does not exist"):
             preflight.inspect(settings_of(service))
         deploy("1024,1769")
-        client(settings_of(service), "lambda").update_function_configuration(
-            FunctionName="ephemeron-1769", MemorySize=512
-        )
+        client(settings_of(service), "lambda").update_function_configuration(FunctionName="ephemeron-1769", MemorySize=512)
         with pytest.raises(JobError, match="not of one deployment; run: ephemeron deploy aws --memory-mb 1024,1769"):
             preflight.inspect(settings_of(service))
         assert "deleted function ephemeron-1769" in cli("clean", "aws", "--yes")
@@ -131,25 +136,20 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
 
 
 def test_policies_name_the_functions_of_all_sizes_and_no_others() -> None:
-    place = policy.place_of(
-        AwsSettings(region="eu-west-1"), account="1", channel="s3://b/r", vpc=False, sizes_mb=(1769, 3008)
-    )
+    place = policy.place_of(AwsSettings(region="eu-west-1"), account="1", channel="s3://b/r", vpc=False, sizes_mb=(1769, 3008))
     arns = tuple(f"arn:aws:lambda:eu-west-1:1:function:{name}" for name in ("ephemeron", "ephemeron-3008"))
     assert place.functions == arns
     assert policy.function_policy(place)["Statement"][0]["Resource"] == list(arns)  # type: ignore[index]
     inside = policy.template(place)["Resources"]["FunctionRole"]["Properties"]["Policies"][0]  # type: ignore[index]
     assert [r["Fn::Sub"].rpartition(":")[2] for r in inside["PolicyDocument"]["Statement"][0]["Resource"]] == [
-        "ephemeron", "ephemeron-3008",
-    ]  # fmt: skip
+        "ephemeron",
+        "ephemeron-3008",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "text"), [("1024,big", "'big' is no number"), ("64", "outside 128"), ("512,512", "given twice")]
-)
+@pytest.mark.parametrize(("sizes", "text"), [("1024,big", "'big' is no number"), ("64", "outside 128"), ("512,512", "given twice")])
 def test_sizes_that_cannot_be_deployed_are_refused(tmp_path: Path, sizes: str, text: str) -> None:
     with keys():
-        done = CliRunner().invoke(
-            main, ["deploy", "aws", "--channel", "s3://b/r", "--out", str(tmp_path), "--memory-mb", sizes]
-        )
+        done = CliRunner().invoke(main, ["deploy", "aws", "--channel", "s3://b/r", "--out", str(tmp_path), "--memory-mb", sizes])
     assert done.exit_code == 2
     assert text in done.output

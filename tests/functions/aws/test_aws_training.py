@@ -60,14 +60,20 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
         s3 = {"AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}
         with LambdaService(concurrency=10, environment=s3) as service:
             settings = deployed(
-                service, memory_mb=MEMORY_MB, timeout_s=600,
+                service,
+                memory_mb=MEMORY_MB,
+                timeout_s=600,
                 preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
-            )  # fmt: skip
+            )
             yield World(
-                platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
+                platform="aws",
+                job=JOB,
+                memory_mb=MEMORY_MB,
+                settings=settings,
+                service=service,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
                 folder=tmp_path_factory.mktemp("runs"),
-            )  # fmt: skip
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -206,8 +212,16 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
 
 
 def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
-    asked = ("--platform", "aws", "--aws-endpoint", world.service.url, "--aws-region", "us-east-1", "--channel",
-             str(world.channels["objects"]))  # fmt: skip
+    asked = (
+        "--platform",
+        "aws",
+        "--aws-endpoint",
+        world.service.url,
+        "--aws-region",
+        "us-east-1",
+        "--channel",
+        str(world.channels["objects"]),
+    )
     before = len(world.service.environments())
     said = texts(*asked, "--no-call")
     assert "function" not in said

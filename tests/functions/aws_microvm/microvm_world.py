@@ -69,9 +69,7 @@ def deployed(
     variables = {VARIABLE: entries, "EPHEMERON_PRELOAD": preload, **(more_variables or {})}
     if folder is not None:
         variables["PYTHONPATH"] = str(folder)
-    wanted = ImageSpec(
-        artifact=ARTIFACT, build_role=BUILD_ROLE, role=ROLE, memory_mb=memory_mb, variables=variables, digest=digest()
-    )
+    wanted = ImageSpec(artifact=ARTIFACT, build_role=BUILD_ROLE, role=ROLE, memory_mb=memory_mb, variables=variables, digest=digest())
     deploy(client(settings), settings, wanted, sizes_mb or (memory_mb,), every_s=0.1)
     return settings
 

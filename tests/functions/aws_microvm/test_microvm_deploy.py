@@ -50,14 +50,17 @@ def cli(*arguments: str) -> Result:
 
 def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = cli(
-        "deploy", "aws-microvm", "--channel", CHANNEL, "--artifact", CODE, "--out", str(out), "--region", "us-east-1"
-    )
+    done = cli("deploy", "aws-microvm", "--channel", CHANNEL, "--artifact", CODE, "--out", str(out), "--region", "us-east-1")
     assert done.exit_code == 0, done.output
     assert "nothing was sent to AWS" in done.output
     assert {p.name for p in out.iterdir()} == {
-        "build-policy.json", "microvm-policy.json", "client-policy.json", "deployer-policy.json", "template.json", "image.zip",
-    }  # fmt: skip
+        "build-policy.json",
+        "microvm-policy.json",
+        "client-policy.json",
+        "deployer-policy.json",
+        "template.json",
+        "image.zip",
+    }
     names = zipfile.ZipFile(out / "image.zip").namelist()
     assert {"Dockerfile", "requirements.txt", "ephemeron/functions/aws_microvm/handler.py"} <= set(names)
     assert not any("/cli/" in name or "/testing/" in name or "__pycache__" in name for name in names)
@@ -69,36 +72,23 @@ def test_the_archive_s_code_imports_by_itself(tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(package.build_artifact())).extractall(tmp_path)
     program = "import ephemeron.functions.aws_microvm.handler as h, ephemeron.training.worker.loop; print(h.__file__)"
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
     assert package.build_artifact() == package.build_artifact(), "the same code makes the same archive"
 
 
 def place(channel: str = CHANNEL) -> policy.MicrovmPlace:
-    return policy.place_of(
-        AwsMicrovmSettings(region="us-east-1"), account="123456789012", channel=channel, artifact=CODE
-    )
+    return policy.place_of(AwsMicrovmSettings(region="us-east-1"), account="123456789012", channel=channel, artifact=CODE)
 
 
 def test_policies_give_nothing_beyond_their_purpose() -> None:
     here = place()
-    for statements in (
-        policy.build_statements,
-        policy.run_statements,
-        policy.client_statements,
-        policy.deployer_statements,
-    ):
+    for statements in (policy.build_statements, policy.run_statements, policy.client_statements, policy.deployer_statements):
         for statement in statements(here):
             assert not [a for a in statement.actions if "*" in a]
             if statement.resource == "*":
-                assert set(statement.actions) <= {
-                    "lambda:ListMicrovms",
-                    "lambda:ListMicrovmImages",
-                    "servicequotas:GetServiceQuota",
-                }
+                assert set(statement.actions) <= {"lambda:ListMicrovms", "lambda:ListMicrovmImages", "servicequotas:GetServiceQuota"}
             else:
                 assert any(name in statement.resource for name in ("ephemeron", "bucket", "network-connector"))
     made = {action for statement in policy.run_statements(here) for action in statement.actions}
@@ -120,9 +110,7 @@ def test_the_template_is_valid_cloudformation() -> None:
 
 
 @pytest.mark.slow
-def test_deploy_creates_then_updates_and_clean_removes(
-    s3_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deploy_creates_then_updates_and_clean_removes(s3_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import boto3
 
     where = s3_server.env["AWS_ENDPOINT_URL"]
@@ -131,16 +119,7 @@ def test_deploy_creates_then_updates_and_clean_removes(
     monkeypatch.setenv("EPHEMERON_PRELOAD", "")
     with MicrovmService(environment={"EPHEMERON_PRELOAD": ""}) as service:
         here = ("--endpoint", service.url, "--region", "us-east-1")
-        wanted = (
-            "--channel",
-            f"s3://{bucket}/runs",
-            "--artifact",
-            f"s3://{bucket}/image.zip",
-            "--out",
-            str(tmp_path),
-            "--role",
-            ROLE,
-        )
+        wanted = ("--channel", f"s3://{bucket}/runs", "--artifact", f"s3://{bucket}/image.zip", "--out", str(tmp_path), "--role", ROLE)
         done = cli("deploy", "aws-microvm", *here, *wanted, "--memory-mb", "1024")
         assert done.exit_code == 0, done.output
         assert "created image ephemeron in us-east-1: baseline 1024 MB" in done.output

@@ -72,10 +72,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 async def said(url: str, headers: Any, text: str = "x") -> str:
-    async with (
-        asyncio.timeout(120),
-        websockets.asyncio.client.connect(url, additional_headers=headers, proxy=None) as connection,
-    ):
+    async with asyncio.timeout(120), websockets.asyncio.client.connect(url, additional_headers=headers, proxy=None) as connection:
         await connection.send(text)
         return str(await connection.recv())
 
@@ -102,9 +99,7 @@ def test_members_reach_each_other_s_ports_and_nothing_else(world: World) -> None
     assert refused(url, {**headers, "X-aws-proxy-port": str(other_port)}) == 403
     assert refused(url.replace(one, two), headers) == 403, "another MicroVM's token"
     _, wide = asyncio.run(others.open(f"{one}/{other_port}/{world.service.url}/endpoint/{one}"))
-    with pytest.raises(
-        websockets.exceptions.InvalidMessage
-    ):  # another one's port is not reached: the hooks' server answers
+    with pytest.raises(websockets.exceptions.InvalidMessage):  # another one's port is not reached: the hooks' server answers
         asyncio.run(said(url, wide))
 
 

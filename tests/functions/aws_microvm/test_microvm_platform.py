@@ -36,9 +36,7 @@ Scenario: TypeAlias = Callable[[AwsMicrovmPlatform], Coroutine[Any, Any, None]]
 
 def call(platform: AwsMicrovmPlatform, entry: str, *, rank: int = 0, **request: Any) -> Call:
     address = (platform.run_dir / "objects").as_uri()
-    return Call(
-        run="run", rank=rank, attempt=0, memory_mb=512, lifetime_s=30.0, channel=address, entry=entry, request=request
-    )
+    return Call(run="run", rank=rank, attempt=0, memory_mb=512, lifetime_s=30.0, channel=address, entry=entry, request=request)
 
 
 def run(settings: AwsMicrovmSettings, folder: Path, scenario: Scenario) -> None:
@@ -50,9 +48,7 @@ def run(settings: AwsMicrovmSettings, folder: Path, scenario: Scenario) -> None:
 
 
 @pytest.mark.slow
-def test_a_call_beyond_the_payload_goes_through_the_store(
-    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
-) -> None:
+def test_a_call_beyond_the_payload_goes_through_the_store(service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path) -> None:
     async def scenario(platform: AwsMicrovmPlatform) -> None:
         say = "x" * 20_000
         outcome = await (await platform.invoke(call(platform, "echo", say=say))).wait()
@@ -95,9 +91,7 @@ def test_copies_of_a_snapshot_draw_different_numbers(settings: AwsMicrovmSetting
     run(settings, tmp_path, scenario)
 
 
-def test_a_microvm_ends_itself_and_is_billed_by_the_second(
-    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
-) -> None:
+def test_a_microvm_ends_itself_and_is_billed_by_the_second(service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path) -> None:
     async def scenario(platform: AwsMicrovmPlatform) -> None:
         outcome = await (await platform.invoke(call(platform, "echo"))).wait()
         assert outcome.billed_s == int(outcome.billed_s) >= 1.0
@@ -129,9 +123,7 @@ def test_one_that_may_not_end_itself_is_ended_by_the_client(
 
 
 @pytest.mark.slow
-def test_a_microvm_that_is_lost_is_noticed_and_billed(
-    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
-) -> None:
+def test_a_microvm_that_is_lost_is_noticed_and_billed(service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path) -> None:
     async def scenario(platform: AwsMicrovmPlatform) -> None:
         invocation = await platform.invoke(call(platform, "forever"))
         while not any(microvm.state == "RUNNING" for microvm in service.microvms()):  # noqa: ASYNC110
@@ -179,14 +171,7 @@ def _post(port: int, headers: dict[str, str]) -> int:
 
 @pytest.mark.slow
 def test_calls_of_several_sizes_run_in_microvms_of_their_size(service: MicrovmService, tmp_path: Path) -> None:
-    where = deployed(
-        service,
-        entries=ENTRIES,
-        preload="microvm_entries",
-        folder=Path(__file__).parent,
-        image="sized",
-        sizes_mb=(512, 1024),
-    )
+    where = deployed(service, entries=ENTRIES, preload="microvm_entries", folder=Path(__file__).parent, image="sized", sizes_mb=(512, 1024))
 
     async def scenario(platform: AwsMicrovmPlatform) -> None:
         for size, said in ((1024, "large"), (512, "small")):
@@ -205,9 +190,7 @@ def test_calls_of_several_sizes_run_in_microvms_of_their_size(service: MicrovmSe
 
 
 @pytest.mark.slow
-def test_functions_are_suspended_and_go_on(
-    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
-) -> None:
+def test_functions_are_suspended_and_go_on(service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path) -> None:
     async def scenario(platform: AwsMicrovmPlatform) -> None:
         invocations = [await platform.invoke(call(platform, "forever", rank=rank)) for rank in range(2)]
         while sum(microvm.state == "RUNNING" for microvm in service.microvms()) < 2:  # noqa: ASYNC110

@@ -80,9 +80,14 @@ def api(service: MicrovmService) -> Any:
 
 def built(api: Any, **more: Any) -> str:
     made = api.create_microvm_image(
-        name="app", baseImageArn=BASE_IMAGE.format(region="us-east-1"), buildRoleArn=BUILD_ROLE,
-        codeArtifact={"uri": "s3://bucket/app.zip"}, resources=[{"minimumMemoryInMiB": 512}], hooks=HOOKS, **more,
-    )  # fmt: skip
+        name="app",
+        baseImageArn=BASE_IMAGE.format(region="us-east-1"),
+        buildRoleArn=BUILD_ROLE,
+        codeArtifact={"uri": "s3://bucket/app.zip"},
+        resources=[{"minimumMemoryInMiB": 512}],
+        hooks=HOOKS,
+        **more,
+    )
     arn = str(made["imageArn"])
     until(lambda: api.get_microvm_image(imageIdentifier=arn)["state"] != "CREATING")
     assert api.get_microvm_image(imageIdentifier=arn)["state"] == "CREATED"
@@ -160,9 +165,7 @@ def test_an_endpoint_wants_a_token_for_its_port(api: Any) -> None:
     assert refused(lambda: api.create_microvm_auth_token(**too_long)) == "ValidationException"
     connector = "arn:aws:lambda:us-east-1:aws:network-connector:aws-network-connector:NO_INGRESS"
     closed = started(api, arn, ingressNetworkConnectors=[connector])
-    of_closed = api.create_microvm_auth_token(
-        microvmIdentifier=closed, expirationInMinutes=5, allowedPorts=[{"allPorts": {}}]
-    )
+    of_closed = api.create_microvm_auth_token(microvmIdentifier=closed, expirationInMinutes=5, allowedPorts=[{"allPorts": {}}])
     assert asked(f"{api.get_microvm(microvmIdentifier=closed)['endpoint']}/", of_closed["authToken"])[0] == 403
 
 
@@ -211,10 +214,7 @@ def test_what_the_model_does_not_allow_is_refused(api: Any) -> None:
     run = {"imageIdentifier": arn, "executionRoleArn": ROLE}
     assert refused(lambda: api.run_microvm(**run, runHookPayload="x" * 4097)) == "ValidationException"
     assert refused(lambda: api.run_microvm(**run, maximumDurationInSeconds=28_801)) == "ValidationException"
-    assert (
-        refused(lambda: api.run_microvm(imageIdentifier=arn, executionRoleArn="arn:aws:iam::1:role/x"))
-        == "ValidationException"
-    )
+    assert refused(lambda: api.run_microvm(imageIdentifier=arn, executionRoleArn="arn:aws:iam::1:role/x")) == "ValidationException"
     assert refused(lambda: api.run_microvm(imageIdentifier=f"{arn}x")) == "ResourceNotFoundException"
     assert refused(lambda: api.get_microvm(microvmIdentifier="none")) == "ResourceNotFoundException"
 

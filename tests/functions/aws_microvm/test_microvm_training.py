@@ -54,13 +54,17 @@ def world(valkey_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
             patch.setenv(name, value)
         with MicrovmService(fetch=artifact, ahead=3) as service:
             settings = deployed(
-                service, memory_mb=MEMORY_MB,
-                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
-            )  # fmt: skip
+                service, memory_mb=MEMORY_MB, preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
+            )
             yield World(
-                platform="aws-microvm", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
-                channels={"cache": valkey_server.address}, folder=tmp_path_factory.mktemp("runs"),
-            )  # fmt: skip
+                platform="aws-microvm",
+                job=JOB,
+                memory_mb=MEMORY_MB,
+                settings=settings,
+                service=service,
+                channels={"cache": valkey_server.address},
+                folder=tmp_path_factory.mktemp("runs"),
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -162,8 +166,16 @@ def test_a_run_is_suspended_and_goes_on_where_it_was(world: World) -> None:
 
 def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     channel = str(world.channels["cache"])
-    asked = ("--platform", "aws-microvm", "--aws-microvm-endpoint", world.service.url, "--aws-microvm-region", "us-east-1",
-             "--channel", channel)  # fmt: skip
+    asked = (
+        "--platform",
+        "aws-microvm",
+        "--aws-microvm-endpoint",
+        world.service.url,
+        "--aws-microvm-region",
+        "us-east-1",
+        "--channel",
+        channel,
+    )
     said = texts(*asked, "--no-call")
     assert "function" not in said
     assert "400 GB of MicroVMs, 400 of 1024 MB at once" in said["platform"]
@@ -180,10 +192,11 @@ def test_functions_connect_through_their_endpoints(world: World) -> None:
     pytest.importorskip("websockets", "15", reason="no WebSocket; pip install 'ephemeron[aws-microvm]'")
     with MicrovmService(fetch=artifact) as service:
         opened = deployed(
-            service, memory_mb=MEMORY_MB,
+            service,
+            memory_mb=MEMORY_MB,
             preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
             more_variables={"EPHEMERON_ENDPOINT": "1", "EPHEMERON_DIRECT_TRANSPORTS": "websocket"},
-        )  # fmt: skip
+        )
         through = dataclasses.replace(world, settings=opened, service=service)
         killed = ("kill:rank=1,iteration=5,phase=upload",)  # or, on a slow machine, replaced while it starts
         result, _ = through.go(channel=f"direct+{world.channels['cache']}", faults=killed, aggregators=0)

@@ -21,10 +21,7 @@ from ephemeron.functions.lithops.settings import MARGIN_S, LithopsSettings, lith
 
 
 def test_on_localhost_a_gang_and_its_successors_have_places_at_once() -> None:
-    theirs = {
-        "lithops": {"data_cleaner": True, "execution_timeout": 60},
-        "localhost": {"version": 1, "worker_processes": 2},
-    }
+    theirs = {"lithops": {"data_cleaner": True, "execution_timeout": 60}, "localhost": {"version": 1, "worker_processes": 2}}
     before = copy.deepcopy(theirs)
     out = overridden(theirs, LithopsSettings(places=9))
     assert theirs == before, "what the user has is left alone"

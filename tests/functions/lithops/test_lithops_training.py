@@ -27,9 +27,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingWorld]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
         patch.setenv("LITHOPS_CONFIG", "{}")  # none of the machine's own
         yield TrainingWorld(
-            platform="lithops", job=JOB, memory_mb=768, settings=LithopsSettings(every_s=0.1, places=12), folder=folder,
-            channels={"folder": (folder / "objects").as_uri()}, slow_relays=True,
-        )  # fmt: skip
+            platform="lithops",
+            job=JOB,
+            memory_mb=768,
+            settings=LithopsSettings(every_s=0.1, places=12),
+            folder=folder,
+            channels={"folder": (folder / "objects").as_uri()},
+            slow_relays=True,
+        )
 
 
 @pytest.fixture(autouse=True)

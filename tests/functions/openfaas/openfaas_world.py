@@ -34,9 +34,19 @@ def client(settings: OpenFaasSettings) -> Gateway:
 
 
 def deployed(
-    gateway: OpenFaasGateway, folder: Path, *, entries: str = "", memory_mb: int = 256, lifetime_s: float = 60.0, replicas: int = 5, sizes: tuple[int, ...] = (),
-    preload: str = "", python_path: Path | None = None, variables: dict[str, str] | None = None, **more: Any,
-) -> OpenFaasSettings:  # fmt: skip
+    gateway: OpenFaasGateway,
+    folder: Path,
+    *,
+    entries: str = "",
+    memory_mb: int = 256,
+    lifetime_s: float = 60.0,
+    replicas: int = 5,
+    sizes: tuple[int, ...] = (),
+    preload: str = "",
+    python_path: Path | None = None,
+    variables: dict[str, str] | None = None,
+    **more: Any,
+) -> OpenFaasSettings:
     """Deploys this working tree's recipe as function `ephemeron`, and waits until all replicas are ready."""
     settings = settings_of(gateway, **more)
     write_recipe(folder)
@@ -45,9 +55,15 @@ def deployed(
     if python_path is not None:
         told["PYTHONPATH"] = f"{folder}:{python_path}"
     wanted = DeploymentSpec(
-        image=IMAGE, memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=0.0 if sizes else 1.0, inside=gateway.url,
-        digest=digest(), variables=told,
-    )  # fmt: skip
+        image=IMAGE,
+        memory_mb=memory_mb,
+        lifetime_s=lifetime_s,
+        replicas=replicas,
+        cpus=0.0 if sizes else 1.0,
+        inside=gateway.url,
+        digest=digest(),
+        variables=told,
+    )
     for spec in specs_of(wanted, settings, sizes or (memory_mb,)):
         api = client(replace(settings, function=spec.service))
         api.deploy(spec)
@@ -60,9 +76,7 @@ def deployed(
 async def opened(
     settings: OpenFaasSettings, folder: Path, *, limits: Limits = LIMITS, run: str = "run", channel: str = ""
 ) -> AsyncIterator[OpenFaasPlatform]:
-    platform = await OpenFaasPlatform.open(
-        folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits
-    )
+    platform = await OpenFaasPlatform.open(folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits)
     try:
         yield platform
     finally:

@@ -72,15 +72,16 @@ class TestOpenFaasContractOnARealGateway(PlatformContract):
         url, image, self.channel = (os.environ[name] for name in names)
         self.folder = tmp_path / "run"
         self.settings = OpenFaasSettings(
-            gateway=url,
-            function="ephemeron-contract",
-            every_s=1.0,
-            callback=os.environ.get("EPHEMERON_OPENFAAS_CALLBACK", ""),
+            gateway=url, function="ephemeron-contract", every_s=1.0, callback=os.environ.get("EPHEMERON_OPENFAAS_CALLBACK", "")
         ).located()
         wanted = DeploymentSpec(
-            image=image, memory_mb=self.memory_mb, lifetime_s=60.0, replicas=5, cpus=1.0,
+            image=image,
+            memory_mb=self.memory_mb,
+            lifetime_s=60.0,
+            replicas=5,
+            cpus=1.0,
             variables={"EPHEMERON_ENTRIES": declaration(), "EPHEMERON_PRELOAD": ""},
-        )  # fmt: skip
+        )
         api = gateway_of(self.settings)
         api.deploy(spec_of(wanted, self.settings))
         make_ready(self.settings, inspect(self.settings), replicas=5)

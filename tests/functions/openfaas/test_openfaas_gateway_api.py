@@ -39,8 +39,16 @@ class Place:
         self.settings, self.api, self.image, self.inside = settings, api, image, inside
 
     def spec(self, **more: Any) -> FunctionSpec:
-        wanted = {"image": self.image, "memory_mb": 256, "lifetime_s": 20.0, "replicas": 2, "cpus": 1.0,
-                  "inside": self.inside, "digest": digest(), "variables": {"EPHEMERON_PRELOAD": ""}} | more  # fmt: skip
+        wanted = {
+            "image": self.image,
+            "memory_mb": 256,
+            "lifetime_s": 20.0,
+            "replicas": 2,
+            "cpus": 1.0,
+            "inside": self.inside,
+            "digest": digest(),
+            "variables": {"EPHEMERON_PRELOAD": ""},
+        } | more
         return spec_of(DeploymentSpec(**wanted), self.settings)
 
     def ready(self, replicas: int = 1) -> None:
@@ -185,12 +193,8 @@ def api(local: OpenFaasGateway, echo: Path) -> Iterator[Gateway]:
     remove(api)
 
 
-def deploy_echo(
-    api: Gateway, *, replicas: int = 1, annotations: dict[str, str] | None = None, **variables: str
-) -> None:
-    spec = FunctionSpec(
-        service="echo", image="echo:1", memory_mb=128, cpus=1.0, variables=variables, annotations=annotations or {}
-    )
+def deploy_echo(api: Gateway, *, replicas: int = 1, annotations: dict[str, str] | None = None, **variables: str) -> None:
+    spec = FunctionSpec(service="echo", image="echo:1", memory_mb=128, cpus=1.0, variables=variables, annotations=annotations or {})
     api.deploy(spec)
     api.scale(replicas)
     until(lambda: api.function().available >= replicas)
@@ -213,8 +217,12 @@ def test_path_query_and_headers_are_passed_on(api: Gateway) -> None:
 def test_a_second_request_at_once_is_429_and_the_queue_tries_again_where_it_is_told_to(
     api: Gateway, local: OpenFaasGateway, tmp_path: Path
 ) -> None:
-    retry = {"com.openfaas.retry.attempts": "20", "com.openfaas.retry.codes": "429", "com.openfaas.retry.min_wait": "100ms",
-             "com.openfaas.retry.max_wait": "200ms"}  # fmt: skip
+    retry = {
+        "com.openfaas.retry.attempts": "20",
+        "com.openfaas.retry.codes": "429",
+        "com.openfaas.retry.min_wait": "100ms",
+        "com.openfaas.retry.max_wait": "200ms",
+    }
     for notes, expected in (({}, [200, 429]), (retry, [200, 200])):
         deploy_echo(api, annotations=notes)
         gate = tmp_path / str(len(notes))
@@ -267,9 +275,7 @@ def test_from_no_replicas_a_call_starts_one(api: Gateway) -> None:
 
 
 def test_secrets_are_files_and_missing_ones_are_refused(api: Gateway) -> None:
-    spec = FunctionSpec(
-        service="echo", image="echo:1", memory_mb=128, cpus=1.0, secrets=("ephemeron-channel-password",)
-    )
+    spec = FunctionSpec(service="echo", image="echo:1", memory_mb=128, cpus=1.0, secrets=("ephemeron-channel-password",))
     with pytest.raises(GatewayError, match="unable to find secret: ephemeron-channel-password") as refused:
         api.deploy(spec)
     assert refused.value.status == 400
@@ -305,9 +311,7 @@ def test_a_deployment_that_makes_no_sense_is_400(local: OpenFaasGateway, changed
     api = client(settings_of(local, function="bad"))
     pair = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
     value = {"service": "bad", "image": "echo:1", **changed}
-    reply = api.request(
-        "POST", "/system/functions", json.dumps(value).encode(), {"Authorization": f"Basic {pair}"}
-    )  # fmt: skip
+    reply = api.request("POST", "/system/functions", json.dumps(value).encode(), {"Authorization": f"Basic {pair}"})
     assert reply.status == 400
     assert said in reply.text()
 

@@ -24,9 +24,7 @@ from ephemeron.testing.openfaas_gateway.functions import cores, quantity, second
 
 @given(st.integers(100, 599), st.floats(0, 1e5), st.binary(max_size=50))
 def test_a_call_back_tells_of_an_end_only_where_the_function_could_not(status: int, took_s: float, body: bytes) -> None:
-    told = reports_of(
-        {"x-call-id": "c", "x-function-status": str(status), "x-duration-seconds": f"{took_s:f}"}, body
-    )  # fmt: skip
+    told = reports_of({"x-call-id": "c", "x-function-status": str(status), "x-duration-seconds": f"{took_s:f}"}, body)
     deaths = [t for t in told if isinstance(t, Death)]
     assert len(deaths) == (0 if 200 <= status < 300 else 1)
     assert all(t.request == "c" for t in told)
@@ -38,21 +36,45 @@ def test_a_call_back_tells_of_an_end_only_where_the_function_could_not(status: i
         assert "\n" not in deaths[0].text
 
 
-@pytest.mark.parametrize("headers", [{}, {"x-call-id": "c"}, {"x-call-id": "c", "x-function-status": "no"},
-                                     {"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "nan"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-call-id": "c"},
+        {"x-call-id": "c", "x-function-status": "no"},
+        {"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "nan"},
+    ],
+)
 def test_what_is_no_call_back_tells_nothing(headers: dict[str, str]) -> None:
     assert reports_of(headers, b"") == []
 
 
 def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> None:
     calls = CallTracker()
-    calls.feed(parse({"record": "sending", "id": "0.0.a", "run": "r", "rank": 0, "attempt": 0, "reason": "start", "memory_mb": 512,
-                "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}), now=0.0)  # fmt: skip
-    calls.feed(parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
-                "at": 0.0}), now=1.0)  # fmt: skip
-    for said in reports_of(
-        {"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"
-    ):
+    calls.feed(
+        parse(
+            {
+                "record": "sending",
+                "id": "0.0.a",
+                "run": "r",
+                "rank": 0,
+                "attempt": 0,
+                "reason": "start",
+                "memory_mb": 512,
+                "lifetime_s": 60.0,
+                "origin": 0.0,
+                "at": 0.0,
+                "copies": 1,
+                "by": "",
+            }
+        ),
+        now=0.0,
+    )
+    calls.feed(
+        parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor", "at": 0.0}),
+        now=1.0,
+    )
+    for said in reports_of({"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"):
         calls.feed_log(said, now=8.0)
     assert calls.due(now=8.0) == [], "an outcome may still be in the store"
     (end,) = calls.due(now=8.0 + DEATH_S)
@@ -63,12 +85,45 @@ def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> N
 def test_a_supervisors_bill_is_final_and_no_other_is_waited_for() -> None:
     calls = CallTracker()
     call = Call(run="r", rank=0, attempt=0, memory_mb=1024, lifetime_s=60.0, channel="")
-    calls.feed(parse({"record": "sending", "id": "0.0.a", "run": "r", "rank": 0, "attempt": 0, "reason": "start",
-                "memory_mb": call.memory_mb, "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}), now=0.0)  # fmt: skip
-    calls.feed(parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
-                "at": 0.0}), now=1.0)  # fmt: skip
-    calls.feed(parse({"record": "outcome", "id": "0.0.a", "delivery": 0, "status": "out_of_memory", "error": "", "value": {},
-                "took_s": 2.0001, "peak_mb": 1024.0, "traffic": {}}), now=3.0)  # fmt: skip
+    calls.feed(
+        parse(
+            {
+                "record": "sending",
+                "id": "0.0.a",
+                "run": "r",
+                "rank": 0,
+                "attempt": 0,
+                "reason": "start",
+                "memory_mb": call.memory_mb,
+                "lifetime_s": 60.0,
+                "origin": 0.0,
+                "at": 0.0,
+                "copies": 1,
+                "by": "",
+            }
+        ),
+        now=0.0,
+    )
+    calls.feed(
+        parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor", "at": 0.0}),
+        now=1.0,
+    )
+    calls.feed(
+        parse(
+            {
+                "record": "outcome",
+                "id": "0.0.a",
+                "delivery": 0,
+                "status": "out_of_memory",
+                "error": "",
+                "value": {},
+                "took_s": 2.0001,
+                "peak_mb": 1024.0,
+                "traffic": {},
+            }
+        ),
+        now=3.0,
+    )
     for said in reports_of({"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "9"}, b""):
         calls.feed_log(said, now=3.0)
     (end,) = calls.due(now=3.0)
@@ -80,8 +135,7 @@ def test_each_timeout_is_longer_than_the_one_within(lifetime_s: float, replicas:
     wanted = DeploymentSpec(image="i", memory_mb=512, lifetime_s=lifetime_s, replicas=replicas)
     told = spec_of(wanted, OpenFaasSettings(gateway="http://g")).variables
     values = dict(line.strip().split(": ") for line in gateway_values(wanted).splitlines() if not line.endswith(":"))
-    chain = [lifetime_s, *(seconds(t, 0.0) for t in (told["exec_timeout"], told["write_timeout"])),
-             seconds(values["upstreamTimeout"], 0.0)]  # fmt: skip
+    chain = [lifetime_s, *(seconds(t, 0.0) for t in (told["exec_timeout"], told["write_timeout"])), seconds(values["upstreamTimeout"], 0.0)]
     assert chain[0] < chain[1] < chain[2] <= chain[3] < seconds(values["writeTimeout"], 0.0)
     assert told["read_timeout"] == told["write_timeout"]
     assert float(told["EPHEMERON_LIFETIME_S"]) == pytest.approx(lifetime_s, rel=1e-5)
@@ -111,9 +165,7 @@ def test_cpus_come_with_memory_unless_they_are_said() -> None:
 
 
 def test_a_handler_knows_only_what_it_was_told(tmp_path: Path) -> None:
-    told = spec_of(
-        DeploymentSpec(image="i", memory_mb=512), OpenFaasSettings(gateway="http://g", function="f")
-    ).variables
+    told = spec_of(DeploymentSpec(image="i", memory_mb=512), OpenFaasSettings(gateway="http://g", function="f")).variables
     here = told_by(dict(told))
     assert (here.memory_mb, here.lifetime_s, here.gateway.function) == (512, 900.0, "f")
     assert here.gateway.gateway.startswith("http://gateway.openfaas")

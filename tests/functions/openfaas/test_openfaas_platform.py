@@ -42,9 +42,8 @@ def settings(gateway: OpenFaasGateway, tmp_path_factory: pytest.TempPathFactory)
 def call(entry: str, folder: Path, **more: Any) -> Call:
     attempt = more.pop("attempt", 0)
     return Call(
-        run="run", rank=0, attempt=attempt, memory_mb=256, lifetime_s=30.0, channel=(folder / "objects").as_uri(),
-        entry=entry, request=more,
-    )  # fmt: skip
+        run="run", rank=0, attempt=attempt, memory_mb=256, lifetime_s=30.0, channel=(folder / "objects").as_uri(), entry=entry, request=more
+    )
 
 
 def test_a_process_serves_one_call_after_the_other_until_it_dies(settings: OpenFaasSettings, tmp_path: Path) -> None:
@@ -123,17 +122,13 @@ async def first_events(platform: Any, count: int) -> Any:
 def test_a_function_that_is_gone_refuses(gateway: OpenFaasGateway, tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(settings_of(gateway, function="gone"), tmp_path) as platform:
-            with pytest.raises(
-                InvocationRefused, match=r"function 'gone' at .* is not deployed; run: ephemeron deploy"
-            ):
+            with pytest.raises(InvocationRefused, match=r"function 'gone' at .* is not deployed; run: ephemeron deploy"):
                 await platform.invoke(call("echo", tmp_path))
 
     asyncio.run(main())
 
 
-def test_output_of_the_code_is_in_the_functions_log(
-    gateway: OpenFaasGateway, settings: OpenFaasSettings, tmp_path: Path
-) -> None:
+def test_output_of_the_code_is_in_the_functions_log(gateway: OpenFaasGateway, settings: OpenFaasSettings, tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(settings, tmp_path) as platform:
             await (await platform.invoke(call("say_aloud", tmp_path))).wait()
@@ -150,10 +145,15 @@ def test_secrets_reach_the_code_as_variables_and_nothing_else_shows_them(
     api = client(secretly)
     api.set_secret("ephemeron-channel-password", "of the cache")
     wanted = DeploymentSpec(
-        image=IMAGE, memory_mb=256, lifetime_s=60.0, replicas=1, cpus=1.0, inside=gateway.url,
+        image=IMAGE,
+        memory_mb=256,
+        lifetime_s=60.0,
+        replicas=1,
+        cpus=1.0,
+        inside=gateway.url,
         secrets=("ephemeron-channel-password",),
         variables={"EPHEMERON_ENTRIES": ENTRIES, "EPHEMERON_PRELOAD": "", "PYTHONPATH": f"{HERE}:{HERE.parents[2] / 'src'}"},
-    )  # fmt: skip
+    )
     api.deploy(spec_of(wanted, secretly))
     until(lambda: api.function().available)
 
@@ -161,10 +161,7 @@ def test_secrets_reach_the_code_as_variables_and_nothing_else_shows_them(
         async with opened(secretly, tmp_path) as platform:
             names = ["EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_OPENFAAS_PASSWORD"]
             outcome = await (await platform.invoke(call("whoami", tmp_path, variables=names))).wait()
-            assert outcome.value["env"] == {
-                "EPHEMERON_CHANNEL_PASSWORD": "of the cache",
-                "EPHEMERON_OPENFAAS_PASSWORD": None,
-            }
+            assert outcome.value["env"] == {"EPHEMERON_CHANNEL_PASSWORD": "of the cache", "EPHEMERON_OPENFAAS_PASSWORD": None}
 
     asyncio.run(main())
     assert not any("of the cache" in line for line in gateway.log("secretly"))

@@ -21,9 +21,7 @@ from ephemeron.training.job import DataSpec, Job, Simulation, Target
 from running import until
 
 CODE = Path(__file__).parents[2] / "training" / "code"
-JOB = Job(
-    name="faas", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=1, code=(CODE,), simulation=Simulation()
-)
+JOB = Job(name="faas", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=1, code=(CODE,), simulation=Simulation())
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +43,23 @@ def deploy(gateway: OpenFaasGateway, tmp_path: Path) -> Iterator[Any]:
     """`ephemeron deploy openfaas`, as people run it; removed afterwards."""
 
     def run(*more: str) -> Any:
-        arguments = ["deploy", "openfaas", "--openfaas-gateway", gateway.url, "--inside", gateway.url, "--out", str(tmp_path / "out"),
-                     "--channel", (tmp_path / "objects").as_uri(), "--memory-mb", "256", "--cpus", "1", *more]  # fmt: skip
+        arguments = [
+            "deploy",
+            "openfaas",
+            "--openfaas-gateway",
+            gateway.url,
+            "--inside",
+            gateway.url,
+            "--out",
+            str(tmp_path / "out"),
+            "--channel",
+            (tmp_path / "objects").as_uri(),
+            "--memory-mb",
+            "256",
+            "--cpus",
+            "1",
+            *more,
+        ]
         return CliRunner().invoke(main, arguments)
 
     yield run
@@ -119,9 +132,7 @@ def test_a_function_of_somebody_else(gateway: OpenFaasGateway, tmp_path: Path, d
         go(gateway, tmp_path)
 
 
-def test_an_image_that_cannot_be_pulled(
-    gateway: OpenFaasGateway, tmp_path: Path, deploy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_that_cannot_be_pulled(gateway: OpenFaasGateway, tmp_path: Path, deploy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.make_ready, "__kwdefaults__", {**preflight.make_ready.__kwdefaults__, "limit_s": 0.5})
     assert deploy("--image", "registry.example/misspelt:1").exit_code == 0
     with pytest.raises(JobError, match=r"no replica .* is its image right\? \(registry.example/misspelt:1\)"):
@@ -153,9 +164,7 @@ def test_an_image_that_holds_something_else(gateway: OpenFaasGateway, tmp_path: 
     (recipe / "Dockerfile").write_text(text)
     gateway.add_image("figlet:1", recipe)
     client(settings_of(gateway)).scale(2)
-    with pytest.raises(
-        JobError, match=r"image figlet:1 .* does not hold ephemeron's handler: it answers 200: I draw letters"
-    ):
+    with pytest.raises(JobError, match=r"image figlet:1 .* does not hold ephemeron's handler: it answers 200: I draw letters"):
         go(gateway, tmp_path)
 
 
@@ -171,16 +180,19 @@ def test_what_does_not_fit_the_function(gateway: OpenFaasGateway, tmp_path: Path
     ):
         with pytest.raises(JobError, match=said):
             go(gateway, tmp_path, **how)
-    with pytest.raises(
-        PlanInfeasible, match="4 workers are wanted, function 'ephemeron' may have 3 replicas"
-    ) as refused:
+    with pytest.raises(PlanInfeasible, match="4 workers are wanted, function 'ephemeron' may have 3 replicas") as refused:
         go(gateway, tmp_path, workers=4)
     assert refused.value.binding == "concurrency"
     api = client(settings_of(gateway))
-    api.deploy(FunctionSpec(
-        service="ephemeron", image=IMAGE, memory_mb=256, cpus=1.0,
-        annotations={**api.function().annotations, "ephemeron.code": "of another day"},
-    ))  # fmt: skip
+    api.deploy(
+        FunctionSpec(
+            service="ephemeron",
+            image=IMAGE,
+            memory_mb=256,
+            cpus=1.0,
+            annotations={**api.function().annotations, "ephemeron.code": "of another day"},
+        )
+    )
     with pytest.raises(JobError, match="runs code of another day, this is"):
         go(gateway, tmp_path)
 
@@ -201,9 +213,7 @@ def test_flags_of_another_platform(tmp_path: Path) -> None:
     assert "platform local takes no --openfaas-gateway" in (done.output + str(done.exception))
 
 
-def test_deploy_writes_first_and_sends_only_with_an_image(
-    gateway: OpenFaasGateway, tmp_path: Path, deploy: Any
-) -> None:
+def test_deploy_writes_first_and_sends_only_with_an_image(gateway: OpenFaasGateway, tmp_path: Path, deploy: Any) -> None:
     done = deploy()
     assert done.exit_code == 0, done.output
     assert "nothing was sent to" in done.output

@@ -47,18 +47,16 @@ def capacity(memory_mb: int, channel: str) -> CapacityRequest:
 
 
 @pytest.mark.slow
-def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(
-    settings: OpenFaasSettings, tmp_path: Path
-) -> None:
+def test_a_call_runs_in_the_function_of_its_memory_and_so_does_its_successor(settings: OpenFaasSettings, tmp_path: Path) -> None:
     channel = (tmp_path / "objects").as_uri()
 
     def call(memory_mb: int, entry: str = "whoami", **request: Any) -> Call:
-        return Call(run="run", rank=memory_mb, attempt=0, memory_mb=memory_mb, lifetime_s=30.0, channel=channel,
-                    entry=entry, request=request)  # fmt: skip
+        return Call(
+            run="run", rank=memory_mb, attempt=0, memory_mb=memory_mb, lifetime_s=30.0, channel=channel, entry=entry, request=request
+        )
 
     async def main() -> None:
-        hold = RunHandle(run="run", run_dir=tmp_path / "run", capacity=capacity(256, channel), channel=channel,
-                         since=0.0, starting=True)  # fmt: skip
+        hold = RunHandle(run="run", run_dir=tmp_path / "run", capacity=capacity(256, channel), channel=channel, since=0.0, starting=True)
         platform = await OpenFaas().open(hold, settings)
         try:
             assert platform.limits.sizes_mb == SIZES
@@ -83,27 +81,20 @@ def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: OpenFaasSett
     cloud, channel = OpenFaas(), (tmp_path / "objects").as_uri()
     assert cloud.admit(capacity(0, channel), settings, {})[0].memory_mb == 384
     assert any("384, 256 MB" in line for line in cloud.inspect(settings, "", {}))
-    with pytest.raises(
-        JobError, match=r"has 384, 256 MB, the run wants 512 MB.*ephemeron deploy openfaas --memory-mb 384,256,512"
-    ):
+    with pytest.raises(JobError, match=r"has 384, 256 MB, the run wants 512 MB.*ephemeron deploy openfaas --memory-mb 384,256,512"):
         cloud.admit(capacity(512, channel), settings, {})
 
 
 def test_cpus_are_in_proportion_where_there_are_several_sizes() -> None:
     settings, wanted = OpenFaasSettings(gateway="http://g"), DeploymentSpec(image="i", memory_mb=128)
     small, first = specs_of(wanted, settings, (1769, 1024))
-    assert [(s.service, s.memory_mb, s.cpus) for s in (first, small)] == [
-        ("ephemeron", 1769, 1.0),
-        ("ephemeron-1024", 1024, 0.579),
-    ]
+    assert [(s.service, s.memory_mb, s.cpus) for s in (first, small)] == [("ephemeron", 1769, 1.0), ("ephemeron-1024", 1024, 0.579)]
     with pytest.raises(JobError, match="--cpus does not fit several"):
         specs_of(DeploymentSpec(image="i", memory_mb=128, cpus=1.0), settings, (1769, 1024))
 
 
 @pytest.mark.slow
-def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(
-    tmp_path: Path, gateway: OpenFaasGateway
-) -> None:
+def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_path: Path, gateway: OpenFaasGateway) -> None:
     mine = settings_of(gateway, function="other")
 
     def cli(*arguments: str) -> str:
@@ -113,8 +104,22 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(
         return done.output
 
     def deploy(sizes: str) -> str:
-        return cli("deploy", "openfaas", "--inside", gateway.url, "--out", str(tmp_path), "--image", "registry.example/ephemeron:1",
-                   "--channel", (tmp_path / "objects").as_uri(), "--memory-mb", sizes, "--replicas", "1")  # fmt: skip
+        return cli(
+            "deploy",
+            "openfaas",
+            "--inside",
+            gateway.url,
+            "--out",
+            str(tmp_path),
+            "--image",
+            "registry.example/ephemeron:1",
+            "--channel",
+            (tmp_path / "objects").as_uri(),
+            "--memory-mb",
+            sizes,
+            "--replicas",
+            "1",
+        )
 
     def names() -> set[str]:
         return {f.name for f in client(mine).functions() if f.name.startswith("other")}

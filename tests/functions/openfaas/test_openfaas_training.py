@@ -54,16 +54,23 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
             patch.setenv(name, value)
         with OpenFaasGateway(password=PASSWORD, environment=s3_server.env) as gateway:
             settings = deployed(
-                gateway, tmp_path_factory.mktemp("image"), memory_mb=MEMORY_MB,
-                lifetime_s=600, replicas=8,
+                gateway,
+                tmp_path_factory.mktemp("image"),
+                memory_mb=MEMORY_MB,
+                lifetime_s=600,
+                replicas=8,
                 preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
-            )  # fmt: skip
+            )
             assert (settings.every_s, settings.callback) == (EVERY_S, CALLBACK)
             yield World(
-                platform="openfaas", job=JOB, memory_mb=MEMORY_MB, settings=settings, gateway=gateway,
+                platform="openfaas",
+                job=JOB,
+                memory_mb=MEMORY_MB,
+                settings=settings,
+                gateway=gateway,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
                 folder=tmp_path_factory.mktemp("runs"),
-            )  # fmt: skip
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +104,7 @@ def test_through_an_object_store_and_with_every_call_delivered_twice(world: Worl
 
 @pytest.mark.cold_start  # the one whose function makes its imports itself, of the code of its image
 def test_a_run_on_a_replica_of_its_own(world: World, tmp_path: Path) -> None:
-    alone = deployed(
-        world.gateway, tmp_path / "image", function="alone", memory_mb=MEMORY_MB, replicas=1, preload="torch"
-    )
+    alone = deployed(world.gateway, tmp_path / "image", function="alone", memory_mb=MEMORY_MB, replicas=1, preload="torch")
     result, events = dataclasses.replace(world, settings=alone).go(job=SHORT, workers=1, aggregators=1, batch_size=720)
     client(alone).delete()
     assert result.summary.status == "finished", result.causes
@@ -146,14 +151,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
 
 
 def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
-    asked = (
-        "--platform",
-        "openfaas",
-        "--openfaas-gateway",
-        world.gateway.url,
-        "--channel",
-        str(world.channels["objects"]),
-    )
+    asked = ("--platform", "openfaas", "--openfaas-gateway", world.gateway.url, "--channel", str(world.channels["objects"]))
     busy = [r.body for r in world.gateway.replicas()]
     said = texts(*asked, "--no-call")
     assert "function" not in said
@@ -166,9 +164,7 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
 
 def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def asks(*more: str, channel: str = str(world.channels["cache"]), gateway: str = world.gateway.url) -> str:
-        return refusal(
-            "--platform", "openfaas", "--openfaas-gateway", gateway, "--channel", channel, "--no-call", *more
-        )
+        return refusal("--platform", "openfaas", "--openfaas-gateway", gateway, "--channel", channel, "--no-call", *more)
 
     assert "does not answer: Connection refused; check --openfaas-gateway" in asks(gateway="http://127.0.0.1:9")
     assert "function 'other' at" in asks("--openfaas-function", "other")

@@ -100,8 +100,9 @@ def test_steps_are_called_in_order_and_those_that_can_at_the_same_time() -> None
     assert log[-1] == "join"
     assert run.answers["near"] == b"<near <schedule go>>"
     assert json.loads(run.answer.decode().removeprefix("<join ").removesuffix(">")) == {
-        "near": "<near <schedule go>>", "far": "<far <schedule go>>",
-    }  # fmt: skip
+        "near": "<near <schedule go>>",
+        "far": "<far <schedule go>>",
+    }
 
 
 def test_a_step_may_have_a_request_of_its_own_and_a_workflow_several_ends() -> None:
@@ -170,16 +171,12 @@ def test_a_workflow_is_deployed_called_updated_and_deleted(workflows: WorkflowGa
 
 
 @pytest.mark.slow
-def test_the_gateway_says_which_step_failed_and_what_it_refuses(
-    workflows: WorkflowGateway, gateway: OpenFaasGateway
-) -> None:
+def test_the_gateway_says_which_step_failed_and_what_it_refuses(workflows: WorkflowGateway, gateway: OpenFaasGateway) -> None:
     workflows.deploy(parse_workflow(DIAMOND))
     reply = workflows.invoke("training", b"fail")
     assert (reply.status, reply.text()) == (503, "step schedule: this function fails")
     other = {"name": "other", "steps": [{"name": "a", "function": "missing"}]}
-    with pytest.raises(
-        JobError, match="step a calls function 'missing', which is not deployed; deploy the function first"
-    ):
+    with pytest.raises(JobError, match="step a calls function 'missing', which is not deployed; deploy the function first"):
         workflows.deploy(parse_workflow(other))
     api = client(settings_of(gateway, function="words"))
     with pytest.raises(GatewayError, match="missing") as refused:

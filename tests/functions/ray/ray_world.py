@@ -47,9 +47,7 @@ def environment() -> Iterator[None]:
     """Variables with which nodes are started."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv(
-            "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3] / "src"), os.environ.get("PYTHONPATH", "")])
-        )
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3] / "src"), os.environ.get("PYTHONPATH", "")]))
         yield
 
 
@@ -78,9 +76,7 @@ def two_nodes(*, cpus: int, memory_mb: int, gpus: int = 0) -> Iterator[World]:
 async def opened(
     settings: RaySettings, folder: Path, *, limits: Limits = LIMITS, run: str = "run", channel: str = ""
 ) -> AsyncIterator[RayPlatform]:
-    platform = await RayPlatform.open(
-        folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits
-    )
+    platform = await RayPlatform.open(folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits)
     try:
         yield platform
     finally:

@@ -18,11 +18,7 @@ pytestmark = pytest.mark.slow
 def test_tasks_on_ray(cluster: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     with ephemeron.FunctionExecutor(
-        platform="ray",
-        settings=cluster.settings(),
-        channel=(tmp_path / "objects").as_uri(),
-        max_workers=2,
-        memory_mb=512,
+        platform="ray", settings=cluster.settings(), channel=(tmp_path / "objects").as_uri(), max_workers=2, memory_mb=512
     ) as pool:
         k = 3
         assert list(pool.map(lambda x: k * x, range(40))) == [3 * x for x in range(40)]

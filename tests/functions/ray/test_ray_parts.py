@@ -18,11 +18,7 @@ from ephemeron.functions.source_bundle import digest
 NODE = ClusterNode(id="0123456789abcdef", host="a", cpus=2.0, memory_mb=4096.0)
 NODES = st.lists(
     st.builds(
-        ClusterNode,
-        id=st.just("n"),
-        host=st.just("h"),
-        cpus=st.integers(0, 64).map(float),
-        memory_mb=st.integers(0, 100_000).map(float),
+        ClusterNode, id=st.just("n"), host=st.just("h"), cpus=st.integers(0, 64).map(float), memory_mb=st.integers(0, 100_000).map(float)
     ),
     max_size=6,
 )
@@ -30,9 +26,7 @@ QUOTA = st.integers(128, 20_000)
 
 
 @given(nodes=NODES, memory_mb=QUOTA, cpus=st.floats(0.0001, 64).map(lambda c: round(c, 4)))
-def test_what_has_room_is_what_can_be_dealt_out_one_by_one(
-    nodes: list[ClusterNode], memory_mb: int, cpus: float
-) -> None:
+def test_what_has_room_is_what_can_be_dealt_out_one_by_one(nodes: list[ClusterNode], memory_mb: int, cpus: float) -> None:
     dealt = 0
     for node in nodes:
         memory, grains = node.memory_mb, round(node.cpus * 10_000)

@@ -29,9 +29,14 @@ MEMORY_MB = 768
 def shared_world(shared_cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
     folder = tmp_path_factory.mktemp("ray")
     return TrainingWorld(
-        platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=shared_cluster.settings(), folder=folder,
-        channels={"folder": (folder / "objects").as_uri()}, slow_relays=True,
-    )  # fmt: skip
+        platform="ray",
+        job=JOB,
+        memory_mb=MEMORY_MB,
+        settings=shared_cluster.settings(),
+        folder=folder,
+        channels={"folder": (folder / "objects").as_uri()},
+        slow_relays=True,
+    )
 
 
 @pytest.fixture
@@ -87,18 +92,14 @@ def test_the_doctor_asks_every_node_and_has_a_function_called(cluster: World, wo
     assert "use fewer workers or less memory" in refusal(*common, "--channel", where, "--workers", "64", "--no-call")
 
 
-def test_the_doctor_names_a_node_that_sees_another_folder(
-    cluster: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_names_a_node_that_sees_another_folder(cluster: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where each node has a disk of its own at the same path: what the client puts is not what the node finds."""
 
     async def elsewhere(channel: str, key: str, data: bytes) -> None:
         assert (channel, bool(data)) == (tmp_path.as_uri(), True)
 
     monkeypatch.setattr("ephemeron.functions.ray.preflight._put", elsewhere)
-    said = refusal(
-        "--platform", "ray", "--ray-address", cluster.cluster.address, "--channel", tmp_path.as_uri(), "--no-call"
-    )
+    said = refusal("--platform", "ray", "--ray-address", cluster.cluster.address, "--channel", tmp_path.as_uri(), "--no-call")
     assert "does not see in channel" in said
     assert "use s3://bucket/prefix, redis://HOST:PORT, or a folder that all nodes share" in said
 

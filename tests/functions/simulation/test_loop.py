@@ -124,9 +124,7 @@ def test_timeouts_and_cancellation_work():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        done, waiting = await asyncio.wait(
-            [asyncio.ensure_future(asyncio.sleep(s)) for s in (1, 9)], return_when=asyncio.FIRST_COMPLETED
-        )
+        done, waiting = await asyncio.wait([asyncio.ensure_future(asyncio.sleep(s)) for s in (1, 9)], return_when=asyncio.FIRST_COMPLETED)
         assert (len(done), len(waiting), loop.time()) == (1, 1, 4.0)
         for pending in waiting:
             pending.cancel()

@@ -50,11 +50,7 @@ def test_a_run_says_what_its_seconds_are():
 
 
 def test_concurrency_is_a_setting_that_the_refusal_names():
-    job = Job(
-        name="j", model="m:b", data=DataSpec(source="digits"), run={"platform": "simulated", "workers": 1001, "batch_size": 1}
-    )  # fmt: skip
-    with pytest.raises(
-        PlanInfeasible, match=r"1001 workers are more than the platform's 1000: set \[simulation\] concurrency"
-    ):
+    job = Job(name="j", model="m:b", data=DataSpec(source="digits"), run={"platform": "simulated", "workers": 1001, "batch_size": 1})
+    with pytest.raises(PlanInfeasible, match=r"1001 workers are more than the platform's 1000: set \[simulation\] concurrency"):
         ephemeron.train(job)
     assert simulated_limits(Simulation(concurrency=5000)).concurrency == 5000

@@ -49,18 +49,21 @@ class World:
         self.channel = MemoryChannel()
         self.client = ObjectQueue(self.channel, "q", owner="client", lease_s=30)
         self.reader = self.client.reader()
-        self.resolver: Resolver = ModuleResolver(
-            ResolverContext(channel=self.channel, run="run", key="", functions=(JOBS,))
-        )
+        self.resolver: Resolver = ModuleResolver(ResolverContext(channel=self.channel, run="run", key="", functions=(JOBS,)))
 
     def executor(
         self, name: str = "e1", *, compute: Any = None, life_s: float = 900.0, lease_s: float = 30, **options: Any
     ) -> TaskExecutor:
         return TaskExecutor(
-            ObjectQueue(self.channel, "q", owner=name, lease_s=lease_s), self.channel, self.resolver,
-            compute or ModelledCompute(1.0), name=name, deadline=asyncio.get_running_loop().time() + life_s,
-            data_prefix="q.data/", options=ExecutorOptions(**options),
-        )  # fmt: skip
+            ObjectQueue(self.channel, "q", owner=name, lease_s=lease_s),
+            self.channel,
+            self.resolver,
+            compute or ModelledCompute(1.0),
+            name=name,
+            deadline=asyncio.get_running_loop().time() + life_s,
+            data_prefix="q.data/",
+            options=ExecutorOptions(**options),
+        )
 
     async def finish(self, *tasks: TaskSpec, **how: Any) -> tuple[ExecutorTotals, dict[str, TaskResult]]:
         """Publishes a batch, runs one executor until the queue is empty, and reads the results."""
@@ -162,9 +165,7 @@ def test_a_failing_task_is_tried_again_and_then_dead_with_its_own_traceback(tmp_
 def test_results_of_one_feed_the_tasks_of_an_edge() -> None:
     async def scenario(world: World) -> None:
         keys = tuple(f"out/{n}" for n in range(4))
-        await world.client.connect(
-            TaskEdge(name="all", inputs=4, tasks=(job("sum", "join", inputs=keys, sep="+", output="out/sum"),))
-        )
+        await world.client.connect(TaskEdge(name="all", inputs=4, tasks=(job("sum", "join", inputs=keys, sep="+", output="out/sum"),)))
         await world.client.publish([job(f"t{n}", "square", n=n, output=keys[n], then=("all",)) for n in range(4)])
         await world.executor(idle_s=5).run()
         assert world.channel.objects["out/sum"] == b"0+1+4+9"
@@ -190,9 +191,7 @@ def test_it_stops_before_its_deadline_and_gives_back_the_rest() -> None:
 def test_a_task_beyond_its_timeout_fails_and_others_go_on() -> None:
     async def scenario(world: World) -> None:
         totals, results = await world.finish(
-            job("long", "square", n=1, timeout_s=0.5, max_tries=2),
-            job("short", "square", n=2),
-            compute=ModelledCompute(1.0),
+            job("long", "square", n=1, timeout_s=0.5, max_tries=2), job("short", "square", n=2), compute=ModelledCompute(1.0)
         )
         assert results["long"].error == "TimeoutError: not done after its timeout of 0.5 s"
         assert (results["long"].tries, results["short"].value, totals.failed) == (2, 4, 2)
@@ -202,9 +201,7 @@ def test_a_task_beyond_its_timeout_fails_and_others_go_on() -> None:
 
 def test_a_task_longer_than_a_lifetime_is_dead_in_the_end() -> None:
     async def scenario(world: World) -> None:
-        await world.client.publish(
-            [job("endless", "square", n=1, max_tries=2), job("next", "square", n=2, max_tries=2)]
-        )
+        await world.client.publish([job("endless", "square", n=1, max_tries=2), job("next", "square", n=2, max_tries=2)])
         for number in range(4):
             await world.executor(f"e{number}", life_s=60, idle_s=1, compute=ModelledCompute(100)).run()
         results = {result.id: result for result in await world.reader.read()}
@@ -228,9 +225,7 @@ def test_an_endless_task_is_interrupted_in_its_thread() -> None:
 
 def test_a_task_that_cannot_be_interrupted_ends_its_executor_alone() -> None:
     async def scenario(world: World, compute: ThreadCompute) -> None:
-        await world.client.publish(
-            [job("stuck", "blocked", seconds=4, timeout_s=0.1, max_tries=1), job("next", "square", n=3)]
-        )
+        await world.client.publish([job("stuck", "blocked", seconds=4, timeout_s=0.1, max_tries=1), job("next", "square", n=3)])
         totals = await world.executor("e1", compute=compute).run()
         assert totals.ended_by == "stuck"
         other = ThreadCompute(1)
@@ -261,9 +256,7 @@ def test_inputs_are_fetched_and_results_written_while_it_computes() -> None:
         for n in range(20):
             world.channel.objects[f"in/{n}"] = b"x"
         began = asyncio.get_running_loop().time()
-        _, results = await world.finish(
-            *(job(f"t{n}", "join", inputs=(f"in/{n}",), output=f"out/{n}") for n in range(20)), idle_s=0
-        )
+        _, results = await world.finish(*(job(f"t{n}", "join", inputs=(f"in/{n}",), output=f"out/{n}") for n in range(20)), idle_s=0)
         assert len(results) == 20
         # One after the other, 60 s. 20 s of computing, the first input, the last output.
         assert asyncio.get_running_loop().time() - began < 24

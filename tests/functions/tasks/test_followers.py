@@ -67,9 +67,15 @@ class World:
 
     async def run(self, name: str = "e1") -> ExecutorTotals:
         executor = TaskExecutor(
-            self.queue(name), self.channel, self.chain, self.compute, name=name, deadline=asyncio.get_running_loop().time() + 900,
-            data_prefix="data/", options=ExecutorOptions(poll_s=0.05),
-        )  # fmt: skip
+            self.queue(name),
+            self.channel,
+            self.chain,
+            self.compute,
+            name=name,
+            deadline=asyncio.get_running_loop().time() + 900,
+            data_prefix="data/",
+            options=ExecutorOptions(poll_s=0.05),
+        )
         return await executor.run()
 
     async def finished(self) -> dict[str, TaskResult]:
@@ -162,9 +168,7 @@ def test_a_result_that_another_owner_has_recorded_first_has_no_follower_here(val
         await helping
         assert {r.status for r in results.values()} == {"ok"}
         assert w.channel.objects["o/3"] == whole(3)
-        assert [task for task, _ in w.chain.ran].count("t2") == 2, (
-            "the follower is dropped, the task is taken from the queue"
-        )
+        assert [task for task, _ in w.chain.ran].count("t2") == 2, "the follower is dropped, the task is taken from the queue"
 
     world(valkey_server.address, scenario)
 
@@ -220,8 +224,10 @@ class Waiting(RedisQueue):
 
 
 @pytest.mark.parametrize(
-    ("ready_order", "follows"), [(None, "e1"), (1, "e1"), (0, None), (2, "e1")], ids=["nothing else", "as urgent", "more urgent", "less urgent"]
-)  # fmt: skip
+    ("ready_order", "follows"),
+    [(None, "e1"), (1, "e1"), (0, None), (2, "e1")],
+    ids=["nothing else", "as urgent", "more urgent", "less urgent"],
+)
 def test_a_task_follows_unless_one_that_is_ready_is_more_urgent(ready_order: int | None, follows: str | None) -> None:
     async def go() -> None:
         task, chain = node(0), Chain()

@@ -113,9 +113,8 @@ def test_a_platform_keeps_a_place_for_the_provisioner() -> None:
 
 
 def provisioned(
-    world: Simulation, *, tasks: int, per_batch: int, lifetime_s: float, provisioner_s: float, duplicate: bool = False,
-    **limits: Any,
-) -> tuple[list[Any], dict[str, object], int]:  # fmt: skip
+    world: Simulation, *, tasks: int, per_batch: int, lifetime_s: float, provisioner_s: float, duplicate: bool = False, **limits: Any
+) -> tuple[list[Any], dict[str, object], int]:
     """Runs tasks by a provisioner that is a function. Returns events, values by task, and the most executors at once."""
 
     async def main() -> tuple[list[Any], dict[str, object], int]:
@@ -123,17 +122,25 @@ def provisioned(
         client = open_queue(platform.store, "q", owner="client")
         for n in range(0, tasks, per_batch):
             some = range(n, min(n + per_batch, tasks))
-            await client.publish(
-                [TaskSpec(id=f"t{i}", function="task_jobs:square", arguments={"n": i}) for i in some], order=n
-            )
+            await client.publish([TaskSpec(id=f"t{i}", function="task_jobs:square", arguments={"n": i}) for i in some], order=n)
         request = ProvisionerRequest(
             executor=ExecutorRequest(queue="q", functions=("task_jobs",), idle_s=5.0),
-            limits=ScalingLimits(most=world.concurrency - 2, **limits), memory_mb=1024, lifetime_s=lifetime_s, margin_s=5.0,
-        )  # fmt: skip
+            limits=ScalingLimits(most=world.concurrency - 2, **limits),
+            memory_mb=1024,
+            lifetime_s=lifetime_s,
+            margin_s=5.0,
+        )
         call = Call(
-            run="run", rank=0, attempt=0, memory_mb=256, lifetime_s=provisioner_s, channel="memory", entry="provisioner",
-            request=plain(request), duplicate=duplicate,
-        )  # fmt: skip
+            run="run",
+            rank=0,
+            attempt=0,
+            memory_mb=256,
+            lifetime_s=provisioner_s,
+            channel="memory",
+            entry="provisioner",
+            request=plain(request),
+            duplicate=duplicate,
+        )
         await platform.invoke(call)
         reader, values = client.reader(), dict[str, object]()
         while len(values) < tasks:
@@ -163,9 +170,7 @@ SECOND = ComputeModel(a=1024.0, b=0.0, m=0.0)
 
 
 def test_a_provisioner_that_is_a_function_hands_over_until_all_is_done() -> None:
-    events, values, most = provisioned(
-        Simulation(compute=SECOND, concurrency=12), tasks=1000, per_batch=5, lifetime_s=60, provisioner_s=30
-    )
+    events, values, most = provisioned(Simulation(compute=SECOND, concurrency=12), tasks=1000, per_batch=5, lifetime_s=60, provisioner_s=30)
     assert values == {f"t{n}": n * n for n in range(1000)}
     ends = ended(events)
     assert ends["relayed"] >= 2
@@ -176,12 +181,7 @@ def test_a_provisioner_that_is_a_function_hands_over_until_all_is_done() -> None
 
 def test_a_provisioner_that_is_started_twice_provisions_once() -> None:
     events, values, _ = provisioned(
-        Simulation(compute=SECOND, concurrency=20),
-        tasks=40,
-        per_batch=2,
-        lifetime_s=60,
-        provisioner_s=300,
-        duplicate=True,
+        Simulation(compute=SECOND, concurrency=20), tasks=40, per_batch=2, lifetime_s=60, provisioner_s=300, duplicate=True
     )
     assert len(values) == 40
     assert ended(events)["stepped aside"] == 1

@@ -33,36 +33,18 @@ KEY = SigningKey.new().text
 class Deployment:
     """Local executors, a provisioner that replaces them, and a client."""
 
-    def __init__(
-        self, platform: LocalPlatform, channel: Channel, address: str, *, adapter: Any, lease_s: float
-    ) -> None:
+    def __init__(self, platform: LocalPlatform, channel: Channel, address: str, *, adapter: Any, lease_s: float) -> None:
         self.platform, self.address = platform, address
         self.queue = open_queue(channel, "a-run", owner="client", key=KEY, adapter=adapter, lease_s=lease_s)
         self.reader = self.queue.reader()
         self.request = ExecutorRequest(
-            queue="a-run",
-            adapter=adapter,
-            functions=("task_jobs",),
-            lease_s=lease_s,
-            idle_s=1.0,
-            flush_s=0.1,
-            poll_s=0.1,
-            margin_s=0.5,
+            queue="a-run", adapter=adapter, functions=("task_jobs",), lease_s=lease_s, idle_s=1.0, flush_s=0.1, poll_s=0.1, margin_s=0.5
         )
         limits = ScalingLimits(most=3, tasks_per_executor=5, burst=3, starts_per_s=20, start_s=5)
         self.provisioner = Provisioner(self.queue, self.start, limits, poll_s=0.1)
 
     async def start(self, number: int) -> None:
-        origin = Call(
-            run="a-run",
-            rank=0,
-            attempt=0,
-            memory_mb=256,
-            lifetime_s=60,
-            channel=self.address,
-            origin=time.time(),
-            key=KEY,
-        )
+        origin = Call(run="a-run", rank=0, attempt=0, memory_mb=256, lifetime_s=60, channel=self.address, origin=time.time(), key=KEY)
         await self.platform.invoke(executor_call(origin, self.request, number, 256, 60))
 
     async def results(self, n: int) -> list[TaskResult]:
@@ -109,11 +91,15 @@ def test_killed_executors_lose_and_repeat_nothing_visible(tmp_path: Path, adapte
     runs = tmp_path / "runs"
     tasks = [
         TaskSpec(
-            id=f"t{n}", function="task_jobs:slow", arguments={"n": n, "seconds": 0.05, "runs": str(runs)}, output=f"a-run/out/{n}",
-            then=("sum",), max_tries=50,
+            id=f"t{n}",
+            function="task_jobs:slow",
+            arguments={"n": n, "seconds": 0.05, "runs": str(runs)},
+            output=f"a-run/out/{n}",
+            then=("sum",),
+            max_tries=50,
         )
         for n in range(120)
-    ]  # fmt: skip
+    ]
     outputs = tuple(task.output for task in tasks)
     add = TaskSpec(id="sum", function="task_jobs:join", inputs=outputs, arguments={"sep": "+"}, max_tries=50)
 
@@ -167,11 +153,7 @@ def test_tasks_that_the_run_has_not_signed_are_not_executed(tmp_path: Path) -> N
         async with open_channel("folder", base=tmp_path / "run" / "channel") as channel:
             forger = open_queue(channel, "a-run", owner="forger", key=SigningKey.new().text)
             forged = await forger.publish(
-                [
-                    TaskSpec(
-                        id="evil", function="task_jobs:slow", arguments={"n": 1, "seconds": 0.0, "runs": str(marker)}
-                    )
-                ]
+                [TaskSpec(id="evil", function="task_jobs:slow", arguments={"n": 1, "seconds": 0.0, "runs": str(marker)})]
             )
             await one.queue.publish([TaskSpec(id="good", function="task_jobs:square", arguments={"n": 3})], order=1)
             (result,) = await one.results(1)

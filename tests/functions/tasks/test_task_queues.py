@@ -178,10 +178,7 @@ def test_a_counter_of_the_server_expires_after_its_last_sum(valkey_server):
             queue = RedisQueue(channel, name, owner="a")
             await counted_to_the_end(queue)
             async with Redis.from_url(valkey_server.address) as client:
-                kept = {
-                    key.decode().rpartition("/")[2]: await client.pttl(key)
-                    async for key in client.scan_iter(f"*{name}*count/*")
-                }
+                kept = {key.decode().rpartition("/")[2]: await client.pttl(key) async for key in client.scan_iter(f"*{name}*count/*")}
             assert await queue.count("c", "m1", 3, last=5) == 5, "an answer was lost, and the request is sent again"
             await queue.clear()
         assert kept["other"] == -1

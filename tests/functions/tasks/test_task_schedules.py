@@ -79,10 +79,14 @@ def program(rng: random.Random) -> tuple[list[list[TaskSpec]], list[TaskEdge], d
             is_bad = rng.random() < 0.02
             members.append(
                 TaskSpec(
-                    id=f"t{n}", function=f"task_jobs:{'fail' if is_bad else 'square'}", arguments={} if is_bad else {"n": n},
-                    output=f"out/t{n}", then=(f"g{group}",), max_tries=20,
+                    id=f"t{n}",
+                    function=f"task_jobs:{'fail' if is_bad else 'square'}",
+                    arguments={} if is_bad else {"n": n},
+                    output=f"out/t{n}",
+                    then=(f"g{group}",),
+                    max_tries=20,
                 )
-            )  # fmt: skip
+            )
             right[f"t{n}"] = "dead" if is_bad else str(n * n).encode()
             n += 1
         groups.append(members)
@@ -90,21 +94,20 @@ def program(rng: random.Random) -> tuple[list[list[TaskSpec]], list[TaskEdge], d
         batches += [members[at : at + size] for at in range(0, len(members), size)]
         keys = tuple(member.output for member in members)
         add = TaskSpec(
-            id=f"sum{group}", function="task_jobs:join", inputs=keys, arguments={"sep": "+"}, output=f"out/sum{group}",
-            then=("all",), max_tries=20,
-        )  # fmt: skip
+            id=f"sum{group}",
+            function="task_jobs:join",
+            inputs=keys,
+            arguments={"sep": "+"},
+            output=f"out/sum{group}",
+            then=("all",),
+            max_tries=20,
+        )
         edges.append(TaskEdge(name=f"g{group}", inputs=len(members), tasks=(add,), order=1))
         parts = [right[member.id] for member in members]
         right[add.id] = "dead" if "dead" in parts else b"+".join(parts)
     sums = [f"sum{group}" for group in range(len(groups))]
     last = [
-        TaskSpec(
-            id=f"last{i}",
-            function="task_jobs:join",
-            inputs=tuple(f"out/{s}" for s in sums),
-            arguments={"sep": str(i)},
-            max_tries=20,
-        )
+        TaskSpec(id=f"last{i}", function="task_jobs:join", inputs=tuple(f"out/{s}" for s in sums), arguments={"sep": str(i)}, max_tries=20)
         for i in range(3)
     ]
     edges.append(TaskEdge(name="all", inputs=len(sums), tasks=tuple(last), order=2))
@@ -115,9 +118,7 @@ def program(rng: random.Random) -> tuple[list[list[TaskSpec]], list[TaskEdge], d
     return batches, edges, right
 
 
-def check(
-    results: list[TaskResult], again: list[TaskResult], right: dict[str, Any], stored: Callable[[str], bytes]
-) -> None:
+def check(results: list[TaskResult], again: list[TaskResult], right: dict[str, Any], stored: Callable[[str], bytes]) -> None:
     assert sorted(r.id for r in results) == sorted(right), "each task once"
     assert sorted(again, key=lambda r: r.id) == sorted(results, key=lambda r: r.id), "the same for a later reader"
     for result in results:
@@ -144,17 +145,12 @@ async def publish(queue: TaskQueue, rng: random.Random, batches: list[list[TaskS
 def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     world = Simulation(
-        compute=ComputeModel(a=1024.0 * rng.choice([0.1, 1, 4]), b=0.0, m=0.0), straggler_sigma=rng.choice([0, 0.5]),
-        concurrency=40,
-    )  # fmt: skip
+        compute=ComputeModel(a=1024.0 * rng.choice([0.1, 1, 4]), b=0.0, m=0.0), straggler_sigma=rng.choice([0, 0.5]), concurrency=40
+    )
     batches, edges, right = program(rng)
     lease_s = rng.choice([3.0, 10.0, 30.0])
     request = ExecutorRequest(
-        queue="q",
-        functions=("task_jobs",),
-        lease_s=lease_s,
-        idle_s=rng.choice([1, 20]),
-        flush_s=rng.choice([0.0, 1.0, 5.0]),
+        queue="q", functions=("task_jobs",), lease_s=lease_s, idle_s=rng.choice([1, 20]), flush_s=rng.choice([0.0, 1.0, 5.0])
     )
     lost, slow, deaths = rng.choice([0, 0.02, 0.1]), rng.choice([0, 0.1]), rng.choice([0, 8, 25])
 
@@ -174,9 +170,7 @@ def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             return leases
 
         monkeypatch.setattr(ObjectQueue, "take", checked)
-        client = ObjectQueue(
-            queue_channel(platform.store, "q", owner="client", key=""), "q", owner="client", lease_s=lease_s
-        )
+        client = ObjectQueue(queue_channel(platform.store, "q", owner="client", key=""), "q", owner="client", lease_s=lease_s)
         origin = Call(run="run", rank=0, attempt=0, memory_mb=1024, lifetime_s=60, channel="memory")
 
         async def start(number: int) -> None:
@@ -261,9 +255,15 @@ def test_a_cache_with_dying_executors_gives_each_task_one_result(seed: int, valk
             def executor(number: int) -> asyncio.Task[Any]:
                 resolver = ModuleResolver(ResolverContext(channel=channel, run="r", key="", functions=("task_jobs",)))
                 one = TaskExecutor(
-                    queue(f"e{number}"), channel, resolver, Paused(rng), name=f"{number}-e", data_prefix=f"{name}.data/",
-                    deadline=asyncio.get_running_loop().time() + 1000, options=ExecutorOptions(idle_s=1000, flush_s=0.02),
-                )  # fmt: skip
+                    queue(f"e{number}"),
+                    channel,
+                    resolver,
+                    Paused(rng),
+                    name=f"{number}-e",
+                    data_prefix=f"{name}.data/",
+                    deadline=asyncio.get_running_loop().time() + 1000,
+                    options=ExecutorOptions(idle_s=1000, flush_s=0.02),
+                )
                 return asyncio.create_task(one.run())
 
             client = queue("client")
@@ -289,9 +289,7 @@ def test_a_cache_with_dying_executors_gives_each_task_one_result(seed: int, valk
     asyncio.run(main())
 
 
-async def publish_soon(
-    queue: TaskQueue, rng: random.Random, batches: list[list[TaskSpec]], edges: list[TaskEdge]
-) -> None:
+async def publish_soon(queue: TaskQueue, rng: random.Random, batches: list[list[TaskSpec]], edges: list[TaskEdge]) -> None:
     for step in [*batches, *edges, *batches[:2]]:
         await (queue.connect(step) if isinstance(step, TaskEdge) else queue.publish(step))
         await asyncio.sleep(rng.random() * 0.02)

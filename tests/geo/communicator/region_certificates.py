@@ -32,15 +32,9 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._stored(f"{region}.pem", self._signed(region, key.public_key()))
         secret = self.folder / f"{region}.key"
-        secret.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
+        secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
         given = {"listen": "127.0.0.1:0", **values}
-        return GroupNetwork(
-            authority=str(self.file), certificate=str(certificate), certificate_key=str(secret), **given
-        )
+        return GroupNetwork(authority=str(self.file), certificate=str(certificate), certificate_key=str(secret), **given)
 
     def _signed(self, name: str, key: object, *, authority: bool = False) -> object:
         from cryptography.hazmat.primitives import hashes
@@ -50,11 +44,13 @@ class Authority:
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
             .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, self._name)]))
-            .public_key(key).serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=2))
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=2))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        )  # fmt: skip
+        )
         return builder.sign(self._key, hashes.SHA256())
 
     def _stored(self, name: str, certificate: object) -> Path:

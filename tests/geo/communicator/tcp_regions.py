@@ -28,6 +28,13 @@ class TcpWorld(CommunicatorWorld):
     ) -> TcpCommunicator:
         network = RegionNetwork(self.networks.get(region, LOOPBACK), token=token)
         return TcpCommunicator(
-            self.store, network, run="run", token=token, region=region, identity=identity or f"launch of {region}",
-            fence=fence, names=names, **self.options,  # type: ignore[arg-type]
-        )  # fmt: skip
+            self.store,
+            network,
+            run="run",
+            token=token,
+            region=region,
+            identity=identity or f"launch of {region}",
+            fence=fence,
+            names=names,
+            **self.options,  # type: ignore[arg-type]
+        )

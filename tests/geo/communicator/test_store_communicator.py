@@ -42,9 +42,7 @@ def test_an_update_that_is_watched_for_and_waited_for_is_read_once() -> None:
             loop = asyncio.get_running_loop()
             waiting = [asyncio.create_task(west.get("east", 0, n, deadline=loop.time() + 60)) for n in (1, 2, 1)]
             for number in (1, 2):
-                await east.publish(
-                    Update(region="east", fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=b"x" * 1000)
-                )
+                await east.publish(Update(region="east", fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=b"x" * 1000))
             assert [(await each).round for each in waiting] == [1, 2, 1]
             with pytest.raises(ChannelTimeout):
                 await west.get("east", 0, 3, deadline=loop.time() + 1)
@@ -80,9 +78,7 @@ def test_an_update_is_published_before_older_ones_are_deleted() -> None:
             for number in (1, 2, 3):
                 for sender, receiver in ((east, west), (west, east)):
                     name = sender.region
-                    await sender.publish(
-                        Update(region=name, fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=b"x")
-                    )
+                    await sender.publish(Update(region=name, fence=1, fragment=0, round=number, samples=1, norm=1.0, payload=b"x"))
                     await receiver.get(name, 0, number, deadline=deadline)
                     await receiver.acknowledge(name, 0, number)
             assert store.asked, "a round was deleted while the next ones were published"

@@ -74,8 +74,10 @@ def test_a_region_without_its_certificate_is_not_connected(tmp_path: Path, wrong
     authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
     networks = {"east": authority.network("east")}
     networks["north"] = {
-        "authority": other.network("north", listen=""), "name": authority.network("west", listen=""), "none": GroupNetwork(),
-    }[wrong]  # fmt: skip
+        "authority": other.network("north", listen=""),
+        "name": authority.network("west", listen=""),
+        "none": GroupNetwork(),
+    }[wrong]
 
     async def work(opened: Opened) -> None:
         east, north = await opened("east"), await opened("north")
@@ -163,9 +165,7 @@ def test_a_region_that_has_left_gives_late_regions_its_updates_through_the_store
 
 
 @pytest.mark.parametrize("how", ["plain", "certificates", "relay"])
-def test_the_kernel_counts_what_is_sent_and_what_encryption_adds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_the_kernel_counts_what_is_sent_and_what_encryption_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setenv("EPHEMERON_RENDEZVOUS_TOKEN", "token of the relay")
     if how == "relay":
         world: TcpWorld = RelayedWorld(leave_s=0.1)

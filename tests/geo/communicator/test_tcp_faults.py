@@ -45,9 +45,16 @@ class WanWorld(TcpWorld):
         self, region: str, *, identity: str = "", fence: int = 1, names: Sequence[str] = (), token: str = TOKEN
     ) -> TcpCommunicator:
         return TcpCommunicator(
-            self.store, WanNetwork(region, self.wan, self.ports.setdefault(region, {})), run="run", token=token, region=region,
-            identity=identity or f"launch of {region}", fence=fence, names=names, leave_s=3.0,
-        )  # fmt: skip
+            self.store,
+            WanNetwork(region, self.wan, self.ports.setdefault(region, {})),
+            run="run",
+            token=token,
+            region=region,
+            identity=identity or f"launch of {region}",
+            fence=fence,
+            names=names,
+            leave_s=3.0,
+        )
 
 
 @pytest.fixture
@@ -84,9 +91,7 @@ def test_a_blackout_of_one_region_delays_no_other_and_loses_nothing(wan: Emulate
 
 
 @pytest.mark.slow
-def test_a_connection_on_which_nothing_is_heard_is_given_up_and_made_again(
-    wan: EmulatedWan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_on_which_nothing_is_heard_is_given_up_and_made_again(wan: EmulatedWan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "PING_S", 0.1)
     monkeypatch.setattr(peer, "SILENCE_S", 0.5)
 

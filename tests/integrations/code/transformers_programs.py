@@ -10,10 +10,17 @@ import transformers
 from ephemeron.integrations.transformers import TransformersTask
 
 ARGUMENTS = {
-    "learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "lr_scheduler_type": "cosine", "max_grad_norm": 0.5,
-    "num_train_epochs": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "eval_strategy": "epoch",
+    "learning_rate": 1e-2,
+    "weight_decay": 0.1,
+    "warmup_steps": 2,
+    "lr_scheduler_type": "cosine",
+    "max_grad_norm": 0.5,
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "eval_strategy": "epoch",
     "seed": 3,
-}  # fmt: skip
+}
 
 
 def arguments(**options):
@@ -30,9 +37,17 @@ def sentences(count, seed):
 
 def gpt():
     config = transformers.GPT2Config(
-        vocab_size=11, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=11,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -54,9 +69,16 @@ def half():
 
 def bert():
     config = transformers.BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3,
-        max_position_embeddings=16, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    )  # fmt: skip
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=3,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
     return transformers.BertForSequenceClassification(config)
 
 
@@ -80,9 +102,14 @@ def accuracy(found):
 
 def classification():
     return TransformersTask(
-        None, arguments(load_best_model_at_end=True, metric_for_best_model="accuracy", greater_is_better=True, save_strategy="epoch"), texts(64, 1),
-        texts(22, 2), model_init=bert, data_collator=padded, compute_metrics=accuracy,
-    )  # fmt: skip
+        None,
+        arguments(load_best_model_at_end=True, metric_for_best_model="accuracy", greater_is_better=True, save_strategy="epoch"),
+        texts(64, 1),
+        texts(22, 2),
+        model_init=bert,
+        data_collator=padded,
+        compute_metrics=accuracy,
+    )
 
 
 def adapted():

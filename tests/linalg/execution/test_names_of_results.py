@@ -41,7 +41,7 @@ OPERATIONS: dict[str, tuple[Operation, Callable[[np.ndarray], np.ndarray]]] = {
     "lstsq": (lambda a, p: linalg.lstsq(a, SIDES, executor=p), lambda a: np.linalg.solve(a, SIDES)),
     "inv": (lambda a, p: linalg.inv(a, executor=p), np.linalg.inv),
     "norm": (lambda a, p: linalg.norm(a, executor=p), lambda a: np.asarray(np.linalg.norm(a))),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,7 @@ def pool():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [each if each in ("cholesky", "norm") else pytest.param(each, marks=pytest.mark.slow) for each in OPERATIONS],
+    "name", [each if each in ("cholesky", "norm") else pytest.param(each, marks=pytest.mark.slow) for each in OPERATIONS]
 )
 def test_a_matrix_that_is_stored_again_is_another_one(pool, tmp_path, name):
     operation, expected = OPERATIONS[name]
@@ -114,9 +113,7 @@ PROCESS = textwrap.dedent("""
 @pytest.mark.slow
 def test_another_process_stores_other_values_under_the_name(tmp_path: Path):
     def run(first: float) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", PROCESS, tmp_path.as_uri(), str(first)], capture_output=True, text=True, timeout=300
-        )
+        done = subprocess.run([sys.executable, "-c", PROCESS, tmp_path.as_uri(), str(first)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -50,7 +50,7 @@ def factorised(a, store, executor, *, tile=16):
     outputs = {"L": dataclasses.replace(big.stored, structure="lower")}
     made, report = run_program(
         tiled_programs.tiled_cholesky, {"n": big.stored.tiles[0]}, inputs={"A": big.stored}, outputs=outputs, executor=executor
-    )  # fmt: skip
+    )
     return BigMatrix(made["L"], report)
 
 
@@ -87,9 +87,7 @@ def test_a_factorisation(store):
     assert report.tasks == 5 + 10 + 20
     assert report.bytes_written > 35 * 8 * 8 * 8
     assert report.cost_usd > 0
-    assert all(re.fullmatch(r"[\w-]+/(([0-9a-f]{16}\.)?\d+\.\d+|matrix\.json)", key) for key in objects(store)), (
-        "temporary tiles are gone"
-    )
+    assert all(re.fullmatch(r"[\w-]+/(([0-9a-f]{16}\.)?\d+\.\d+|matrix\.json)", key) for key in objects(store)), "temporary tiles are gone"
 
 
 @pytest.fixture(params=["folder", "cache"])
@@ -208,9 +206,7 @@ def test_tiles_and_queue_in_one_store(kind, store, request):
     keys = asyncio.run(remaining())
     assert any(key.startswith(found.stored.name) for key in keys)
     strange = [key for key in keys if not re.fullmatch(r"[\w-]+/(([0-9a-f]{16}\.)?\d+\.\d+|matrix\.json)", key)]
-    assert not strange, (
-        f"left beside {len(keys) - len(strange)} objects of matrices, by temporary tiles or by the queue"
-    )
+    assert not strange, f"left beside {len(keys) - len(strange)} objects of matrices, by temporary tiles or by the queue"
 
 
 def test_a_run_of_which_everything_was_killed_goes_on_from_its_tiles(store, tmp_path, monkeypatch):
@@ -271,9 +267,12 @@ def test_a_view_and_kernels_with_two_outputs(store):
     view = big.T[30:, :]
     with pool() as executor:
         made, _ = run_program(
-            tiled_programs.halves_of_a_view, {"m": 2, "n": 3}, inputs={"A": view.stored},
-            outputs={"B": dataclasses.replace(view.stored, first_row=0, first_column=0, transposed=False)}, executor=executor,
-        )  # fmt: skip
+            tiled_programs.halves_of_a_view,
+            {"m": 2, "n": 3},
+            inputs={"A": view.stored},
+            outputs={"B": dataclasses.replace(view.stored, first_row=0, first_column=0, transposed=False)},
+            executor=executor,
+        )
     assert (BigMatrix(made["B"]).to_numpy() == a.T[30:, :]).all()
 
 

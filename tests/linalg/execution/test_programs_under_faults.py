@@ -57,9 +57,7 @@ class Modelled:
 class Network(Wrapper):
     """A function's connection to a store: acknowledges puts and loses them, fails, or is frozen with its function."""
 
-    def __init__(
-        self, inner: Channel, rng: random.Random, awake: asyncio.Event, *, lost: float, failing: float
-    ) -> None:
+    def __init__(self, inner: Channel, rng: random.Random, awake: asyncio.Event, *, lost: float, failing: float) -> None:
         super().__init__(inner)
         self._rng, self._awake, self._lost, self._failing = rng, awake, lost, failing
 
@@ -137,18 +135,21 @@ class World:
         n, tiles = sizes["N"] * TILE - 1, range(sizes["N"])
         g = np.random.default_rng(seed).standard_normal((n, n))
         a = g @ g.T + np.eye(n)
-        self.inputs = {
-            "A": {(i, j): a[TILE * i : TILE * (i + 1), TILE * j : TILE * (j + 1)].copy() for i in tiles for j in tiles}
-        }
+        self.inputs = {"A": {(i, j): a[TILE * i : TILE * (i + 1), TILE * j : TILE * (j + 1)].copy() for i in tiles for j in tiles}}
 
     def data(self, *, resumes: bool) -> ProgramData:
-        families = {
-            m.name: TileFamily(store=STORE, name=m.name) for m in self.program.matrices if m.role is not Role.TEMPORARY
-        }
+        families = {m.name: TileFamily(store=STORE, name=m.name) for m in self.program.matrices if m.role is not Role.TEMPORARY}
         return ProgramData(
-            text=str(self.program), kernels=dict(self.program.kernels), sizes=self.sizes, matrices={}, families=families,
-            temporaries="temporary", store=STORE, tries=50, resumes=resumes,
-        )  # fmt: skip
+            text=str(self.program),
+            kernels=dict(self.program.kernels),
+            sizes=self.sizes,
+            matrices={},
+            families=families,
+            temporaries="temporary",
+            store=STORE,
+            tries=50,
+            resumes=resumes,
+        )
 
     async def store_inputs(self) -> None:
         places = self.places(self.objects, self.tiles, "client")
@@ -174,15 +175,24 @@ class World:
         queue = ObjectQueue(queue_channel(objects, run, owner=name, key=""), run, owner=name, lease_s=self.lease_s)
         deadline = asyncio.get_running_loop().time() + self.rng.choice(self.lifetimes)
         one = TaskExecutor(
-            queue, places, Programs(data, places), Modelled(self.rng), name=name, deadline=deadline, data_prefix=f"{run}.data/",
+            queue,
+            places,
+            Programs(data, places),
+            Modelled(self.rng),
+            name=name,
+            deadline=deadline,
+            data_prefix=f"{run}.data/",
             options=ExecutorOptions(idle_s=5.0, flush_s=0.0, margin_s=1.0),
-        )  # fmt: skip
+        )
         self.totals.append(await one.run())
 
     async def provision(self, run: str, data: bytes) -> None:
         queue = ObjectQueue(
-            queue_channel(self.objects, run, owner=f"p{self.rng.random()}", key=""), run, owner=f"p{self.rng.getrandbits(40)}", lease_s=self.lease_s
-        )  # fmt: skip
+            queue_channel(self.objects, run, owner=f"p{self.rng.random()}", key=""),
+            run,
+            owner=f"p{self.rng.getrandbits(40)}",
+            lease_s=self.lease_s,
+        )
         first = len(self.executors)
         limits = ScalingLimits(most=4, burst=4, starts_per_s=4, start_s=5)
         await Provisioner(queue, lambda number: self.start(run, first + number, data), limits).run()
@@ -191,9 +201,7 @@ class World:
         """Publishes the first tasks, waits for all results, ends the queue. Returns how many tasks were stored before."""
         data = self.data(resumes=resumes)
         graph = ProgramGraph(data, self.program)
-        queue = ObjectQueue(
-            queue_channel(self.objects, run, owner="client", key=""), run, owner="client", lease_s=self.lease_s
-        )
+        queue = ObjectQueue(queue_channel(self.objects, run, owner="client", key=""), run, owner="client", lease_s=self.lease_s)
         for task, order in graph.starts("g0", "node"):
             await queue.publish([task], order=order)
         reader, stored = queue.reader(), dict[str, Any]()
@@ -242,13 +250,22 @@ FAULTS: dict[str, dict[str, Any]] = {
     "lost puts": {"lost": 0.1},
     "failing requests": {"failing": 0.1},
     "everything": {
-        "deaths": 5, "freezes": 3, "provisioners": 2, "lifetimes": (5.0, 12.0, 600.0), "duplicates": 0.3, "lost": 0.03, "failing": 0.03,
+        "deaths": 5,
+        "freezes": 3,
+        "provisioners": 2,
+        "lifetimes": (5.0, 12.0, 600.0),
+        "duplicates": 0.3,
+        "lost": 0.03,
+        "failing": 0.03,
     },
-}  # fmt: skip
+}
 PROGRAMS = {
-    "cholesky": (cholesky, {"N": 4}), "lu": (lu, {"M": 3, "N": 3}), "qr": (qr, {"M": 3, "N": 3}),
-    "upper band": (upper_band, {"M": 3, "N": 3}), "hermitian band": (hermitian_band, {"N": 3}),
-}  # fmt: skip
+    "cholesky": (cholesky, {"N": 4}),
+    "lu": (lu, {"M": 3, "N": 3}),
+    "qr": (qr, {"M": 3, "N": 3}),
+    "upper band": (upper_band, {"M": 3, "N": 3}),
+    "hermitian band": (hermitian_band, {"N": 3}),
+}
 
 
 def simulate(name: str, faults: dict[str, Any], seed: int) -> World:
@@ -288,10 +305,8 @@ def simulate(name: str, faults: dict[str, Any], seed: int) -> World:
         async with asyncio.timeout(5_000):
             troubles = [
                 asyncio.create_task(some(times, act))
-                for times, act in (
-                    ("deaths", kill), ("massacres", kill_all), ("freezes", freeze), ("provisioners", replace_provisioner),
-                )
-            ]  # fmt: skip
+                for times, act in (("deaths", kill), ("massacres", kill_all), ("freezes", freeze), ("provisioners", replace_provisioner))
+            ]
             await world.client("q", resumes=False)
             for trouble in troubles:
                 trouble.cancel()

@@ -29,9 +29,14 @@ from ephemeron.linalg.matrices import tile_store
 
 PROGRAM = "cholesky-0123456789abcdef"
 TILES = {
-    f"{PROGRAM}-temporary/S/1.1.1", f"{PROGRAM}-temporary/S/1.2.1", f"{PROGRAM}-L/0.0", "lu-0123456789abcdef-U/0.0",
-    "lu-0123456789abcdef-U/matrix.json", "matrix-0123456789abcdef/0.0", "mine-L/0.0",
-}  # fmt: skip
+    f"{PROGRAM}-temporary/S/1.1.1",
+    f"{PROGRAM}-temporary/S/1.2.1",
+    f"{PROGRAM}-L/0.0",
+    "lu-0123456789abcdef-U/0.0",
+    "lu-0123456789abcdef-U/matrix.json",
+    "matrix-0123456789abcdef/0.0",
+    "mine-L/0.0",
+}
 DEAD = ProgramClaim(
     queue="map-1", channel="", host=platform.node(), process=os.getpid(), process_began=1.0, began=2.0
 )  # another process had this number then
@@ -74,9 +79,7 @@ def put(address: str, claim: ProgramClaim) -> None:
     async def go() -> None:
         async with tile_store.opened(address) as channel:
             key = f"{PROGRAM}-temporary/running.{claim.queue}"
-            await channel.put(
-                key, [json.dumps(plain(dataclasses.replace(claim, channel=claim.channel or address))).encode()]
-            )
+            await channel.put(key, [json.dumps(plain(dataclasses.replace(claim, channel=claim.channel or address))).encode()])
 
     asyncio.run(go())
 
@@ -111,9 +114,7 @@ def test_what_an_abandoned_program_has_left_is_removed(store: str) -> None:
     assert found.queued >= 3
     assert keys(store) > TILES, "a dry run removes nothing"
     clean(store, PROGRAM, dry_run=False, lease_s=0.2)
-    assert keys(store) == {key for key in TILES if "temporary" not in key}, (
-        "a later run goes on from unfinished results"
-    )
+    assert keys(store) == {key for key in TILES if "temporary" not in key}, "a later run goes on from unfinished results"
     [found] = clean(store, dry_run=False, results=True, lease_s=0.2)
     assert (found.temporary, found.queued, found.unfinished) == (0, 0, 1)
     assert keys(store) == {key for key in TILES if PROGRAM not in key}

@@ -21,9 +21,7 @@ COMPUTING = {
     "singular_values": lambda: spectra.singular_values(BLOCKS),
     "hermitian_eigen": lambda: spectra.hermitian_eigen(BLOCKS),
     "hermitian_eigenvalues": lambda: spectra.hermitian_eigenvalues(BLOCKS),
-    "banded_eigenvalues": lambda: spectra.banded_eigenvalues(
-        spectra.Blocks((N, N), N, {(0, 0): np.tril(S)}, is_half=True)
-    ),
+    "banded_eigenvalues": lambda: spectra.banded_eigenvalues(spectra.Blocks((N, N), N, {(0, 0): np.tril(S)}, is_half=True)),
     "cholesky_factor": lambda: triangular.cholesky_factor(S + N * np.eye(N)),
     "solve_lower": lambda: triangular.solve_lower(L, G),
     "subtract_gram": lambda: products.subtract_gram(S, G),

@@ -26,9 +26,7 @@ def test_a_narrow_band(dtype, n):
     tolerance = 20 * n * np.finfo(dtype).eps
     band = spectra.Blocks((n, n), tile, above)
     assert band.is_narrow
-    np.testing.assert_allclose(
-        spectra.singular_values(band)[0][0], np.linalg.svd(upper, compute_uv=False), atol=tolerance
-    )
+    np.testing.assert_allclose(spectra.singular_values(band)[0][0], np.linalg.svd(upper, compute_uv=False), atol=tolerance)
     half = spectra.Blocks((n, n), tile, below, is_half=True)
     np.testing.assert_allclose(spectra.hermitian_eigenvalues(half)[0][0], np.linalg.eigvalsh(lower), atol=tolerance)
     np.testing.assert_allclose(spectra.hermitian_eigen(half)[0][0], np.linalg.eigvalsh(lower), atol=tolerance)

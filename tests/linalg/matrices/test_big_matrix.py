@@ -105,9 +105,7 @@ def test_ranges_that_are_no_views(store):
 
 
 def test_a_structure_says_which_tiles_are_zero():
-    lower = StoredMatrix(
-        store="s", name="n", rows=30, columns=30, tile_rows=10, tile_columns=10, dtype="float64", structure="lower"
-    )
+    lower = StoredMatrix(store="s", name="n", rows=30, columns=30, tile_rows=10, tile_columns=10, dtype="float64", structure="lower")
     assert [lower.is_stored(0, 1), lower.is_stored(1, 1), lower.is_stored(2, 0)] == [False, True, True]
     assert lower.T.is_stored(0, 1)
     assert not lower.T.is_stored(1, 0)

@@ -86,7 +86,7 @@ def test_a_result_goes_with_its_last_handle(pool, folder):
         ("mine", lambda a, pool: matmul(a, a, executor=pool).T, lambda a, pool: (a @ a @ a).compute(executor=pool)),
     ],
     ids=["cholesky", "lu", "qr", "step of an expression", "view"],
-)  # fmt: skip
+)
 def test_a_result_that_another_operation_needs_on_the_way_stays(pool, folder, name, made, other):
     a = store(folder, name=name)
     result = made(a, pool)
@@ -171,9 +171,7 @@ PROCESS = textwrap.dedent("""
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["ended", "killed"])
 def test_a_process_leaves_what_has_a_name(pool, folder, end):
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, folder.as_uri(), end], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", PROCESS, folder.as_uri(), end], capture_output=True, text=True, timeout=300)
     assert "stored" in done.stdout, done.stderr
     if end == "ended":
         assert names(folder) == {"mine"}
@@ -188,9 +186,7 @@ def test_a_process_leaves_what_has_a_name(pool, folder, end):
     assert found["unnamed"].nbytes > 16 * 8
     assert lifetimes.remove_orphans() == 2
     left = stored_matrices(folder.as_uri())
-    assert sorted(each.kind for each in left) == ["named", "result"], (
-        "another run goes on from the named matrix's result"
-    )
+    assert sorted(each.kind for each in left) == ["named", "result"], "another run goes on from the named matrix's result"
 
 
 def test_the_inventory_of_the_home_folder(pool, folder):

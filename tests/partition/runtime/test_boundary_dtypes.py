@@ -20,11 +20,7 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 SGD = partial(torch.optim.SGD, lr=0.05)
-SCHEDULES = (
-    Schedule(),
-    Schedule(kind="1f1b", micro_batches=2),
-    Schedule(kind="gpipe", micro_batches=2, recompute=True),
-)
+SCHEDULES = (Schedule(), Schedule(kind="1f1b", micro_batches=2), Schedule(kind="gpipe", micro_batches=2, recompute=True))
 
 
 class Spectral(nn.Module):
@@ -107,10 +103,7 @@ def test_complex_boundaries_train_in_a_pipeline(schedule):
 
 @pytest.mark.parametrize(
     ("dtype", "other"),
-    [
-        *((d, o) for d in (*REAL, *COMPLEX) for o in (torch.int64, torch.bool)),
-        *((torch.float32, o) for o in WHOLE_NUMBERS[:-2]),
-    ],
+    [*((d, o) for d in (*REAL, *COMPLEX) for o in (torch.int64, torch.bool)), *((torch.float32, o) for o in WHOLE_NUMBERS[:-2])],
     ids=str,
 )
 def test_every_dtype_and_nesting_is_checked_over_real_boundaries(dtype, other):
@@ -133,9 +126,7 @@ def test_a_boundary_that_loses_gradients_is_found_before_training(monkeypatch):
         return value.detach().requires_grad_(needs_gradient and value.is_floating_point())
 
     monkeypatch.setattr(execution, "leaf", lossy)
-    with pytest.raises(
-        TraceMismatch, match=r"gradient of first\.(weight|bias) is there only in the (traced|original) model"
-    ):
+    with pytest.raises(TraceMismatch, match=r"gradient of first\.(weight|bias) is there only in the (traced|original) model"):
         Pipeline(cut, schedule=Schedule(), optimizer=SGD, loss=lambda result, _: mean_square(result))
     assert all(torch.equal(before[n], p) for d in cut.devices for n, p in cut.parameters(d))
 

@@ -24,9 +24,7 @@ def worlds(draw):
     pipeline = draw(st.booleans())
     devices = [f"d{i}" if pipeline else f"d{draw(st.integers(0, 2))}" for i in range(size)]
     kind = draw(st.sampled_from(["plain", "gpipe", "1f1b"]))
-    schedule = Schedule(
-        kind=kind, micro_batches=1 if kind == "plain" else draw(st.integers(1, 9)), overlap=draw(st.booleans())
-    )
+    schedule = Schedule(kind=kind, micro_batches=1 if kind == "plain" else draw(st.integers(1, 9)), overlap=draw(st.booleans()))
     return feeds, devices, schedule
 
 
@@ -34,10 +32,7 @@ def played(world, choose):
     """All devices together; which of those that can go on does, and which message comes next, is for `choose` to say."""
     feeds, devices, schedule = world
     limits = in_flight(schedule, devices)
-    turns = {
-        d: Dispatcher([s for s, at in enumerate(devices) if at == d], schedule=schedule, in_flight=k)
-        for d, k in limits.items()
-    }
+    turns = {d: Dispatcher([s for s, at in enumerate(devices) if at == d], schedule=schedule, in_flight=k) for d, k in limits.items()}
     missing = waits_of(feeds, len(devices), schedule.micro_batches)
     for o, n in missing.items():
         if n == 0:
@@ -118,15 +113,9 @@ def test_the_last_stage_alternates(stages, micro_batches, overlap):
 def test_limits_are_those_of_the_simulator(world):
     feeds, devices, schedule = world
     nodes = tuple(Node(name=f"s{i}", forward_s={"k": 1.0}, backward_s={"k": 2.0}) for i in range(len(devices)))
-    tensors = tuple(
-        Tensor(name=f"t{u}-{v}", producer=f"s{u}", consumers=(f"s{v}",), nbytes=4, gradient_nbytes=4) for u, v in feeds
-    )
-    topology = connected(
-        [Device(name=d, kind="k", memory_bytes=1 << 40) for d in dict.fromkeys(devices)], lambda a, b: (0.0, 1e12)
-    )
-    replayed = replay(
-        Graph(nodes=nodes, tensors=tensors), topology, {f"s{i}": d for i, d in enumerate(devices)}, schedule=schedule
-    )
+    tensors = tuple(Tensor(name=f"t{u}-{v}", producer=f"s{u}", consumers=(f"s{v}",), nbytes=4, gradient_nbytes=4) for u, v in feeds)
+    topology = connected([Device(name=d, kind="k", memory_bytes=1 << 40) for d in dict.fromkeys(devices)], lambda a, b: (0.0, 1e12))
+    replayed = replay(Graph(nodes=nodes, tensors=tensors), topology, {f"s{i}": d for i, d in enumerate(devices)}, schedule=schedule)
     ours = in_flight(schedule, devices)
     if len(set(devices)) == len(devices) or not replayed.stages:
         assert ours == dict(replayed.in_flight)
@@ -137,9 +126,5 @@ def test_limits_are_those_of_the_simulator(world):
 def test_a_textbook_picture():
     """1F1B without overlap, two stages, three micro-batches: one forward pass ahead at the first stage."""
     made = sequences([(0, 1)], ["a", "b"], Schedule(kind="1f1b", micro_batches=3, overlap=False))
-    assert [(o.direction[0], o.micro_batch) for o in made["a"]] == [
-        ("f", 0), ("f", 1), ("b", 0), ("f", 2), ("b", 1), ("b", 2),
-    ]  # fmt: skip
-    assert [(o.direction[0], o.micro_batch) for o in made["b"]] == [
-        ("f", 0), ("b", 0), ("f", 1), ("b", 1), ("f", 2), ("b", 2),
-    ]  # fmt: skip
+    assert [(o.direction[0], o.micro_batch) for o in made["a"]] == [("f", 0), ("f", 1), ("b", 0), ("f", 2), ("b", 1), ("b", 2)]
+    assert [(o.direction[0], o.micro_batch) for o in made["b"]] == [("f", 0), ("b", 0), ("f", 1), ("b", 1), ("f", 2), ("b", 2)]

@@ -142,10 +142,7 @@ def test_a_torn_checkpoint_is_refused(tmp_path):
 def test_another_seed_is_refused(tmp_path):
     with made("gpt-2") as pipe:
         pipe.save(tmp_path)
-    with (
-        made("gpt-2", seed=5) as pipe,
-        pytest.raises(JobError, match=r"trained with seed 0.*make the pipeline with seed=0"),
-    ):
+    with made("gpt-2", seed=5) as pipe, pytest.raises(JobError, match=r"trained with seed 0.*make the pipeline with seed=0"):
         pipe.load(tmp_path)
 
 
@@ -154,8 +151,7 @@ def test_a_failing_operator_is_named_and_ends_the_pipeline():
     (args, _), *_ = batches("gpt-2", e)
     with made("gpt-2") as pipe:
         with pytest.raises(
-            StageFailed,
-            match=r"stage \d on device d\d, forward of micro-batch 2, operator embedding \(aten::embedding, in wte\)",
+            StageFailed, match=r"stage \d on device d\d, forward of micro-batch 2, operator embedding \(aten::embedding, in wte\)"
         ) as raised:
             pipe.step(torch.where(torch.arange(7)[:, None] < 5, args[0], 99))
         assert raised.value.device == pipe.split.stages[raised.value.stage].spec.device
@@ -170,10 +166,7 @@ def test_a_failing_loss_is_distinguished_from_an_operator():
 
     e, _ = traced("resnet")
     (args, _), *_ = batches("resnet", e)
-    with (
-        made("resnet", loss=wrong) as pipe,
-        pytest.raises(StageFailed, match="RuntimeError: no such class") as raised,
-    ):
+    with made("resnet", loss=wrong) as pipe, pytest.raises(StageFailed, match="RuntimeError: no such class") as raised:
         pipe.step(args)
     assert raised.value.stage == len(pipe.split.stages) - 1
     assert raised.value.operator == ""

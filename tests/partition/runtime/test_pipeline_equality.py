@@ -30,16 +30,7 @@ CASES = {
         {"pipeline": False, "ties": "apart"},
     ),
 }
-ANYWHERE = (
-    "u-net",
-    "bert",
-    "gpt-2",
-    "siamese",
-    "lstm",
-    "frozen-parameters",
-    "data-dependent-branch",
-    "multiple-outputs",
-)
+ANYWHERE = ("u-net", "bert", "gpt-2", "siamese", "lstm", "frozen-parameters", "data-dependent-branch", "multiple-outputs")
 """Skips, ties, statistics, opaque parts and several results; one of each kind is enough for many stages on few devices."""
 WITHOUT_STATISTICS = ("llama", "custom-autograd-function", "multiple-outputs")
 """Neither statistics over a batch nor random steps, so how a batch is cut changes nothing."""

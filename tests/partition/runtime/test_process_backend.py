@@ -113,9 +113,7 @@ def test_statistics_skips_and_recomputation_in_processes(transport):
         for args, kwargs in todo:
             pipe.step(args, kwargs=kwargs)
         assert furthest(pipe.state_dict(), train_whole("u-net", todo, 3)[0]) <= 1e-10
-    assert furthest(pipe.split.state(), train_whole("u-net", todo, 3)[0]) <= 1e-10, (
-        "closing brings the stages up to date"
-    )
+    assert furthest(pipe.split.state(), train_whole("u-net", todo, 3)[0]) <= 1e-10, "closing brings the stages up to date"
 
 
 def test_an_exception_names_stage_and_operator_and_ends_all_processes():
@@ -124,9 +122,7 @@ def test_an_exception_names_stage_and_operator_and_ends_all_processes():
     with started("gpt-2") as pipe:
         pids = list(pipe.processes.values())
         pipe.step(args)
-        with pytest.raises(
-            StageFailed, match=r"forward of micro-batch 0, operator embedding .*iteration 1: IndexError"
-        ):
+        with pytest.raises(StageFailed, match=r"forward of micro-batch 0, operator embedding .*iteration 1: IndexError"):
             pipe.step(torch.full_like(args[0], 99))
         wait_until_gone(pids)
         with pytest.raises(JobError, match="this pipeline has ended"):

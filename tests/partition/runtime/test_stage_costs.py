@@ -47,14 +47,8 @@ def test_every_stage_is_timed_in_both_passes_and_nothing_changes(together, sched
     parts = parts_of("u-net", 3)
     before = {n: t.clone() for n, t in parts.state().items()}
     (args, _), *_ = batches("u-net", traced("u-net")[0])
-    times = measure_stages(
-        parts, args, loss=loss, optimizer=optimizer, together=together, schedule=schedule, repeats=3, clock=Ticking()
-    )
-    assert (
-        times.times(min)
-        == times.times()
-        == StageTimes(forward_s=(1.0,) * 3, backward_s=(2.0,) * 3, update_s=(3.0,) * 3)
-    )
+    times = measure_stages(parts, args, loss=loss, optimizer=optimizer, together=together, schedule=schedule, repeats=3, clock=Ticking())
+    assert times.times(min) == times.times() == StageTimes(forward_s=(1.0,) * 3, backward_s=(2.0,) * 3, update_s=(3.0,) * 3)
     assert furthest(parts.state(), before) == 0.0
     assert all(p.grad is None for s in parts.stages for p in s.parameters())
 

@@ -49,13 +49,7 @@ def loss(result: Any, targets: Any) -> torch.Tensor:
 
 
 def parts_of(
-    name: str,
-    parts: int,
-    *,
-    seed: str = "0",
-    pipeline: bool = True,
-    ties: Any = "together",
-    dtype: torch.dtype = torch.float64,
+    name: str, parts: int, *, seed: str = "0", pipeline: bool = True, ties: Any = "together", dtype: torch.dtype = torch.float64
 ) -> ModelSplit:
     _, tracing = traced(name, dtype)
     graph = graph_of(tracing.model, ties=ties)
@@ -63,12 +57,7 @@ def parts_of(
 
 
 def train_whole(
-    name: str,
-    todo: Sequence[tuple[Any, Any]],
-    micro_batches: int,
-    *,
-    make: Any = optimizer,
-    dtype: torch.dtype = torch.float64,
+    name: str, todo: Sequence[tuple[Any, Any]], micro_batches: int, *, make: Any = optimizer, dtype: torch.dtype = torch.float64
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The unsplit model: gradients of micro-batches are added up, then one step."""
     model = copy.deepcopy(traced(name, dtype)[1].model).train()

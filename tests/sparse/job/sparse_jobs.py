@@ -17,11 +17,7 @@ def sparse_job(folder: Path, *, rows: int = 3000, test: bool = True, name: str =
             prepared(folder / "data" / "test", rows=600, partitions=1, seed=1)
     document = {
         "epochs": 2,
-        "sparse": {
-            "model": "logistic",
-            "optimizer": {"target": "adagrad", "options": {"learning_rate": 0.1}},
-            "shards": 2,
-        },
+        "sparse": {"model": "logistic", "optimizer": {"target": "adagrad", "options": {"learning_rate": 0.1}}, "shards": 2},
         "data": {"source": "prepared", "path": "data"},
         "run": {"workers": 2, "batch_size": 20, "memory_mb": 1024},
         **changes,

@@ -23,9 +23,7 @@ def test_the_notebook_runs_from_raw_data_to_predictions(tmp_path, monkeypatch):
     notebook = nbformat.read(EXAMPLE / "clicks.ipynb", as_version=4)
     resources = {"metadata": {"path": str(EXAMPLE)}}
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
-    generated, prepared, trained, metrics, summary, tuned, predicted = (
-        cell.outputs for cell in notebook.cells if cell.cell_type == "code"
-    )
+    generated, prepared, trained, metrics, summary, tuned, predicted = (cell.outputs for cell in notebook.cells if cell.cell_type == "code")
     assert float(generated[-1].data["text/plain"]) < 0.5
     assert "'raw': 4000" in prepared[-1].data["text/plain"]
     (shown,) = [output.data for output in trained if output.output_type == "display_data"]

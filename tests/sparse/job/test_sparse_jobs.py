@@ -145,9 +145,7 @@ def test_a_client_that_is_killed_is_gone_on_for(home, tmp_path):
     code = f"from ephemeron.training.driver import api; api.train({str(path)!r})"
     command = [sys.executable, "-c", code]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(
-        lambda: run_dir.all_runs() and _reported(run_dir.all_runs()[0]) > 150, client, "a report of step 150", 180.0
-    )
+    wait_until(lambda: run_dir.all_runs() and _reported(run_dir.all_runs()[0]) > 150, client, "a report of step 150", 180.0)
     client.kill()
     client.wait()
     folder = run_dir.find("last")
@@ -220,7 +218,7 @@ def test_the_budget_stops_a_run_which_cannot_go_on_without_its_store(home, tmp_p
         ({"optimizer": "Adam"}, "optimizer is not for a sparse job; say it in [sparse]"),
         ({"model": "model:build"}, "both model and sparse are given"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_in_one_line_before_the_start(home, tmp_path, monkeypatch, changes, said):
     monkeypatch.delenv("EPHEMERON_SPARSE_TOKEN", raising=False)
     result = CliRunner().invoke(main, ["train", str(sparse_job(tmp_path, **changes))])

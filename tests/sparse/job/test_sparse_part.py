@@ -32,17 +32,22 @@ def context(key, *, attempt=0, left_s=600.0, emitted=None):
     loop = asyncio.get_running_loop()
     call = Call(run="r", rank=0, attempt=attempt, memory_mb=1024, lifetime_s=600, channel="memory", key=key)
     return Context(
-        call=call, invocation="i", channel=None, emit=(emitted if emitted is not None else []).append, invoke=None, compute=None,
-        origin=loop.time(), deadline=loop.time() + left_s, die=None,
-    )  # fmt: skip
+        call=call,
+        invocation="i",
+        channel=None,
+        emit=(emitted if emitted is not None else []).append,
+        invoke=None,
+        compute=None,
+        origin=loop.time(),
+        deadline=loop.time() + left_s,
+        die=None,
+    )
 
 
 def request(dataset, addresses, **changes):
     spec = SparseSpec(model={"target": "logistic", "options": {"features": FEATURES}})
     program = SparseProgram(spec=spec, dataset=dataset.url, rows=tuple(p.rows for p in dataset.partitions))
-    return SparsePartRequest(
-        **{"program": program, "batch_size": 10, "epochs": 2, "workers": 1, "addresses": addresses, **changes}
-    )
+    return SparsePartRequest(**{"program": program, "batch_size": 10, "epochs": 2, "workers": 1, "addresses": addresses, **changes})
 
 
 async def with_store(work):

@@ -53,9 +53,9 @@ def test_a_job_is_measured_once_then_planned_and_trained(tmp_path):
     trained = run("train", path, "--json")
     assert trained.exit_code == 0, trained.output
     result = json.loads(trained.stdout.splitlines()[-1])
-    assert [
-        (r.name, r.predicted is None, r.measured is None) for r in compare(run_dir.find("last").path, result).rows
-    ] == [(name, False, False) for name in ("time", "cost", "cost of functions", "cost of shards", "invocations")]
+    assert [(r.name, r.predicted is None, r.measured is None) for r in compare(run_dir.find("last").path, result).rows] == [
+        (name, False, False) for name in ("time", "cost", "cost of functions", "cost of shards", "invocations")
+    ]
     same = [c for c in plan["candidates"] if c["shards"] == 2]
     assert result["workers"] == min(same, key=lambda c: c["predicted"]["cost_usd"])["workers"]
     assert "samples a step, least cost" in trained.stderr
@@ -94,7 +94,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(tmp_path):
         (("plan", path, "--profile", tmp_path / "dense.json"), "is no profile of a sparse job"),
         (("plan", sparse_job(tmp_path, name="none.toml", data={"source": "prepared", "path": "nothing"})), "nothing does not exist"),
         (("train", sparse_job(tmp_path, name="sync.toml", run={"sync": "hap"})), "run.sync is not for a sparse job"),
-    ):  # fmt: skip
+    ):
         result = run(*arguments)
         assert result.exit_code == 2, result.output
         (line,) = result.stderr.strip().splitlines()

@@ -13,12 +13,7 @@ from sparse_jobs import sparse_job
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Traffic
 from ephemeron.sparse.job.plan import make_sparse_plan
-from ephemeron.sparse.job.prediction import (
-    SparseConfiguration,
-    SparseWork,
-    predict,
-    steps_per_second,
-)
+from ephemeron.sparse.job.prediction import SparseConfiguration, SparseWork, predict, steps_per_second
 from ephemeron.sparse.job.predictor import SparsePredictor, sparse_predictor
 from ephemeron.sparse.job.profile import load_sparse_profile
 from ephemeron.sparse.job.profiling import batches
@@ -99,9 +94,7 @@ def test_a_run_takes_its_starts_its_steps_and_its_end():
     assert slow.epoch_s == pytest.approx(2 * p.epoch_s)
     tested = predict(COSTS, RUN, dataclasses.replace(WORK, test_rows=10_000), ONE, PRICES)
     assert tested.seconds - p.seconds == pytest.approx(RUN.read_s + 10_000 * RUN.evaluation_row_s + 0.2 - RUN.exit_s)
-    short = predict(
-        COSTS, RUN, dataclasses.replace(WORK, epochs=4000), dataclasses.replace(ONE, lifetime_s=20.0), PRICES
-    )
+    short = predict(COSTS, RUN, dataclasses.replace(WORK, epochs=4000), dataclasses.replace(ONE, lifetime_s=20.0), PRICES)
     assert short.invocations == 8  # 95.6 s of steps, 13.5 s in each: 20 s less 5 s before the limit and the start
     assert short.seconds > 95 + 8 * RUN.start_s
 
@@ -112,7 +105,7 @@ def test_the_fixed_cost_of_a_request_bounds_what_shards_bring():
     rates = {
         shards: predict(COSTS, RUN, dataclasses.replace(WORK, rows=(100_000,) * 4), dataclasses.replace(many, shards=shards), PRICES)
         for shards in (1, 2, 4, 8)
-    }  # fmt: skip
+    }
     assert {p.bottleneck for p in rates.values()} == {"shards"}
     assert rates[1].steps_per_s < rates[2].steps_per_s < rates[4].steps_per_s < rates[8].steps_per_s
     assert rates[8].steps_per_s < 1 / COSTS.shard.fixed
@@ -134,8 +127,7 @@ def test_a_profile_gives_back_the_costs_it_was_made_of(tmp_path):
         assert found.shard_s(size, 4) == pytest.approx(COSTS.shard_s(size, 4))
     assert found.pace == pytest.approx(1.0)
     slower = dataclasses.replace(
-        profile,
-        cells=tuple(dataclasses.replace(c, step_us={k: 3 * v for k, v in c.step_us.items()}) for c in profile.cells),
+        profile, cells=tuple(dataclasses.replace(c, step_us={k: 3 * v for k, v in c.step_us.items()}) for c in profile.cells)
     )
     assert slower.costs().pace == pytest.approx(3.0)
     assert "3.0 times their CPU time" in SparsePredictor(slower).notes(1000)[0]
@@ -187,10 +179,7 @@ def test_a_plan_takes_the_cheapest_within_its_limits(tmp_path, monkeypatch):
     for limits, said in (
         (PlanLimits(budget_usd=1e-9), "the budget of $1e-09 is too small: the cheapest is 1 function"),
         (PlanLimits(deadline_s=0.1), "the deadline of 0.1 s cannot be met: the nearest is"),
-        (
-            PlanLimits(deadline_s=min(times.values()) * 1.0001, budget_usd=min(costs.values()) * 1.0001),
-            "exclude each other",
-        ),
+        (PlanLimits(deadline_s=min(times.values()) * 1.0001, budget_usd=min(costs.values()) * 1.0001), "exclude each other"),
     ):
         with pytest.raises(PlanInfeasible) as refused:
             make_sparse_plan(predictor, job, limits, configured=api.configure)

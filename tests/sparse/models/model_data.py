@@ -23,9 +23,7 @@ def _categories(samples: int, seed: int) -> Any:
     dice = np.random.default_rng(seed)
     columns = np.minimum(dice.geometric(0.08, (samples, 10)) - 1, 59) + 60 * np.arange(10)
     indptr = np.arange(samples + 1) * 10
-    return scipy.sparse.csr_array(
-        (np.ones(10 * samples, np.float32), columns.ravel(), indptr), shape=(samples, FEATURES)
-    )
+    return scipy.sparse.csr_array((np.ones(10 * samples, np.float32), columns.ravel(), indptr), shape=(samples, FEATURES))
 
 
 def clicks(samples: int, *, seed: int, pairs: bool = False) -> Data:
@@ -69,9 +67,7 @@ def in_batches(data: Data, order: np.ndarray | None = None, size: int = 200):
     rows = np.arange(data.matrix.shape[0]) if order is None else order
     for at in range(0, len(rows), size):
         part = data.matrix[rows[at : at + size]]
-        yield Batch(
-            part.indptr.astype(np.int64), part.indices.astype(np.int64), part.data, data.labels[rows[at : at + size]]
-        )
+        yield Batch(part.indptr.astype(np.int64), part.indices.astype(np.int64), part.data, data.labels[rows[at : at + size]])
 
 
 def batches(data: Data, *, epochs: int, size: int = 200):

@@ -11,14 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError
-from ephemeron.sparse.models import (
-    Batch,
-    FactorisationMachine,
-    LatentDirichletAllocation,
-    LogisticRegression,
-    MatrixFactorisation,
-    Softmax,
-)
+from ephemeron.sparse.models import Batch, FactorisationMachine, LatentDirichletAllocation, LogisticRegression, MatrixFactorisation, Softmax
 from ephemeron.sparse.models.linear import sigmoid
 
 MODELS = {
@@ -94,11 +87,7 @@ def test_a_batch_without_entries():
     [
         (LogisticRegression(features=20), [0, 2], "sample 1 of a batch has label 2, which is not binary"),
         (LogisticRegression(features=20), None, "logistic regression needs labels"),
-        (
-            LogisticRegression(features=5),
-            [0, 1],
-            "sample 0 of a batch has feature 9, and the model has features 0 to 4",
-        ),
+        (LogisticRegression(features=5), [0, 1], "sample 0 of a batch has feature 9, and the model has features 0 to 4"),
         (Softmax(features=20, classes=2), [0, 2], "sample 1 of a batch has label 2, and the model has classes 0 to 1"),
         (MatrixFactorisation(users=5, items=20), [1, 2], "sample 1 of a batch has features [9], not a user below 5"),
         (MatrixFactorisation(users=2, items=20), [1, 2], "sample 0 of a batch has features [3, 9], not a user below 2"),
@@ -120,9 +109,7 @@ def test_wrong_batches_are_refused(model, labels, said):
 @pytest.mark.parametrize("model", [LogisticRegression(features=3), FactorisationMachine(features=3, factors=2)])
 def test_a_sample_of_score_zero_counts_as_the_class_that_is_predicted_for_it(model):
     """Weights that are exactly 0 are what l1 is for: accuracy is then the share of the class 0, not 0."""
-    batch = Batch(
-        np.arange(11), np.zeros(10, np.int64), np.ones(10, np.float32), np.array([0, 1, 0, 0, 1, 0, 0, 0, 1, 0])
-    )
+    batch = Batch(np.arange(11), np.zeros(10, np.int64), np.ones(10, np.float32), np.array([0, 1, 0, 0, 1, 0, 0, 0, 1, 0]))
     rows = model.rows(batch)
     values = {name: np.zeros((len(rows[name]), table.width), np.float32) for name, table in model.tables.items()}
     predicted = model.predict(batch, rows, values) > 0.5

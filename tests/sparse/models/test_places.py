@@ -31,19 +31,13 @@ def test_marking_and_sorting_find_the_same(indices, features):
 @pytest.mark.parametrize("features", [10, 100_000])
 @pytest.mark.parametrize("wrong", [-1, 100_000])
 def test_a_feature_out_of_range_is_named(features, wrong):
-    with pytest.raises(
-        JobError, match=rf"sample 2 of a batch has feature {wrong}, and the model has features 0 to {features - 1}"
-    ):
+    with pytest.raises(JobError, match=rf"sample 2 of a batch has feature {wrong}, and the model has features 0 to {features - 1}"):
         base.local(batch_of([1, 2, 3, 4, 5, wrong]), features)
 
 
 @pytest.mark.parametrize(
     "model",
-    [
-        LogisticRegression(features=300),
-        FactorisationMachine(features=300),
-        LatentDirichletAllocation(features=300, tokens=9),
-    ],
+    [LogisticRegression(features=300), FactorisationMachine(features=300), LatentDirichletAllocation(features=300, tokens=9)],
     ids=lambda model: type(model).__name__,
 )
 def test_a_step_uses_the_places_that_were_found_for_its_rows(model, monkeypatch):

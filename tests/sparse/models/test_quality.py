@@ -55,8 +55,9 @@ def test_factorisation_machine_beside_the_best_possible():
     features = train.matrix.shape[1]
     losses = {}
     for name, model in {
-        "linear": LogisticRegression(features=features), "pairs": FactorisationMachine(features=features, factors=2, l2=3e-4, std=0.1),
-    }.items():  # fmt: skip
+        "linear": LogisticRegression(features=features),
+        "pairs": FactorisationMachine(features=features, factors=2, l2=3e-4, std=0.1),
+    }.items():
         tables = LocalTables(model, AdaGrad(learning_rate=0.1))
         for batch in batches(train, epochs=10):
             tables.step(batch)
@@ -71,9 +72,7 @@ def test_matrix_factorisation_beside_alternating_least_squares():
     train, test = data[:27_000], data[27_000:]
     theirs = least_squares(train, test, users=300, items=200, factors=4)
     mean = float(train[:, 2].mean())
-    tables = LocalTables(
-        MatrixFactorisation(users=300, items=200, factors=4, mean=mean, l2=0.05), SGD(learning_rate=5.0)
-    )
+    tables = LocalTables(MatrixFactorisation(users=300, items=200, factors=4, mean=mean, l2=0.05), SGD(learning_rate=5.0))
     for batch in rating_batches(train, 300, epochs=40):
         tables.step(batch)
     (whole,) = rating_batches(test, 300, epochs=1, size=len(test))

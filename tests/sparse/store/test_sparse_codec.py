@@ -35,7 +35,9 @@ def test_indices_arrive_as_they_were(rows: list[int], ascending: bool) -> None:
     np.testing.assert_array_equal(got, given_rows)
 
 
-@pytest.mark.parametrize(("step", "code"), [(255, IndexCode.DELTA8), (256, IndexCode.DELTA16), (1 << 16, IndexCode.DELTA32), (1 << 32, IndexCode.INT64)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "code"), [(255, IndexCode.DELTA8), (256, IndexCode.DELTA16), (1 << 16, IndexCode.DELTA32), (1 << 32, IndexCode.INT64)]
+)
 def test_differences_take_the_narrowest_type(step: int, code: IndexCode) -> None:
     assert round_trip(np.array([3, 4, 4 + step]), ascending=True)[1] is code
 

@@ -74,9 +74,7 @@ def _recovered(objects: dict[str, bytes]) -> tuple[float, str]:
     return simulation.run(go())
 
 
-def _damaged(
-    objects: dict[str, bytes], seen: dict[str, bytes], kind: str
-) -> Iterator[tuple[str, Damage, dict[str, bytes]]]:
+def _damaged(objects: dict[str, bytes], seen: dict[str, bytes], kind: str) -> Iterator[tuple[str, Damage, dict[str, bytes]]]:
     for key in sorted(objects):
         if f"/{kind}-" in key:
             for damage in DAMAGES:

@@ -30,17 +30,21 @@ ENV = {"EPHEMERON_PRELOAD": "ephemeron.sparse.store.functions"}
 
 
 @asynccontextmanager
-async def functions(
-    folder: Path, journal: JournalOptions, *, lifetime_s: float, shards: int = 1
-) -> AsyncIterator[ShardFunctions]:
+async def functions(folder: Path, journal: JournalOptions, *, lifetime_s: float, shards: int = 1) -> AsyncIterator[ShardFunctions]:
     platform = await LocalPlatform.start(folder / "run", limits=Limits(), env=ENV)
     address = (folder / "objects").as_uri()
     request = SparseShardRequest(options=ShardOptions(shards=shards, journal=journal), start_s=4.0, hand_over_s=4.0)
     try:
         started = ShardFunctions(
-            platform, ObjectsChannel.open(address), run="a-store", key=SigningKey.new(), address=address, request=request,
-            memory_mb=512, lifetime_s=lifetime_s,
-        )  # fmt: skip
+            platform,
+            ObjectsChannel.open(address),
+            run="a-store",
+            key=SigningKey.new(),
+            address=address,
+            request=request,
+            memory_mb=512,
+            lifetime_s=lifetime_s,
+        )
         await started.start()
         yield started
         await started.close()
@@ -87,9 +91,7 @@ async def test_a_shard_that_is_killed_is_replaced_and_loses_nothing_with_the_log
             await store.create("w", ROWS, optimizer=Sum())
             total, done = np.zeros(ROWS), asyncio.Event()
             pushing = asyncio.create_task(push_for(store, total, done))
-            directory = Directory(
-                framed(ObjectsChannel.open((tmp_path / "objects").as_uri()), owner="test"), "a-store/store"
-            )
+            directory = Directory(framed(ObjectsChannel.open((tmp_path / "objects").as_uri()), owner="test"), "a-store/store")
             for deaths in (1, 2):
 
                 async def replaced(deaths: int = deaths) -> bool:

@@ -14,18 +14,13 @@ ROWS = 50
 
 
 def table(choice: Optimizer, width: int = 1, *, value: float = 0.5) -> Table:
-    spec = TableSpec(
-        name="w", rows=ROWS, width=width, optimizer=document(choice), initial=Initial(value=value), first=0, stop=ROWS
-    )
+    spec = TableSpec(name="w", rows=ROWS, width=width, optimizer=document(choice), initial=Initial(value=value), first=0, stop=ROWS)
     return Table(spec)
 
 
 def gradients(width: int, steps: int = 30) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(7)
-    return [
-        (np.sort(rng.choice(ROWS, 10, replace=False)), rng.standard_normal((10, width)).astype(np.float32))
-        for _ in range(steps)
-    ]
+    return [(np.sort(rng.choice(ROWS, 10, replace=False)), rng.standard_normal((10, width)).astype(np.float32)) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -107,9 +102,7 @@ def test_initial_noise_does_not_depend_on_the_shards() -> None:
     assert abs(whole.std() - 0.1) < 0.005
 
 
-@pytest.mark.parametrize(
-    "choice", [Sum(), SGD(learning_rate=1), AdaGrad(learning_rate=1), FTRL(alpha=1), Adam(learning_rate=1)]
-)
+@pytest.mark.parametrize("choice", [Sum(), SGD(learning_rate=1), AdaGrad(learning_rate=1), FTRL(alpha=1), Adam(learning_rate=1)])
 def test_documents(choice: Optimizer) -> None:
     assert optimizer(document(choice)) == choice
 

@@ -35,9 +35,11 @@ COMMAND = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", 
 def command(*options: str) -> Iterator[tuple[list[str], list[int], subprocess.Popen[str]]]:
     """`ephemeron sparse-store`: its addresses, the processes of its shards, and its own."""
     process = subprocess.Popen(
-        [*COMMAND, "--listen", "127.0.0.1:0", *options], stdout=subprocess.PIPE, text=True,
+        [*COMMAND, "--listen", "127.0.0.1:0", *options],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "EPHEMERON_SPARSE_TOKEN": TOKEN},
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
@@ -53,11 +55,7 @@ def command(*options: str) -> Iterator[tuple[list[str], list[int], subprocess.Po
 @on_loop
 async def test_shards_that_are_killed_in_the_middle_of_pushes_lose_nothing_with_the_log(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    with command("--shards", "2", "--store", tmp_path.as_uri(), "--log", "--log-interval-ms", "10") as (
-        addresses,
-        pids,
-        _,
-    ):
+    with command("--shards", "2", "--store", tmp_path.as_uri(), "--log", "--log-interval-ms", "10") as (addresses, pids, _):
         stores = [await SparseStore.connect(addresses, TOKEN) for _ in range(3)]
         for store in stores:
             await store.create("w", ROWS, optimizer=SGD(learning_rate=1))
@@ -189,13 +187,15 @@ def test_an_occupied_port_is_one_line() -> None:
         sock.listen()
         port = sock.getsockname()[1]
         done = subprocess.run(
-            [*COMMAND, "--listen", f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=60, check=False,
+            [*COMMAND, "--listen", f"127.0.0.1:{port}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
             env={**os.environ, "EPHEMERON_SPARSE_TOKEN": TOKEN},
-        )  # fmt: skip
+        )
     assert done.returncode == 2
-    assert (
-        done.stderr.strip() == f"error: cannot listen at 127.0.0.1:{port}: Address already in use; give another address"
-    )
+    assert done.stderr.strip() == f"error: cannot listen at 127.0.0.1:{port}: Address already in use; give another address"
 
 
 @pytest.mark.slow

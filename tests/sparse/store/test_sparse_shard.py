@@ -34,9 +34,7 @@ class Process:
     def __init__(self, channel: Channel, journal: JournalOptions, *, shard: int = 0, shards: int = 1) -> None:
         options = ShardOptions(shard=shard, shards=shards, journal=journal)
         self.served = asyncio.Event()
-        self.shard = Shard(
-            options, token=TOKEN, channel=framed(channel, owner="shard"), ready=lambda host, port: self.served.set()
-        )
+        self.shard = Shard(options, token=TOKEN, channel=framed(channel, owner="shard"), ready=lambda host, port: self.served.set())
         self.task = asyncio.get_running_loop().create_task(self.shard.run())
 
     async def started(self) -> Process:
@@ -271,10 +269,7 @@ async def test_old_objects_are_deleted() -> None:
 
 
 def test_a_capture_is_the_table_of_one_moment() -> None:
-    spec = TableSpec(
-        name="w", rows=1000, width=2, optimizer=document(Adam(learning_rate=0.1)), initial=Initial(std=1), first=0,
-        stop=1000,
-    )  # fmt: skip
+    spec = TableSpec(name="w", rows=1000, width=2, optimizer=document(Adam(learning_rate=0.1)), initial=Initial(std=1), first=0, stop=1000)
     table, rng = Table(spec), np.random.default_rng(0)
 
     def push() -> None:

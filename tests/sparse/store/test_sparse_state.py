@@ -29,9 +29,14 @@ def change(state: ShardState, sequence: int, value: float, *, kind: Kind = Kind.
     indices = codec.encode_indices(ROWS, np.diff(ROWS))
     values = codec.encode_values(codec.ValueCode.FLOAT32, np.full(ROWS.size, value, np.float32))
     frame = pack(
-        kind, (indices.data, values), code=indices.code + 16 * codec.ValueCode.FLOAT32, width=1, count=ROWS.size,
-        sequence=sequence, base=indices.base,
-    )  # fmt: skip
+        kind,
+        (indices.data, values),
+        code=indices.code + 16 * codec.ValueCode.FLOAT32,
+        width=1,
+        count=ROWS.size,
+        sequence=sequence,
+        base=indices.base,
+    )
     return state.change(client(state, attempt), unpack(frame), memoryview(frame)[HEAD_BYTES:])[1]
 
 

@@ -29,9 +29,14 @@ async def test_reads_are_rows_in_the_order_of_the_indices(shards: int, width: in
         assert whole.shape == (ROWS, width)
         rng = np.random.default_rng(2)
         for rows in (
-            np.arange(10), rng.integers(0, ROWS, 500), np.sort(rng.integers(0, ROWS, 500)), np.array([ROWS - 1]),
-            np.array([5, 5, 5]), np.array([], np.int64), np.arange(ROWS)[::-1],
-        ):  # fmt: skip
+            np.arange(10),
+            rng.integers(0, ROWS, 500),
+            np.sort(rng.integers(0, ROWS, 500)),
+            np.array([ROWS - 1]),
+            np.array([5, 5, 5]),
+            np.array([], np.int64),
+            np.arange(ROWS)[::-1],
+        ):
             got = await store.multi_get("w", rows)
             np.testing.assert_array_equal(got, whole[rows])
             assert got.dtype == np.float32
@@ -44,9 +49,7 @@ async def test_gradients_of_one_index_are_summed(shards: int) -> None:
         await store.create("w", ROWS, 2, optimizer=AdaGrad(learning_rate=1.0))
         await store.push("w", [9_000, 7, 9_000], [[1, 1], [2, 2], [3, 0]])
         got = await store.multi_get("w", [7, 9_000])
-        np.testing.assert_allclose(
-            got, [[-1, -1], [-1, -1]], rtol=1e-6
-        )  # AdaGrad of 4 is -1; of 1 and 3 in turn, it is not
+        np.testing.assert_allclose(got, [[-1, -1], [-1, -1]], rtol=1e-6)  # AdaGrad of 4 is -1; of 1 and 3 in turn, it is not
 
 
 @on_loop
@@ -299,9 +302,7 @@ async def test_pushes_that_are_lost_for_good_are_not_forgotten_in_silence() -> N
 
 
 @pytest.mark.parametrize("rows", [1 << 40, 1 << 50])
-def test_a_table_that_fits_no_memory_is_refused_and_the_shard_goes_on(
-    rows: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_table_that_fits_no_memory_is_refused_and_the_shard_goes_on(rows: int, caplog: pytest.LogCaptureFixture) -> None:
     @on_loop
     async def main() -> None:
         async with served() as (addresses, _), await SparseStore.connect(addresses, TOKEN) as store:

@@ -42,7 +42,7 @@ def ended(*ends: PartReport | Exception) -> tuple[int, BaseException | None, lis
 
     part: Any = Part(
         run="r", rank=0, attempt=0, model=None, dataset=None, schedule=None, addresses=(), ring=1, time_s=1.0, compression=None
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # type: ignore[arg-type]
 
     async def go() -> tuple[BaseException | None, list[PartReport]]:
         shares = Shares(start, NoStore(), [part], ShareWatcher())  # type: ignore[arg-type]

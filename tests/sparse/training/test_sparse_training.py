@@ -93,14 +93,7 @@ def test_what_cannot_work_is_refused_before_the_start(tmp_path, monkeypatch, how
     monkeypatch.delenv("EPHEMERON_SPARSE_TOKEN", raising=False)
     dataset = prepared(tmp_path / "data", rows=100)
     with pytest.raises(JobError, match=re.escape(said)):
-        fit(
-            **{
-                "model": LogisticRegression(features=FEATURES),
-                "dataset": dataset,
-                "optimizer": AdaGrad(learning_rate=1),
-                **how,
-            }
-        )
+        fit(**{"model": LogisticRegression(features=FEATURES), "dataset": dataset, "optimizer": AdaGrad(learning_rate=1), **how})
 
 
 @pytest.mark.slow
@@ -111,9 +104,16 @@ def test_quality_beside_scikit_learn(tmp_path):
     train, test = prepared(tmp_path / "train", rows=8000), prepared(tmp_path / "test", rows=2000, seed=1)
     progress = []
     found = fit(
-        LogisticRegression(features=FEATURES), train, AdaGrad(learning_rate=0.1), test=str(tmp_path / "test"), epochs=6,
-        batch_size=100, workers=2, shards=2, on_progress=progress.append,
-    )  # fmt: skip
+        LogisticRegression(features=FEATURES),
+        train,
+        AdaGrad(learning_rate=0.1),
+        test=str(tmp_path / "test"),
+        epochs=6,
+        batch_size=100,
+        workers=2,
+        shards=2,
+        on_progress=progress.append,
+    )
     (x, y), (u, v) = (_dense(d) for d in (train, test))
     reference = log_loss(v, Reference().fit(x, y).predict_proba(u)[:, 1])
     assert found.metrics["loss"] < 1.01 * reference
@@ -129,9 +129,7 @@ def test_functions_that_are_killed_lose_and_repeat_nothing(tmp_path):
     marks.mkdir()
     model = Counting(FEATURES, str(marks), kills=(5, 137))
     with FunctionExecutor("local", max_workers=2, retries=0, progress=False, code=[Path(__file__).parent]) as pool:
-        found = fit(
-            model, dataset, AdaGrad(learning_rate=1), epochs=3, batch_size=20, workers=2, shards=2, executor=pool
-        )
+        found = fit(model, dataset, AdaGrad(learning_rate=1), epochs=3, batch_size=20, workers=2, shards=2, executor=pool)
     assert len(list(marks.iterdir())) == 2
     x, _ = _dense(dataset)
     assert found.weights["counts"][:, 0].tolist() == (3 * x.sum(axis=0)).tolist()
@@ -152,9 +150,17 @@ def test_shards_that_are_killed_lose_and_repeat_nothing(tmp_path):
 
     with FunctionExecutor("local", max_workers=2, retries=0, progress=False, code=[Path(__file__).parent]) as pool:
         found = fit(
-            Counting(FEATURES), dataset, AdaGrad(learning_rate=1), epochs=6, batch_size=20, workers=2, shards=2, executor=pool,
-            channel=(tmp_path / "channel").as_uri(), on_progress=kill,
-        )  # fmt: skip
+            Counting(FEATURES),
+            dataset,
+            AdaGrad(learning_rate=1),
+            epochs=6,
+            batch_size=20,
+            workers=2,
+            shards=2,
+            executor=pool,
+            channel=(tmp_path / "channel").as_uri(),
+            on_progress=kill,
+        )
     assert len(killed) == 2
     x, _ = _dense(dataset)
     assert found.weights["counts"][:, 0].tolist() == (6 * x.sum(axis=0)).tolist()
@@ -163,11 +169,7 @@ def test_shards_that_are_killed_lose_and_repeat_nothing(tmp_path):
 
 def shard_pids():
     """Processes of this process's shards."""
-    return [
-        process.pid
-        for process in psutil.Process().children()
-        if "ephemeron.sparse.store.processes" in command_of(process)
-    ]
+    return [process.pid for process in psutil.Process().children() if "ephemeron.sparse.store.processes" in command_of(process)]
 
 
 @pytest.mark.slow
@@ -175,14 +177,7 @@ def test_a_share_is_handed_over_when_the_time_of_its_function_is_up(tmp_path):
     dataset = prepared(tmp_path / "data", rows=3000)
     with FunctionExecutor("local", max_workers=1, retries=0, progress=False, code=[Path(__file__).parent]) as pool:
         found = fit(
-            Counting(FEATURES),
-            dataset,
-            AdaGrad(learning_rate=1),
-            epochs=2,
-            batch_size=10,
-            workers=1,
-            function_s=0.0,
-            executor=pool,
+            Counting(FEATURES), dataset, AdaGrad(learning_rate=1), epochs=2, batch_size=10, workers=1, function_s=0.0, executor=pool
         )
     assert found.bill.tasks >= 7  # one for each hundred steps, and one that finds nothing left
     assert found.weights["counts"].sum() == 2 * 3000 * 6

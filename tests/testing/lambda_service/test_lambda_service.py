@@ -77,17 +77,14 @@ def zipped(**files: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[LambdaService]:
-    with LambdaService(
-        concurrency=3, environment={"OF_ALL": "yes"}, retry_after_s=(0.01, 0.01), queue_pause_s=0.02
-    ) as service:
+    with LambdaService(concurrency=3, environment={"OF_ALL": "yes"}, retry_after_s=(0.01, 0.01), queue_pause_s=0.02) as service:
         yield service
 
 
 def client_of(service: LambdaService, *, key: str = "test", region: str = "us-east-1", what: str = "lambda") -> Any:
     return boto3.client(
-        what, endpoint_url=service.url, region_name=region, aws_access_key_id=key, aws_secret_access_key="x",
-        config=NO_RETRIES,
-    )  # fmt: skip
+        what, endpoint_url=service.url, region_name=region, aws_access_key_id=key, aws_secret_access_key="x", config=NO_RETRIES
+    )
 
 
 @pytest.fixture
@@ -133,11 +130,7 @@ def test_a_call_runs_in_the_real_runtime_and_the_next_one_is_warm(service: Lambd
     first, error = call(client, function, say={"deep": [1, None, "é"]})
     assert error == ""
     assert first["said"] == {"deep": [1, None, "é"]}
-    assert (first["memory"], first["variables"]["AWS_REGION"], first["variables"]["OF_ALL"]) == (
-        "256",
-        "us-east-1",
-        "yes",
-    )
+    assert (first["memory"], first["variables"]["AWS_REGION"], first["variables"]["OF_ALL"]) == ("256", "us-east-1", "yes")
     assert 0 < first["left_ms"] <= 20_000
     second, _ = call(client, function)
     assert (second["calls"], second["pid"]) == (2, first["pid"])
@@ -190,8 +183,9 @@ def test_at_its_time_limit_a_function_is_killed(service: LambdaService, client: 
     client.delete_function(FunctionName="slow")
 
 
-@pytest.mark.parametrize("enforce", [pytest.param(True, marks=pytest.mark.skipif(
-    detect().kind == "none", reason="no writable control groups here")), False])  # fmt: skip
+@pytest.mark.parametrize(
+    "enforce", [pytest.param(True, marks=pytest.mark.skipif(detect().kind == "none", reason="no writable control groups here")), False]
+)
 def test_beyond_its_memory_a_function_is_killed(enforce: bool):
     with LambdaService(enforce=enforce) as service:
         client = client_of(service)
@@ -213,9 +207,7 @@ def test_a_handler_that_cannot_be_imported_fails_the_call(service: LambdaService
 
 def test_changes_of_a_function_reach_the_next_call(client: Any, function: str):
     before, _ = call(client, function)
-    client.update_function_configuration(
-        FunctionName=function, MemorySize=384, Environment={"Variables": {"MINE": "1"}}
-    )
+    client.update_function_configuration(FunctionName=function, MemorySize=384, Environment={"Variables": {"MINE": "1"}})
     client.get_waiter("function_updated_v2").wait(FunctionName=function)
     after, _ = call(client, function)
     assert (after["memory"], after["variables"]["MINE"]) == ("384", "1")
@@ -292,9 +284,7 @@ def test_on_demand_requests_are_throttled(service: LambdaService, client: Any, f
 
 
 @pytest.mark.slow
-def test_a_chain_of_functions_is_ended_unless_recursion_is_allowed(
-    service: LambdaService, client: Any, function: str, tmp_path: Path
-):
+def test_a_chain_of_functions_is_ended_unless_recursion_is_allowed(service: LambdaService, client: Any, function: str, tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     send(client, function, do="invoke itself", left=17, mark=str(first))
     until(lambda: service.invoker.dropped)
@@ -331,7 +321,7 @@ def test_what_does_not_exist_or_does_not_fit(client: Any):
         (lambda: create(client, "long", Timeout=901), "InvalidParameterValueException"),
         (lambda: client.create_function(FunctionName="z", Role=ROLE, Code={"ZipFile": b"no zip"}), "InvalidParameterValueException"),
         (lambda: client.create_alias(FunctionName="z", Name="a", FunctionVersion="1"), "UnknownOperationException"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ClientError) as caught:
             wrong()
         assert caught.value.response["Error"]["Code"] == code

@@ -228,11 +228,7 @@ class _Tied(nn.Module):
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
-        self.embedding, self.mix, self.head = (
-            nn.Embedding(words, width),
-            nn.Linear(width, width),
-            nn.Linear(width, words, bias=False),
-        )
+        self.embedding, self.mix, self.head = (nn.Embedding(words, width), nn.Linear(width, width), nn.Linear(width, words, bias=False))
         self.head.weight = self.embedding.weight
         self.register_buffer("mask", torch.tril(torch.ones(8, 8)), persistent=False)
         self.register_buffer("scale", torch.tensor(0.5))

@@ -52,18 +52,28 @@ class Members:
     """
 
     def __init__(
-        self, world: int, aggregators: int | None = None, *, size: int = 5000, dtype: Any = np.float32,
-        compression: str = "none", sync: str = "bsp", latency_s: float = 0.001, timeout_s: float = 5.0,
-        patient: bool = False, ranks_per_machine: int | None = None, replays: bool = True, piece_bytes: int = PIECE_BYTES,
-        one_phase_bytes: int = ONE_PHASE_BYTES, shard_bytes: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        world: int,
+        aggregators: int | None = None,
+        *,
+        size: int = 5000,
+        dtype: Any = np.float32,
+        compression: str = "none",
+        sync: str = "bsp",
+        latency_s: float = 0.001,
+        timeout_s: float = 5.0,
+        patient: bool = False,
+        ranks_per_machine: int | None = None,
+        replays: bool = True,
+        piece_bytes: int = PIECE_BYTES,
+        one_phase_bytes: int = ONE_PHASE_BYTES,
+        shard_bytes: int = 0,
+    ) -> None:
         self.ranks_per_machine = ranks_per_machine
         self.world, self.aggregators = world, aggregators or world
         self.size, self.dtype, self.compression, self.sync = size, np.dtype(dtype), compression, sync
         self.timeout_s, self.patient = timeout_s, patient
-        self.options: dict[str, Any] = {
-            "replays": replays, "division": Division(one_phase_bytes, shard_bytes, piece_bytes),
-        }  # fmt: skip
+        self.options: dict[str, Any] = {"replays": replays, "division": Division(one_phase_bytes, shard_bytes, piece_bytes)}
         self.network = MemoryNetwork(latency_s=latency_s)
         self.net = DirectWorld(world, network=self.network)
         self.by_rank: dict[int, DirectReduce] = {}
@@ -73,14 +83,25 @@ class Members:
         """A member, connected to those that are there."""
         mesh = await self.net.join(rank, attempt)
         group = Group(
-            keys=Keys("run"), rank=rank, world=self.world, aggregators=self.aggregators, channel=self.store,
-            policy=policy_for(self.sync), size=self.size, dtype=self.dtype, compression=self.compression, mesh=mesh,
-            attempt=attempt, on_timeout=go_on if self.patient else raise_late, wait_timeout_s=lambda times: times * self.timeout_s,
-        )  # fmt: skip
+            keys=Keys("run"),
+            rank=rank,
+            world=self.world,
+            aggregators=self.aggregators,
+            channel=self.store,
+            policy=policy_for(self.sync),
+            size=self.size,
+            dtype=self.dtype,
+            compression=self.compression,
+            mesh=mesh,
+            attempt=attempt,
+            on_timeout=go_on if self.patient else raise_late,
+            wait_timeout_s=lambda times: times * self.timeout_s,
+        )
         collective = (
-            DirectReduce(group, mesh, **self.options) if self.ranks_per_machine is None
+            DirectReduce(group, mesh, **self.options)
+            if self.ranks_per_machine is None
             else TwoLevelReduce(group, mesh, ranks_per_machine=self.ranks_per_machine, **self.options)
-        )  # fmt: skip
+        )
         self.by_rank[rank] = collective
         return collective
 
@@ -100,9 +121,7 @@ class Members:
 
 
 @asynccontextmanager
-async def members(
-    world: int, aggregators: int | None = None, *, cut: Sequence[tuple[int, int]] = (), **options: Any
-):  # fmt: skip
+async def members(world: int, aggregators: int | None = None, *, cut: Sequence[tuple[int, int]] = (), **options: Any):
     """Members of a group, connected but for the pairs in `cut`, and closed at the end."""
     group = Members(world, aggregators, **options)
     for a, b in cut:

@@ -161,11 +161,17 @@ class Rounds:
         meter = Metered(network)
         self.meters.append(meter)
         group = Group(
-            keys=Keys("r"), rank=rank, world=self.world, aggregators=self.aggregators,
+            keys=Keys("r"),
+            rank=rank,
+            world=self.world,
+            aggregators=self.aggregators,
             channel=Framed(meter, owner=f"rank {rank}"),
-            policy=policy_for("bsp"), size=size, dtype=np.dtype(dtype), compression=self.compression,
+            policy=policy_for("bsp"),
+            size=size,
+            dtype=np.dtype(dtype),
+            compression=self.compression,
             trace=Clock(skew * self.skew_s),
-        )  # fmt: skip
+        )
         if self.chunk is not None:
             collective: Collective = KReduce(group, chunk_size=self.chunk)
         else:
@@ -177,9 +183,7 @@ class Rounds:
 async def exchange(collective: Collective, iteration: int) -> Reduced:
     """What a worker does with what it has staged."""
     if collective.overlaps:
-        _, _, merged = await asyncio.gather(
-            collective.upload(iteration), collective.reduce(iteration), collective.wait(iteration)
-        )
+        _, _, merged = await asyncio.gather(collective.upload(iteration), collective.reduce(iteration), collective.wait(iteration))
         return merged
     await collective.upload(iteration)
     _, merged = await asyncio.gather(collective.reduce(iteration), collective.wait(iteration))
@@ -199,7 +203,4 @@ def in_rank_order(vectors: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     return total / vectors.dtype.type(weight) if weight > 0 else total
 
 
-__all__ = [
-    "F32", "HEADER_BYTES", "Clock", "HighWater", "Jittery", "PolledChannel", "Rounds", "exchange", "in_rank_order",
-    "random_vectors",
-]  # fmt: skip
+__all__ = ["F32", "HEADER_BYTES", "Clock", "HighWater", "Jittery", "PolledChannel", "Rounds", "exchange", "in_rank_order", "random_vectors"]

@@ -30,17 +30,36 @@ def aggregator(channel: MemoryChannel, attempt: int) -> ArrivedReduce:
         raise Superseded
 
     group = Group(
-        keys=KEYS, rank=0, world=2, aggregators=1, channel=channel, policy=policy_for("asp"), size=SIZE, dtype=F32,
-        attempt=attempt, iterations=10, on_timeout=on_timeout,
-    )  # fmt: skip
+        keys=KEYS,
+        rank=0,
+        world=2,
+        aggregators=1,
+        channel=channel,
+        policy=policy_for("asp"),
+        size=SIZE,
+        dtype=F32,
+        attempt=attempt,
+        iterations=10,
+        on_timeout=on_timeout,
+    )
     return ArrivedReduce(group)
 
 
 def merged(attempt: int, marks: Marks, value: float) -> list[Any]:
     header = MessageHeader(
-        kind="merged", rank=0, attempt=attempt, iteration=0, shard=0, weight=1.0, applied=0, durable=0, flags=0, sent_at=0.0,
-        busy_s=0.0, marks=marks.numbers,
-    )  # fmt: skip
+        kind="merged",
+        rank=0,
+        attempt=attempt,
+        iteration=0,
+        shard=0,
+        weight=1.0,
+        applied=0,
+        durable=0,
+        flags=0,
+        sent_at=0.0,
+        busy_s=0.0,
+        marks=marks.numbers,
+    )
     vector = np.full(SIZE, value, np.float32)
     return pack(header, [vector], codec=codec_by_name("none"), dtype=F32, elements=SIZE)
 

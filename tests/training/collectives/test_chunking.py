@@ -94,9 +94,15 @@ def test_one_worker_has_nothing_to_cut():
 
 def test_without_chunks_the_pipelined_form_is_the_plain_one():
     group = Group(
-        keys=Keys("run"), rank=0, world=2, aggregators=2, channel=MemoryChannel(), policy=policy_for("bsp"),
-        size=10 * MB, dtype=np.dtype(np.float32),
-    )  # fmt: skip
+        keys=Keys("run"),
+        rank=0,
+        world=2,
+        aggregators=2,
+        channel=MemoryChannel(),
+        policy=policy_for("bsp"),
+        size=10 * MB,
+        dtype=np.dtype(np.float32),
+    )
     plain, chunked = collective_for("pipelined", group, chunk_bytes=0), collective_for("pipelined", group)
     assert len(plain.chunks) == 2
     assert not plain.overlaps

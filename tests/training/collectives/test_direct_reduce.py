@@ -37,9 +37,12 @@ def exchanges(draw):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    exchanges(), st.sampled_from(["none", "bf16", "int8", "sparse"]), st.sampled_from([np.float32, np.float64, np.float16]),
-    st.sampled_from([0, 1 << 30]), st.sampled_from([0, 10_000]),
-)  # fmt: skip
+    exchanges(),
+    st.sampled_from(["none", "bf16", "int8", "sparse"]),
+    st.sampled_from([np.float32, np.float64, np.float16]),
+    st.sampled_from([0, 1 << 30]),
+    st.sampled_from([0, 10_000]),
+)
 def test_same_bits_as_over_the_store(case, compression, dtype, one_phase_bytes, shard_bytes):
     world, owners, size, weights, seed = case
     vectors = random_vectors(2, world, size, seed=seed).astype(dtype)
@@ -50,9 +53,15 @@ def test_same_bits_as_over_the_store(case, compression, dtype, one_phase_bytes, 
 
     async def scenario():
         async with members(
-            world, owners, size=size, dtype=dtype, compression=compression, piece_bytes=4096,
-            one_phase_bytes=one_phase_bytes, shard_bytes=shard_bytes,
-        ) as group:  # fmt: skip
+            world,
+            owners,
+            size=size,
+            dtype=dtype,
+            compression=compression,
+            piece_bytes=4096,
+            one_phase_bytes=one_phase_bytes,
+            shard_bytes=shard_bytes,
+        ) as group:
             return await rounds(group, vectors, weights, jitter_s=0.01, seed=seed)
 
     for ours, theirs in zip(run(scenario()), stored, strict=True):
@@ -73,8 +82,7 @@ def test_pieces_cover_the_vector_at_the_blocks_of_the_codec(size, owners, itemsi
 
 
 @pytest.mark.parametrize(
-    ("cores", "elements", "owners"),
-    [(0, 12_000, 4), (2, 100_000, 1), (2, 300_000, 2), (2, 10_000_000, 4), (16, 100_000, 4)],
+    ("cores", "elements", "owners"), [(0, 12_000, 4), (2, 100_000, 1), (2, 300_000, 2), (2, 10_000_000, 4), (16, 100_000, 4)]
 )
 def test_small_vectors_have_fewer_owners(cores, elements, owners):
     async def scenario():
@@ -125,9 +133,7 @@ def test_connections_that_break_during_rounds(one_phase_bytes, latency_s):
     vectors, weights = random_vectors(40, 4, 5000, seed=4), [[1.0, 2.0, 0.0, 4.0]] * 40
 
     async def scenario():
-        async with members(
-            4, piece_bytes=4096, one_phase_bytes=one_phase_bytes, latency_s=latency_s, patient=True
-        ) as group:
+        async with members(4, piece_bytes=4096, one_phase_bytes=one_phase_bytes, latency_s=latency_s, patient=True) as group:
             dice, breaks = np.random.default_rng(1), 0
 
             async def breaking():
@@ -154,12 +160,7 @@ def test_connections_that_break_during_rounds(one_phase_bytes, latency_s):
 @pytest.mark.parametrize("compression", ["none", "bf16", "sparse"])
 @pytest.mark.parametrize(
     ("world", "cut", "stored"),
-    [
-        (2, [(0, 1)], True),
-        (3, [(0, 1)], False),
-        (3, [(0, 1), (0, 2)], True),
-        (4, [(0, 1), (0, 2), (0, 3), (1, 2)], True),
-    ],
+    [(2, [(0, 1)], True), (3, [(0, 1)], False), (3, [(0, 1), (0, 2)], True), (4, [(0, 1), (0, 2), (0, 3), (1, 2)], True)],
 )
 def test_pairs_that_cannot_connect(world, cut, stored, compression, one_phase_bytes):
     """Through a third rank; where there is none, through the store."""
@@ -167,9 +168,7 @@ def test_pairs_that_cannot_connect(world, cut, stored, compression, one_phase_by
     plain = Rounds(world, world, compression=compression).reduce(vectors, weights)
 
     async def scenario():
-        async with members(
-            world, cut=cut, compression=compression, piece_bytes=4096, one_phase_bytes=one_phase_bytes
-        ) as group:
+        async with members(world, cut=cut, compression=compression, piece_bytes=4096, one_phase_bytes=one_phase_bytes) as group:
             found = await rounds(group, vectors, weights)
             routes = {c.mesh.transport_of(rank) for c in group.by_rank.values() for rank in c.others}
             assert ("store" in routes) == stored

@@ -48,9 +48,8 @@ def reduced(case, *, compression="none", dtype=np.float32, jitter_seed=0):
 
     async def scenario():
         async with members(
-            world, owners, size=size, dtype=dtype, compression=compression, piece_bytes=4096, one_phase_bytes=0,
-            ranks_per_machine=block,
-        ) as group:  # fmt: skip
+            world, owners, size=size, dtype=dtype, compression=compression, piece_bytes=4096, one_phase_bytes=0, ranks_per_machine=block
+        ) as group:
             return await rounds(group, vectors, weights, jitter_s=0.01, seed=jitter_seed)
 
     return vectors, [[(merged.vector.tobytes(), merged.flags) for merged in found] for found in run(scenario())]
@@ -101,9 +100,7 @@ def test_connections_that_break_during_rounds(latency_s):
     vectors, weights = random_vectors(30, 5, 5000, seed=4), [[1.0, 2.0, 0.0, 4.0, 5.0]] * 30
 
     async def scenario():
-        async with members(
-            5, piece_bytes=4096, one_phase_bytes=0, latency_s=latency_s, patient=True, ranks_per_machine=2
-        ) as group:
+        async with members(5, piece_bytes=4096, one_phase_bytes=0, latency_s=latency_s, patient=True, ranks_per_machine=2) as group:
             dice, breaks = np.random.default_rng(1), 0
 
             async def breaking():

@@ -139,9 +139,7 @@ def sparse_exchanges(draw):
     dice, size = np.random.default_rng(seed), 50 * size
     vectors = random_vectors(world, size, seed=seed)
     for rank in range(world):
-        vectors[rank, dice.random(size) > draw(st.sampled_from([0.0, 0.01, 0.2, 1.0]))] = draw(
-            st.sampled_from([0.0, -0.0])
-        )
+        vectors[rank, dice.random(size) > draw(st.sampled_from([0.0, 0.01, 0.2, 1.0]))] = draw(st.sampled_from([0.0, -0.0]))
     return world, aggregators, vectors, weights
 
 
@@ -208,9 +206,15 @@ def test_an_aggregator_holds_few_messages(pattern):
         async def worker(rank):
             channel = HighWater(store)
             group = Group(
-                keys=Keys("r"), rank=rank, world=world, aggregators=1, channel=channel, policy=policy_for("bsp"),
-                size=size, dtype=np.dtype(np.float32),
-            )  # fmt: skip
+                keys=Keys("r"),
+                rank=rank,
+                world=world,
+                aggregators=1,
+                channel=channel,
+                policy=policy_for("bsp"),
+                size=size,
+                dtype=np.dtype(np.float32),
+            )
             collective = collective_for(pattern, group)
             collective.submit(0, np.ones(size, np.float32), 1.0)
             if rank == 0:
@@ -254,9 +258,16 @@ def test_repeating_an_iteration_is_harmless():
 
         def member(rank, attempt=0):
             group = Group(
-                keys=Keys("r"), rank=rank, world=2, aggregators=2, channel=store, policy=policy_for("bsp"), size=50,
-                dtype=np.dtype(np.float32), attempt=attempt,
-            )  # fmt: skip
+                keys=Keys("r"),
+                rank=rank,
+                world=2,
+                aggregators=2,
+                channel=store,
+                policy=policy_for("bsp"),
+                size=50,
+                dtype=np.dtype(np.float32),
+                attempt=attempt,
+            )
             return KReduce(group)
 
         async def round_of(collective, rank):

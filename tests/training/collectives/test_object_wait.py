@@ -28,9 +28,8 @@ class Waiter:
 
     async def wait(self, **more):
         return await wait_for_object(
-            self.channel, "key", timeout_s=lambda: TIMEOUT_S, stalled=self.stalled, on_timeout=self.on_timeout,
-            **{"accept": bytes, **more},
-        )  # fmt: skip
+            self.channel, "key", timeout_s=lambda: TIMEOUT_S, stalled=self.stalled, on_timeout=self.on_timeout, **{"accept": bytes, **more}
+        )
 
     async def put(self, after_s: float, data: bytes = b"data") -> None:
         await asyncio.sleep(after_s)

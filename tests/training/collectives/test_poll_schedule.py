@@ -162,9 +162,7 @@ def test_a_group_polls_little_and_loses_little(pattern, world, aggregators):
     vectors = np.broadcast_to(random_vectors(1, world, size), (rounds, world, size))
     seconds = {}
     for store in (MemoryChannel(), PolledChannel()):
-        trial = Rounds(
-            world, aggregators, pattern=pattern, store=store, jitter_s=0.001, start_jitter_s=0.002, skew_s=0.5, seed=4
-        )
+        trial = Rounds(world, aggregators, pattern=pattern, store=store, jitter_s=0.001, start_jitter_s=0.002, skew_s=0.5, seed=4)
         trial.reduce(vectors, [[1.0] * world] * rounds)
         seconds[type(store)] = float(np.median(trial.seconds[10:]))
         if isinstance(store, PolledChannel):

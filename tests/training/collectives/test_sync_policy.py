@@ -97,9 +97,7 @@ class Group:
             if not self.published(self.applied[rank]):
                 return False
             self.applied[rank] += 1
-        while self.policy.may_apply(self.applied[rank], t, aggregator=aggregator) and self.published(
-            self.applied[rank]
-        ):
+        while self.policy.may_apply(self.applied[rank], t, aggregator=aggregator) and self.published(self.applied[rank]):
             self.applied[rank] += 1
         self.seen.append((rank, t, self.applied[rank]))
         self.t[rank] += 1
@@ -115,9 +113,7 @@ class Group:
 def test_no_schedule_leaves_the_bounds_or_stands_still(name, shape, schedule):
     world, aggregators = shape
     group = Group(name, world, aggregators, iterations=8)
-    allowed = {"bsp": 0, "hap": 1, "asp": UNBOUNDED, "hsp": LENGTH - 1}.get(
-        name, int(name[4:] or 0) if name.startswith("ssp") else 0
-    )
+    allowed = {"bsp": 0, "hap": 1, "asp": UNBOUNDED, "hsp": LENGTH - 1}.get(name, int(name[4:] or 0) if name.startswith("ssp") else 0)
     for rank in schedule:
         if rank < world and group.step(rank) and name != "asp":
             leader = group.t[rank] - 1  # the iteration just computed

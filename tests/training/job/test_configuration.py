@@ -9,17 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.training.job import (
-    COMPRESSIONS,
-    EXCHANGES,
-    PATTERNS,
-    Configuration,
-    Job,
-    JobLimits,
-    Target,
-    check_limits,
-    sync_name,
-)
+from ephemeron.training.job import COMPRESSIONS, EXCHANGES, PATTERNS, Configuration, Job, JobLimits, Target, check_limits, sync_name
 
 
 @pytest.mark.parametrize(
@@ -73,15 +63,14 @@ def test_contradictions_and_bad_values_are_refused(values, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "parsed"), [("bsp", ("bsp", 0)), ("hap", ("hap", 0)), ("asp", ("asp", 0)), ("hsp", ("hsp", 0)), ("ssp:0", ("ssp", 0)), ("ssp:12", ("ssp", 12))]
-)  # fmt: skip
+    ("text", "parsed"),
+    [("bsp", ("bsp", 0)), ("hap", ("hap", 0)), ("asp", ("asp", 0)), ("hsp", ("hsp", 0)), ("ssp:0", ("ssp", 0)), ("ssp:12", ("ssp", 12))],
+)
 def test_protocols(text, parsed):
     assert sync_name(text) == parsed
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:²", "ssp:1:2", "bsp:0", "asp:", "BSP", " bsp"]
-)
+@pytest.mark.parametrize("text", ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:²", "ssp:1:2", "bsp:0", "asp:", "BSP", " bsp"])
 def test_no_protocols(text):
     with pytest.raises(JobError, match=r"sync = .* is not known; use bsp, hap, hsp, asp or ssp:N"):
         sync_name(text)

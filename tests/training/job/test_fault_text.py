@@ -12,9 +12,7 @@ from ephemeron.training.job import Fault, parse_fault
 
 numbers = st.integers(0, 10**6)
 faults = st.one_of(
-    st.builds(
-        Fault, kind=st.just("kill"), rank=numbers, iteration=numbers, phase=st.sampled_from(PHASES), attempt=numbers
-    ),
+    st.builds(Fault, kind=st.just("kill"), rank=numbers, iteration=numbers, phase=st.sampled_from(PHASES), attempt=numbers),
     st.builds(Fault, kind=st.just("drop-put"), rank=numbers, iteration=numbers, attempt=numbers),
     st.builds(Fault, kind=st.just("duplicate"), rank=numbers),
     st.builds(Fault, kind=st.just("delay"), rank=numbers, factor=st.floats(1, 1e300), seconds=st.floats(0, 1e300)),
@@ -49,7 +47,7 @@ def test_text_and_back(fault):
         ("cut:rank=0,to=2,iteration=5,seconds=30", Fault(kind="cut", rank=0, to=2, iteration=5, seconds=30.0)),
         ("cut:rank=1,to=0,silent=1,iteration=5,seconds=0.5", Fault(kind="cut", rank=1, iteration=5, seconds=0.5, silent=1)),
     ],
-)  # fmt: skip
+)
 def test_the_forms_that_help_shows(text, fault):
     assert parse_fault(text) == fault
 

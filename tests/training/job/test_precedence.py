@@ -35,9 +35,7 @@ def test_wrong_flags_and_wrong_tables_are_refused():
 
 
 def job(**run):
-    return ephemeron.Job(
-        name="j", model=ephemeron.Target(target="m:b"), data=ephemeron.DataSpec(source="digits"), run=run, epochs=1
-    )
+    return ephemeron.Job(name="j", model=ephemeron.Target(target="m:b"), data=ephemeron.DataSpec(source="digits"), run=run, epochs=1)
 
 
 @pytest.mark.parametrize(

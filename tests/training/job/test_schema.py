@@ -31,12 +31,7 @@ def test_it_is_a_schema_and_describes_every_field() -> None:
     schema = json.loads(job_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["required"] == []
-    assert schema["oneOf"] == [
-        {"required": ["model"]},
-        {"required": ["task"]},
-        {"required": ["script"]},
-        {"required": ["sparse"]},
-    ]
+    assert schema["oneOf"] == [{"required": ["model"]}, {"required": ["task"]}, {"required": ["script"]}, {"required": ["sparse"]}]
     described = {name for name, text in descriptions(Configuration).items() if text}
     assert described == set(schema["properties"]["run"]["properties"])
     assert set(descriptions(Job)) == set(schema["properties"]) - {"$schema"}

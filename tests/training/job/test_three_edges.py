@@ -26,21 +26,29 @@ BASE: dict[str, Any] = {"name": "j", "model": "m:f", "code": []}
 FIELDS = {
     (*prefix, f.name): hints[f.name]
     for prefix, cls in (
-        ((), Job), (("model",), ephemeron.Target), (("data",), ephemeron.DataSpec), (("limits",), ephemeron.JobLimits),
-        (("simulation",), ephemeron.Simulation), (("run",), Configuration),
+        ((), Job),
+        (("model",), ephemeron.Target),
+        (("data",), ephemeron.DataSpec),
+        (("limits",), ephemeron.JobLimits),
+        (("simulation",), ephemeron.Simulation),
+        (("run",), Configuration),
     )
     for hints in [typing.get_type_hints(cls, include_extras=True)]
     for f in dataclasses.fields(cls)
-}  # fmt: skip
+}
 """Type of every value of a job file by its path."""
 SCHEMA = jsonschema.Draft202012Validator(json.loads(job_schema()))
 BESIDE: dict[str, dict[str, Any]] = {"model": {"target": "m:f"}, "data": {"flow": "m:f"}}
 """What the other keys of a table need."""
 TEXTS = st.sampled_from(["", "x", "15 min", "1", "2 GB", "nan", "a:b"])
 PLAIN = st.one_of(
-    TEXTS, st.booleans(), st.integers(-3, 2**60), st.floats(), st.lists(st.integers(0, 3), max_size=2),
+    TEXTS,
+    st.booleans(),
+    st.integers(-3, 2**60),
+    st.floats(),
+    st.lists(st.integers(0, 3), max_size=2),
     st.dictionaries(st.sampled_from(["a", "b", "target", "workers", "options"]), st.integers(0, 2), max_size=2),
-)  # fmt: skip
+)
 """What TOML and JSON can both hold."""
 
 
@@ -64,12 +72,9 @@ def fits(hint: Any, value: Any) -> bool:
             return "target" in names
         hints = typing.get_type_hints(hint, include_extras=True)
         required = {
-            f.name for f in dataclasses.fields(hint)
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        }  # fmt: skip
-        return isinstance(value, dict) and required <= set(value) <= names and all(
-            fits(hints[k], v) for k, v in value.items()
-        )  # fmt: skip
+            f.name for f in dataclasses.fields(hint) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        }
+        return isinstance(value, dict) and required <= set(value) <= names and all(fits(hints[k], v) for k, v in value.items())
     if hint in (int, float):
         number = isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
         return number and not math.isnan(value) and (isinstance(value, float) or abs(value) <= LARGEST)
@@ -106,10 +111,7 @@ def toml(value: Any) -> str:
 
 def answers(raw: dict[str, Any], folder: Path) -> list[Job | str]:
     """The job, or the refusal without its prefix, from TOML, JSON and Python."""
-    files = {
-        folder / "j.toml": "\n".join(f"{k} = {toml(v)}" for k, v in raw.items()),
-        folder / "j.json": json.dumps(raw),
-    }
+    files = {folder / "j.toml": "\n".join(f"{k} = {toml(v)}" for k, v in raw.items()), folder / "j.json": json.dumps(raw)}
     found: list[Job | str] = []
     for path, text in files.items():
         path.write_text(text)
@@ -133,9 +135,7 @@ def answer(prefix: str, make: Callable[[], Job]) -> Job | str:
 @example(path=("run", "function_timeout_s"), value=LARGEST + 1)
 @example(path=("run", "function_timeout_s"), value="15 min")
 @settings(deadline=None, max_examples=150)
-def test_the_same_answer_from_toml_json_and_python(
-    tmp_path_factory: pytest.TempPathFactory, path: Any, value: Any
-) -> None:
+def test_the_same_answer_from_toml_json_and_python(tmp_path_factory: pytest.TempPathFactory, path: Any, value: Any) -> None:
     named = (("code",), ("data", "path"), ("run", "placement"), ("run", "regions"), ("init",))
     assume(path not in named)  # what they name has to exist
     assume(path[0] != "task")  # one of model and task has to be given
@@ -162,15 +162,16 @@ def test_the_same_answer_from_toml_json_and_python(
     [
         ({"run": {"worker": 4}}, "run: unknown key worker; did you mean workers?"),
         ({"limits": {"deadline_min": 4}}, "limits: unknown key deadline_min; did you mean deadline_s?"),
-        ({"run": {"function_timeout_s": "15 min"}},
-         "run.function_timeout_s = '15 min' should be a number; give seconds, as a number"),
+        ({"run": {"function_timeout_s": "15 min"}}, "run.function_timeout_s = '15 min' should be a number; give seconds, as a number"),
         ({"run": {"memory_mb": "2 GB"}}, "run.memory_mb = '2 GB' should be a whole number; give MB, as a number"),
         ({"limits": {"budget_usd": "$5"}}, "limits.budget_usd = '$5' should be a number; give US dollars, as a number"),
-        ({"simulation": {"bandwidth_mb_s": "70 MB/s"}},
-         "simulation.bandwidth_mb_s = '70 MB/s' should be a number; give MB per second, as a number"),
+        (
+            {"simulation": {"bandwidth_mb_s": "70 MB/s"}},
+            "simulation.bandwidth_mb_s = '70 MB/s' should be a number; give MB per second, as a number",
+        ),
         ({"run": {"memory_mb": 2 * 10**9}}, "run.memory_mb = 2000000000 should be from 0 to 10000000"),
     ],
-)  # fmt: skip
+)
 def test_unknown_names_and_wrong_units(tmp_path: Path, raw: dict[str, Any], told: str) -> None:
     assert answers({**BASE, **raw}, tmp_path) == [told] * 3
 

@@ -75,9 +75,7 @@ def test_train_takes_a_path_and_says_what_is_wrong_with_it(tmp_path):
 def test_other_things_than_jobs_and_configurations_are_refused_by_name(tmp_path):
     job = Job(name="j", model="m:b")
     for refused in (lambda: ephemeron.train({"model": "m:b"}), lambda: ephemeron.configure({"model": "m:b"})):
-        with pytest.raises(
-            JobError, match="job is a dict; give a Job, a Task, module:Class, or the path of a job file"
-        ):
+        with pytest.raises(JobError, match="job is a dict; give a Job, a Task, module:Class, or the path of a job file"):
             refused()
     with pytest.raises(JobError, match=r"configuration is a dict; give what configure\(job, …\) returns"):
         ephemeron.train(job, {"workers": 4})

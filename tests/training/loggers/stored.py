@@ -81,21 +81,14 @@ def of_wandb(folder: Path, run: str) -> Stored:
             record.ParseFromString(data)
             match record.WhichOneof("record_type"):
                 case "history":
-                    row = {
-                        (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
-                        for item in record.history.item
-                    }
+                    row = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
                     for name, value in row.items():
                         if "iteration" in row and not name.startswith("_") and name != "iteration":
                             found.add(name, row["iteration"], math.nan if value == "NaN" else value)
                 case "config":
-                    found.params |= {
-                        (i.key or ".".join(i.nested_key)): str(json.loads(i.value_json)) for i in record.config.update
-                    }
+                    found.params |= {(i.key or ".".join(i.nested_key)): str(json.loads(i.value_json)) for i in record.config.update}
                 case "files":
-                    found.artifacts |= {
-                        re.sub(r"media/images/(\w+?)_.*", r"\1.png", f.path) for f in record.files.files
-                    }
+                    found.artifacts |= {re.sub(r"media/images/(\w+?)_.*", r"\1.png", f.path) for f in record.files.files}
                 case "exit":
                     found.status = str(record.exit.exit_code)
     found.artifacts.discard("requirements.txt")
@@ -121,6 +114,5 @@ def _leveldb_records(data: bytes) -> Iterator[bytes]:
 def same(found: Any, expected: Points) -> bool:
     """Whether points are equal; values to the precision of float32, in which TensorBoard stores them. NaN equals NaN."""
     return [s for s, _ in found] == [s for s, _ in expected] and all(
-        (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=1e-6)
-        for (_, a), (_, b) in zip(found, expected, strict=True)
+        (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=1e-6) for (_, a), (_, b) in zip(found, expected, strict=True)
     )

@@ -179,9 +179,7 @@ def test_wandb_without_a_key_says_what_to_do_and_asks_nothing(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
-def test_a_package_that_is_not_installed_is_named_with_its_extra(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_not_installed_is_named_with_its_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of the package's name, which the backend itself makes beside a job, is not taken for it."""
     (tmp_path / name).mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])

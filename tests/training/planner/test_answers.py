@@ -38,7 +38,4 @@ def test_every_question_is_answered_as_if_it_were_the_first(profile: Profile, mi
         if found is not None:
             assert abs(found.key(minimise)[0] / alone.value - 1) < 1e-11
             assert query.workers is None or found.workers in query.workers
-            assert query.memory_mb is None or (found.memory_mb, found.aggregators) == (
-                query.memory_mb,
-                query.aggregators,
-            )
+            assert query.memory_mb is None or (found.memory_mb, found.aggregators) == (query.memory_mb, query.aggregators)

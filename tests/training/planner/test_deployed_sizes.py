@@ -72,9 +72,7 @@ def test_a_deployment_that_cannot_be_asked_says_why(monkeypatch: pytest.MonkeyPa
     assert planning_workflow.deployed_sizes("local") == ((), "")
 
 
-def test_plan_asks_the_deployment_and_says_which_figures_it_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_asks_the_deployment_and_says_which_figures_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
     from ephemeron.testing.lambda_service import LambdaService
 
@@ -90,14 +88,26 @@ def test_plan_asks_the_deployment_and_says_which_figures_it_used(
             return done.output
 
         def planned(*more: str) -> tuple[int, str]:
-            said = cli(
-                "plan", "--profile", str(path), "--platform", "aws", "--aws-endpoint", service.url, "--json", *more
-            )
+            said = cli("plan", "--profile", str(path), "--platform", "aws", "--aws-endpoint", service.url, "--json", *more)
             return json.loads(said.splitlines()[-1])["memory_mb"], said
 
         assert "any memory size is planned for" in planned()[1]
-        cli("deploy", "aws", "--channel", "s3://b/r", "--endpoint", service.url, "--role", "arn:aws:iam::123456789012:role/e",
-            "--image", "i", "--out", str(tmp_path), "--memory-mb", "1769,3008")  # fmt: skip
+        cli(
+            "deploy",
+            "aws",
+            "--channel",
+            "s3://b/r",
+            "--endpoint",
+            service.url,
+            "--role",
+            "arn:aws:iam::123456789012:role/e",
+            "--image",
+            "i",
+            "--out",
+            str(tmp_path),
+            "--memory-mb",
+            "1769,3008",
+        )
         memory_mb, said = planned()
         assert memory_mb in (1769, 3008)
         assert "figures of aws-lambda-s3: published; transfer" in said

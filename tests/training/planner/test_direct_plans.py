@@ -102,9 +102,7 @@ def test_members_keep_three_versions_for_others():
     _, store = one(STORE, 4, what)
     assert over.memory_needed_mb[0] == pytest.approx(store.memory_needed_mb[0] + 3 * (100 + 100))
     tight = dataclasses.replace(what, memory_base_mb=500.0, memory_slope_mb=6.0)
-    space = make_space(
-        Profile(workload=tight, platform=STORE), [BSP], limits=PlanLimits(max_global_batch=64), platforms=[linked()]
-    )
+    space = make_space(Profile(workload=tight, platform=STORE), [BSP], limits=PlanLimits(max_global_batch=64), platforms=[linked()])
     found = exact(space, PlanLimits(), minimise="cost").best
     assert found is not None
     assert found.memory_mb >= 500 + 600 + 6 * found.batch
@@ -154,12 +152,19 @@ def test_a_profile_of_links_needs_them():
     raw = {
         "workload": {"model_mb": 1, "a": 1, "b": 0, "m": 0, "memory_slope_mb": 0, "memory_base_mb": 0, "dataset_mb": 0, "samples": 8},
         "platform": {
-            "name": "x", "channel": "direct", "lifetime_s": 9, "cold_start_s": 0, "price_gb_s": 0, "price_invocation": 0,
-            "price_put": 0, "price_get": 0, "poll_s": 0, "memory_mb": {}, "transfer": [
-                {"memory_mb": 1, "up": {"latency_s": 0, "mb_s": 1}, "down": {"latency_s": 0, "mb_s": 1}}
-            ],
+            "name": "x",
+            "channel": "direct",
+            "lifetime_s": 9,
+            "cold_start_s": 0,
+            "price_gb_s": 0,
+            "price_invocation": 0,
+            "price_put": 0,
+            "price_get": 0,
+            "poll_s": 0,
+            "memory_mb": {},
+            "transfer": [{"memory_mb": 1, "up": {"latency_s": 0, "mb_s": 1}, "down": {"latency_s": 0, "mb_s": 1}}],
         },
-    }  # fmt: skip
+    }
     with pytest.raises(JobError, match="links"):
         parse_profile(raw)
     raw["platform"]["links"] = {"latency_s": 0.001, "mb_s": 70, "failure": 0.1}  # type: ignore[index]
@@ -176,9 +181,7 @@ def test_a_channel_that_is_given_says_which_links_are_planned_for():
     assert [p.channel for p in without] == ["objects"], "no links were measured"
 
 
-@pytest.mark.parametrize(
-    ("given", "address"), [(None, "direct"), ("folder", "direct"), ("s3://b/p", "direct+s3://b/p"), ("direct", None)]
-)
+@pytest.mark.parametrize(("given", "address"), [(None, "direct"), ("folder", "direct"), ("s3://b/p", "direct+s3://b/p"), ("direct", None)])
 def test_a_run_by_a_plan_with_links_has_a_direct_channel(given, address):
     choice = plan(PlanLimits(max_global_batch=256), linked(mb_s=300.0)).choice
     assert planning_workflow.addressed(choice, given).get("channel") == address

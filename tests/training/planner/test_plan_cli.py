@@ -11,17 +11,28 @@ from ephemeron.cli.main import main
 
 PROFILE = {
     "workload": {
-        "model_mb": 97.49, "a": 37.19, "b": 12.48, "m": -111.46, "memory_slope_mb": 6, "memory_base_mb": 700,
-        "dataset_mb": 180, "samples": 50000,
+        "model_mb": 97.49,
+        "a": 37.19,
+        "b": 12.48,
+        "m": -111.46,
+        "memory_slope_mb": 6,
+        "memory_base_mb": 700,
+        "dataset_mb": 180,
+        "samples": 50000,
     },
     "platform": {
-        "name": "lambda", "memory_mb": {"min": 128, "max": 10240, "step": 128}, "lifetime_s": 900, "cold_start_s": 3,
-        "price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7, "poll_s": 0.02,
-        "transfer": [
-            {"memory_mb": 1024, "up": {"p_mb_s": 73, "t_per_mb": 0.11}, "down": {"p_mb_s": 82, "t_per_mb": 0.35}}
-        ],
+        "name": "lambda",
+        "memory_mb": {"min": 128, "max": 10240, "step": 128},
+        "lifetime_s": 900,
+        "cold_start_s": 3,
+        "price_gb_s": 1.66667e-5,
+        "price_invocation": 2e-7,
+        "price_put": 5e-6,
+        "price_get": 4e-7,
+        "poll_s": 0.02,
+        "transfer": [{"memory_mb": 1024, "up": {"p_mb_s": 73, "t_per_mb": 0.11}, "down": {"p_mb_s": 82, "t_per_mb": 0.35}}],
     },
-}  # fmt: skip
+}
 
 
 def run(*args, profile=PROFILE, tmp_path):
@@ -31,9 +42,7 @@ def run(*args, profile=PROFILE, tmp_path):
 
 
 def test_the_last_line_is_the_contract(tmp_path):
-    done = run(
-        "--epochs", "2", "--max-global-batch", "256", "--json", "--out", str(tmp_path / "out"), tmp_path=tmp_path
-    )
+    done = run("--epochs", "2", "--max-global-batch", "256", "--json", "--out", str(tmp_path / "out"), tmp_path=tmp_path)
     assert done.exit_code == 0, done.output
     value = json.loads(done.output.splitlines()[-1])
     assert value["search"] == {**value["search"], "method": "exact", "optimal": True, "gap": 0.0}

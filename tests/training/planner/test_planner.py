@@ -35,9 +35,19 @@ def test_a_plan_says_what_its_contract_promises(tmp_path):
     plan.save(tmp_path / "plan.json")
     value = json.loads((tmp_path / "plan.json").read_text())
     assert {
-        "workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "channel",
-        "compression", "predicted", "search", "binding", "alternatives",
-    } <= value.keys()  # fmt: skip
+        "workers",
+        "memory_mb",
+        "aggregators",
+        "batch_size_aggregator",
+        "batch_size_nonaggregator",
+        "pattern",
+        "channel",
+        "compression",
+        "predicted",
+        "search",
+        "binding",
+        "alternatives",
+    } <= value.keys()
     assert {"seconds", "cost_usd", "memory_mb", "iterations", "phases_s", "cost"} <= value["predicted"].keys()
     assert value["predicted"]["cost"].keys() == {"functions", "storage", "requests"}
     assert {"method", "seconds", "evaluated", "optimal", "gap"} <= value["search"].keys()
@@ -84,19 +94,9 @@ def test_heuristics_say_how_far_they_are_off():
     [
         (PROFILE, {"deadline_s": 10.0}, "deadline", "cannot be met"),
         (PROFILE, {"budget_usd": 0.0001}, "budget", "the cheapest is"),
-        (
-            Profile(workload=workload(memory_base_mb=20_000), platform=platform()),
-            {},
-            "memory",
-            "do not fit one .*split it: --stages 2",
-        ),
+        (Profile(workload=workload(memory_base_mb=20_000), platform=platform()), {}, "memory", "do not fit one .*split it: --stages 2"),
         (PROFILE, {"lifetime_s": 0.5}, "lifetime", "lifetime"),
-        (
-            Profile(workload=workload(test_samples=10**10), platform=platform()),
-            {},
-            "lifetime",
-            "an evaluation takes .*test_fraction",
-        ),
+        (Profile(workload=workload(test_samples=10**10), platform=platform()), {}, "lifetime", "an evaluation takes .*test_fraction"),
         (PROFILE, {"pattern": "parameter-server"}, "channel", "no profile has the channel"),
     ],
 )
@@ -115,9 +115,7 @@ def test_old_prices_are_warned_of():
 def test_channels_are_compared_where_they_are_left_open():
     platforms = [builtin_platform(name) for name in BUILTIN]
     plan = make_plan(PROFILE, wish(pattern=None, workers=4), platforms=platforms, today=TODAY, front=False)
-    alone = [
-        make_plan(PROFILE, wish(workers=4), platforms=[p], front=False).choice.predicted.cost_usd for p in platforms
-    ]
+    alone = [make_plan(PROFILE, wish(workers=4), platforms=[p], front=False).choice.predicted.cost_usd for p in platforms]
     assert plan.choice.predicted.cost_usd == pytest.approx(min(alone))
 
 
@@ -151,9 +149,7 @@ def test_machines_are_not_shown_as_slow_as_their_smallest_sibling(tmp_path):
 
 @pytest.mark.parametrize("most", [256, 2000])
 def test_more_functions_than_may_run_at_once_are_refused_by_that_name(most):
-    with pytest.raises(
-        PlanInfeasible, match=r"1,500 functions are more than the 1,000 that may run at once"
-    ) as refused:
+    with pytest.raises(PlanInfeasible, match=r"1,500 functions are more than the 1,000 that may run at once") as refused:
         make_plan(PROFILE, wish(workers=1500, most_workers=most), front=False)
     assert refused.value.binding == "concurrency"
 
@@ -189,9 +185,7 @@ def test_the_comparison_has_every_kind_and_few_lines():
 def test_arm64_functions_cost_less_by_the_gb_seconds_alone():
     plan = make_plan(PROFILE, wish(), today=TODAY, front=False)
     p = plan.choice.predicted
-    assert plan.beyond["arm64_usd"] == pytest.approx(
-        0.8 * p.cost["functions"] + p.cost["storage"] + p.cost["requests"], rel=1e-4
-    )
+    assert plan.beyond["arm64_usd"] == pytest.approx(0.8 * p.cost["functions"] + p.cost["storage"] + p.cost["requests"], rel=1e-4)
     assert plan.beyond["egress_usd"] == pytest.approx(97.49e6 / 1e9 * 0.09)
     own = Profile(workload=workload(), platform=platform(price_gb_s=1e-6))
     assert "arm64_usd" not in make_plan(own, wish(), today=TODAY, front=False).beyond
@@ -254,10 +248,7 @@ def test_what_a_person_would_choose_between_is_shown_with_its_ratios():
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [
-        ({"deadline_s": 10.0}, r"the nearest is .* too slow; the cheapest is"),
-        ({"budget_usd": 0.0001}, r"times too dear"),
-    ],
+    [({"deadline_s": 10.0}, r"the nearest is .* too slow; the cheapest is"), ({"budget_usd": 0.0001}, r"times too dear")],
 )
 def test_where_nothing_fits_the_nearest_says_by_how_much(asked, words):
     with pytest.raises(PlanInfeasible, match=words):
@@ -332,9 +323,7 @@ def test_many_additional_epochs_make_bsp_the_better_choice():
 @pytest.mark.parametrize("factor", [1.0, 1.4])
 def test_the_search_with_different_epochs_by_protocol_finds_what_trying_everything_finds(factor):
     asked = wish(max_global_batch=48, hap_epochs_factor=factor, most_workers=5, memory_step_mb=512)
-    exact, brute = (
-        make_plan(PROFILE, dataclasses.replace(asked, search=s), front=False) for s in ("exact", "brute-force")
-    )
+    exact, brute = (make_plan(PROFILE, dataclasses.replace(asked, search=s), front=False) for s in ("exact", "brute-force"))
     assert exact.choice.predicted.cost_usd == pytest.approx(brute.choice.predicted.cost_usd, rel=1e-9)
 
 

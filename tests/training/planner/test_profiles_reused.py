@@ -28,9 +28,7 @@ def test_plan_uses_what_profile_has_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(code=Path(__file__).parents[2] / "training" / "code"))
-    profiled = CliRunner().invoke(
-        main, ["profile", str(job), "--platform", "simulated", "--out", str(tmp_path / "profile.json")]
-    )
+    profiled = CliRunner().invoke(main, ["profile", str(job), "--platform", "simulated", "--out", str(tmp_path / "profile.json")])
     assert profiled.exit_code == 0, profiled.output
     planned = CliRunner().invoke(main, ["plan", str(job), "--platform", "simulated"])
     assert planned.exit_code == 0, planned.output

@@ -98,11 +98,7 @@ def test_bounds_are_below_everything_they_bound(profile, model, data):
     everything = np.array(enumerated(space))
     option, w, _, k, *_ = everything
     last = len(space.quotas) - 1
-    of = {
-        (i, tied): everything[:, (option == i) & ((k == w) == tied)]
-        for i in range(len(space.options))
-        for tied in (False, True)
-    }
+    of = {(i, tied): everything[:, (option == i) & ((k == w) == tied)] for i in range(len(space.options)) for tied in (False, True)}
     for fine in tabulate(space, families(space), 0, last, 6):
         n = len(fine.families)
         for t in (fine, fine.merged(np.arange(n) * (last + 1))):
@@ -129,16 +125,10 @@ def test_bounds_are_below_everything_they_bound(profile, model, data):
 def test_few_functions_are_bounded_by_their_own_pace_where_more_of_them_take_no_longer():
     """Pipelined and bound by uplinks: from W = 4 on every W takes the same, W = 2 and W = 3 take less."""
     up, down = Saturating(p_mb_s=1.0, t_per_mb=1.0), Power(latency_s=0.0, s_per_mb=0.5, exponent=1.0)
-    where = platform(
-        transfer=(Transfer(memory_mb=128, up=up, down=down),), poll_s=0.0, parallel=1, memory_mb=QuotaRange(max=2048)
-    )
-    what = workload(
-        model_mb=1.0, a=1.0, b=0.0, m=0.0, memory_slope_mb=0.0, memory_base_mb=0.0, dataset_mb=0.0, samples=18
-    )
+    where = platform(transfer=(Transfer(memory_mb=128, up=up, down=down),), poll_s=0.0, parallel=1, memory_mb=QuotaRange(max=2048))
+    what = workload(model_mb=1.0, a=1.0, b=0.0, m=0.0, memory_slope_mb=0.0, memory_base_mb=0.0, dataset_mb=0.0, samples=18)
     space = small(Profile(workload=what, platform=where), PlanLimits(max_global_batch=40))
-    (t,) = tabulate(
-        space, [f for f in families(space) if space.options[f.option].terms.pattern == "pipelined"], 0, 0, 6
-    )
+    (t,) = tabulate(space, [f for f in families(space) if space.options[f.option].terms.pattern == "pipelined"], 0, 0, 6)
     w = np.array([1, 2, 3])  # W - 1
     level = np.zeros(3, dtype=int)
     column = np.full(3, int(np.flatnonzero(~t.tied)[0]))
@@ -187,10 +177,7 @@ def test_the_front_is_what_nothing_beats(profile):
 def test_a_mebibyte_at_a_time_costs_no_more_evaluations_than_it_must():
     profile = Profile(workload=workload(), platform=platform())
     limits = PlanLimits(deadline_s=8000, max_global_batch=1024)
-    terms = [
-        ExecutionOptions(pattern="k-reduce", sync="hap", epochs=10),
-        ExecutionOptions(pattern="k-reduce", sync="bsp", epochs=10),
-    ]
+    terms = [ExecutionOptions(pattern="k-reduce", sync="hap", epochs=10), ExecutionOptions(pattern="k-reduce", sync="bsp", epochs=10)]
     space = make_space(profile, terms, limits=limits, memory_step_mb=1, memory_max_mb=3008)
     found = exact(space, limits)
     assert space.size() > 50_000_000
@@ -210,10 +197,7 @@ def test_no_integer_batch_is_left_out():
     """Tight limits: the best batches are no multiples of anything, and under HAP not the largest B^n either."""
     profile = Profile(workload=workload(samples=5000), platform=platform())
     limits = PlanLimits(deadline_s=290, max_global_batch=301)
-    terms = [
-        ExecutionOptions(pattern="k-reduce", sync="hap", epochs=2),
-        ExecutionOptions(pattern="pipelined", epochs=2),
-    ]
+    terms = [ExecutionOptions(pattern="k-reduce", sync="hap", epochs=2), ExecutionOptions(pattern="pipelined", epochs=2)]
     space = make_space(profile, terms, limits=limits, memory_step_mb=512, most_workers=12)
     best = exact(space, limits).best
     assert best.cost_usd == pytest.approx(best_of(enumerated(space), limits, "cost"), rel=1e-12)

@@ -31,16 +31,11 @@ from ephemeron.training.profiling.calibration import (
 )
 
 WORK = Workload(
-    model_mb=2.0, a=2.0, b=3.0, m=-20.0, memory_slope_mb=0.3, memory_base_mb=400, dataset_mb=1, samples=2000, vcpus=1.0,
-    apply_s=0.001,
-)  # fmt: skip
+    model_mb=2.0, a=2.0, b=3.0, m=-20.0, memory_slope_mb=0.3, memory_base_mb=400, dataset_mb=1, samples=2000, vcpus=1.0, apply_s=0.001
+)
 RATE = Affine(latency_s=0.002, mb_s=500)
 PLACE = PlatformProfile(
-    name="local",
-    price_gb_s=1e-5,
-    price_invocation=0,
-    poll_s=0.0002,
-    transfer=(Transfer(memory_mb=1769, up=RATE, down=RATE),),
+    name="local", price_gb_s=1e-5, price_invocation=0, poll_s=0.0002, transfer=(Transfer(memory_mb=1769, up=RATE, down=RATE),)
 )
 LINKED = dataclasses.replace(PLACE, links=DirectLinks(latency_s=0.001, mb_s=500.0))
 CODE = Path(__file__).parents[1] / "code"
@@ -86,9 +81,18 @@ def run_events(*, cold: bool = True) -> list[Started | Progress]:
             samples = 8 if i < 9 else 3
             spans = [("compute", t, t + step), ("wait", t + step, t + 0.4), ("compute", t + 0.4, t + 0.41)]
             progress = Progress(
-                t=t + 0.5, rank=rank, attempt=0, iteration=i, epoch=0, samples=samples, loss=1.0, version=i,
-                spans=spans, cpu_s=0.2 * i, traffic=Traffic(gets=4 * i, polls=2 * i),
-            )  # fmt: skip
+                t=t + 0.5,
+                rank=rank,
+                attempt=0,
+                iteration=i,
+                epoch=0,
+                samples=samples,
+                loss=1.0,
+                version=i,
+                spans=spans,
+                cpu_s=0.2 * i,
+                traffic=Traffic(gets=4 * i, polls=2 * i),
+            )
             events.append(progress)
     return events
 
@@ -106,25 +110,33 @@ def test_what_events_say():
     assert measured(part, run_events(cold=False)).started_s == 0.0
 
 
-@pytest.mark.parametrize(
-    ("where", "lockstep_cpu_s", "direct_s"), [("store", 0.0, None), ("store", 0.02, None), ("links", 0.02, 0.005)]
-)
+@pytest.mark.parametrize(("where", "lockstep_cpu_s", "direct_s"), [("store", 0.0, None), ("store", 0.02, None), ("links", 0.02, 0.005)])
 def test_coefficients_are_found_again(where, lockstep_cpu_s, direct_s):
-    truth = dataclasses.replace(
-        WORK, a=1.6, lockstep_cpu_s=lockstep_cpu_s, first_cpu_s=0.05, direct_lockstep_cpu_s=direct_s
-    )
+    truth = dataclasses.replace(WORK, a=1.6, lockstep_cpu_s=lockstep_cpu_s, first_cpu_s=0.05, direct_lockstep_cpu_s=direct_s)
     done = []
     profiled = LINKED if where == "links" else PLACE
     for part in parts(WORK, profiled, batches=(8, 700), cores=2, limits=LIMITS):
         p = predict(
-            truth, profiled.over_links() if part.direct else profiled, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
-            batch=part.batch, other_batch=part.batch,
-        )  # fmt: skip
+            truth,
+            profiled.over_links() if part.direct else profiled,
+            ExecutionOptions(),
+            workers=part.workers,
+            memory_mb=part.memory_mb,
+            aggregators=part.aggregators,
+            batch=part.batch,
+            other_batch=part.batch,
+        )
         iteration_s, share = float(p.iteration_s), part.memory_mb / PLACE.mb_per_vcpu
         result = CalibrationResult(
-            part=part, started_s=1.5 * part.workers, first_s=2 * iteration_s + 0.05 / share, iteration_s=iteration_s,
-            step_s=float(truth.compute_s(part.batch, part.memory_mb)), scatter=0.1, cpu_s=0.0, polls_per_get=PLACE.polls_per_get,
-        )  # fmt: skip
+            part=part,
+            started_s=1.5 * part.workers,
+            first_s=2 * iteration_s + 0.05 / share,
+            iteration_s=iteration_s,
+            step_s=float(truth.compute_s(part.batch, part.memory_mb)),
+            scatter=0.1,
+            cpu_s=0.0,
+            polls_per_get=PLACE.polls_per_get,
+        )
         done.append(result)
     found, place, note = calibrate(WORK, profiled, done)
     assert found.a == pytest.approx(truth.a)
@@ -138,9 +150,15 @@ def test_coefficients_are_found_again(where, lockstep_cpu_s, direct_s):
 def test_a_calibration_run_waits_for_no_metric():
     """It evaluates nothing, and a job that decides by a metric would be refused."""
     job = Job(
-        name="monitored", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=1, code=(CODE,), early_stopping=EarlyStopping(),
-        keep_best=KeepBest(), scheduler=SchedulerSpec(target="ReduceLROnPlateau", monitor="loss"),
-    )  # fmt: skip
+        name="monitored",
+        model=Target(target="tiny:mlp"),
+        data=DataSpec(),
+        epochs=1,
+        code=(CODE,),
+        early_stopping=EarlyStopping(),
+        keep_best=KeepBest(),
+        scheduler=SchedulerSpec(target="ReduceLROnPlateau", monitor="loss"),
+    )
     configuration = Configuration(workers=2, memory_mb=1769, function_timeout_s=900.0).resolved()
     how = {"run_id": "run", "limits": LIMITS, "prices": load_prices("objects"), "only_first": 64}
     with pytest.raises(JobError, match="need evaluation data"):

@@ -113,11 +113,38 @@ def test_a_profile_of_lambda_and_the_plan_from_it(tmp_path: Path, monkeypatch: p
             return done.output
 
         def profiled(budget: str, *, code: int = 0) -> str:
-            return cli("profile", str(job), "--platform", "aws", "--aws-endpoint", service.url, "--channel", objects.as_uri(),
-                       "--out", str(out), "--budget-usd", budget, code=code)  # fmt: skip
+            return cli(
+                "profile",
+                str(job),
+                "--platform",
+                "aws",
+                "--aws-endpoint",
+                service.url,
+                "--channel",
+                objects.as_uri(),
+                "--out",
+                str(out),
+                "--budget-usd",
+                budget,
+                code=code,
+            )
 
-        cli("deploy", "aws", "--channel", "s3://b/r", "--endpoint", service.url, "--role", "arn:aws:iam::123456789012:role/e",
-            "--zip", "--no-dependencies", "--out", str(tmp_path / "aws"), "--memory-mb", "1769,704")  # fmt: skip
+        cli(
+            "deploy",
+            "aws",
+            "--channel",
+            "s3://b/r",
+            "--endpoint",
+            service.url,
+            "--role",
+            "arn:aws:iam::123456789012:role/e",
+            "--zip",
+            "--no-dependencies",
+            "--out",
+            str(tmp_path / "aws"),
+            "--memory-mb",
+            "1769,704",
+        )
         assert "may cost $" in profiled("0.001", code=2)
         assert not service.environments(), "the budget is checked before a function is started"
         said = " ".join(profiled("0.2").split())  # the terminal's lines are narrow

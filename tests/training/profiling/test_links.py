@@ -35,9 +35,17 @@ def context(store: MemoryChannel, network: MemoryNetwork, name: str) -> Context:
     loop = asyncio.get_running_loop()
     call = Call(run="run", rank=0, attempt=0, memory_mb=512, lifetime_s=900.0, channel="", key="00" * 32)
     return Context(
-        call=call, invocation=name, channel=store, emit=lambda event: None, invoke=unused, compute=unused, origin=loop.time(),
-        deadline=loop.time() + 900.0, die=lambda: sys.exit(), transports=lambda: [network.transport(0 if name == "first" else 1)],
-    )  # fmt: skip
+        call=call,
+        invocation=name,
+        channel=store,
+        emit=lambda event: None,
+        invoke=unused,
+        compute=unused,
+        origin=loop.time(),
+        deadline=loop.time() + 900.0,
+        die=lambda: sys.exit(),
+        transports=lambda: [network.transport(0 if name == "first" else 1)],
+    )
 
 
 def measured(network: MemoryNetwork, mb: float = 4 * MB_PER_PIECE) -> LinkResult:
@@ -71,9 +79,13 @@ def test_functions_that_cannot_connect_say_so():
 
 def test_coefficients_are_medians_and_links_beyond_the_first_share_the_rest():
     raw = LinkResult(
-        transport="unix", one_link_s=0.01, all_links_s=0.016, latency_s=(1e-5, 2e-5, 9e-5), exchange_s=(0.02, 0.1, 0.04),
+        transport="unix",
+        one_link_s=0.01,
+        all_links_s=0.016,
+        latency_s=(1e-5, 2e-5, 9e-5),
+        exchange_s=(0.02, 0.1, 0.04),
         exchange_cpu_s=(0.004, 0.006, 0.005),
-    )  # fmt: skip
+    )
     found = links_of(raw, mb=8.0, others=3)
     assert found.latency_s == 2e-5
     assert found.mb_s == pytest.approx(8.0 / 0.04)
@@ -91,9 +103,7 @@ def test_functions_of_this_machine_measure_their_links(tmp_path, monkeypatch):
     prepared = prepared_alone(job, channel="folder", limits=limits, platform="local")
 
     async def go():
-        async with live.probing(
-            prepared, channel="folder", secrets={}, limits=limits, on_progress=lambda text: None
-        ) as prober:
+        async with live.probing(prepared, channel="folder", secrets={}, limits=limits, on_progress=lambda text: None) as prober:
             return await measured_links(prober, 704)
 
     found = asyncio.run(go())

@@ -16,16 +16,7 @@ from ephemeron.training.job import DataSpec, Job, JobLimits, Simulation, Target
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload, load_profile
 from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.profiling import profile_job, refine, store
-from ephemeron.training.profiling.probe_design import (
-    Measurement,
-    Range,
-    doubtful,
-    enough,
-    fit,
-    next_probe,
-    steps_of,
-    widest,
-)
+from ephemeron.training.profiling.probe_design import Measurement, Range, doubtful, enough, fit, next_probe, steps_of, widest
 
 CODE = Path(__file__).parents[2] / "training" / "code"
 
@@ -38,9 +29,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job(**overrides: Any) -> Job:
     values: dict[str, Any] = {
-        "name": "test", "model": Target(target="tiny:mlp"), "data": DataSpec(), "epochs": 1, "code": (CODE,),
+        "name": "test",
+        "model": Target(target="tiny:mlp"),
+        "data": DataSpec(),
+        "epochs": 1,
+        "code": (CODE,),
         "limits": JobLimits(max_global_batch=64),
-    }  # fmt: skip
+    }
     return Job(**{**values, **overrides})
 
 
@@ -197,22 +192,23 @@ def test_what_cannot_be_profiled_is_refused(options, named):
 
 PROFILE = Profile(
     workload=Workload(
-        model_mb=1.0, a=2.0, b=10.0, m=0.0, memory_slope_mb=0.1, memory_base_mb=300.0, dataset_mb=1.0, samples=640,
-        vcpus=1.0, apply_s=0.001,
+        model_mb=1.0, a=2.0, b=10.0, m=0.0, memory_slope_mb=0.1, memory_base_mb=300.0, dataset_mb=1.0, samples=640, vcpus=1.0, apply_s=0.001
     ),
     platform=PlatformProfile(
-        name="local", price_gb_s=1e-5, price_invocation=1e-7, cold_start_s=1.0,
+        name="local",
+        price_gb_s=1e-5,
+        price_invocation=1e-7,
+        cold_start_s=1.0,
         transfer=(Transfer(memory_mb=512, up=Affine(latency_s=0.01, mb_s=70), down=Affine(latency_s=0.01, mb_s=70)),),
     ),
-)  # fmt: skip
+)
 
 
 def events(*, slower: float, iterations: int = 12, gap_s: float = 0.004, peak_mb: float = 250.0) -> list[Any]:
     """A run of two functions at 512 MB, 16 samples each, whose steps take `slower` times what the profile says."""
     out: list[Any] = [
-        RunStarted(t=0, run_id="run", job="test", workers=2, aggregators=1, memory_mb=512, iterations=iterations, epochs=2,
-                   samples=640)
-    ]  # fmt: skip
+        RunStarted(t=0, run_id="run", job="test", workers=2, aggregators=1, memory_mb=512, iterations=iterations, epochs=2, samples=640)
+    ]
     step = slower * float(PROFILE.workload.compute_s(16, 512))
     for rank in range(2):
         out += [
@@ -227,9 +223,7 @@ def events(*, slower: float, iterations: int = 12, gap_s: float = 0.004, peak_mb
             end = t + step + 0.02
             spans.append(("compute", end, end + 0.007))
             t = end + 0.007 + gap_s
-            out.append(
-                Progress(t=t, rank=rank, attempt=0, iteration=i, epoch=0, samples=16, loss=1.0, version=i, spans=spans)
-            )
+            out.append(Progress(t=t, rank=rank, attempt=0, iteration=i, epoch=0, samples=16, loss=1.0, version=i, spans=spans))
         out.append(Ended(t=t, rank=rank, attempt=0, invocation=f"i{rank}", status="ok", peak_memory_mb=peak_mb))
     return out
 

@@ -5,28 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ephemeron.training.planner.plan import (
-    Alternative,
-    Choice,
-    MachineEstimate,
-    Plan,
-    PlanLimits,
-    PlanSource,
-    Predicted,
-    SearchReport,
-)
+from ephemeron.training.planner.plan import Alternative, Choice, MachineEstimate, Plan, PlanLimits, PlanSource, Predicted, SearchReport
 
 
 def predicted(seconds: float = 152.3, cost_usd: float = 0.0123, **more: Any) -> Predicted:
-    shares = {
-        "start": 0.01,
-        "load": 0.02,
-        "compute": 0.5,
-        "upload": 0.15,
-        "aggregate": 0.17,
-        "download": 0.15,
-        "relay": 0,
-    }
+    shares = {"start": 0.01, "load": 0.02, "compute": 0.5, "upload": 0.15, "aggregate": 0.17, "download": 0.15, "relay": 0}
     values: dict[str, Any] = {
         "memory_mb": 1404.0,
         "iterations": 345,
@@ -90,19 +73,19 @@ def plan(**more: Any) -> Plan:
         ),
         "front": tuple(front),
         "profile": PlanSource(
-            workload="resnet50-cifar10", platform="aws-lambda, objects", as_of="2025-06-01",
+            workload="resnet50-cifar10",
+            platform="aws-lambda, objects",
+            as_of="2025-06-01",
             source="AWS Lambda pricing page, x86, US East (N. Virginia)",
         ),
-    }  # fmt: skip
+    }
     return Plan(**(values | more))
 
 
 def wide() -> Plan:
     """Two decades of cost, three of time, no limits."""
     front = [choice(w, 20 + 6000 / w**1.3, 0.003 * w**1.2) for w in (256, 128, 64, 32, 16, 8, 4, 2, 1)]
-    return plan(
-        front=tuple(front), choice=front[-1], limits=PlanLimits(), machines=(), binding="compute",
-    )  # fmt: skip
+    return plan(front=tuple(front), choice=front[-1], limits=PlanLimits(), machines=(), binding="compute")
 
 
 def bare() -> Plan:
@@ -111,14 +94,33 @@ def bare() -> Plan:
 
 
 SUMMARY: dict[str, Any] = {
-    "run_id": "digits-20260101-0001", "status": "finished", "seconds": 140.0, "cost_usd": 0.0119, "workers": 8,
-    "aggregators": 2, "memory_mb": 1792, "batch_size_aggregator": 60, "batch_size_nonaggregator": 64,
-    "stages": 1, "replicas": 8, "micro_batches": 1, "schedule": None,
-    "pattern": "k-reduce", "sync": "bsp", "channel": "folder", "exchange": "gradients", "compression": "none",
-    "iterations": 345, "invocations": 8, "metrics": {"loss": 0.1, "accuracy": 0.9},
+    "run_id": "digits-20260101-0001",
+    "status": "finished",
+    "seconds": 140.0,
+    "cost_usd": 0.0119,
+    "workers": 8,
+    "aggregators": 2,
+    "memory_mb": 1792,
+    "batch_size_aggregator": 60,
+    "batch_size_nonaggregator": 64,
+    "stages": 1,
+    "replicas": 8,
+    "micro_batches": 1,
+    "schedule": None,
+    "pattern": "k-reduce",
+    "sync": "bsp",
+    "channel": "folder",
+    "exchange": "gradients",
+    "compression": "none",
+    "iterations": 345,
+    "invocations": 8,
+    "metrics": {"loss": 0.1, "accuracy": 0.9},
     "traffic": {"puts": 5900, "gets": 11100, "polls": 0, "deletes": 5000, "lists": 0, "bytes_up": 10, "bytes_down": 20},
-    "weights_sha256": None, "platform": "local", "budget_usd": None, "prices": "x, 2025-06-01",
+    "weights_sha256": None,
+    "platform": "local",
+    "budget_usd": None,
+    "prices": "x, 2025-06-01",
     "billed": {"gb_seconds": 600.0, "requests": 8, "storage_usd": 0.0023},
     "phases_s": {"load": 16.0, "compute": 600.0, "upload": 160.0, "aggregate": 44.0, "download": 168.0, "wait": 203.0},
-}  # fmt: skip
+}
 """`result.json` of the run of `choice()`."""

@@ -91,12 +91,7 @@ class Run:
         a, b, c, d = t + 0.45 * s * jitter, t + 0.62 * s, t + 0.8 * s, t + 0.95 * s
         spans = [("compute", t, a), ("upload", a, b), ("wait", b, c), ("download", c, d)]
         if rank < 2:
-            spans = [
-                ("compute", t, a),
-                ("wait", a, a + 0.1 * s),
-                ("aggregate", a + 0.1 * s, c),
-                ("download", c - 0.05 * s, d),
-            ]
+            spans = [("compute", t, a), ("wait", a, a + 0.1 * s), ("aggregate", a + 0.1 * s, c), ("download", c - 0.05 * s, d)]
         traffic = self._traffic[rank, attempt] + Traffic(puts=2, gets=2, polls=1, bytes_up=20_000, bytes_down=40_000)
         self._traffic[rank, attempt] = traffic
         loss = 2.3 * math.exp(-3 * i / self.iterations) + 0.12 * self.random.random()
@@ -115,9 +110,7 @@ class Run:
             )
         )
 
-    def end(
-        self, rank: int, attempt: int, t: float, status: str = "ok", outcome: str = "finished", **more: object
-    ) -> None:
+    def end(self, rank: int, attempt: int, t: float, status: str = "ok", outcome: str = "finished", **more: object) -> None:
         billed = t - self._begun[rank, attempt]
         known = status == "ok"
         self.events.append(
@@ -226,9 +219,7 @@ def failed() -> list[Event]:
     run.launch()
     for rank in range(4):
         run.call(rank, 0, 0.02)
-        run.end(
-            rank, 0, 1.0, status="error", error="Traceback (most recent call last):\n  ImportError: no model <here>"
-        )
+        run.end(rank, 0, 1.0, status="error", error="Traceback (most recent call last):\n  ImportError: no model <here>")
     cause = "rank 0, attempt 0: ImportError: no model <here>"
     return [*run.events, RunEnded(t=1.1, status="failed", causes=[cause])]
 

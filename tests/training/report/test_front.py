@@ -31,11 +31,22 @@ def test_page_says_what_the_plan_says() -> None:
     plan = plans.plan()
     page = html(plan)
     for words in (
-        "resnet50-cifar10", "4 functions of 1792 MB will take 4 min 25 s and cost $0.0088", "aws-lambda, objects",
-        "22% of the budget", "deadline 5 min 00 s", "one worker less", "too little memory", "c7i.8xlarge",
-        "AWS Lambda pricing page", "2025-06-01", "3,412,000 excluded by bounds", "proven the best",
-        "4 invocations, 6,000 puts", "int8 compression would take half", "all 9 configurations of the front",
-    ):  # fmt: skip
+        "resnet50-cifar10",
+        "4 functions of 1792 MB will take 4 min 25 s and cost $0.0088",
+        "aws-lambda, objects",
+        "22% of the budget",
+        "deadline 5 min 00 s",
+        "one worker less",
+        "too little memory",
+        "c7i.8xlarge",
+        "AWS Lambda pricing page",
+        "2025-06-01",
+        "3,412,000 excluded by bounds",
+        "proven the best",
+        "4 invocations, 6,000 puts",
+        "int8 compression would take half",
+        "all 9 configurations of the front",
+    ):
         assert words in page, words
     assert page.count("<circle") == len(plan.front) + 1 + 2, "the front, the chosen one, and their keys"
 
@@ -44,11 +55,15 @@ def test_text_from_outside_is_escaped() -> None:
     evil = "<script>alert('x')</script>&\""
     chosen = plans.choice(pattern=evil, channel=evil)
     plan = plans.plan(
-        choice=chosen, front=(chosen,), alternatives=(plans.alternative(evil, chosen),), advice=(evil,),
+        choice=chosen,
+        front=(chosen,),
+        alternatives=(plans.alternative(evil, chosen),),
+        advice=(evil,),
         machines=(MachineEstimate(name=evil, seconds=100.0, cost_usd=0.01),),
         profile=PlanSource(workload=evil, platform=evil, source=evil, notes=(evil,)),
-        binding=evil, minimise=evil,
-    )  # fmt: skip
+        binding=evil,
+        minimise=evil,
+    )
     page = html(plan)
     assert "script" not in parsed(page).seen
     assert "alert('x')</script>" not in page

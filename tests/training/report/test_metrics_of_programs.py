@@ -9,17 +9,12 @@ from ephemeron.training.report.run_summary import RunSummary
 
 
 def story(*events: Event) -> RunSummary:
-    started = RunStarted(
-        t=0, run_id="r", job="j", workers=2, aggregators=1, memory_mb=512, iterations=8, epochs=2, samples=10
-    )
+    started = RunStarted(t=0, run_id="r", job="j", workers=2, aggregators=1, memory_mb=512, iterations=8, epochs=2, samples=10)
     return RunSummary.from_events([started, *events], load_prices("objects"))
 
 
 def test_merged_metrics_replace_means_and_have_a_table() -> None:
-    slices = [
-        Evaluated(t=1, rank=r, attempt=0, epoch=1, iteration=4, samples=5, sums={"loss": (5.0, 5), "f1": None})
-        for r in (0, 1)
-    ]
+    slices = [Evaluated(t=1, rank=r, attempt=0, epoch=1, iteration=4, samples=5, sums={"loss": (5.0, 5), "f1": None}) for r in (0, 1)]
     merged = Measured(t=2, rank=0, attempt=0, epoch=1, iteration=4, metrics={"loss": 1.0, "f1": 0.7512})
     told = story(*slices, merged)
     assert told.learning.evaluations[0].metrics == {"loss": 1.0, "f1": 0.7512}

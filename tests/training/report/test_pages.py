@@ -18,17 +18,7 @@ from ephemeron.events import Event, Note, to_json
 from ephemeron.training.report import PICTURE_VARIABLE, RunSummary, read_events, render_html, write_png, write_report
 from ephemeron.training.report.headline import Headline, usd
 
-RUNS = [
-    runs.clean,
-    runs.replaced,
-    runs.relayed,
-    runs.stopped,
-    runs.failed,
-    runs.launched,
-    runs.running,
-    runs.many,
-    list,
-]
+RUNS = [runs.clean, runs.replaced, runs.relayed, runs.stopped, runs.failed, runs.launched, runs.running, runs.many, list]
 VOID = {"meta", "input", "br", "link"}
 
 
@@ -102,12 +92,7 @@ def test_long_timeline_stays_small() -> None:
 def test_relays_replacements_and_faults_are_marked() -> None:
     assert "rank 0, attempt 1 (relay): ok, relayed" in page(runs.relayed())
     html = page(runs.replaced())
-    for words in (
-        "(replacement)",
-        "injected fault: kill",
-        "rank 2 was lost; replaced",
-        "Memory quotas are not enforced",
-    ):
+    for words in ("(replacement)", "injected fault: kill", "rank 2 was lost; replaced", "Memory quotas are not enforced"):
         assert words in html
 
 
@@ -119,17 +104,8 @@ def test_failure_shows_its_cause() -> None:
 
 def test_summary_is_one_sentence() -> None:
     story = RunSummary.from_events(runs.clean(), runs.PRICES)
-    result = {
-        "workers": 4,
-        "memory_mb": 704,
-        "iterations": 690,
-        "seconds": 31.2,
-        "cost_usd": 0.0018,
-        "metrics": {"accuracy": 0.978},
-    }
-    assert Headline.of(story, result).summary == (
-        "4 functions of 704 MB trained 690 iterations in 31.2 s for $0.0018: accuracy 0.978."
-    )
+    result = {"workers": 4, "memory_mb": 704, "iterations": 690, "seconds": 31.2, "cost_usd": 0.0018, "metrics": {"accuracy": 0.978}}
+    assert Headline.of(story, result).summary == ("4 functions of 704 MB trained 690 iterations in 31.2 s for $0.0018: accuracy 0.978.")
 
 
 def test_result_may_hold_anything() -> None:
@@ -184,9 +160,7 @@ def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
 
 def test_other_bad_lines_are_told(tmp_path: Path) -> None:
     good = to_json(runs.launched()[0])
-    (tmp_path / "events.jsonl").write_text(
-        f'{good}\n{{"kind":"pro{good}\n[]\n{{"kind":"note","t":1,"new":2}}\n\n{good}\n'
-    )
+    (tmp_path / "events.jsonl").write_text(f'{good}\n{{"kind":"pro{good}\n[]\n{{"kind":"note","t":1,"new":2}}\n\n{good}\n')
     *events, note = read_events(tmp_path / "events.jsonl")
     assert len(events) == 2
     assert isinstance(note, Note)
@@ -198,9 +172,7 @@ def test_folder_without_events(tmp_path: Path) -> None:
         write_report(tmp_path, prices=runs.PRICES)
 
 
-def test_without_matplotlib_the_page_alone_is_written(
-    pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_page_alone_is_written(pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = folder(tmp_path, runs.clean())
     with pytest.raises(MissingExtra, match=r"ephemeron\[report\]"):

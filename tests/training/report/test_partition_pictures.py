@@ -15,12 +15,9 @@ from ephemeron.partition.report.operators import drawing, operators_svg
 SIZE = 300
 CHAIN = Graph(
     nodes=tuple(
-        Node(name=f"n{i}", forward_s={"gpu": 1e-3}, backward_s={"gpu": 2e-3}, module=f"blocks.{i // 30}.part{i % 3}")
-        for i in range(SIZE)
+        Node(name=f"n{i}", forward_s={"gpu": 1e-3}, backward_s={"gpu": 2e-3}, module=f"blocks.{i // 30}.part{i % 3}") for i in range(SIZE)
     ),
-    tensors=tuple(
-        Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=1000) for i in range(SIZE - 1)
-    ),
+    tensors=tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=1000) for i in range(SIZE - 1)),
 )
 WHERE = {f"n{i}": "xyz"[3 * i // SIZE] for i in range(SIZE)}
 THREE = connected([Device(name=n, kind="gpu", memory_bytes=10**9) for n in "xyz"], lambda a, b: (1e-4, 1e8))
@@ -39,8 +36,11 @@ def test_bars_cover_the_spans_they_stand_for():
 
 
 def test_the_schedule_is_well_formed_whatever_things_are_called():
-    odd = replace(CHAIN, nodes=tuple(replace(n, name=f"<{n.name}&>") for n in CHAIN.nodes[:2]), tensors=(
-        replace(CHAIN.tensors[0], producer="<n0&>", consumers=("<n1&>",)),))  # fmt: skip
+    odd = replace(
+        CHAIN,
+        nodes=tuple(replace(n, name=f"<{n.name}&>") for n in CHAIN.nodes[:2]),
+        tensors=(replace(CHAIN.tensors[0], producer="<n0&>", consumers=("<n1&>",)),),
+    )
     devices = connected([Device(name=n, kind="gpu", memory_bytes=10**9) for n in ("a<b", 'c"d')], lambda a, b: (0, 1e6))
     where = {"<n0&>": "a<b", "<n1&>": 'c"d'}
     done = replay(odd, devices, where)

@@ -27,8 +27,16 @@ def rgb(colour: str) -> list[int]:
 
 
 def test_shapes_have_the_places_of_the_picture_and_the_colours_of_the_style_sheet(tmp_path):
-    inner = el("svg", el("rect", x=1, y=0, width=1, height=1, class_="dot orange"), x=50, y=0, width=50, height=50,
-               viewBox="0 0 2 1", preserveAspectRatio="none")  # fmt: skip
+    inner = el(
+        "svg",
+        el("rect", x=1, y=0, width=1, height=1, class_="dot orange"),
+        x=50,
+        y=0,
+        width=50,
+        height=50,
+        viewBox="0 0 2 1",
+        preserveAspectRatio="none",
+    )
     shapes = [
         inner,
         el("path", d="M0 50h50v50h-50Z", class_="area blue"),
@@ -49,9 +57,7 @@ def test_shapes_have_the_places_of_the_picture_and_the_colours_of_the_style_shee
     assert at(75, 75) == rgb(LINE_COLOURS["green"])
     assert at(75, 90) == [255, 255, 255]
     blue = np.array(rgb(LINE_COLOURS["blue"]))
-    assert np.abs(np.array(at(25, 75)) - (0.1 * blue + 0.9 * 255)).max() <= 1, (
-        "an area has a tenth of its line's colour"
-    )
+    assert np.abs(np.array(at(25, 75)) - (0.1 * blue + 0.9 * 255)).max() <= 1, "an area has a tenth of its line's colour"
 
 
 def test_curves_are_refused(tmp_path):

@@ -9,18 +9,7 @@ import re
 import pytest
 import report_runs as runs
 
-from ephemeron.events import (
-    Ended,
-    Evaluated,
-    Event,
-    Invoked,
-    Progress,
-    RunEnded,
-    Started,
-    Traffic,
-    from_json,
-    to_json,
-)
+from ephemeron.events import Ended, Evaluated, Event, Invoked, Progress, RunEnded, Started, Traffic, from_json, to_json
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.report import RunSummary
 from ephemeron.training.report.charts import bytes_chart, learning_chart
@@ -34,12 +23,8 @@ def tell(events: list[Event]) -> RunSummary:
     return RunSummary.from_events(events, runs.PRICES)
 
 
-def progress(
-    rank: int, iteration: int, loss: float, *, attempt: int = 0, samples: int = 16, t: float = 1.0, **more: object
-) -> Progress:
-    return Progress(
-        t=t, rank=rank, attempt=attempt, iteration=iteration, epoch=0, samples=samples, loss=loss, version=0, **more
-    )
+def progress(rank: int, iteration: int, loss: float, *, attempt: int = 0, samples: int = 16, t: float = 1.0, **more: object) -> Progress:
+    return Progress(t=t, rank=rank, attempt=attempt, iteration=iteration, epoch=0, samples=samples, loss=loss, version=0, **more)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +70,14 @@ def test_thinned_lines_keep_their_gaps() -> None:
 def test_a_test_loss_that_is_no_number_is_a_gap_too(value: float) -> None:
     def evaluated(epoch: int, loss: float, correct: int | None) -> Evaluated:
         return Evaluated(
-            t=epoch, rank=0, attempt=0, epoch=epoch, iteration=epoch, samples=1,
+            t=epoch,
+            rank=0,
+            attempt=0,
+            epoch=epoch,
+            iteration=epoch,
+            samples=1,
             sums={"loss": (loss, 1), "accuracy": None if correct is None else (correct, 1)},
-        )  # fmt: skip
+        )
 
     story = tell([evaluated(1, 1.0, 1), evaluated(2, value, None), evaluated(3, 0.5, 0)])
     assert [e.loss for e in story.learning.evaluations] == [1.0, None, 0.5]
@@ -106,9 +96,8 @@ def test_events_with_numbers_that_json_lacks_are_json_all_the_same() -> None:
 def test_evaluation_sums_ranks_and_drops_repeats() -> None:
     def evaluated(rank: int, attempt: int, correct: int) -> Evaluated:
         return Evaluated(
-            t=1, rank=rank, attempt=attempt, epoch=1, iteration=9, samples=10,
-            sums={"loss": (5.0, 10), "accuracy": (correct, 10)},
-        )  # fmt: skip
+            t=1, rank=rank, attempt=attempt, epoch=1, iteration=9, samples=10, sums={"loss": (5.0, 10), "accuracy": (correct, 10)}
+        )
 
     (point,) = tell([evaluated(0, 0, 5), evaluated(1, 1, 9), evaluated(1, 0, 0)]).learning.evaluations
     assert (point.accuracy, point.loss, point.samples, point.ranks) == (14 / 20, 0.5, 20, 2)
@@ -128,9 +117,7 @@ def test_killed_function_keeps_the_traffic_it_last_reported() -> None:
     events = runs.replaced()
     story = tell(events)
     killed = next(r for r in story.invocations if (r.rank, r.attempt) == (2, 0))
-    last = max(
-        (e.traffic for e in events if isinstance(e, Progress) and (e.rank, e.attempt) == (2, 0)), key=lambda t: t.puts
-    )
+    last = max((e.traffic for e in events if isinstance(e, Progress) and (e.rank, e.attempt) == (2, 0)), key=lambda t: t.puts)
     assert killed.traffic == last
     assert killed.status == "lost"
     assert story.spending.total_usd > runs.bills(events)

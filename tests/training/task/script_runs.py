@@ -41,9 +41,7 @@ def job(*arguments, script=SCRIPT, **options):
 
 def run(workers, *arguments, script=SCRIPT, faults=(), options=None, **more):
     made = job(*arguments, script=script, **(options or {}))
-    return real(
-        made, workers=workers, aggregators=min(2, workers), checkpoint_every=2, faults=list(map(parse_fault, faults)), **more
-    )  # fmt: skip
+    return real(made, workers=workers, aggregators=min(2, workers), checkpoint_every=2, faults=list(map(parse_fault, faults)), **more)
 
 
 def script(tmp_path, body, *, before="", register="model=model, optimizer=optimizer"):

@@ -52,9 +52,7 @@ def test_a_loss_that_is_no_number():
 
 @pytest.mark.slow
 def test_what_would_be_started_and_paid():
-    done = CliRunner().invoke(
-        main, ["train", "broken:Saves", "--workers", "2", "--batch-size", "8", "--dry-run", "--json"]
-    )
+    done = CliRunner().invoke(main, ["train", "broken:Saves", "--workers", "2", "--batch-size", "8", "--dry-run", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["iterations"], found["samples"], found["test_samples"]) == (30, 96, 24)

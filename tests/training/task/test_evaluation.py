@@ -46,7 +46,7 @@ METRICS = {
     "CatMetric": (lambda: torchmetrics.CatMetric(), (VALUES,)),
     "Minimum": (lambda: torchmetrics.MinMaxMetric(torchmetrics.MeanSquaredError()), REGRESS),
     "Classwise": (lambda: torchmetrics.ClasswiseWrapper(torchmetrics.Recall("multiclass", num_classes=5, average=None)), CLASSIFY),
-}  # fmt: skip
+}
 
 
 def pieces(arrays, parts):
@@ -95,10 +95,7 @@ def test_a_metric_is_that_of_the_whole_data(kind, parts):
 @pytest.mark.parametrize("parts", [1, 3, 4])
 def test_collections_share_states_and_are_one_metric_each(parts):
     make = torchmetrics.MetricCollection(
-        {
-            name: getattr(torchmetrics, name)("multiclass", num_classes=5, average="macro")
-            for name in ("Precision", "Recall")
-        }
+        {name: getattr(torchmetrics, name)("multiclass", num_classes=5, average="macro") for name in ("Precision", "Recall")}
     )
     whole = copy.deepcopy(make)
     whole.update(*CLASSIFY)

@@ -121,12 +121,7 @@ def test_a_task_with_an_attribute_of_this_name_keeps_it():
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("Counts", r"self.seen (int), self.teacher (Linear) change while the task trains"),
-        ("Saves", ""),
-        ("Draws", ""),
-        ("Writes", ""),
-    ],
+    [("Counts", r"self.seen (int), self.teacher (Linear) change while the task trains"), ("Saves", ""), ("Draws", ""), ("Writes", "")],
 )
 def test_state_that_no_checkpoint_has_is_named_before_the_run(name, text):
     made = dataclasses.replace(job_of(f"holding:{name}", {"epochs": 3}), simulation=WORLD, code=(CODE,))

@@ -24,14 +24,14 @@ EXAMPLES = {
     for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 }
 METRICS = {
-    "Regression": {"loss", "mae", "r2", "rmse"}, "Ranking": {"loss", "mrr", "ndcg"}, "Language": {"loss", "perplexity"},
+    "Regression": {"loss", "mae", "r2", "rmse"},
+    "Ranking": {"loss", "mrr", "ndcg"},
+    "Language": {"loss", "perplexity"},
     "Detection": {"loss", "recall_50", "iou"},
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "Regression" else pytest.param(name, marks=pytest.mark.slow) for name in METRICS]
-)
+@pytest.mark.parametrize("name", [name if name == "Regression" else pytest.param(name, marks=pytest.mark.slow) for name in METRICS])
 def test_the_metrics_do_not_depend_on_the_number_of_functions(name, tmp_path, monkeypatch, home):
     module = f"page_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(EXAMPLES[name])

@@ -68,7 +68,7 @@ def test_warm_up_and_the_length_of_the_run():
 def test_a_length_that_is_given_is_kept():
     assert rates(SchedulerSpec(target="LinearLR", interval="step", options={"total_iters": 2, "start_factor": 0.5}), 4) == (
         pytest.approx([0.2, 0.3, 0.4, 0.4])
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_length_that_is_given_is_kept():
         (lambda o: {"optimizer": o, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(o)}, 1, ["loss"]),
         (lambda o: [{"optimizer": o}, {"optimizer": sgd()}], 2, []),
     ],
-)  # fmt: skip
+)
 def test_forms_of_optimizers(returned, optimizers, monitors):
     found, schedulers = optimizers_of(returned(sgd()), "optimizers")
     assert len(found) == optimizers
@@ -100,7 +100,7 @@ def test_forms_of_optimizers(returned, optimizers, monitors):
         (torch.optim.LBFGS(nn.Linear(1, 1).parameters()), "evaluates the loss several times"),
         (torch.optim.SparseAdam(nn.Linear(1, 1).parameters()), "takes sparse gradients only"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_optimizer_is_refused(returned, says):
     with pytest.raises(JobError) as caught:
         optimizers_of(returned, "optimizers of T")
@@ -130,10 +130,7 @@ def test_clipping_is_of_the_merged_gradient(home):
     limit = 1e-3
     before = program_of(job(), folders=[CODE], epoch_length=1, epochs=1).model.state_dict()
     for workers in (1, 4):
-        run = real(
-            job(clip_norm=limit, epochs=1, scheduler=None), workers=workers, aggregators=min(2, workers),
-            batch_size=96 // workers,
-        )  # fmt: skip
+        run = real(job(clip_norm=limit, epochs=1, scheduler=None), workers=workers, aggregators=min(2, workers), batch_size=96 // workers)
         assert run.trigger.spec.iterations == 1
         moved = [run.ending.arrays[n] - t.numpy() for n, t in before.items()]
         assert np.sqrt(sum((m**2).sum() for m in moved)) == pytest.approx(0.1 * limit, rel=1e-3)

@@ -49,9 +49,7 @@ def test_losses():
     assert torch.equal(smooth(output, wanted), nn.functional.cross_entropy(output, wanted, label_smoothing=0.5))
     own = make_loss(Target(target="mine:loss", options={"factor": 3}), {"mine:loss": lambda o, w, factor: factor}.get)
     assert own(output, wanted) == 3
-    with pytest.raises(
-        JobError, match=r"loss 'crossentropy' is not in torch.nn.functional; name one of .*; or module:"
-    ):
+    with pytest.raises(JobError, match=r"loss 'crossentropy' is not in torch.nn.functional; name one of .*; or module:"):
         make_loss(Target(target="crossentropy"), no_code)
 
 

@@ -142,9 +142,7 @@ def test_kills_and_hand_offs_do_not_change_a_program(name, home):
     made = job(name)
     more = settings(4, checkpoint_every=2)
     undisturbed = real(made, **more)
-    faults = [
-        "kill:rank=0,iteration=3,phase=upload", "kill:rank=3,iteration=5,phase=compute", "kill:rank=1,iteration=6,phase=download",
-    ]  # fmt: skip
+    faults = ["kill:rank=0,iteration=3,phase=upload", "kill:rank=3,iteration=5,phase=compute", "kill:rank=1,iteration=6,phase=download"]
     run = real(made, faults=[parse_fault(fault) for fault in faults], **more)
     assert len(run.of(FaultFired)) == len(faults)
     assert run.sha == undisturbed.sha
@@ -213,9 +211,8 @@ def test_the_moving_average_is_evaluated_and_saved_and_survives_a_kill(home):
     plain, averaged = (real(job("Tabular", ema_decay=d), **settings(2, checkpoint_every=2)) for d in (0.0, 0.9))
     assert plain.sha != averaged.sha
     killed = real(
-        job("Tabular", ema_decay=0.9), faults=[parse_fault("kill:rank=1,iteration=9,phase=compute")],
-        **settings(2, checkpoint_every=2),
-    )  # fmt: skip
+        job("Tabular", ema_decay=0.9), faults=[parse_fault("kill:rank=1,iteration=9,phase=compute")], **settings(2, checkpoint_every=2)
+    )
     assert killed.sha == averaged.sha
 
 
@@ -234,9 +231,9 @@ def test_bf16_autocast_computes_otherwise_and_survives_a_kill(home):
         ({"early_stopping": EarlyStopping(monitor="f1")}, "early_stopping monitors 'f1', which the evaluation does not report"),
         ({"scheduler": SchedulerSpec(target="Nothing")}, "scheduler 'Nothing' is not in torch.optim.lr_scheduler"),
         ({"scheduler": SchedulerSpec(target="StepLR")}, "scheduler StepLR refuses its options"),
-        ({"scheduler": SchedulerSpec(target="StepLR", options={"step_size": 1}, warmup_steps=2)}, "interval = \"step\""),
+        ({"scheduler": SchedulerSpec(target="StepLR", options={"step_size": 1}, warmup_steps=2)}, 'interval = "step"'),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_refused_before_the_start(options, says, home):
     with pytest.raises(JobError) as caught:
         real(job("Tabular", **options), **settings(2))

@@ -89,14 +89,18 @@ for epoch in range(2):
         ("", "print('nothing')", "it ended without a loop over run.steps"),
         ("", NO_STEP, "a batch of run.steps was left without run.step"),
         ("", TWICE, "run.step was called twice for one batch"),
-        ("other = torch.optim.SGD(model.parameters(), lr=1.0)", TWO_OPTIMIZERS, "an optimizer (SGD) that is not registered; call run.register"),
+        (
+            "other = torch.optim.SGD(model.parameters(), lr=1.0)",
+            TWO_OPTIMIZERS,
+            "an optimizer (SGD) that is not registered; call run.register",
+        ),
         ("", RAISES, "ValueError: no luck (mine.py, line 18)"),
         ("", EMPTY_EPOCHS, "write `for epoch in run.epochs(N)`"),
         ("import absent_module", LOOP, "No module named 'absent_module'"),
         ("run.register(best=0.5)", LOOP, "run.register(best=…) got a float, which has no state_dict()"),
         ("import sys; sys.exit(3)", LOOP, "it ended with exit code 3"),
     ],
-)  # fmt: skip
+)
 def test_the_trial_says_what_is_wrong(tmp_path, before, body, says):
     with pytest.raises(JobError) as caught:
         run(2, script=script(tmp_path, body, before=before))
@@ -168,9 +172,7 @@ def test_a_dry_run_does_two_steps_after_a_trial_in_a_fresh_process(monkeypatch):
 )
 def test_a_resumed_run_takes_a_changed_script_that_fits(tmp_path, change, says):
     path = script(tmp_path, LOOP)
-    prepared = prepare.prepare(
-        job(script=path), configuration(workers=2), run_id="run", limits=Limits(), prices=load_prices("objects")
-    )
+    prepared = prepare.prepare(job(script=path), configuration(workers=2), run_id="run", limits=Limits(), prices=load_prices("objects"))
     path.write_text(path.read_text().replace(*change))
 
     async def asked():

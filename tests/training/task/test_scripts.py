@@ -71,9 +71,11 @@ def test_any_number_of_functions_is_the_script_alone(tmp_path):
 def test_kills_and_hand_offs_do_not_change_a_script(arguments):
     undisturbed = run(4, *arguments)
     faults = [
-        "kill:rank=0,iteration=3,phase=upload", "kill:rank=3,iteration=6,phase=compute", "kill:rank=1,iteration=11,phase=download",
+        "kill:rank=0,iteration=3,phase=upload",
+        "kill:rank=3,iteration=6,phase=compute",
+        "kill:rank=1,iteration=11,phase=download",
         "kill:rank=2,iteration=17,phase=compute",
-    ]  # fmt: skip
+    ]
     killed = run(4, *arguments, faults=faults)
     assert len(killed.of(FaultFired)) == len(faults)
     assert killed.sha == undisturbed.sha
@@ -139,9 +141,7 @@ def test_loaders_of_each_worker_as_in_ddp(tmp_path):
 
 @pytest.mark.slow
 def test_an_error_of_the_script_names_rank_and_iteration(tmp_path):
-    body = LOOP.replace(
-        "loss.backward()", "loss.backward()\n    if run.iteration == 3 and run.rank == 1: raise ValueError('no luck')"
-    )
+    body = LOOP.replace("loss.backward()", "loss.backward()\n    if run.iteration == 3 and run.rank == 1: raise ValueError('no luck')")
     finished = run(2, script=script(tmp_path, body))
     assert finished.ending.status == "failed"
     causes = "\n".join(finished.ending.causes)
@@ -208,11 +208,7 @@ def test_a_weight_that_is_no_number_of_terms_is_refused(weight):
 def test_local_functions_end_with_the_weights_of_simulated_ones():
     expected = run(3)
     result = ephemeron.train(
-        SCRIPT,
-        workers=3,
-        aggregators=2,
-        checkpoint_every=2,
-        faults=[parse_fault("kill:rank=1,iteration=8,phase=compute")],
+        SCRIPT, workers=3, aggregators=2, checkpoint_every=2, faults=[parse_fault("kill:rank=1,iteration=8,phase=compute")]
     )
     assert result.summary.invocations > 3
     assert result.summary.weights_sha256 == expected.sha
@@ -239,14 +235,11 @@ def test_the_command_passes_arguments_on():
 
     done = CliRunner().invoke(
         main, ["train", str(SCRIPT), "--platform", "simulated", "--workers", "2", "--json", "--", "--epochs", "1", "--flat"]
-    )  # fmt: skip
+    )
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout.strip().splitlines()[-1])
     assert (result["iterations"], set(result["metrics"])) == (6, {"loss", "accuracy"})
-    assert (
-        "epochs is not an option"
-        in CliRunner().invoke(main, ["train", str(SCRIPT), "--workers", "2", "--epochs", "1"]).output
-    )
+    assert "epochs is not an option" in CliRunner().invoke(main, ["train", str(SCRIPT), "--workers", "2", "--epochs", "1"]).output
 
 
 def test_alone_the_current_run_has_one_worker_and_another_one_follows():

@@ -25,10 +25,17 @@ def through_json(value):
 
 def test_types_survive():
     value = {
-        "tuple": (1, (2.5, None)), "set": {3, 1}, "keys": {0: "a", 7: {"b": [True]}}, "counter": Counter({30: 2}),
-        "deque": deque([1, 2]), "array": np.arange(4, dtype=np.int16), "scalar": np.float32(0.5), "$": "a key like the mark",
-        "inf": float("inf"), "complex": 1 + 2j,
-    }  # fmt: skip
+        "tuple": (1, (2.5, None)),
+        "set": {3, 1},
+        "keys": {0: "a", 7: {"b": [True]}},
+        "counter": Counter({30: 2}),
+        "deque": deque([1, 2]),
+        "array": np.arange(4, dtype=np.int16),
+        "scalar": np.float32(0.5),
+        "$": "a key like the mark",
+        "inf": float("inf"),
+        "complex": 1 + 2j,
+    }
     got = through_json(value)
     assert repr(got) == repr(value)
     assert {k: type(v) for k, v in got.items()} == {k: type(v) for k, v in value.items()}

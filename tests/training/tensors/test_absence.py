@@ -17,9 +17,10 @@ VALUES = st.floats(-1e6, 1e6, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3
 @given(
     st.lists(
         st.tuples(hnp.arrays(np.float32, 6, elements=VALUES), st.sets(st.sampled_from([0, 1, 3])), st.integers(1, 9)),
-        min_size=1, max_size=5,
+        min_size=1,
+        max_size=5,
     )
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_part_of_the_mean_is_absent_only_if_all_ranks_had_none(dtype, ranks):
     total, weight = None, 0

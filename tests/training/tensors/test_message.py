@@ -44,18 +44,11 @@ def unpack(data: memoryview, *, key: str = KEY):
 
 
 def sample(codec="none", *, marks=(3, 4), size=20) -> bytes:
-    envelope = MessageHeader(
-        kind="merged", rank=1, attempt=0, iteration=7, shard=2, weight=32.0, applied=7, durable=5, marks=marks
-    )
+    envelope = MessageHeader(kind="merged", rank=1, attempt=0, iteration=7, shard=2, weight=32.0, applied=7, durable=5, marks=marks)
     return message(envelope, np.linspace(-1, 1, size, dtype=np.float32), codec)
 
 
-@given(
-    envelopes,
-    st.integers(0, 40),
-    st.sampled_from(["none", "bf16", "int8"]),
-    st.sampled_from([np.float16, np.float32, np.float64]),
-)
+@given(envelopes, st.integers(0, 40), st.sampled_from(["none", "bf16", "int8"]), st.sampled_from([np.float16, np.float32, np.float64]))
 @settings(deadline=None)
 def test_what_is_packed_comes_back(envelope, size, codec, dtype):
     vector = (np.arange(size) % 7 - 3).astype(dtype)
@@ -72,9 +65,7 @@ def test_what_is_packed_comes_back(envelope, size, codec, dtype):
 def test_a_plain_vector_is_neither_copied_when_packed_nor_when_unpacked():
     vector = np.arange(6, dtype=np.float32)
     codec = codec_by_name("none")
-    envelope = MessageHeader(
-        kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1, applied=0, durable=0
-    )
+    envelope = MessageHeader(kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1, applied=0, durable=0)
     buffers = sealed(pack(envelope, codec.encode(vector), codec=codec, dtype=vector.dtype, elements=6), key=KEY)
     assert np.shares_memory(np.frombuffer(buffers[-1], dtype=np.uint8), vector)
     data = b"".join(buffers)

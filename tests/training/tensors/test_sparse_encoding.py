@@ -48,8 +48,7 @@ def test_every_bit_comes_back(vector):
 
 
 @pytest.mark.parametrize(
-    ("count", "most"),
-    [(0, 0), (1, 4 + 4 + 1), (1_000, 1_000 * (4 + 2 + 1)), (100_000, 100_000 * 4 + 125_000), (1_000_000, 4_000_000)],
+    ("count", "most"), [(0, 0), (1, 4 + 4 + 1), (1_000, 1_000 * (4 + 2 + 1)), (100_000, 100_000 * 4 + 125_000), (1_000_000, 4_000_000)]
 )
 def test_bytes_by_number_of_values(count, most):
     vector = np.zeros(1_000_000, np.float32)
@@ -74,9 +73,7 @@ def test_a_parameter_without_gradient_takes_no_bytes():
 def test_a_message_that_is_cut_is_refused(cut):
     vector = np.zeros(50_000, np.float32)
     vector[[3, 4, 900, 40_000]] = 1
-    header = MessageHeader(
-        kind="merged", rank=0, attempt=0, iteration=1, shard=0, weight=1.0, applied=0, durable=0
-    )  # fmt: skip
+    header = MessageHeader(kind="merged", rank=0, attempt=0, iteration=1, shard=0, weight=1.0, applied=0, durable=0)
     data = raw(pack(header, CODEC.encode(vector), codec=CODEC, dtype=vector.dtype, elements=vector.size))
     assert unpack(memoryview(data), key="k")[1].tobytes() == vector.tobytes()
     with pytest.raises(CorruptMessage):

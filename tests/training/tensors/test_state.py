@@ -48,9 +48,7 @@ def test_views_with_gaps_and_in_the_other_order_are_encoded_by_value():
 
 
 def test_the_same_state_is_the_same_bytes():
-    assert encode_state({"a": np.ones(2), "b": np.ones(1)}, {"x": 1}) == encode_state(
-        {"b": np.ones(1), "a": np.ones(2)}, {"x": 1}
-    )
+    assert encode_state({"a": np.ones(2), "b": np.ones(1)}, {"x": 1}) == encode_state({"b": np.ones(1), "a": np.ones(2)}, {"x": 1})
 
 
 def test_a_state_that_was_cut_short_is_corrupt():

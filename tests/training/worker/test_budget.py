@@ -6,16 +6,11 @@ from ephemeron.events import Traffic
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.budget import Budget
 
-PRICES = Prices(
-    name="p", as_of="2025-01-01", gb_second_usd=0.01, invocation_usd=0.5, put_usd=0.001, get_usd=0.0,
-)  # fmt: skip
+PRICES = Prices(name="p", as_of="2025-01-01", gb_second_usd=0.01, invocation_usd=0.5, put_usd=0.001, get_usd=0.0)
 
 
 def budget(**values):
-    return Budget(**{
-        "began_s": 100.0, "deadline_s": 130.0, "memory_mb": 2048, "workers": 4, "prices": PRICES, "limit_usd": 3.0,
-        **values,
-    })  # fmt: skip
+    return Budget(**{"began_s": 100.0, "deadline_s": 130.0, "memory_mb": 2048, "workers": 4, "prices": PRICES, "limit_usd": 3.0, **values})
 
 
 def test_time_left_ends_at_the_deadline():

@@ -30,9 +30,8 @@ def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_othe
 
         detector = FailureDetector(Timeouts(least_s=TIMEOUT_S), lifetime_s=900.0, cold_start_s=3.0, checkpoint_every=2)
         replacing = PeerReplacement(
-            channel, KEYS, detector, rank=0, most=10, now=loop.time, run_now=loop.time, invoke=invoke,
-            warn=lambda text: None,
-        )  # fmt: skip
+            channel, KEYS, detector, rank=0, most=10, now=loop.time, run_now=loop.time, invoke=invoke, warn=lambda text: None
+        )
         assert await fencing.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
         while not invoked:
             assert loop.time() < 20 * TIMEOUT_S
@@ -49,9 +48,7 @@ def test_a_wait_published_by_a_clock_ahead_expires():
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
 
         def of(rank: int, ahead_s: float = 0.0) -> WaitForGraph:
-            return WaitForGraph(
-                channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, timeout_s=lambda times: times * TIMEOUT_S
-            )
+            return WaitForGraph(channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, timeout_s=lambda times: times * TIMEOUT_S)
 
         await of(2, AHEAD_S).suspects(StalledPeers(7, [1]))  # and then it dies
         me = of(0)

@@ -11,18 +11,14 @@ from ephemeron.training.worker.epoch_decision import EpochDecision
 
 def lifecycle():
     spec = SimpleNamespace(timeline=SimpleNamespace(starts_epoch=lambda iteration: False))
-    return SimpleNamespace(
-        spec=spec, now=lambda: 0.0, invocation=SimpleNamespace(trace=SimpleNamespace(totals={"compute": 0.0}))
-    )
+    return SimpleNamespace(spec=spec, now=lambda: 0.0, invocation=SimpleNamespace(trace=SimpleNamespace(totals={"compute": 0.0})))
 
 
 def test_an_epoch_that_was_handed_over_is_handed_on():
     measured = EndedEpoch(seconds=7.0, loss=0.5, phases={"compute": 6.0})
     deciding = EpochDecision(lifecycle(), lambda epoch: None, measured)
     assert deciding.ended({}) == measured
-    assert deciding.ended({"accuracy": 1.0}) == EndedEpoch(
-        seconds=7.0, loss=0.5, phases={"compute": 6.0}, metrics={"accuracy": 1.0}
-    )
+    assert deciding.ended({"accuracy": 1.0}) == EndedEpoch(seconds=7.0, loss=0.5, phases={"compute": 6.0}, metrics={"accuracy": 1.0})
 
 
 def test_iterations_after_it_are_of_another_epoch():

@@ -24,12 +24,7 @@ def injector(*texts, rank=0, attempt=0):
     def die():
         raise Dead
 
-    made = FaultInjector(
-        rank=rank,
-        attempt=attempt,
-        die=die,
-        fired=lambda fault, iteration: fired.append((str(fault), iteration)),
-    )
+    made = FaultInjector(rank=rank, attempt=attempt, die=die, fired=lambda fault, iteration: fired.append((str(fault), iteration)))
     made.arm([parse_fault(t) for t in texts])
     return made, fired
 

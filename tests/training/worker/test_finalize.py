@@ -67,15 +67,29 @@ async def _unused(*_):
 def test_a_late_duplicate_leaves_the_weights_of_a_pipeline():
     """It ends before it has read the specification, which says in how many parts the weights are."""
     stages = Stages(
-        replicas=1, micro_batches=1, schedule="gpipe", recompute=False, fed=(True, True), shares=(0.5, 0.5),
-        test_samples=(0,), evaluates=False,
-    )  # fmt: skip
+        replicas=1,
+        micro_batches=1,
+        schedule="gpipe",
+        recompute=False,
+        fed=(True, True),
+        shares=(0.5, 0.5),
+        test_samples=(0,),
+        evaluates=False,
+    )
     target = Target(target="m:f")
     spec = RunSpec(
-        run_id="run", model=target, loss=target, optimizer=target, epochs=1, seed=0, dtype="float32", samples=8,
-        configuration=Configuration(workers=2, stages=2, batch_size=4).resolved(), prices=load_prices("objects"),
+        run_id="run",
+        model=target,
+        loss=target,
+        optimizer=target,
+        epochs=1,
+        seed=0,
+        dtype="float32",
+        samples=8,
+        configuration=Configuration(workers=2, stages=2, batch_size=4).resolved(),
+        prices=load_prices("objects"),
         stages=stages,
-    )  # fmt: skip
+    )
 
     async def go():
         channel, keys = MemoryChannel(), Keys("run")
@@ -85,10 +99,16 @@ def test_a_late_duplicate_leaves_the_weights_of_a_pipeline():
             await framed.put(key, [spec.to_bytes() if key == keys.spec else b"x"])
         loop = asyncio.get_running_loop()
         ctx = Context(
-            call=Call(run="run", rank=1, attempt=0, memory_mb=512, lifetime_s=900.0, channel=""), invocation="late",
-            channel=channel, emit=lambda event: None, invoke=_unused, compute=_unused, origin=loop.time(),
-            deadline=loop.time() + 900.0, die=lambda: sys.exit(),
-        )  # fmt: skip
+            call=Call(run="run", rank=1, attempt=0, memory_mb=512, lifetime_s=900.0, channel=""),
+            invocation="late",
+            channel=channel,
+            emit=lambda event: None,
+            invoke=_unused,
+            compute=_unused,
+            origin=loop.time(),
+            deadline=loop.time() + 900.0,
+            die=lambda: sys.exit(),
+        )
         assert (await run_worker(ctx, WorkerRequest())).outcome == "duplicate"
         assert set(channel.objects) == kept
 

@@ -19,9 +19,8 @@ from ephemeron.training.job.generation import Generation
 from ephemeron.training.worker.generations import GenerationChange, decode_members
 
 NOW = Generation(
-    number=0, from_iteration=0, from_epoch=0, workers=2, memory_mb=1769, aggregators=1, batch_size=4,
-    nonaggregator_batch_size=4,
-)  # fmt: skip
+    number=0, from_iteration=0, from_epoch=0, workers=2, memory_mb=1769, aggregators=1, batch_size=4, nonaggregator_batch_size=4
+)
 WANTED = dataclasses.replace(NOW, number=1, from_iteration=20, from_epoch=2, workers=3)
 OTHERS = dataclasses.replace(WANTED, workers=4)
 KEYS = Keys("run")
@@ -46,10 +45,19 @@ def change(channel: MemoryChannel) -> GenerationChange:
 
     spec = SimpleNamespace(scheduled=WANTED, current_generation=NOW, timeline=None, iterations=100, cold_start_s=0.0)
     lifecycle: Any = SimpleNamespace(
-        spec=spec, channel=channel, keys=KEYS, rank=0, staleness=0, resizes=False, resize_request=None, check_fence=check_fence,
-        run_now=lambda: 0.0, timeouts=SimpleNamespace(typical_s=0.0), invocation=SimpleNamespace(emit=lambda event: None),
+        spec=spec,
+        channel=channel,
+        keys=KEYS,
+        rank=0,
+        staleness=0,
+        resizes=False,
+        resize_request=None,
+        check_fence=check_fence,
+        run_now=lambda: 0.0,
+        timeouts=SimpleNamespace(typical_s=0.0),
+        invocation=SimpleNamespace(emit=lambda event: None),
         handoff=SimpleNamespace(load_s=0.0),
-    )  # fmt: skip
+    )
     return GenerationChange(lifecycle, None)
 
 

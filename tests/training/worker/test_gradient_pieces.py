@@ -121,11 +121,22 @@ class Empty(Backwards):
 
 
 MODELS = {
-    "plain": linear, "batch statistics and dropout": everything, "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)),
-    "used three times": Shared, "defined backwards": Backwards, "no part": Unused, "sometimes": Sometimes, "reentrant": Reentrant,
-    "own hook": Scaled, "by hand": ByHand, "sparse": Sparse, "no elements": Empty, "mixed dtypes": Mixed, "half": lambda: linear().to(torch.bfloat16),
+    "plain": linear,
+    "batch statistics and dropout": everything,
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)),
+    "used three times": Shared,
+    "defined backwards": Backwards,
+    "no part": Unused,
+    "sometimes": Sometimes,
+    "reentrant": Reentrant,
+    "own hook": Scaled,
+    "by hand": ByHand,
+    "sparse": Sparse,
+    "no elements": Empty,
+    "mixed dtypes": Mixed,
+    "half": lambda: linear().to(torch.bfloat16),
     "frozen": Frozen,
-}  # fmt: skip
+}
 
 
 class Recorded:
@@ -142,9 +153,8 @@ class Recorded:
 
 def new(build, **options):
     return TorchTrainer(
-        program(seeded(build), **options), feed=ArrayBatchSource(DATA, NOTHING), sampler=Batches(BATCHES),
-        exchange="gradients", seed=7,
-    )  # fmt: skip
+        program(seeded(build), **options), feed=ArrayBatchSource(DATA, NOTHING), sampler=Batches(BATCHES), exchange="gradients", seed=7
+    )
 
 
 def cut(size, length):
@@ -188,9 +198,12 @@ def test_the_bits_are_those_of_the_whole(name, accumulate, length):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.integers(1, 12), min_size=1, max_size=5), st.lists(st.booleans(), min_size=6, max_size=6),
-    st.integers(1, 60), st.integers(1, 5), st.permutations(range(5)),
-)  # fmt: skip
+    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.lists(st.booleans(), min_size=6, max_size=6),
+    st.integers(1, 60),
+    st.integers(1, 5),
+    st.permutations(range(5)),
+)
 def test_any_chain_of_layers(widths, biases, length, accumulate, order):
     class Chain(nn.Module):
         def __init__(self):
@@ -278,10 +291,7 @@ def test_a_weight_of_the_program_is_that_of_early_pieces():
     trainer, whole = new(linear), new(linear)
     for each in (trainer, whole):
         step = each.program.task.training_step
-        each.program.task.training_step = lambda model, batch, step=step, **more: {
-            **step(model, batch),
-            "weight": 2.5,
-        }
+        each.program.task.training_step = lambda model, batch, step=step, **more: {**step(model, batch), "weight": 2.5}
     for iteration in range(2):
         to = Recorded(cut(trainer.size, 8))
         trainer.give_early(to)

@@ -53,10 +53,7 @@ def test_a_successor_that_loads_long_is_started_earlier():
     assert first_needed(attempt=0) > first_needed(attempt=1)  # later ones find a warm environment
 
 
-@given(
-    left=st.floats(0, 100), typical=st.floats(0, 60), load=st.floats(0, 30), write=st.floats(0, 10),
-    attempt=st.integers(0, 3),
-)  # fmt: skip
+@given(left=st.floats(0, 100), typical=st.floats(0, 60), load=st.floats(0, 30), write=st.floats(0, 10), attempt=st.integers(0, 3))
 def test_a_hand_off_that_is_due_was_prepared(left, typical, load, write, attempt):
     h = handoff(load_s=load, write_s=write, attempt=attempt)
     if h.is_due(left, typical):

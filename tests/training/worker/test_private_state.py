@@ -67,27 +67,28 @@ def plain():
 
 
 def everything():
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(12, 4)
-    )
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(12, 4))
 
 
 def half():
     return everything().to(torch.bfloat16)
 
 
-def torch_trainer(
-    rank, *, build=everything, optimizer="SGD", exchange="gradients", task=JobTask, local_steps=1, outer=None, **options
-):  # fmt: skip
+def torch_trainer(rank, *, build=everything, optimizer="SGD", exchange="gradients", task=JobTask, local_steps=1, outer=None, **options):
     torch.manual_seed(1)
     model = build()
     chosen = Target(target=optimizer, options={"lr": 0.05, **({"momentum": 0.9} if optimizer == "SGD" else {})})
     made = task(lambda: model, make_loss(Target(target="cross_entropy"), None), chosen)
     program = with_optimizers(made, model, TrainingOptions(**options), find=None, epoch_length=4, epochs=2)
     return TorchTrainer(
-        program, feed=ArrayBatchSource(DATA, Samples(DATA.inputs[:0], DATA.targets[:0])), sampler=Places(rank),
-        exchange=exchange, seed=100 + rank, local_steps=local_steps, outer=outer,
-    )  # fmt: skip
+        program,
+        feed=ArrayBatchSource(DATA, Samples(DATA.inputs[:0], DATA.targets[:0])),
+        sampler=Places(rank),
+        exchange=exchange,
+        seed=100 + rank,
+        local_steps=local_steps,
+        outer=outer,
+    )
 
 
 def every(case):
@@ -111,9 +112,19 @@ def every(case):
 
 
 CASES = [
-    "plain", "dropout and batch statistics", "bfloat16", "Adam", "scheduler of steps", "scheduler of epochs",
-    "moving average", "accumulated", "state of the task", "updates that draw", "local steps", "outer optimizer",
-]  # fmt: skip
+    "plain",
+    "dropout and batch statistics",
+    "bfloat16",
+    "Adam",
+    "scheduler of steps",
+    "scheduler of epochs",
+    "moving average",
+    "accumulated",
+    "state of the task",
+    "updates that draw",
+    "local steps",
+    "outer optimizer",
+]
 
 
 def sent(state):
@@ -286,10 +297,16 @@ def test_a_script(tmp_path, iterations):
     def make(rank):
         made.append(
             ScriptTrainer(
-                tmp_path / "mine.py", [], [tmp_path], share=Share(rank=rank, weights=(1, 1)), epoch_length=4,
-                iterations=8, seed=5, rank_seed=50 + rank,
+                tmp_path / "mine.py",
+                [],
+                [tmp_path],
+                share=Share(rank=rank, weights=(1, 1)),
+                epoch_length=4,
+                iterations=8,
+                seed=5,
+                rank_seed=50 + rank,
             )
-        )  # fmt: skip
+        )
         return made[-1]
 
     try:

@@ -16,13 +16,19 @@ from ephemeron.training.worker.probe_messages import ProbeRequest, StepProbe, Tr
 from ephemeron.training.worker.request import RECOVER, Recovery, WorkerRequest
 
 REQUEST = WorkerRequest(
-    channel_retry_s=7.0, slowest_s=0.5, typical_s=0.25, hand_within_s=3.0, not_after=4, tries=2, reached=3,
-    seen=((1, 3), (2, 4)), waited=((1, 4, 0.5),),
-)  # fmt: skip
+    channel_retry_s=7.0,
+    slowest_s=0.5,
+    typical_s=0.25,
+    hand_within_s=3.0,
+    not_after=4,
+    tries=2,
+    reached=3,
+    seen=((1, 3), (2, 4)),
+    waited=((1, 4, 0.5),),
+)
 CALL = Call(
-    run="r", rank=1, attempt=2, memory_mb=512, lifetime_s=60.0, channel="folder", reason="relay", origin=5.0,
-    request=REQUEST.to_json(),
-)  # fmt: skip
+    run="r", rank=1, attempt=2, memory_mb=512, lifetime_s=60.0, channel="folder", reason="relay", origin=5.0, request=REQUEST.to_json()
+)
 
 
 T = TypeVar("T")
@@ -58,9 +64,7 @@ def test_a_wrong_argument_is_refused_by_its_path(request_: dict[str, object], me
         read(WorkerRequest, request_)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"), [({"rank": "1"}, "rank = '1'"), ({"options": {}}, "unknown key options")]
-)
+@pytest.mark.parametrize(("change", "message"), [({"rank": "1"}, "rank = '1'"), ({"options": {}}, "unknown key options")])
 def test_a_payload_that_is_no_call_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(JobError, match=message):
         Call.from_payload({**CALL.to_payload(), **change})
@@ -77,7 +81,7 @@ def test_a_recovery_is_read_back_and_damage_names_the_key() -> None:
 def test_a_probe_request_keeps_its_types() -> None:
     request = ProbeRequest(
         probe=StepProbe(batches=(1, 8), window_s=0.5, windows=2), transfer=TransferProbe(sizes_mb=(0.1,), repeats=1, parallel=2)
-    )  # fmt: skip
+    )
     assert read(ProbeRequest, json.loads(json.dumps(asdict(request)))) == request
     with pytest.raises(JobError, match="windows = 0 should be at least 1"):
         read(ProbeRequest, {"probe": {"batches": [1], "window_s": 0.5, "windows": 0}})

@@ -32,9 +32,7 @@ def make(**overrides):
     return RunSpec(**{**values, **overrides})
 
 
-@pytest.mark.parametrize(
-    "overrides", [{}, {"budget_usd": None, "faults": (), "trainer_options": {}}], ids=["all", "few"]
-)
+@pytest.mark.parametrize("overrides", [{}, {"budget_usd": None, "faults": (), "trainer_options": {}}], ids=["all", "few"])
 def test_there_and_back(overrides):
     spec = make(**overrides)
     assert RunSpec.from_bytes(spec.to_bytes()) == spec

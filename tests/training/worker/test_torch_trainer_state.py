@@ -115,9 +115,7 @@ def test_a_trainer_does_not_change_global_random_states():
     before = states()
     iterate(t, range(3))
     t.evaluate()
-    trainer_again = TorchTrainer(
-        t.program, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(), exchange="gradients", seed=3,
-    )  # fmt: skip
+    trainer_again = TorchTrainer(t.program, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(), exchange="gradients", seed=3)
     trainer_again.evaluate()
     assert states() == before
 

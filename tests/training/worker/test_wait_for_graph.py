@@ -18,18 +18,12 @@ def suspects(waits, *, asks, after_s=0.0, old=(), at=None):
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
 
         def of(rank):
-            return WaitForGraph(
-                channel, Keys("run"), rank=rank, now=loop.time, timeout_s=lambda times: times * TIMEOUT_S
-            )
+            return WaitForGraph(channel, Keys("run"), rank=rank, now=loop.time, timeout_s=lambda times: times * TIMEOUT_S)
 
         for rank, ranks in old:
             await of(rank).suspects(StalledPeers(1, ranks))
         await asyncio.sleep(after_s)
-        others = [
-            asyncio.create_task(of(r).suspects(StalledPeers((at or {}).get(r, 7), ranks)))
-            for r, ranks in waits.items()
-            if r != asks
-        ]
+        others = [asyncio.create_task(of(r).suspects(StalledPeers((at or {}).get(r, 7), ranks))) for r, ranks in waits.items() if r != asks]
         found = await of(asks).suspects(StalledPeers((at or {}).get(asks, 9), waits[asks]))
         await asyncio.gather(*others)
         return found

@@ -89,10 +89,7 @@ def test_the_bound_is_below_every_schedule_and_the_schedule_near_it(budget: floa
 def test_an_unlimited_budget_leaves_only_time() -> None:
     wanted = spec(budget_usd=100.0, noise=QUIET)
     programme = DynamicProgramme(wanted)
-    assert (
-        outcome_of(wanted, programme.choose, seeds=(1,)).seconds
-        <= static_plan(wanted, seeds=(1,)).outcome.seconds * 1.01
-    )
+    assert outcome_of(wanted, programme.choose, seeds=(1,)).seconds <= static_plan(wanted, seeds=(1,)).outcome.seconds * 1.01
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -125,9 +122,7 @@ def test_without_scatter_the_schedule_is_as_good_as_all_of_three_parts() -> None
     best = math.inf
     for counts in itertools.product((1, 2, 4, 6), repeat=3):
         for first, second in itertools.product((1, 2, 4, 6), (1, 3, 5)):
-            sizes = tuple(
-                (counts[0 if i < first else 1 if i < first + second else 2], 1792) for i in range(first + second + 1)
-            )
+            sizes = tuple((counts[0 if i < first else 1 if i < first + second else 2], 1792) for i in range(first + second + 1))
             env.reset(seed=0)
             over, info, choose = False, {"reached": False}, listed(wanted, sizes)
             while not over:

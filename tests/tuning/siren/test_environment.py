@@ -63,9 +63,7 @@ def test_an_epoch_costs_what_the_model_says() -> None:
     observation, reward, over, _, info = env.step(env.description.bounds.action(4, 1792))
     begun = epoch.cold_s + epoch.begin_s
     assert info["seconds"] == pytest.approx(begun + epoch.seconds)
-    assert info["cost_usd"] == pytest.approx(
-        epoch.cost_usd + 4 * 1.75 * begun * env.description.profile.platform.price_gb_s
-    )
+    assert info["cost_usd"] == pytest.approx(epoch.cost_usd + 4 * 1.75 * begun * env.description.profile.platform.price_gb_s)
     assert reward == pytest.approx(-info["seconds"] / 100)
     assert not over
     assert env.loss == pytest.approx(float(CURVE.after_epoch(2.3, 4)), rel=1e-3)

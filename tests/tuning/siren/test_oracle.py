@@ -21,10 +21,15 @@ from ephemeron.tuning.siren.fitting import measured_run
 from ephemeron.tuning.siren.oracle import replayed, schedule_errors
 
 JOB = Job(
-    name="tiny", model=Target(target="tiny:mlp"), data=DataSpec(sampling="global"), epochs=3, code=(CODE,),
-    optimizer=Target(target="SGD", options={"lr": 0.05}), early_stopping=EarlyStopping(threshold=0.01),
+    name="tiny",
+    model=Target(target="tiny:mlp"),
+    data=DataSpec(sampling="global"),
+    epochs=3,
+    code=(CODE,),
+    optimizer=Target(target="SGD", options={"lr": 0.05}),
+    early_stopping=EarlyStopping(threshold=0.01),
     simulation=Simulation(compute=ComputeModel(a=100.0, b=2.0, m=0.0)),
-)  # fmt: skip
+)
 MEMORY_MB = 1792
 
 
@@ -44,27 +49,22 @@ def test_a_run_with_changes_takes_what_the_environment_says() -> None:
     compute = JOB.simulation.compute
     assert isinstance(compute, ComputeModel)
     workload = dataclasses.replace(
-        WORKLOAD,
-        model_mb=0.03,
-        a=compute.a,
-        b=compute.b,
-        memory_slope_mb=0.0,
-        dataset_mb=0.4,
-        samples=1437,
-        test_samples=360,
+        WORKLOAD, model_mb=0.03, a=compute.a, b=compute.b, memory_slope_mb=0.0, dataset_mb=0.4, samples=1437, test_samples=360
     )
     profile = Profile(workload=workload, platform=world_profile(JOB.simulation, Limits()))
     bounds = ActionBounds(most_workers=4, quotas_mb=(MEMORY_MB,))
     plain = EpochModel(profile, bounds, batch_size=48, aggregators=2)
-    runs = [
-        measured_run(JOB, workers=w, memory_mb=MEMORY_MB, sync="hsp", batch_size=48, aggregators=2).epochs
-        for w in (2, 4)
-    ]
+    runs = [measured_run(JOB, workers=w, memory_mb=MEMORY_MB, sync="hsp", batch_size=48, aggregators=2).epochs for w in (2, 4)]
     seconds, cost = plain.corrected(runs).corrections
     wanted = spec(
-        profile=profile, bounds=bounds, batch_size=48, seconds=seconds, cost=cost, noise=QUIET,
+        profile=profile,
+        bounds=bounds,
+        batch_size=48,
+        seconds=seconds,
+        cost=cost,
+        noise=QUIET,
         curve=dataclasses.replace(CURVE, samples=1437, batch_size=48),
-    )  # fmt: skip
+    )
     said = schedule_errors(JOB, wanted, [(1, MEMORY_MB)] * 2 + [(2, MEMORY_MB)] * 2 + [(4, MEMORY_MB)] * 2)
     assert abs(float(str(said["error_s"]))) < 0.1
     assert abs(float(str(said["error_usd"]))) < 0.15

@@ -24,16 +24,25 @@ from ephemeron.tuning.siren import Environment
 from ephemeron.tuning.siren.policy import SCHEDULE, Candidate, Comparison, SavedPolicy, Training, load_policy
 
 COMPARISON = Comparison(
-    static_workers=6, static_memory_mb=1024, bound_s=120.0, least_s=135.0, seeds=200,
+    static_workers=6,
+    static_memory_mb=1024,
+    bound_s=120.0,
+    least_s=135.0,
+    seeds=200,
     candidates=(
-        Candidate(name="static", seconds=200.0, reached=1.0), Candidate(name="network", seconds=150.0, reached=1.0),
-        Candidate(name="programme", seconds=140.0, reached=0.97), Candidate(name="list", seconds=210.0, reached=1.0),
+        Candidate(name="static", seconds=200.0, reached=1.0),
+        Candidate(name="network", seconds=150.0, reached=1.0),
+        Candidate(name="programme", seconds=140.0, reached=0.97),
+        Candidate(name="list", seconds=210.0, reached=1.0),
     ),
-)  # fmt: skip
+)
 TABLE = DecisionTable.of(
-    np.array([[[0, 1], [1, 1]], [[0, 0], [1, 0]], [[0, 0], [0, 1]]], dtype=np.uint8), [(4, 1792), (16, 512)], first=(4, 1792),
-    lowest_loss=0.1, highest_loss=10.0,
-)  # fmt: skip
+    np.array([[[0, 1], [1, 1]], [[0, 0], [1, 0]], [[0, 0], [0, 1]]], dtype=np.uint8),
+    [(4, 1792), (16, 512)],
+    first=(4, 1792),
+    lowest_loss=0.1,
+    highest_loss=10.0,
+)
 """Indices [loss 0.1, 1 or 10, budget all spent or all left, functions of the next epoch]."""
 
 
@@ -47,17 +56,33 @@ def by_loss(high: tuple[float, float], low: tuple[float, float]) -> PolicyNetwor
 
 def saved(**changes: Any) -> SavedPolicy:
     found = SavedPolicy(
-        environment=spec(), network=by_loss((0.0, 1.0), (1.0, -1.0)), comparison=COMPARISON, table=TABLE,
-        fixed=((4, 1792), (4, 1792), (16, 512)), training=Training(seed=0, steps=0, imitated=0, seconds=0.0),
-    )  # fmt: skip
+        environment=spec(),
+        network=by_loss((0.0, 1.0), (1.0, -1.0)),
+        comparison=COMPARISON,
+        table=TABLE,
+        fixed=((4, 1792), (4, 1792), (16, 512)),
+        training=Training(seed=0, steps=0, imitated=0, seconds=0.0),
+    )
     return dataclasses.replace(found, **changes)
 
 
 def measured(**changes: Any) -> EpochMeasurements:
     values: dict[str, Any] = {
-        "epoch": 1, "epochs": 10, "iteration": 10, "run_s": 20.0, "epoch_s": 10.0, "iteration_s": 1.0, "spent_usd": 0.01, "loss": 9.0,
-        "metrics": {"loss": 2.3}, "workers": 4, "memory_mb": 1792, "aggregators": 2, "batch_size": 32, "nonaggregator_batch_size": 32,
-    }  # fmt: skip
+        "epoch": 1,
+        "epochs": 10,
+        "iteration": 10,
+        "run_s": 20.0,
+        "epoch_s": 10.0,
+        "iteration_s": 1.0,
+        "spent_usd": 0.01,
+        "loss": 9.0,
+        "metrics": {"loss": 2.3},
+        "workers": 4,
+        "memory_mb": 1792,
+        "aggregators": 2,
+        "batch_size": 32,
+        "nonaggregator_batch_size": 32,
+    }
     return EpochMeasurements(**{**values, **changes})
 
 
@@ -83,10 +108,7 @@ def test_a_function_chooses_what_the_environment_does() -> None:
 
 def test_a_network_has_tanh_between_its_layers() -> None:
     network = PolicyNetwork(
-        layers=(
-            DenseLayer(weights=((1.0, 0.0), (0.0, 2.0)), bias=(0.0, 1.0)),
-            DenseLayer(weights=((1.0, -3.0),), bias=(0.5,)),
-        )
+        layers=(DenseLayer(weights=((1.0, 0.0), (0.0, 2.0)), bias=(0.0, 1.0)), DenseLayer(weights=((1.0, -3.0),), bias=(0.5,)))
     )
     inner = np.tanh([0.3, 1.8])
     assert network.act(np.array([0.3, 0.4])) == pytest.approx(max(-1.0, inner[0] - 3 * inner[1] + 0.5))
@@ -112,9 +134,7 @@ def test_other_files_are_refused(tmp_path) -> None:
     for packed in (
         "!",
         TABLE.packed[:-8],
-        DecisionTable.of(
-            np.full((3, 2, 2), 7, np.uint8), [(1, 1)] * 2, first=(1, 1), lowest_loss=1.0, highest_loss=2.0
-        ).packed,
+        DecisionTable.of(np.full((3, 2, 2), 7, np.uint8), [(1, 1)] * 2, first=(1, 1), lowest_loss=1.0, highest_loss=2.0).packed,
     ):
         (tmp_path / "d.json").write_text(json.dumps({**document, "table": {**document["table"], "packed": packed}}))
         with pytest.raises(JobError, match="choices of a learned schedule are damaged"):
@@ -153,15 +173,11 @@ def test_options_of_a_run_are_those_of_the_schedule() -> None:
 
 def test_the_fastest_reliable_schedule_is_used() -> None:
     assert COMPARISON.used.name == "network"
-    assert (
-        "the dynamic programme's schedule 140 s, with the target reached in 97% of 200 tries" in COMPARISON.sentence()
-    )
+    assert "the dynamic programme's schedule 140 s, with the target reached in 97% of 200 tries" in COMPARISON.sentence()
     assert COMPARISON.sentence().endswith("no schedule takes less than 135 s. Used is the learned policy")
     static, network, programme, fixed = COMPARISON.candidates
     slow = dataclasses.replace(COMPARISON, candidates=(static, dataclasses.replace(network, seconds=201.0), programme))
     assert slow.used.name == "static"
-    assert slow.sentence().endswith(
-        "None of the others is faster and reaches the target often enough, so the static configuration is used"
-    )
+    assert slow.sentence().endswith("None of the others is faster and reaches the target often enough, so the static configuration is used")
     better = dataclasses.replace(programme, reached=0.99)
     assert dataclasses.replace(COMPARISON, candidates=(static, network, better, fixed)).used is better

@@ -30,10 +30,16 @@ from ephemeron.tuning.siren.policy import load_policy
 from ephemeron.tuning.siren.workflow import allowed, check_policy, identity, learned_run, policy_path
 
 JOB = Job(
-    name="tiny", model=Target(target="tiny:mlp"), data=DataSpec(sampling="global"), epochs=6, code=(CODE,),
-    optimizer=Target(target="SGD", options={"lr": 0.05}), limits=JobLimits(budget_usd=0.05, max_global_batch=64),
-    early_stopping=EarlyStopping(threshold=0.3), run={"batch_size": 16, "platform": "simulated"},
-)  # fmt: skip
+    name="tiny",
+    model=Target(target="tiny:mlp"),
+    data=DataSpec(sampling="global"),
+    epochs=6,
+    code=(CODE,),
+    optimizer=Target(target="SGD", options={"lr": 0.05}),
+    limits=JobLimits(budget_usd=0.05, max_global_batch=64),
+    early_stopping=EarlyStopping(threshold=0.3),
+    run={"batch_size": 16, "platform": "simulated"},
+)
 
 
 def test_a_job_may_have_hsp_or_bsp() -> None:
@@ -115,9 +121,7 @@ def test_real_runs_correct_the_environment() -> None:
     env = Environment(wanted)
     epoch, losses = env.table[8, 1792], wanted.curve.losses([8] * 6)
     seen = [
-        RunStarted(
-            t=0.0, run_id="r", job="net", workers=8, aggregators=2, memory_mb=1792, iterations=10, epochs=6, samples=10
-        ),
+        RunStarted(t=0.0, run_id="r", job="net", workers=8, aggregators=2, memory_mb=1792, iterations=10, epochs=6, samples=10),
         *(
             Measured(t=2 * epoch.seconds * i, rank=0, attempt=0, epoch=i, iteration=i, metrics={"loss": loss})
             for i, loss in enumerate(losses, 1)

@@ -13,24 +13,9 @@ if TYPE_CHECKING:
     from ephemeron.communication.channels.memory import MemoryChannel
     from ephemeron.communication.channels.reduction import SupportsReduction
 
-_LAZY = {
-    "MemoryChannel": "memory",
-    "SupportsReduction": "reduction",
-    "open_channel": "address",
-    "public_address": "credentials",
-}
+_LAZY = {"MemoryChannel": "memory", "SupportsReduction": "reduction", "open_channel": "address", "public_address": "credentials"}
 
-__all__ = [
-    "Buffer",
-    "Channel",
-    "MemoryChannel",
-    "Received",
-    "SupportsReduction",
-    "Traits",
-    "Wrapper",
-    "open_channel",
-    "public_address",
-]
+__all__ = ["Buffer", "Channel", "MemoryChannel", "Received", "SupportsReduction", "Traits", "Wrapper", "open_channel", "public_address"]
 
 
 def __getattr__(name: str) -> Any:

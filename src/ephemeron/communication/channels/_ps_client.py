@@ -97,10 +97,7 @@ class ParameterServerChannel(Channel, SupportsReduction):
         shares: dict[int, list[str]] = {}
         for key in keys:
             shares.setdefault(self._shard(key), []).append(key)
-        calls = (
-            self._call_server(self._servers[i], None, "delete", DeleteParams(keys=tuple(share)))
-            for i, share in shares.items()
-        )
+        calls = (self._call_server(self._servers[i], None, "delete", DeleteParams(keys=tuple(share))) for i, share in shares.items())
         await asyncio.gather(*calls)
 
     async def list(self, prefix: str) -> list[str]:
@@ -137,13 +134,7 @@ class ParameterServerChannel(Channel, SupportsReduction):
         return await self._call_server(server, params.key, method, params, buffers, wait_s)
 
     async def _call_server(
-        self,
-        server: _Remote,
-        key: str | None,
-        method: str,
-        params: _Params,
-        buffers: Sequence[Buffer] = (),
-        wait_s: float = 0.0,
+        self, server: _Remote, key: str | None, method: str, params: _Params, buffers: Sequence[Buffer] = (), wait_s: float = 0.0
     ) -> _Reply:
         async with _errors(server, key), asyncio.timeout(wait_s + _ANSWER_S):
             client = await server.client(self._token)

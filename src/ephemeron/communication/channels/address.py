@@ -48,9 +48,7 @@ def check_address(address: str) -> None:
         folder_of(store)
     elif store not in ("memory", "folder") and (not separator or scheme not in _SCHEMES):
         path = f", or for a folder {Path(store).absolute().as_uri()}" if store and not separator else ""
-        raise JobError(
-            f"channel {public_address(address)[0]!r} is of no known kind", remedy=f"use one of: {ADDRESSES}{path}"
-        )
+        raise JobError(f"channel {public_address(address)[0]!r} is of no known kind", remedy=f"use one of: {ADDRESSES}{path}")
 
 
 def open_channel(address: str, *, base: Path | None = None) -> Channel:

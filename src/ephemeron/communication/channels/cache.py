@@ -247,9 +247,12 @@ def _secured(kind: Any) -> dict[str, Any]:
 
     # In full, in case a release ignores the context: some verify no host names by default.
     return {
-        "connection_class": Verified, "ssl_cert_reqs": "required", "ssl_check_hostname": True, "ssl_ca_data": authorities,
+        "connection_class": Verified,
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_ca_data": authorities,
         "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-    }  # fmt: skip
+    }
 
 
 def _database(url: str) -> int:
@@ -290,9 +293,7 @@ def _explain(e: Exception, text: str, *, tls: bool) -> str:
     if isinstance(e, errors.MaxConnectionsError):
         return f"more than {_READERS} reads wait at once in this process"
     if isinstance(e, errors.TimeoutError):
-        return "no answer in time; check the server and the network" + (
-            "; if the port is not one for TLS, write redis://" if tls else ""
-        )
+        return "no answer in time; check the server and the network" + ("; if the port is not one for TLS, write redis://" if tls else "")
     if isinstance(e, errors.InvalidResponse) or "Connection closed by server" in text:
         # A server with TLS answers plain text with an alert, or not at all.
         return "the connection was closed" + (

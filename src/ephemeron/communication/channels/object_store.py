@@ -145,9 +145,7 @@ class ObjectsChannel(Channel, SupportsSizes):
             return
         head, slash, rest = self._path(prefix).partition("/")
         root = Path(unquote(urlsplit(self.url).path))
-        for folder in (
-            (root / head,) if slash else (path for path in root.glob(f"{glob.escape(head)}*") if path.is_dir())
-        ):
+        for folder in (root / head,) if slash else (path for path in root.glob(f"{glob.escape(head)}*") if path.is_dir()):
             for path in folder.glob(f"{glob.escape(rest)}*#*"):
                 if path.name.rpartition("#")[2].isdigit():
                     path.unlink(missing_ok=True)

@@ -81,9 +81,7 @@ class MemoryParameterServer(MemoryChannel, SupportsReduction):
         for key in names:
             self.reduction.forget(key)
 
-    def contribute(
-        self, key: str, *, rank: int, world: int, weight: float, vector: Vector, owned: bool = False
-    ) -> None:
+    def contribute(self, key: str, *, rank: int, world: int, weight: float, vector: Vector, owned: bool = False) -> None:
         """`LocalReduction.reduce`, publishing the mean."""
         mean = self.reduction.reduce(key, rank=rank, world=world, weight=weight, vector=vector, owned=owned)
         if mean is not None:
@@ -155,15 +153,11 @@ class ParameterServer:
             case "reduce":
                 part = _read(ReduceParams, params)
                 vector = _vector(part.dtype, buffers)
-                memory.contribute(
-                    part.key, rank=part.rank, world=part.world, weight=part.weight, vector=vector, owned=True
-                )
+                memory.contribute(part.key, rank=part.rank, world=part.world, weight=part.weight, vector=vector, owned=True)
                 return {}, ()
             case "accumulate":
                 delta = _read(AccumulateParams, params)
-                total = memory.add(
-                    delta.key, rank=delta.rank, iteration=delta.iteration, delta=_vector(delta.dtype, buffers)
-                )
+                total = memory.add(delta.key, rank=delta.rank, iteration=delta.iteration, delta=_vector(delta.dtype, buffers))
                 return {}, (memoryview(total.data),)
             case "heard":
                 return asdict(HeardReply(heard=memory.reduction.heard(_read(KeyParams, params).key))), ()
@@ -183,9 +177,7 @@ def _vector(name: str, buffers: Sequence[memoryview]) -> Vector:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m ephemeron.communication.channels.parameter_server`: serves until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ephemeron.communication.channels.parameter_server", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m ephemeron.communication.channels.parameter_server", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port; 0 takes a free one (default)")
@@ -206,9 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(
-    host: str, port: int, token: str, announce: Path | None, idle_exit_s: float | None, allow_remote: bool
-) -> None:
+async def _serve(host: str, port: int, token: str, announce: Path | None, idle_exit_s: float | None, allow_remote: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

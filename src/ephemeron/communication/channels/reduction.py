@@ -96,9 +96,7 @@ class LocalReduction:
         """Means that still miss a contribution."""
         return len(self._rounds)
 
-    def reduce(
-        self, key: str, *, rank: int, world: int, weight: float, vector: Vector, owned: bool = False
-    ) -> Vector | None:
+    def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector, owned: bool = False) -> Vector | None:
         """Takes one contribution; returns the mean if it was the last one.
 
         Args:

@@ -51,9 +51,14 @@ class Retrying(Wrapper):
     """
 
     def __init__(
-        self, inner: Channel, *, policy: RetryPolicy, rng: random.Random, told: Callable[[Outage], None] = lambda outage: None,
+        self,
+        inner: Channel,
+        *,
+        policy: RetryPolicy,
+        rng: random.Random,
+        told: Callable[[Outage], None] = lambda outage: None,
         latest: float = float("inf"),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inner)
         self.policy = policy
         self.repeated = 0
@@ -208,14 +213,10 @@ class _RetryingReduction(SupportsReduction):
         self._outer, self._inner = outer, inner
 
     async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
-        await self._outer._persist(
-            lambda: self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector)
-        )
+        await self._outer._persist(lambda: self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector))
 
     async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
-        return await self._outer._persist(
-            lambda: self._inner.accumulate(key, rank=rank, iteration=iteration, delta=delta)
-        )
+        return await self._outer._persist(lambda: self._inner.accumulate(key, rank=rank, iteration=iteration, delta=delta))
 
     async def heard(self, key: str) -> dict[int, int]:
         return await self._outer._persist(lambda: self._inner.heard(key))

@@ -33,16 +33,23 @@ class RunChannel(Framed):
     """
 
     def __init__(
-        self, channel: Channel, *, owner: str, retry: RetryPolicy | None = None, told: Callable[[Outage], None] = lambda outage: None,
-        latest: float = float("inf"), drops: Callable[[str], bool] | None = None,
-        damaged: Callable[[CorruptMessage], None] = lambda error: None, run: str = "", signing: SigningKey | None = None,
-        signs: Callable[[str], bool] = is_signed, put_again: Callable[[str], bool] = is_put_again,
-    ) -> None:  # fmt: skip
+        self,
+        channel: Channel,
+        *,
+        owner: str,
+        retry: RetryPolicy | None = None,
+        told: Callable[[Outage], None] = lambda outage: None,
+        latest: float = float("inf"),
+        drops: Callable[[str], bool] | None = None,
+        damaged: Callable[[CorruptMessage], None] = lambda error: None,
+        run: str = "",
+        signing: SigningKey | None = None,
+        signs: Callable[[str], bool] = is_signed,
+        put_again: Callable[[str], bool] = is_put_again,
+    ) -> None:
         self._run, self._signing, self._signs = run, signing, signs
         self.meter = Metered(channel if drops is None else Faulty(channel, drops=drops))
-        self.retrying = Retrying(
-            self.meter, policy=retry or RetryPolicy(), rng=random.Random(owner), told=told, latest=latest
-        )
+        self.retrying = Retrying(self.meter, policy=retry or RetryPolicy(), rng=random.Random(owner), told=told, latest=latest)
         super().__init__(self.retrying, owner=owner, damaged=damaged, put_again=put_again)
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:

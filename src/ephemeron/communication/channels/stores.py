@@ -113,10 +113,7 @@ def _s3(bucket: str, prefix: str | None) -> ObjectStore:
 def is_missing_bucket(e: Exception) -> bool:
     """Whether a not-found is about the bucket and not about the key."""
     text = str(e)
-    return any(
-        word in text
-        for word in ("NoSuchBucket", "bucket does not exist", "ContainerNotFound", "container does not exist")
-    )
+    return any(word in text for word in ("NoSuchBucket", "bucket does not exist", "ContainerNotFound", "container does not exist"))
 
 
 def error_of(e: Exception, *, local: bool) -> type[ChannelUnreachable]:
@@ -178,10 +175,7 @@ def _unverified(reason: str) -> str:
     if reason.lstrip().startswith("NotValidForName"):
         return "its certificate is for another host; use the host name that the certificate has"
     kind = reason.split(maxsplit=1)[0].strip("(),{")
-    return (
-        f"its certificate is not signed by an authority that is trusted here ({kind}); "
-        "set SSL_CERT_FILE to the authority's PEM file"
-    )
+    return f"its certificate is not signed by an authority that is trusted here ({kind}); set SSL_CERT_FILE to the authority's PEM file"
 
 
 def _code(text: str) -> str:

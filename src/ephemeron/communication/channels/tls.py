@@ -36,9 +36,7 @@ def authority() -> str | None:
             text = Path(given).expanduser().read_text()
         except (OSError, UnicodeDecodeError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else "it is no text"
-            raise JobError(
-                f"{CA_ENV} names a file that cannot be read: {given}: {why}", remedy="give a file of PEM certificates"
-            ) from None
+            raise JobError(f"{CA_ENV} names a file that cannot be read: {given}: {why}", remedy="give a file of PEM certificates") from None
         where = given
     else:
         text, where = given, "its text"
@@ -49,8 +47,7 @@ def authority() -> str | None:
     except ssl.SSLError as e:
         reason = e.args[-1] if e.args else ""
         raise JobError(
-            f"{CA_ENV} holds no PEM certificate ({where}: {reason})",
-            remedy="give the authority's certificate, which begins with " + _BEGIN,
+            f"{CA_ENV} holds no PEM certificate ({where}: {reason})", remedy="give the authority's certificate, which begins with " + _BEGIN
         ) from None
     return text
 
@@ -91,9 +88,7 @@ def explain_tls(e: BaseException) -> str | None:
         return _unverified(seen.verify_message or str(seen))
     if getattr(seen, "reason", "") in _NOT_TLS:
         return "what answers there does not speak TLS; write redis:// for a server without it, or give its TLS port"
-    return (
-        f"the TLS handshake failed ({getattr(seen, 'reason', '') or seen}); check that both ends speak TLS 1.2 or later"
-    )
+    return f"the TLS handshake failed ({getattr(seen, 'reason', '') or seen}); check that both ends speak TLS 1.2 or later"
 
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL")
@@ -107,7 +102,4 @@ def _unverified(message: str) -> str:
         return "its certificate is not valid yet; set this machine's clock, or the server's"
     if "mismatch" in text or "not valid for" in text:
         return f"its certificate is for another host ({message}); use the host name that the certificate has"
-    return (
-        f"its certificate is not signed by an authority that is trusted here ({message}); "
-        f"set {CA_ENV} to the authority's PEM file"
-    )
+    return f"its certificate is not signed by an authority that is trusted here ({message}); set {CA_ENV} to the authority's PEM file"

@@ -33,9 +33,14 @@ class Metered(Wrapper):
     def traffic(self) -> Traffic:
         """Totals so far."""
         return Traffic(
-            puts=self.puts, gets=self.gets, polls=self.polls, deletes=self.deletes, lists=self.lists,
-            bytes_up=self.bytes_up, bytes_down=self.bytes_down,
-        )  # fmt: skip
+            puts=self.puts,
+            gets=self.gets,
+            polls=self.polls,
+            deletes=self.deletes,
+            lists=self.lists,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+        )
 
     def add(self, before: Traffic, after: Traffic) -> None:
         """Counts operations that another meter has counted between two moments."""

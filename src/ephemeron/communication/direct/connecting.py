@@ -136,9 +136,7 @@ class Connecting(ConnectionHandler, ABC):
         Raises:
             LinkFailed: there is none in time.
         """
-        return await self._transports[transport].dial(
-            endpoint.addresses[transport], self._token, timeout_s=DIAL_TIMEOUT_S
-        )
+        return await self._transports[transport].dial(endpoint.addresses[transport], self._token, timeout_s=DIAL_TIMEOUT_S)
 
     def _accepted(self, connection: Connection) -> None:
         """The end that has dialled says who it is, then the other one."""
@@ -168,12 +166,7 @@ class Connecting(ConnectionHandler, ABC):
         rank, attempt = head.sender, head.attempt
         if head.kind == Kind.REFUSED:
             self.superseded = True
-        if (
-            head.kind == Kind.SUCCESSOR
-            and rank == self.rank
-            and attempt > self.attempt
-            and self.on_successor is not None
-        ):
+        if head.kind == Kind.SUCCESSOR and rank == self.rank and attempt > self.attempt and self.on_successor is not None:
             self.on_successor(connection, attempt)
             return
         peer = self._peers.get(rank)
@@ -196,12 +189,7 @@ class Connecting(ConnectionHandler, ABC):
             at_once = known is not None and known.attempt == attempt
         else:
             before, at_once = peer.connection, attempt == peer.attempt and now - peer.since < _SETTLED_S
-        if (
-            before is not None
-            and at_once
-            and before.dialled != connection.dialled
-            and before.dialled == (self.rank < rank)
-        ):
+        if before is not None and at_once and before.dialled != connection.dialled and before.dialled == (self.rank < rank):
             # Both have dialled at once: both ends keep the connection that the lower rank has dialled.
             self._retire(connection)
             return

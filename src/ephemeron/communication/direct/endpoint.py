@@ -54,9 +54,7 @@ async def announce(store: Channel, keys: Keys, own: Endpoint) -> dict[int, Endpo
     return await _announced(store, keys.peers, own.rank)
 
 
-async def announce_waiting(
-    store: Channel, keys: Keys, own: Endpoint
-) -> tuple[dict[int, Endpoint], dict[int, Endpoint]]:
+async def announce_waiting(store: Channel, keys: Keys, own: Endpoint) -> tuple[dict[int, Endpoint], dict[int, Endpoint]]:
     """Announces a successor that is no member yet, and returns the newest members and waiting successors of other ranks.
 
     Raises:
@@ -76,9 +74,7 @@ async def _announced(store: Channel, prefix: str, own_rank: int) -> dict[int, En
     wanted = {rank: f"{prefix}{rank}.{attempt}" for rank, attempt in newest.items()}
     fetched = await asyncio.gather(*(store.fetch(key) for key in wanted.values()))
     found = {
-        rank: Endpoint.of(bytes(data), where=key)
-        for (rank, key), data in zip(wanted.items(), fetched, strict=True)
-        if data is not None
+        rank: Endpoint.of(bytes(data), where=key) for (rank, key), data in zip(wanted.items(), fetched, strict=True) if data is not None
     }
     return {rank: endpoint for rank, endpoint in found.items() if endpoint is not None}
 

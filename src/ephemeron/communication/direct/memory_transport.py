@@ -30,9 +30,13 @@ class MemoryNetwork:
     """
 
     def __init__(
-        self, *, latency_s: float = 0.0, bandwidth_mb_s: float | None = None, setup_s: float = 0.0,
+        self,
+        *,
+        latency_s: float = 0.0,
+        bandwidth_mb_s: float | None = None,
+        setup_s: float = 0.0,
         fails: Callable[[frozenset[int]], bool] = lambda ranks: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.latency_s, self.bandwidth_mb_s, self.setup_s = latency_s, bandwidth_mb_s, setup_s
         self._fails = fails
         self.listening: dict[str, MemoryTransport] = {}
@@ -88,9 +92,7 @@ class MemoryTransport(Transport):
         return self.address
 
     async def dial(self, address: str, token: str, *, timeout_s: float) -> Connection:
-        await asyncio.sleep(
-            self.network.setup_s + 3 * self.network.latency_s
-        )  # the connection, and two turns of the proof
+        await asyncio.sleep(self.network.setup_s + 3 * self.network.latency_s)  # the connection, and two turns of the proof
         other = self.network.listening.get(address)
         if other is None or other.accepted is None:
             raise LinkFailed(f"nothing listens at {address}")
@@ -146,9 +148,7 @@ class MemoryConnection(Connection):
         if self._closed or self.other is None:
             return
         loop = asyncio.get_running_loop()
-        body = b"".join(
-            memoryview(b).cast("B") for b in buffers
-        )  # a copy: the sender may be killed, or change its memory
+        body = b"".join(memoryview(b).cast("B") for b in buffers)  # a copy: the sender may be killed, or change its memory
         nbytes = HEAD_BYTES + len(head.extra) + len(body)
         self.sent_bytes += nbytes
         began = max(loop.time(), self._own.free_at)

@@ -61,9 +61,8 @@ class Mesh(Connecting):
     """
 
     def __init__(
-        self, *, rank: int, attempt: int, ranks: int, keys: Keys, token: str, transports: Sequence[Transport],
-        silence_s: float = SILENCE_S,
-    ) -> None:  # fmt: skip
+        self, *, rank: int, attempt: int, ranks: int, keys: Keys, token: str, transports: Sequence[Transport], silence_s: float = SILENCE_S
+    ) -> None:
         super().__init__(rank=rank, attempt=attempt, ranks=ranks, token=token, transports=transports)
         self.on_connect: list[Callable[[int, int], None]] = []
         """Called with rank and attempt when a route to a member appears, or a new one, on which nothing may have arrived yet."""
@@ -85,9 +84,18 @@ class Mesh(Connecting):
 
     @classmethod
     async def join(
-        cls, *, store: Channel, rank: int, attempt: int, ranks: int, keys: Keys, token: str,
-        transports: Sequence[Transport], silence_s: float = SILENCE_S, waits: bool = False,
-    ) -> Mesh:  # fmt: skip
+        cls,
+        *,
+        store: Channel,
+        rank: int,
+        attempt: int,
+        ranks: int,
+        keys: Keys,
+        token: str,
+        transports: Sequence[Transport],
+        silence_s: float = SILENCE_S,
+        waits: bool = False,
+    ) -> Mesh:
         """Announces this member and begins to connect to those that were announced before. Does not wait for connections.
 
         Args:
@@ -98,9 +106,7 @@ class Mesh(Connecting):
         Raises:
             ChannelUnreachable: the store does not answer.
         """
-        mesh = cls(
-            rank=rank, attempt=attempt, ranks=ranks, keys=keys, token=token, transports=transports, silence_s=silence_s
-        )
+        mesh = cls(rank=rank, attempt=attempt, ranks=ranks, keys=keys, token=token, transports=transports, silence_s=silence_s)
         mesh._waits = waits
         try:
             await mesh._listen()
@@ -206,9 +212,7 @@ class Mesh(Connecting):
         """Whether there is a route to a rank."""
         return rank == self.rank or self._route(rank) is not None
 
-    def send(
-        self, rank: int, kind: int, number: int = 0, part: int = 0, extra: bytes = b"", buffers: Sequence[Buffer] = ()
-    ) -> bool:
+    def send(self, rank: int, kind: int, number: int = 0, part: int = 0, extra: bytes = b"", buffers: Sequence[Buffer] = ()) -> bool:
         """Sends a message. Buffers must stay unchanged until `drained`; a message to a lost member is lost.
 
         Returns:
@@ -239,14 +243,7 @@ class Mesh(Connecting):
         self._requests.answer(kind, handler)
 
     async def request(
-        self,
-        rank: int,
-        kind: int,
-        extra: bytes = b"",
-        buffers: Sequence[Buffer] = (),
-        *,
-        number: int = 0,
-        timeout_s: float,
+        self, rank: int, kind: int, extra: bytes = b"", buffers: Sequence[Buffer] = (), *, number: int = 0, timeout_s: float
     ) -> memoryview:
         """Asks a member, and returns its answer.
 

@@ -102,7 +102,7 @@ def pack_head(head: Head, *, nbytes: int, checksum: int = 0) -> bytes:
         raise ProtocolError(f"{len(head.extra)} extra bytes in a message; at most {MOST_EXTRA_BYTES}")
     packed = _HEAD.pack(
         head.kind, head.flags, head.sender, head.target, len(head.extra), head.attempt, head.part, head.number, nbytes, checksum
-    )  # fmt: skip
+    )
     return packed + head.extra if head.extra else packed
 
 

@@ -24,15 +24,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ephemeron.communication.channels.base import (
-    GROWTH,
-    LEAST_STEP_S,
-    Buffer,
-    Channel,
-    Received,
-    Traits,
-    Wrapper,
-)
+from ephemeron.communication.channels.base import GROWTH, LEAST_STEP_S, Buffer, Channel, Received, Traits, Wrapper
 from ephemeron.communication.direct.connection import LinkFailed
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Head, Kind
@@ -71,9 +63,8 @@ class PeerChannel(Wrapper):
     """
 
     def __init__(
-        self, store: Channel, mesh: Mesh, exchange: Callable[[str], Exchange | None], *,
-        drops: Callable[[str], bool] = lambda key: False,
-    ) -> None:  # fmt: skip
+        self, store: Channel, mesh: Mesh, exchange: Callable[[str], Exchange | None], *, drops: Callable[[str], bool] = lambda key: False
+    ) -> None:
         super().__init__(store)
         self._drops = drops
         self.mesh, self._exchange = mesh, exchange
@@ -180,9 +171,7 @@ class PeerChannel(Wrapper):
         theirs = [key for key in keys if self._exchange(key) is None]
         if ours:
             for rank, undeleted in self._undeleted.items():
-                if rank != self.mesh.rank and not self.mesh.send(
-                    rank, Kind.DELETED, buffers=["\n".join(ours).encode()]
-                ):
+                if rank != self.mesh.rank and not self.mesh.send(rank, Kind.DELETED, buffers=["\n".join(ours).encode()]):
                     undeleted.update(dict.fromkeys(ours))
         stored = self._drop(ours)
         if theirs or stored:
@@ -227,9 +216,7 @@ class PeerChannel(Wrapper):
 
     async def _index(self, rank: int, prefix: str) -> list[str]:
         try:
-            answer = await self.mesh.request(
-                rank, Kind.LOOKUP, prefix.encode(), number=_INDEX, timeout_s=ANSWER_TIMEOUT_S
-            )
+            answer = await self.mesh.request(rank, Kind.LOOKUP, prefix.encode(), number=_INDEX, timeout_s=ANSWER_TIMEOUT_S)
         except LinkFailed as e:
             _log.debug("%s", e)
             return []

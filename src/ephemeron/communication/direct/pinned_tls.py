@@ -58,9 +58,7 @@ class PinnedTls:
         sock = socket.socket(fileno=sock.detach())  # no other owner may close it under the event loop
         try:
             if dialled:
-                transport, _ = await loop.create_connection(
-                    lambda: protocol, sock=sock, ssl=self._client, server_hostname=""
-                )
+                transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=self._client, server_hostname="")
                 certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
                 fingerprint = hashlib.sha256(certificate).digest()
             else:
@@ -105,10 +103,14 @@ def _certified() -> tuple[bytes, ssl.SSLContext]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ephemeron")])
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=30))
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     encoding = serialization.Encoding.PEM
     pem = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

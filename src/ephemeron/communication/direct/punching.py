@@ -127,10 +127,7 @@ async def punch(family: socket.AddressFamily, port: int, theirs: tuple[str, int]
     loop = asyncio.get_running_loop()
     listening = _bound(family, port)
     listening.listen(8)
-    tasks = [
-        loop.create_task(_connected(family, port, theirs)),
-        loop.create_task(_accepted(listening, theirs[0])),
-    ]
+    tasks = [loop.create_task(_connected(family, port, theirs)), loop.create_task(_accepted(listening, theirs[0]))]
     met: socket.socket | None = None
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -201,9 +201,7 @@ class Rendezvous:
 
     async def _resolved(self) -> tuple[socket.AddressFamily, Any]:
         if self._target is None:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                self.service.host, self.service.port, type=socket.SOCK_STREAM
-            )
+            found = await asyncio.get_running_loop().getaddrinfo(self.service.host, self.service.port, type=socket.SOCK_STREAM)
             self._target = found[0][0], found[0][4]
         return self._target
 
@@ -213,9 +211,7 @@ class Rendezvous:
         not_in_children(channel.sock)
         await asyncio.get_running_loop().sock_connect(channel.sock, target)
         if self._tls is not None:
-            channel.sock = await over_tls(
-                channel.sock, self._tls, server_hostname=self.service.host, limit_s=_CONNECT_S
-            )
+            channel.sock = await over_tls(channel.sock, self._tls, server_hostname=self.service.host, limit_s=_CONNECT_S)
         await channel.prove(self._token, client=True)
 
     async def _keep(self, group: str, tried: asyncio.Event) -> None:
@@ -237,9 +233,7 @@ class Rendezvous:
                 await self._serve(channel)
             except _GONE as e:
                 if not warned:
-                    _log.warning(
-                        "the rendezvous service %s: %s; it is tried again", self.service, str(e) or "no answer in time"
-                    )
+                    _log.warning("the rendezvous service %s: %s; it is tried again", self.service, str(e) or "no answer in time")
                 warned, self._target = True, None
             finally:
                 self._control = None
@@ -247,9 +241,7 @@ class Rendezvous:
                     channel.close()
                 for future in self._waiting.values():
                     if not future.done():
-                        future.set_exception(
-                            LinkFailed(f"the connection to the rendezvous service {self.service} is lost")
-                        )
+                        future.set_exception(LinkFailed(f"the connection to the rendezvous service {self.service} is lost"))
             tried.set()
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(_RETRY_S[1], 2 * pause_s)

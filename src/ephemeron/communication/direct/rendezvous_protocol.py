@@ -117,9 +117,7 @@ class Pong:
 
 
 Message: TypeAlias = Register | Registered | Invite | Invited | Refused | Redeem | Go | Ping | Pong
-_MESSAGES: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (Register, Registered, Invite, Invited, Refused, Redeem, Go, Ping, Pong)
-}
+_MESSAGES: dict[str, type[Any]] = {cls.__name__: cls for cls in (Register, Registered, Invite, Invited, Refused, Redeem, Go, Ping, Pong)}
 
 
 def group_of(run_token: str) -> str:

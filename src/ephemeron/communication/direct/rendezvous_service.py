@@ -178,9 +178,12 @@ class RendezvousService:
     def statistics(self) -> ServiceStatistics:
         """Counts, for logs and tests."""
         return ServiceStatistics(
-            runs=len(self._groups), members=sum(len(g.members) for g in self._groups.values()), meetings=self._meetings,
-            relayed_pairs=self._relayed_pairs, relayed_bytes=self._relayed_bytes,
-        )  # fmt: skip
+            runs=len(self._groups),
+            members=sum(len(g.members) for g in self._groups.values()),
+            meetings=self._meetings,
+            relayed_pairs=self._relayed_pairs,
+            relayed_bytes=self._relayed_bytes,
+        )
 
     async def close(self) -> None:
         """Stops listening and closes all connections."""
@@ -226,9 +229,7 @@ class RendezvousService:
             if isinstance(first, Register):
                 await self._registered(channel, first, address)
             elif isinstance(first, Redeem):
-                await self._redeemed(
-                    first.ticket, _Arrival(channel=channel, address=address, round_trip_s=round_trip_s)
-                )
+                await self._redeemed(first.ticket, _Arrival(channel=channel, address=address, round_trip_s=round_trip_s))
         except _GONE as e:
             _log.debug("connection from %s:%d ends: %s", *address, str(e) or type(e).__name__)
         finally:
@@ -340,9 +341,7 @@ class RendezvousService:
         for arrival, other in ((one, two), (two, one)):
             wait_s = min(1.0, max(0.0, (farther_s - arrival.round_trip_s) / 2))
             host, port = other.address
-            await self._tell(
-                arrival.channel, Go(host=host, port=port, wait_s=wait_s if meeting.purpose == "punched" else 0.0)
-            )
+            await self._tell(arrival.channel, Go(host=host, port=port, wait_s=wait_s if meeting.purpose == "punched" else 0.0))
         if meeting.purpose == "relay":
             return await self._relay(meeting.group, one.channel.sock, two.channel.sock)
         # The connections keep the translations of both addresses until the members have met, or given up.

@@ -42,9 +42,7 @@ class Requests:
         """See `Mesh.answer`."""
         self._answers[kind] = handler
 
-    async def ask(
-        self, rank: int, kind: int, extra: bytes, buffers: Sequence[Buffer], *, number: int, timeout_s: float
-    ) -> memoryview:
+    async def ask(self, rank: int, kind: int, extra: bytes, buffers: Sequence[Buffer], *, number: int, timeout_s: float) -> memoryview:
         """See `Mesh.request`."""
         self._last += 1
         asked, answer = self._last, asyncio.get_running_loop().create_future()

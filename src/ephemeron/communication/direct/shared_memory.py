@@ -111,9 +111,7 @@ class SharedTransport(UnixTransport):
     name = "shared"
 
     async def _connection(self, sock: socket.socket, *, dialled: bool) -> Connection:
-        handle = os.memfd_create(
-            "ephemeron-direct", getattr(os, "MFD_CLOEXEC", 1) | getattr(os, "MFD_ALLOW_SEALING", 2)
-        )
+        handle = os.memfd_create("ephemeron-direct", getattr(os, "MFD_CLOEXEC", 1) | getattr(os, "MFD_ALLOW_SEALING", 2))
         try:
             os.ftruncate(handle, _FILE_BYTES)
             fcntl.fcntl(handle, getattr(fcntl, "F_ADD_SEALS", 1033), _SEALS)

@@ -103,9 +103,14 @@ class StoreRoutes:
         hello = Head(Kind.PING, self._member.rank, rank, attempt=self._member.attempt)
         mail = self._keys.mail
         return StoreRoute(
-            self._store, attempt, mail(own, theirs), mail(theirs, own), hello=hello, silence_s=self._silence_s,
+            self._store,
+            attempt,
+            mail(own, theirs),
+            mail(theirs, own),
+            hello=hello,
+            silence_s=self._silence_s,
             told=lambda: self._member.heard(rank, attempt),
-        )  # fmt: skip
+        )
 
     async def drained(self) -> None:
         """Waits until what was sent is stored."""
@@ -135,7 +140,7 @@ class StoreRoute(Connection):
 
     def __init__(
         self, store: Channel, attempt: int, sends: str, receives: str, *, hello: Head, silence_s: float, told: Callable[[], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.attempt = attempt
         self._store, self._sends, self._receives = store, sends, receives
         self._hello, self._silence_s, self._told = hello, silence_s, told

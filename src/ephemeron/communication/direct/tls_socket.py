@@ -43,15 +43,11 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as e:
-        raise JobError(
-            f"{certificate} and {key} are no certificate with its key: {e}", remedy="give two files in PEM format"
-        ) from None
+        raise JobError(f"{certificate} and {key} are no certificate with its key: {e}", remedy="give two files in PEM format") from None
     return context
 
 
-async def over_tls(
-    sock: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None = None, limit_s: float
-) -> socket.socket:
+async def over_tls(sock: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None = None, limit_s: float) -> socket.socket:
     """A plain socket whose bytes travel over `sock` encrypted; closing it closes `sock`, too.
 
     Args:
@@ -72,18 +68,14 @@ async def over_tls(
             if server_hostname is None:
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=context)
             else:
-                transport, _ = await loop.create_connection(
-                    lambda: protocol, sock=sock, ssl=context, server_hostname=server_hostname
-                )
+                transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=server_hostname)
     except BaseException:
         sock.close()
         raise
     return pass_through(reader, asyncio.StreamWriter(transport, protocol, reader, loop))[0]
 
 
-def pass_through(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[socket.socket, asyncio.Task[None]]:
+def pass_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[socket.socket, asyncio.Task[None]]:
     """A plain, non-blocking socket whose bytes go through a stream, each end's close closes the other; and the task that does it."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

@@ -169,13 +169,7 @@ class Upgrades:
         better = seconds < MEASURE_TIMEOUT_S if before_s is None else FASTER * seconds <= before_s
         if connection not in self._offers or not better or self._mesh.connection_to(rank) is not old:
             return self._give_up_offer(new)
-        _log.info(
-            "rank %d is connected to rank %d by %s in place of %s",
-            self._mesh.rank,
-            rank,
-            connection.transport,
-            old.transport,
-        )
+        _log.info("rank %d is connected to rank %d by %s in place of %s", self._mesh.rank, rank, connection.transport, old.transport)
         connection.send(self.head(Kind.SWITCH, rank))
         self._switch(new)
 

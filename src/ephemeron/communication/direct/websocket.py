@@ -99,18 +99,21 @@ class WebSocketTransport(Transport):
             async with asyncio.timeout(timeout_s):
                 url, headers = await self._access.open(address)
                 remote = await self._websockets.asyncio.client.connect(
-                    url, additional_headers=headers, compression=None, max_size=_MAX_MESSAGE, write_limit=_WRITE_LIMIT,
-                    open_timeout=None, proxy=None,
-                )  # fmt: skip
+                    url,
+                    additional_headers=headers,
+                    compression=None,
+                    max_size=_MAX_MESSAGE,
+                    write_limit=_WRITE_LIMIT,
+                    open_timeout=None,
+                    proxy=None,
+                )
                 sock, _ = self._bridged(remote)
                 await prove(sock, token, client=True)
             return SocketConnection(sock, transport=self.name, dialled=True, checksums=True)
         except BaseException as e:
             if sock is not None:
                 sock.close()
-            if isinstance(e, (*_REFUSED, self._websockets.exceptions.WebSocketException)) and not isinstance(
-                e, LinkFailed
-            ):
+            if isinstance(e, (*_REFUSED, self._websockets.exceptions.WebSocketException)) and not isinstance(e, LinkFailed):
                 raise LinkFailed(f"websocket {address!r}: {str(e) or 'not in time'}") from e
             raise
 

@@ -30,40 +30,25 @@ class BlockingClient:
         self._session = link.session
 
     @classmethod
-    def connect_tcp(
-        cls, host: str, port: int, *, token: Token, timeout_s: float = 5.0, options: Options | None = None
-    ) -> Self:
+    def connect_tcp(cls, host: str, port: int, *, token: Token, timeout_s: float = 5.0, options: Options | None = None) -> Self:
         """Connects and proves the token; see `Client.connect_tcp`."""
-        return cls._connect(
-            lambda: socket.create_connection((host, port), timeout_s), token, timeout_s, f"{host}:{port}", options
-        )
+        return cls._connect(lambda: socket.create_connection((host, port), timeout_s), token, timeout_s, f"{host}:{port}", options)
 
     @classmethod
-    def connect_unix(
-        cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None
-    ) -> Self:
+    def connect_unix(cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None) -> Self:
         """Like `connect_tcp`, over a Unix socket."""
         name = os.fspath(path)
         return cls._connect(lambda: _dial_unix(name, timeout_s), token, timeout_s, name, options)
 
     @classmethod
-    def connect_shared(
-        cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None
-    ) -> Self:
+    def connect_shared(cls, path: str | os.PathLike[str], *, token: Token, timeout_s: float = 5.0, options: Options | None = None) -> Self:
         """Like `connect_unix`, with large data sections in shared memory where both ends have it; see `transport`."""
         name = os.fspath(path)
         return cls._connect(lambda: _dial_unix(name, timeout_s), token, timeout_s, name, options, shared=True)
 
     @classmethod
     def _connect(
-        cls,
-        dial: Callable[[], socket.socket],
-        token: Token,
-        timeout_s: float,
-        where: str,
-        options: Options | None,
-        *,
-        shared: bool = False,
+        cls, dial: Callable[[], socket.socket], token: Token, timeout_s: float, where: str, options: Options | None, *, shared: bool = False
     ) -> Self:
         options, deadline = options or Options(), deadline_in(timeout_s)
         try:
@@ -106,14 +91,7 @@ class BlockingClient:
         frame = self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s)
         return frame.tag.get("p", {}), frame.buffers
 
-    def call_object(
-        self,
-        method: str,
-        value: Any,
-        *,
-        timeout_s: float | None = None,
-        receive: Receive = Receive.COPIES,
-    ) -> Any:
+    def call_object(self, method: str, value: Any, *, timeout_s: float | None = None, receive: Receive = Receive.COPIES) -> Any:
         """Like `call`, for anything that can be pickled; see `objects.loads` for the types of the result."""
         request = CallRequest(method, {}, value=value, is_object=True)
         return object_of(self._ask(request, receive, timeout_s), receive)
@@ -125,9 +103,7 @@ class BlockingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None) -> Frame:

@@ -36,9 +36,7 @@ class BlockingConnection:
         asked: called, under `mutex`, with a request; must not wait.
     """
 
-    def __init__(
-        self, wire: FrameSocket, session: Session, asked: Callable[[Frame], None] = lambda frame: None
-    ) -> None:
+    def __init__(self, wire: FrameSocket, session: Session, asked: Callable[[Frame], None] = lambda frame: None) -> None:
         self.wire = wire
         self.session = session
         self.mutex = threading.Lock()

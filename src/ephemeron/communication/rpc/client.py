@@ -32,9 +32,7 @@ class Client:
         peer.start(peer.read(lambda _: None))
 
     @classmethod
-    async def connect_tcp(
-        cls, host: str, port: int, *, token: Token, timeout_s: float = 5.0, options: Options | None = None
-    ) -> Client:
+    async def connect_tcp(cls, host: str, port: int, *, token: Token, timeout_s: float = 5.0, options: Options | None = None) -> Client:
         """Connects and proves the token.
 
         Raises:
@@ -66,9 +64,7 @@ class Client:
         return await cls._connect_path(os.fspath(path), token, timeout_s, options, shared=True)
 
     @classmethod
-    async def connect_socket(
-        cls, sock: socket.socket, *, token: Token, timeout_s: float = 5.0, options: Options | None = None
-    ) -> Client:
+    async def connect_socket(cls, sock: socket.socket, *, token: Token, timeout_s: float = 5.0, options: Options | None = None) -> Client:
         """Like `connect_tcp`, over a connected, non-blocking socket, which is owned from now on."""
 
         async def given() -> socket.socket:
@@ -77,9 +73,7 @@ class Client:
         return await cls._connect(given, token, timeout_s, "the other end", options or Options())
 
     @classmethod
-    async def _connect_path(
-        cls, path: str, token: Token, timeout_s: float, options: Options | None, *, shared: bool
-    ) -> Client:
+    async def _connect_path(cls, path: str, token: Token, timeout_s: float, options: Options | None, *, shared: bool) -> Client:
         async def dial() -> socket.socket:
             return await _dial(socket.AF_UNIX, path)
 
@@ -154,14 +148,7 @@ class Client:
         frame = await self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s)
         return frame.tag.get("p", {}), frame.buffers
 
-    async def call_object(
-        self,
-        method: str,
-        value: Any,
-        *,
-        timeout_s: float | None = None,
-        receive: Receive = Receive.COPIES,
-    ) -> Any:
+    async def call_object(self, method: str, value: Any, *, timeout_s: float | None = None, receive: Receive = Receive.COPIES) -> Any:
         """Like `call`, for anything that can be pickled; see `objects.loads` for the types of the result."""
         request = CallRequest(method, {}, value=value, is_object=True)
         return object_of(await self._ask(request, receive, timeout_s), receive)
@@ -173,9 +160,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
     async def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None) -> Frame:
@@ -205,9 +190,7 @@ class Client:
     async def _cancel(self, id: int) -> None:
         # The call counts until the other end knows of its end, or a further call could exceed `max_calls` there.
         try:
-            await self._peer.send(
-                message(Kind.CANCEL, id, {}, limits=self._peer.wire.limits), SendState(), flush_s=_FLUSH_S
-            )
+            await self._peer.send(message(Kind.CANCEL, id, {}, limits=self._peer.wire.limits), SendState(), flush_s=_FLUSH_S)
         except ConnectionError:
             pass  # nothing is left to cancel
         finally:

@@ -253,6 +253,5 @@ def _check(limits: FrameLimits, *, tag: int = 0, count: int = 0, nbytes: int = 0
     ):
         if value > most:
             raise ProtocolError(
-                f"a frame's {name.removeprefix('max_')} of {value} exceeds {most}; "
-                f"send less at a time, or raise {name} at both ends"
+                f"a frame's {name.removeprefix('max_')} of {value} exceeds {most}; send less at a time, or raise {name} at both ends"
             )

@@ -75,9 +75,14 @@ class FrameSocket:
     """
 
     def __init__(
-        self, sock: socket.socket, *, limits: FrameLimits, pool: BufferPool, clock: Callable[[], float],
+        self,
+        sock: socket.socket,
+        *,
+        limits: FrameLimits,
+        pool: BufferPool,
+        clock: Callable[[], float],
         shared_bytes: int = shared_memory.LIMIT_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             _tune(sock)
         not_in_children(sock)

@@ -75,9 +75,7 @@ TakesOver: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Aw
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer with a JSON body."""
-    return Response(
-        status=status, headers={"Content-Type": "application/json", **(headers or {})}, body=json.dumps(value).encode()
-    )
+    return Response(status=status, headers={"Content-Type": "application/json", **(headers or {})}, body=json.dumps(value).encode())
 
 
 class Listener:
@@ -133,9 +131,7 @@ class Listener:
             self._connections.discard(task)
             writer.close()
 
-    async def _next(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, kept: bool
-    ) -> HttpRequest | None:
+    async def _next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, kept: bool) -> HttpRequest | None:
         """The next request; None: there is none, or it does not arrive in time. `kept`: there was one before."""
         sock = writer.get_extra_info("socket")
         settle = self.unproved.admit(origin(sock) if sock is not None else "", writer.transport.abort)
@@ -148,9 +144,7 @@ class Listener:
         except BodyTooLarge as e:
             writer.write(_encode(Response(status=413, headers={"Connection": "close"}, body=str(e).encode())))
             writer.write_eof()
-            with contextlib.suppress(
-                TimeoutError
-            ):  # closed with bytes unread, the connection would end before the answer is read
+            with contextlib.suppress(TimeoutError):  # closed with bytes unread, the connection would end before the answer is read
                 async with asyncio.timeout(self._request_s):
                     while await reader.read(_LINE):
                         pass
@@ -177,9 +171,7 @@ async def listen(
     return listener
 
 
-async def _read(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, first: bytes, max_body: int
-) -> HttpRequest | None:
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, first: bytes, max_body: int) -> HttpRequest | None:
     line = first + await reader.readline()
     if not line:
         return None
@@ -235,9 +227,7 @@ def _encode(response: Response) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + response.body
 
 
-async def ask(
-    host: str, port: int, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
-) -> Response:
+async def ask(host: str, port: int, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Response:
     """One request over a connection of its own, which is closed when the caller is cancelled.
 
     Returns:

@@ -15,18 +15,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ephemeron.communication.rpc.frame import (
-    OBJECT,
-    Buffer,
-    Frame,
-    FrameLimits,
-    FrameMark,
-    FrameMessage,
-    Kind,
-    Receive,
-    Tag,
-    message,
-)
+from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, FrameLimits, FrameMark, FrameMessage, Kind, Receive, Tag, message
 
 _LEAST_BYTES = 4 << 10
 _MARKS: dict[type, FrameMark] = {bytes: FrameMark.BYTES, bytearray: FrameMark.BYTEARRAY, memoryview: FrameMark.VIEW}

@@ -59,8 +59,4 @@ class Options:
 
     def session(self, theirs: Offer, *, client: bool) -> Session:
         """The tables of a connection whose other end has offered that."""
-        return Session(
-            client=client,
-            max_calls=theirs.max_calls if client else self.max_calls,
-            receive=self.receive,
-        )
+        return Session(client=client, max_calls=theirs.max_calls if client else self.max_calls, receive=self.receive)

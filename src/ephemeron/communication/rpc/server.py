@@ -21,9 +21,7 @@ from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
 from ephemeron.communication.unproved import UnprovedConnections
 from ephemeron.errors import ProtocolError, TokenRefused
 
-Handler: TypeAlias = Callable[
-    [str, dict[str, Any], list[Any]], Awaitable[tuple[Mapping[str, object], Sequence[Buffer]]]
-]
+Handler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], Awaitable[tuple[Mapping[str, object], Sequence[Buffer]]]]
 """`async (method, params, buffers) -> (reply, buffers)`. The buffers it is given are its own to keep."""
 ObjectHandler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 """`async (method, value) -> value`."""
@@ -45,14 +43,7 @@ class Server:
         options: see `Options`.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        *,
-        token: Token,
-        objects: ObjectHandler | None = None,
-        options: Options | None = None,
-    ) -> None:
+    def __init__(self, handler: Handler, *, token: Token, objects: ObjectHandler | None = None, options: Options | None = None) -> None:
         if not token:
             raise ValueError("a server without a token would answer anybody")
         self._handler, self._objects = handler, objects
@@ -64,9 +55,7 @@ class Server:
         self._sockets: list[socket.socket] = []
         self._removals: list[Callable[[], None]] = []
 
-    async def listen_tcp(
-        self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False
-    ) -> tuple[str, int]:
+    async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False) -> tuple[str, int]:
         """Listens and returns the address; port 0 takes a free one.
 
         Raises:

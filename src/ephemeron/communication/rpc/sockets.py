@@ -26,8 +26,7 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool) -> socket.socket:
     """
     if not allow_remote and not is_loopback(host):
         raise JobError(
-            f"{host!r} can be reached from other machines",
-            remedy="listen on 127.0.0.1, or say allow_remote=True if that is meant",
+            f"{host!r} can be reached from other machines", remedy="listen on 127.0.0.1, or say allow_remote=True if that is meant"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return not_in_children(socket.create_server((host, port), family=family, backlog=1024))

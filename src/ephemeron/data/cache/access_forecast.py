@@ -78,9 +78,7 @@ class JobFuture:
         levels: dict[float, int] = {}
         for weight in ahead.values():
             levels[weight] = levels.get(weight, 0) + 1
-        self._likely_ranks = {
-            mine: sum(count * weight / (weight + mine) for weight, count in levels.items()) for mine in levels
-        }
+        self._likely_ranks = {mine: sum(count * weight / (weight + mine) for weight, count in levels.items()) for mine in levels}
         self._mean_likely = _mean_index(levels)
         return old | set(ahead)
 

@@ -46,9 +46,7 @@ class Cache:
 
     def __init__(self, capacity_bytes: int, policy: CachePolicy) -> None:
         if capacity_bytes < 1:
-            raise JobError(
-                f"capacity_bytes = {capacity_bytes} of a cache is below 1", remedy="leave the cache out instead"
-            )
+            raise JobError(f"capacity_bytes = {capacity_bytes} of a cache is below 1", remedy="leave the cache out instead")
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         """Bytes of everything in the cache."""

@@ -77,9 +77,13 @@ class RateEstimator:
     def state(self) -> RateState:
         """The whole state."""
         return RateState(
-            memory=self._memory, count=self._count, elapsed_s=self._elapsed_s, instants=self._instants,
-            burst=self._burst, last_s=self.last_s,
-        )  # fmt: skip
+            memory=self._memory,
+            count=self._count,
+            elapsed_s=self._elapsed_s,
+            instants=self._instants,
+            burst=self._burst,
+            last_s=self.last_s,
+        )
 
     @classmethod
     def from_state(cls, state: RateState) -> RateEstimator:

@@ -110,16 +110,10 @@ def unreferenced(store: DatasetStore, name: str) -> dict[str, int]:
     """Metadata shards that no version names, with their bytes: from imports that died, or are running."""
     latest = store.dataset(name)
     versions = [latest if v == latest.version else store.dataset(name, v) for v in latest.history]
-    named = {
-        v.shard_path(variant, i) for v in versions for variant, s in v.variants.items() for i in range(len(s.shards))
-    }
+    named = {v.shard_path(variant, i) for v in versions for variant, s in v.variants.items() for i in range(len(s.shards))}
     named |= {f"{meta_folder(name)}/{s.defects.file}" for v in versions for s in v.variants.values() if s.defects}
     found = run(store.files.tree(meta_folder(name)))
-    return {
-        path: n
-        for path, n in found.items()
-        if path not in named and not path.startswith(f"{meta_folder(name)}/versions/")
-    }
+    return {path: n for path, n in found.items() if path not in named and not path.startswith(f"{meta_folder(name)}/versions/")}
 
 
 def _range_defect(ref: DataRef, size: int | None) -> str:

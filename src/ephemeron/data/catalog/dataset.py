@@ -74,9 +74,7 @@ class Variant:
     @classmethod
     def from_json(cls, value: Any) -> Variant:
         """The inverse of `to_json`. Raises ValueError for other documents."""
-        samples, size, shards = (
-            typed(value, n, k) for n, k in (("samples", int), ("shard_size", int), ("shards", list))
-        )
+        samples, size, shards = (typed(value, n, k) for n, k in (("samples", int), ("shard_size", int), ("shards", list)))
         if samples < 1 or size < 1 or len(shards) != -(-samples // size):
             raise ValueError(f"{samples} samples do not fit into {len(shards)} shards of {size}")
         if not all(isinstance(d, str) and len(d) == DIGEST_CHARACTERS and d.isalnum() for d in shards):
@@ -94,14 +92,7 @@ class Variant:
         except JobError as e:
             raise ValueError(str(e)) from None
         return cls(
-            samples=samples,
-            shard_size=size,
-            shards=tuple(shards),
-            decoders=decoders,
-            root=root,
-            info=info,
-            source=source,
-            defects=defects,
+            samples=samples, shard_size=size, shards=tuple(shards), decoders=decoders, root=root, info=info, source=source, defects=defects
         )
 
 
@@ -137,12 +128,7 @@ class Dataset:
 
     def to_json(self) -> dict[str, object]:
         """The document."""
-        head: dict[str, object] = {
-            "format": FORMAT,
-            "dataset": self.name,
-            "version": self.version,
-            "number": self.number,
-        }
+        head: dict[str, object] = {"format": FORMAT, "dataset": self.name, "version": self.version, "number": self.number}
         variants = {name: variant.to_json() for name, variant in self.variants.items()}
         return head | {"history": dict(self.history), "variants": variants}
 
@@ -178,9 +164,7 @@ def check_name(what: str, name: str) -> str:
         JobError: it has characters other than letters, digits, `.`, `_` and `-`, or is reserved.
     """
     if not _NAME.fullmatch(name) or name == LATEST:
-        raise JobError(
-            f"{what} {name!r} is not a valid name", remedy="use letters, digits, '.', '_' and '-', and not 'latest'"
-        )
+        raise JobError(f"{what} {name!r} is not a valid name", remedy="use letters, digits, '.', '_' and '-', and not 'latest'")
     return name
 
 

@@ -90,11 +90,7 @@ def _npy(part: Any, options: Mapping[str, Any]) -> Array:
 def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, object]:
     """One record of a table: `columns`, their `types` ("int", "float", "text"), and the `delimiter`."""
     cells = cells_of(bytes(part), options.get("delimiter", ","))
-    return {
-        name: CELL_TYPES[kind](cell)
-        for name, kind, cell in zip(options["columns"], options["types"], cells, strict=True)
-        if kind
-    }
+    return {name: CELL_TYPES[kind](cell) for name, kind, cell in zip(options["columns"], options["types"], cells, strict=True) if kind}
 
 
 def _row(part: Any, options: Mapping[str, Any]) -> Any:
@@ -106,7 +102,14 @@ def _row(part: Any, options: Mapping[str, Any]) -> Any:
 CELL_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
 
 DECODERS: Mapping[str, Decoder] = {
-    "bytes": _bytes, "text": _text, "json": _json, "image": _image, "audio": _audio, "array": _array, "npy": _npy,
-    "csv": _csv, "row": _row,
-}  # fmt: skip
+    "bytes": _bytes,
+    "text": _text,
+    "json": _json,
+    "image": _image,
+    "audio": _audio,
+    "array": _array,
+    "npy": _npy,
+    "csv": _csv,
+    "row": _row,
+}
 """Decoders by the names that metadata gives them."""

@@ -144,9 +144,7 @@ class Fetcher:
                 meta = DatasetShardMeta(data)
                 expected = min(self._variant.shard_size, self._variant.samples - first)
                 if (meta.first, meta.count) != (first, expected):
-                    raise ValueError(
-                        f"it has samples from {meta.first}, {meta.count} of them, not {expected} from {first}"
-                    )
+                    raise ValueError(f"it has samples from {meta.first}, {meta.count} of them, not {expected} from {first}")
             except (ValueError, KeyError, TypeError) as e:
                 raise self._damaged(f"metadata shard: {e}", self._files, path, first) from None
             self.shards.put(shard, meta, meta.nbytes)
@@ -160,8 +158,7 @@ class Fetcher:
         whole = [i for i, ref in enumerate(refs) if ref.inner is None and ref.row is None]
         inner = [i for i, ref in enumerate(refs) if ref.inner is not None or ref.row is not None]
         read, *opened = await _all(
-            self._whole([refs[i] for i in whole], [indices[i] for i in whole]),
-            *(self._inside(refs[i], indices[i]) for i in inner),
+            self._whole([refs[i] for i in whole], [indices[i] for i in whole]), *(self._inside(refs[i], indices[i]) for i in inner)
         )
         out = dict(zip(whole, read, strict=True)) | dict(zip(inner, opened, strict=True))
         return [out[i] for i in range(len(refs))]

@@ -21,10 +21,7 @@ def visible(paths: Iterable[str]) -> list[str]:
     """
     listed = sorted(paths)
     own = _prepared(listed)
-    return [
-        path for path in listed
-        if not any(map(_hidden, path.split("/"))) and not any(path.startswith(folder) for folder in own)
-    ]  # fmt: skip
+    return [path for path in listed if not any(map(_hidden, path.split("/"))) and not any(path.startswith(folder) for folder in own)]
 
 
 def matching(paths: Iterable[str], pattern: str) -> list[str]:
@@ -37,10 +34,7 @@ def matching(paths: Iterable[str], pattern: str) -> list[str]:
     listed = sorted(paths)
     own = _prepared(listed)
     wanted = pattern.split("/")
-    return [
-        path for path in listed
-        if _matches(path.split("/"), wanted) and not any(path.startswith(folder) for folder in own)
-    ]  # fmt: skip
+    return [path for path in listed if _matches(path.split("/"), wanted) and not any(path.startswith(folder) for folder in own)]
 
 
 def _hidden(name: str) -> bool:

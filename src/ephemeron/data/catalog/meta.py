@@ -105,9 +105,15 @@ class DataRef:
 
 
 _REF_FIELDS: dict[str, type] = {
-    "path": str, "offset": int, "length": int, "unpack": str, "inner": list, "row": list, "column": str,
+    "path": str,
+    "offset": int,
+    "length": int,
+    "unpack": str,
+    "inner": list,
+    "row": list,
+    "column": str,
     "pin": str,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

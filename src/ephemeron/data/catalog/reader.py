@@ -87,13 +87,7 @@ class DatasetReader:
 
     @classmethod
     def open(
-        cls,
-        name: str,
-        variant: str,
-        *,
-        version: str = LATEST,
-        store: DatasetStore | AnyPath | None = None,
-        **options: Any,
+        cls, name: str, variant: str, *, version: str = LATEST, store: DatasetStore | AnyPath | None = None, **options: Any
     ) -> DatasetReader:
         """Finds a dataset and opens a variant of it.
 

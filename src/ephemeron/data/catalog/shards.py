@@ -97,9 +97,7 @@ def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, s
     """
     kept = list(samples)
     pins = _shared_pins(kept)
-    header: dict[str, object] = {
-        "format": SHARD_FORMAT, "dataset": dataset, "variant": variant, "shard": shard, "first": first,
-    }  # fmt: skip
+    header: dict[str, object] = {"format": SHARD_FORMAT, "dataset": dataset, "variant": variant, "shard": shard, "first": first}
     if pins:
         header["pins"] = pins
     lines = [_compact(sample.to_json(pins)) for sample in kept]
@@ -112,9 +110,7 @@ def _shared_pins(samples: list[SampleMeta]) -> dict[str, str]:
     for sample in samples:
         for ref in (*sample.data.values(), *([] if sample.target_at is None else [sample.target_at])):
             by_path.setdefault(ref.path, []).append(ref.pin)
-    return {
-        path: pins[0] for path, pins in by_path.items() if pins[0] is not None and len(pins) > 1 and len(set(pins)) == 1
-    }
+    return {path: pins[0] for path, pins in by_path.items() if pins[0] is not None and len(pins) > 1 and len(set(pins)) == 1}
 
 
 def digest(data: bytes) -> str:

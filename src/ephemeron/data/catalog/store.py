@@ -85,9 +85,7 @@ class DatasetStore:
 
     def names(self) -> list[str]:
         """All datasets with a published version, sorted."""
-        found = [
-            f"{space}/{name}" for space in self._folders("datasets") for name in self._folders(f"datasets/{space}")
-        ]
+        found = [f"{space}/{name}" for space in self._folders("datasets") for name in self._folders(f"datasets/{space}")]
         return [name for name in found if self._numbers(name)]
 
     def _folders(self, prefix: str) -> list[str]:
@@ -133,13 +131,7 @@ class DatasetStore:
             raise DatasetDamaged(why, dataset=dataset.name, file=f"{self.files.url}/{path}") from None
 
     def publish(
-        self,
-        name: str,
-        variants: Mapping[str, NewVariant],
-        *,
-        version: str | None = None,
-        keep: bool = True,
-        shard_size: int = SHARD_SIZE,
+        self, name: str, variants: Mapping[str, NewVariant], *, version: str | None = None, keep: bool = True, shard_size: int = SHARD_SIZE
     ) -> Dataset:
         """Writes the metadata of these variants and publishes them as a new version.
 
@@ -195,9 +187,15 @@ class DatasetStore:
             listed = DefectList(count=len(defects), file=f"{variant}/defects.{digest(data)}.json")
             run(self.files.create(f"{meta_folder(name)}/{listed.file}", data))
         return Variant(
-            samples=samples, shard_size=shard_size, shards=tuple(digests), decoders=new.decoders, root=new.root,
-            info=new.info, source=new.source, defects=listed,
-        )  # fmt: skip
+            samples=samples,
+            shard_size=shard_size,
+            shards=tuple(digests),
+            decoders=new.decoders,
+            root=new.root,
+            info=new.info,
+            source=new.source,
+            defects=listed,
+        )
 
     def _next(self, name: str, version: str | None, written: Mapping[str, Variant], *, keep: bool) -> Dataset:
         """The version after the latest one, with these variants."""
@@ -207,10 +205,7 @@ class DatasetStore:
         number = numbers[-1] + 1 if numbers else 1
         chosen = version or next(str(n) for n in range(number, 2 * number + 1) if str(n) not in history)
         if chosen in history:
-            raise JobError(
-                f"version {chosen!r} of {name} is published, and versions do not change",
-                remedy="choose another name, or none",
-            )
+            raise JobError(f"version {chosen!r} of {name} is published, and versions do not change", remedy="choose another name, or none")
         variants = {**(latest.variants if latest and keep else {}), **written}
         return Dataset(name=name, version=chosen, number=number, variants=variants, history=history | {chosen: number})
 

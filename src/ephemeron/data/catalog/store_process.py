@@ -155,9 +155,11 @@ def _started() -> socket.socket:
     with theirs:
         # Not waited for: it ends when the last process that could call it has ended.
         process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, root, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-c", _MAIN, root, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         _log.info("process %d is started to read object stores", process.pid)
         process.returncode = 0
     return ours

@@ -58,12 +58,7 @@ async def _answer(sock: socket.socket) -> None:
 
 
 async def _one(
-    writer: asyncio.StreamWriter,
-    opened: dict[str, Files],
-    number: int,
-    url: str,
-    method: str,
-    arguments: tuple[Any, ...],
+    writer: asyncio.StreamWriter, opened: dict[str, Files], number: int, url: str, method: str, arguments: tuple[Any, ...]
 ) -> None:
     kind, value = "value", None
     try:

@@ -46,9 +46,14 @@ class VariantVerification:
 
 
 def verify_variant(
-    store: DatasetStore, dataset: Dataset, variant: str, *, decode: int | None = 0, digests: bool = True,
+    store: DatasetStore,
+    dataset: Dataset,
+    variant: str,
+    *,
+    decode: int | None = 0,
+    digests: bool = True,
     tell: Callable[[str, int, int | None], None] | None = None,
-) -> VariantVerification:  # fmt: skip
+) -> VariantVerification:
     """Checks every shard, range and pin, and decodes some samples.
 
     Args:
@@ -86,9 +91,16 @@ def verify_variant(
             tell(f"{variant}: content", metas.first + len(metas), spec.samples)
     checked = check_variant(store, dataset, variant, decode=0 if changes else decode, tell=tell)
     return VariantVerification(
-        variant=variant, samples=spec.samples, files=checked.files, stored_bytes=checked.nbytes, decoded=checked.decoded,
-        pinned=pinned, unpinned=unpinned, nbytes=comparing.nbytes, defects=(*checked.defects, *changes),
-    )  # fmt: skip
+        variant=variant,
+        samples=spec.samples,
+        files=checked.files,
+        stored_bytes=checked.nbytes,
+        decoded=checked.decoded,
+        pinned=pinned,
+        unpinned=unpinned,
+        nbytes=comparing.nbytes,
+        defects=(*checked.defects, *changes),
+    )
 
 
 class _Comparing:

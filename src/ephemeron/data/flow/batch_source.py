@@ -63,17 +63,29 @@ class FlowBatchSource:
     """
 
     def __init__(
-        self, spec: FlowSpec, *, train_indices: Indices, test_indices: Indices, seed: int, iterations: int, timeline: Timeline,
-        code: Sequence[Path], own_process: bool,
-    ) -> None:  # fmt: skip
+        self,
+        spec: FlowSpec,
+        *,
+        train_indices: Indices,
+        test_indices: Indices,
+        seed: int,
+        iterations: int,
+        timeline: Timeline,
+        code: Sequence[Path],
+        own_process: bool,
+    ) -> None:
         train = open_part(spec.train, spec, code)
         collate = collate_of(spec.collate, code, spec.provider)
         self._train_indices, self._test_indices = train_indices, test_indices
         self._seed, self._iterations, self._timeline = seed, iterations, timeline
         self._prefetcher = Prefetcher(
-            loading=train, strategy=_strategy(train, spec, collate, own_process=own_process),
-            collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB, pairs=spec.pairs,
-        )  # fmt: skip
+            loading=train,
+            strategy=_strategy(train, spec, collate, own_process=own_process),
+            collate=collate,
+            on_error=spec.on_error,
+            prefetch_bytes=spec.prefetch_mb * MB,
+            pairs=spec.pairs,
+        )
         self._test: SampleLoader | None = None
         self._spec, self._code, self._own_process = spec, code, own_process
         self._known: dict[int, list[SampleRequest]] = {}

@@ -34,15 +34,25 @@ class FlowBenchmark:
     def to_dict(self) -> dict[str, object]:
         """The diagnosis as JSON, rounded."""
         return {
-            "flow": self.flow, "batch_size": self.batch_size, "workers": self.workers, "step_s": self.step_s,
-            "samples_per_s": round(self.samples_per_s, 2), **self.counters.to_dict(),
-        }  # fmt: skip
+            "flow": self.flow,
+            "batch_size": self.batch_size,
+            "workers": self.workers,
+            "step_s": self.step_s,
+            "samples_per_s": round(self.samples_per_s, 2),
+            **self.counters.to_dict(),
+        }
 
 
 def benchmark_flow(
-    flow: Flow, *, batch_size: int = 64, batches: int = 20, workers: int = 0, step_s: float = 0.0,
-    on_error: str = "fail", collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> FlowBenchmark:  # fmt: skip
+    flow: Flow,
+    *,
+    batch_size: int = 64,
+    batches: int = 20,
+    workers: int = 0,
+    step_s: float = 0.0,
+    on_error: str = "fail",
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+) -> FlowBenchmark:
     """Reads some batches as a trainer would.
 
     Args:
@@ -67,6 +77,11 @@ def benchmark_flow(
         counters = shuffled.counters
         samples = counters.samples - (before if counters.batches else 0)
     return FlowBenchmark(
-        flow=f"{flow.name}@{flow.version}", batch_size=batch_size, workers=workers, step_s=step_s,
-        seconds=time.perf_counter() - first, samples=samples, counters=counters,
-    )  # fmt: skip
+        flow=f"{flow.name}@{flow.version}",
+        batch_size=batch_size,
+        workers=workers,
+        step_s=step_s,
+        seconds=time.perf_counter() - first,
+        samples=samples,
+        counters=counters,
+    )

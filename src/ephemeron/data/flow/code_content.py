@@ -50,9 +50,7 @@ def content_of(thing: Any, depth: int = 4) -> Any:
         return [content_of(each, depth - 1) for each in (thing.__func__, thing.__self__)]
     if isinstance(thing, FunctionType):
         closed = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]
-        return [
-            content_of(each, depth - 1) for each in (thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed)
-        ]
+        return [content_of(each, depth - 1) for each in (thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed)]
     if isinstance(thing, type):
         return [(name, content_of(f, depth - 1)) for name, f in vars(thing).items() if isinstance(f, FunctionType)]
     slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
@@ -118,6 +116,4 @@ def _is_configuration(value: Any) -> bool:
         return True
     if isinstance(value, list | tuple):
         return all(_is_configuration(each) for each in _spread(value))
-    return (hasattr(value, "__len__") and hasattr(value, "__getitem__") and hasattr(value, "__dict__")) or callable(
-        value
-    )
+    return (hasattr(value, "__len__") and hasattr(value, "__getitem__") and hasattr(value, "__dict__")) or callable(value)

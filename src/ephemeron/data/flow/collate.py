@@ -19,14 +19,7 @@ import numpy as np
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.pickle_socket import SHARED, Arena, PickleSocket, aligned, can_share
 from ephemeron.data.flow.sample_loader import COLLATE, SampleRequest
-from ephemeron.data.randomness import (
-    batch_seed,
-    generator_argument,
-    generator_parameter,
-    generators_in,
-    kept,
-    seed_everything,
-)
+from ephemeron.data.randomness import batch_seed, generator_argument, generator_parameter, generators_in, kept, seed_everything
 from ephemeron.errors import SampleFailed
 from ephemeron.user_code import guarded, line_of
 
@@ -68,9 +61,7 @@ class Collator:
         return partial(self.function, **generator_argument(self._asks, own))(samples)
 
 
-def collated(
-    samples: list[Any], collator: Collator, flow: FlowDescription, items: Sequence[SampleRequest], *, pairs: bool = True
-) -> Any:
+def collated(samples: list[Any], collator: Collator, flow: FlowDescription, items: Sequence[SampleRequest], *, pairs: bool = True) -> Any:
     """A batch of these samples.
 
     Args:
@@ -90,10 +81,7 @@ def collated(
     except Exception as e:
         to = " to (inputs, targets)" if pairs else ""
         text = f"{len(samples)} samples from this one on cannot be put together{to}: {line_of(e)[:300]}{_odd(samples, items)}"
-        raise SampleFailed(
-            text, flow=f"{flow.name}@{flow.version}", dataset=str(flow.source),
-            index=items[0].index, step=COLLATE,
-        ) from e  # fmt: skip
+        raise SampleFailed(text, flow=f"{flow.name}@{flow.version}", dataset=str(flow.source), index=items[0].index, step=COLLATE) from e
 
 
 def _odd(samples: Sequence[Any], items: Sequence[SampleRequest]) -> str:
@@ -191,9 +179,12 @@ class Stacking:
 def _stackable(samples: Sequence[Any]) -> bool:
     first = samples[0]
     return (
-        type(first) is np.ndarray and first.ndim > 0 and first.dtype.kind in "biufc" and first.dtype.isnative
+        type(first) is np.ndarray
+        and first.ndim > 0
+        and first.dtype.kind in "biufc"
+        and first.dtype.isnative
         and all(type(s) is np.ndarray and s.shape == first.shape and s.dtype == first.dtype for s in samples)
-    )  # fmt: skip
+    )
 
 
 def _side_by_side(arrays: Sequence[Any]) -> Any:

@@ -63,8 +63,16 @@ class FlowCounters:
     def to_dict(self) -> dict[str, object]:
         """The counters as JSON, rounded."""
         return {
-            "batches": self.batches, "samples": self.samples, "skipped": self.skipped, "retried": self.retried,
-            "lost_loaders": self.lost_loaders, "loaders": self.loaders, "waited_s": round(self.waited_s, 6),
-            "elapsed_s": round(self.elapsed_s, 6), "waiting": round(self.waiting, 4), "bound_by": self.bound_by(),
-            "stages_s": {k: round(v, 6) for k, v in sorted(self.loading.by_stage.items())}, "advice": self.advice(),
-        }  # fmt: skip
+            "batches": self.batches,
+            "samples": self.samples,
+            "skipped": self.skipped,
+            "retried": self.retried,
+            "lost_loaders": self.lost_loaders,
+            "loaders": self.loaders,
+            "waited_s": round(self.waited_s, 6),
+            "elapsed_s": round(self.elapsed_s, 6),
+            "waiting": round(self.waiting, 4),
+            "bound_by": self.bound_by(),
+            "stages_s": {k: round(v, 6) for k, v in sorted(self.loading.by_stage.items())},
+            "advice": self.advice(),
+        }

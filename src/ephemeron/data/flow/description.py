@@ -127,13 +127,7 @@ class FlowDescription:
         return f"Flow({self.name!r}, version={self.version}: {steps})"
 
     def dataset(
-        self,
-        name: Any,
-        version: str = "latest",
-        variant: str = "train",
-        *,
-        store: AnyPath | None = None,
-        decode: bool = True,
+        self, name: Any, version: str = "latest", variant: str = "train", *, store: AnyPath | None = None, decode: bool = True
     ) -> Self:
         """The flow with another dataset.
 
@@ -148,13 +142,7 @@ class FlowDescription:
             JobError: `name` is neither a name nor a dataset.
         """
         if isinstance(name, str):
-            source = FlowSource(
-                name=name,
-                version=version,
-                variant=variant,
-                store=None if store is None else located(store),
-                decode=decode,
-            )
+            source = FlowSource(name=name, version=version, variant=variant, store=None if store is None else located(store), decode=decode)
         elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
             source = FlowSource(dataset=name)
         else:
@@ -165,9 +153,8 @@ class FlowDescription:
         return replace(self, source=source)
 
     def map(
-        self, name: str, function: Callable[[Any], Any], *, transform: SampleAdapter | None = None,
-        cache_control: CacheControl = "no-cache",
-    ) -> Self:  # fmt: skip
+        self, name: str, function: Callable[[Any], Any], *, transform: SampleAdapter | None = None, cache_control: CacheControl = "no-cache"
+    ) -> Self:
         """The flow with one more step.
 
         Args:
@@ -186,22 +173,15 @@ class FlowDescription:
         if any(s.name == name for s in self.steps):
             raise JobError(f"flow {self.name}: there is a step {name!r} already", remedy="give steps different names")
         if cache_control not in ("can-cache", "no-cache"):
-            raise JobError(
-                f"flow {self.name}, step {name!r}: cache_control = {cache_control!r}",
-                remedy="use can-cache or no-cache",
-            )
+            raise JobError(f"flow {self.name}, step {name!r}: cache_control = {cache_control!r}", remedy="use can-cache or no-cache")
         step = MapStep(name=name, function=function, transform=transform, cache=cache_control)
         return replace(self, steps=(*self.steps, step))
 
-    def map_data(
-        self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
-    ) -> Self:
+    def map_data(self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache") -> Self:
         """A step that maps the data: the first part of a sample, or the one that `key` names. See `map` and `parts`."""
         return self.map(name, function, transform=MapData(key), cache_control=cache_control)
 
-    def map_target(
-        self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
-    ) -> Self:
+    def map_target(self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache") -> Self:
         """A step that maps the target: the last part of a sample, or the one that `key` names. See `map` and `parts`."""
         return self.map(name, function, transform=MapTarget(key), cache_control=cache_control)
 

@@ -76,9 +76,13 @@ class _Pass:
 
 
 def examine(
-    loading: SampleLoader, *, steps: int | None = None, raws: Mapping[int, Any] | None = None, limit_s: float = LIMIT_S,
+    loading: SampleLoader,
+    *,
+    steps: int | None = None,
+    raws: Mapping[int, Any] | None = None,
+    limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.monotonic,
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Loads some samples under two seeds, in this process.
 
     Args:
@@ -118,10 +122,12 @@ def examine(
         return Findings(fixed=-1, random=READ)
     fixed = min(fixed, unseeded - 1, reached - 1)  # stages that no sample reached are unknown
     return Findings(
-        fixed=fixed, random=names[fixed + 1] if fixed < count else "", tried=tried,
+        fixed=fixed,
+        random=names[fixed + 1] if fixed < count else "",
+        tried=tried,
         unseeded=names[unseeded] if unseeded <= count else "",
         frozen=tuple(names[stage] for stage in sorted(frozen) if stage <= fixed),
-    )  # fmt: skip
+    )
 
 
 def _passes(place: int) -> Sequence[tuple[int, int]]:
@@ -186,16 +192,12 @@ def cacheable_stages(loading: SampleLoader) -> Findings:
         warnings.warn(f"{name}: no sample could be tried: a service keeps nothing of it between epochs", stacklevel=3)
     elif found.fixed < steps:
         what = f"{found.random!r} {'cannot be seeded' if found.unseeded == found.random else 'is random'}"
-        kept_of = (
-            f"what {found.fixed} steps give" if found.fixed > 0 else "what is read" if found.fixed == 0 else "nothing"
-        )
+        kept_of = f"what {found.fixed} steps give" if found.fixed > 0 else "what is read" if found.fixed == 0 else "nothing"
         warnings.warn(f"{name}: {what}: a service keeps {kept_of} between epochs and jobs", stacklevel=3)
     _log.info("%s: %d stages are the same in every epoch, by %d samples", name, found.fixed + 1, found.tried)
     if found.frozen:
         steps_ = ", ".join(map(repr, found.frozen))
-        text = (
-            f"{name}: {steps_} draws random numbers and is marked can-cache: a sample gets the same ones in every epoch"
-        )
+        text = f"{name}: {steps_} draws random numbers and is marked can-cache: a sample gets the same ones in every epoch"
         warnings.warn(text, stacklevel=3)
     return found
 

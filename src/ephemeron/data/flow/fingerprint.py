@@ -49,11 +49,7 @@ class Fingerprint:
         steps = tuple(f"{step.name}#{_digest(configured((step.function, step.transform)))}" for step in flow.steps)
         own = None if flow.source is None else flow.source.dataset
         return cls(
-            flow=flow.name,
-            version=flow.version,
-            dataset=str(flow.source) if own is None else _described(own),
-            steps=steps,
-            view=view,
+            flow=flow.name, version=flow.version, dataset=str(flow.source) if own is None else _described(own), steps=steps, view=view
         )
 
     def to_json(self) -> dict[str, object]:
@@ -70,9 +66,7 @@ class Fingerprint:
         for key, mine in self.to_json().items():
             words = _WORDS.get(key, key)
             if key not in state:
-                raise JobError(
-                    f"the state does not name its {words}", remedy="load a result of state_dict() of a flow's loader"
-                )
+                raise JobError(f"the state does not name its {words}", remedy="load a result of state_dict() of a flow's loader")
             if state[key] != mine:
                 raise JobError(
                     f"the state has another {words}: {key} = {state[key]!r}, this loader has {mine!r}",

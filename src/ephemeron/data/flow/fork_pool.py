@@ -109,9 +109,8 @@ class LoaderPool:
     """
 
     def __init__(
-        self, loading: SampleLoader, loaders: int, *, lease_s: float | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-    ) -> None:  # fmt: skip
+        self, loading: SampleLoader, loaders: int, *, lease_s: float | None = None, collate: Callable[[list[Any]], Any] | None = None
+    ) -> None:
         if not hasattr(os, "fork"):
             raise JobError("loader processes need fork, which this system lacks", remedy="use workers=0")
         self.lost = 0
@@ -178,9 +177,7 @@ class LoaderPool:
             os.waitpid(self._server_pid, 0)
         self._wake.close()
         self._woken.close()
-        self._results.put(
-            LoadersLost("the loaders have been closed")
-        )  # for a caller that still waits in another thread
+        self._results.put(LoadersLost("the loaders have been closed"))  # for a caller that still waits in another thread
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -277,9 +274,7 @@ class LoaderPool:
         else:
             (item,) = chunk.items
             _log.warning("sample %d has killed its loader process %d times and counts as failed", item.index, STRIKES)
-            failed = SampleFailed(
-                f"killed its loader process {STRIKES} times", flow="", dataset="", index=item.index, step="?"
-            )
+            failed = SampleFailed(f"killed its loader process {STRIKES} times", flow="", dataset="", index=item.index, step="?")
             self._finish(chunk, [failed], StageTimings(), 0)
 
     def _look_for_overdue(self) -> None:
@@ -432,6 +427,9 @@ def collated(
 
 def _unsendable(loading: SampleLoader, item: SampleRequest, e: Exception) -> SampleFailed:
     return SampleFailed(
-        f"its result cannot be sent: {text_of(e)}", flow=loading.flow.name, dataset=str(loading.flow.source), index=item.index,
+        f"its result cannot be sent: {text_of(e)}",
+        flow=loading.flow.name,
+        dataset=str(loading.flow.source),
+        index=item.index,
         step=loading.flow.steps[-1].name if loading.flow.steps else "read",
-    )  # fmt: skip
+    )

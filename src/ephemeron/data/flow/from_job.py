@@ -50,9 +50,7 @@ class NamedFlow:
     """The first samples, after all steps."""
 
 
-def find_flow(
-    data: DataSpec, *, seed: int, code: Sequence[Path] = (), provider: DataProvider | None = None
-) -> NamedFlow:
+def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = (), provider: DataProvider | None = None) -> NamedFlow:
     """Finds and checks the flow of a job before a function is started.
 
     Args:
@@ -74,11 +72,7 @@ def find_flow(
         target, test_target, where = data.flow, data.test_flow, f"data.flow {data.flow}"
     else:
         separate = getattr(provided(provider, code), EVALUATION_DATA)() is not None
-        target, test_target, where = (
-            TRAIN_DATA,
-            EVALUATION_DATA if separate else None,
-            f"{TRAIN_DATA} of {provider.target}",
-        )
+        target, test_target, where = (TRAIN_DATA, EVALUATION_DATA if separate else None, f"{TRAIN_DATA} of {provider.target}")
     train, part = _pinned(target, arguments, code, provider)
     if len(train) == 0:
         raise JobError(f"{where}: its dataset {train.flow.source} is empty", remedy="give it samples")
@@ -93,10 +87,17 @@ def find_flow(
         else:
             chosen, tested = everything, np.arange(len(test))
     spec = FlowSpec(
-        train=part, test=test_part, options=dict(data.options), path=None if data.path is None else str(data.path),
-        collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb, provider=provider,
+        train=part,
+        test=test_part,
+        options=dict(data.options),
+        path=None if data.path is None else str(data.path),
+        collate=data.collate,
+        on_error=data.on_error,
+        loaders=data.loaders,
+        prefetch_mb=data.prefetch_mb,
+        provider=provider,
         pairs=provider is None,
-    )  # fmt: skip
+    )
     collate = collate_of(data.collate, code, provider)
     samples = _try(train, chosen, data, seed, where)
     requests = [SampleRequest(index=int(i), seed=seed) for i in chosen[:TRIED]]
@@ -137,9 +138,7 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
     return loading
 
 
-def make_flow(
-    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: DataProvider | None = None
-) -> Flow:
+def make_flow(target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: DataProvider | None = None) -> Flow:
     """The flow that `module:function`, or a provider's method, returns, or that `module:name` is. A map-style dataset of a provider
     is a flow without steps.
 

@@ -50,9 +50,17 @@ class FlowLoader:
     multiprocessing_context = None
 
     def __init__(
-        self, read: SampleView, stream: BatchStream, *, collate_fn: Callable[[list[Any]], Any] | None, prefetch: int,
-        prefetch_mb: float, on_error: str, progress: bool, alone: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        read: SampleView,
+        stream: BatchStream,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        prefetch: int,
+        prefetch_mb: float,
+        on_error: str,
+        progress: bool,
+        alone: bool = False,
+    ) -> None:
         matched = _POLICY.fullmatch(on_error)
         if matched is None:
             raise JobError(f"on_error = {on_error!r} is not known", remedy="use fail, skip or retry:N")
@@ -149,9 +157,7 @@ class FlowLoader:
         finally:
             if iteration is not None:
                 self._cursor.ended(iteration, whole=whole)
-                _log.debug(
-                    "an iteration of flow %s %s", self.read.loading.flow.name, "is over" if whole else "was left"
-                )
+                _log.debug("an iteration of flow %s %s", self.read.loading.flow.name, "is over" if whole else "was left")
             if pool is not None:
                 self._pools.take_back(pool)
             if shown is not None:
@@ -242,9 +248,13 @@ class FlowLoader:
     @cached_property
     def _terms(self) -> LoaderOptions:
         return LoaderOptions(
-            read=self.read, collator=self._collator,
-            window=PrefetchWindow(batches=self._prefetch, limit_bytes=self._prefetch_bytes), skip=self._skip, retries=self._retries, counters=self.counters,
-        )  # fmt: skip
+            read=self.read,
+            collator=self._collator,
+            window=PrefetchWindow(batches=self._prefetch, limit_bytes=self._prefetch_bytes),
+            skip=self._skip,
+            retries=self._retries,
+            counters=self.counters,
+        )
 
     def _pool(self) -> LoaderBackend:
         collate = None if self.read.maps_here else self._collator.function
@@ -308,9 +318,14 @@ class _bar:
 
         self._counters = loader.counters
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("waiting {task.fields[waiting]:.0%}"), console=Console(stderr=True), transient=True,
-        )  # fmt: skip
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("waiting {task.fields[waiting]:.0%}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
         self._task = self._progress.add_task("", total=start.steps_left(), epoch=start.epoch, waiting=0.0)
         self._progress.start()
 

@@ -41,9 +41,7 @@ class LocalMap:
     def _call(self, sample: Any, seed: int | None) -> Any:
         if self._asks is None:
             return self._function(sample)
-        return self._function(
-            sample, **generator_argument(self._asks, random.getrandbits(64) if seed is None else seed)
-        )
+        return self._function(sample, **generator_argument(self._asks, random.getrandbits(64) if seed is None else seed))
 
 
 def process_group() -> tuple[int, int] | None:

@@ -67,18 +67,14 @@ def _place(sample: Any, role: Role, key: Key) -> Any:
         return _number_of(sample, role, key)
     if key is not None or role == "target":
         what = "target" if key is None else f"part {key!r}"
-        raise ValueError(
-            f"the sample is a single {type(sample).__name__} and has no {what}: map it whole with map or map_data"
-        )
+        raise ValueError(f"the sample is a single {type(sample).__name__} and has no {what}: map it whole with map or map_data")
     return None
 
 
 def _key_of(sample: Mapping[Any, Any], role: Role, key: Key) -> Any:
     keys = ", ".join(map(repr, sample))
     if key is None:
-        raise ValueError(
-            f"the sample is a {type(sample).__name__} with the keys {keys}: say which with map_{role}(..., key=...)"
-        )
+        raise ValueError(f"the sample is a {type(sample).__name__} with the keys {keys}: say which with map_{role}(..., key=...)")
     if key not in sample:
         raise ValueError(f"the sample has no key {key!r} but {keys}")
     return key
@@ -89,9 +85,7 @@ def _field_of(sample: Any, names: list[str], role: Role, key: Key) -> str:
         _enough(len(names), sample, role)
         return names[0 if role == "data" else -1]
     if key not in names:
-        raise ValueError(
-            f"the sample, a {type(sample).__name__}, has no field {key!r} but {', '.join(names) or 'none'}"
-        )
+        raise ValueError(f"the sample, a {type(sample).__name__}, has no field {key!r} but {', '.join(names) or 'none'}")
     return str(key)
 
 

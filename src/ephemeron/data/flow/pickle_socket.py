@@ -184,10 +184,7 @@ class PickleSocket:
             loose = []
         where = (0, 0, 0) if arena is None else (len(arena.memory), arena.number, arena.fd is not None)
         table = _HEAD.pack(len(parts) + 1, *where) + _PART.pack(head.tell(), _HERE)
-        table += b"".join(
-            _PART.pack(part.nbytes, _HERE if place is None else place)
-            for part, place in zip(parts, places, strict=True)
-        )
+        table += b"".join(_PART.pack(part.nbytes, _HERE if place is None else place) for part, place in zip(parts, places, strict=True))
         begun = arena is not None and arena.fd is not None
         if arena is not None and arena.fd is not None:
             socket.send_fds(self.sock, [table[:1]], [arena.fd])

@@ -80,9 +80,7 @@ def open_source(source: FlowSource) -> Any:
         return source.dataset
     from ephemeron.data.catalog import DatasetReader
 
-    return DatasetReader.open(
-        source.name, source.variant, version=source.version, store=source.store, decode=source.decode
-    )
+    return DatasetReader.open(source.name, source.variant, version=source.version, store=source.store, decode=source.decode)
 
 
 def pinned(source: FlowSource) -> FlowSource:
@@ -240,10 +238,7 @@ class SampleLoader:
 
     def _failed(self, item: SampleRequest, stage: str, e: Exception) -> SampleFailed:
         file = getattr(raised_by(e), "file", "") or self._file_of(item.index)
-        return SampleFailed(
-            line_of(e)[:500], flow=self._salt, dataset=str(self.flow.source),
-            index=item.index, step=stage, file=str(file),
-        )  # fmt: skip
+        return SampleFailed(line_of(e)[:500], flow=self._salt, dataset=str(self.flow.source), index=item.index, step=stage, file=str(file))
 
     def _file_of(self, index: int) -> str:
         try:

@@ -26,9 +26,8 @@ class SampleView:
     """
 
     def __init__(
-        self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None,
-        here: Sequence[LocalMap] = (),
-    ) -> None:  # fmt: skip
+        self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None, here: Sequence[LocalMap] = ()
+    ) -> None:
         self.loading = loading
         self.loaders = loaders or LocalLoaders(0)
         self._chosen = chosen
@@ -95,9 +94,7 @@ class FlowDataset:
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Raises `SampleFailed` for the first one that cannot be loaded."""
         items = [
-            SampleRequest(
-                index=self._read.index(i), epoch=i.epoch if isinstance(i, EpochIndex) else self.epoch, seed=self._seed
-            )
+            SampleRequest(index=self._read.index(i), epoch=i.epoch if isinstance(i, EpochIndex) else self.epoch, seed=self._seed)
             for i in indices
         ]
         out = []

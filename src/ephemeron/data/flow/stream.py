@@ -127,10 +127,7 @@ class BatchStream:
 
     def state_dict(self) -> dict[str, object]:
         """The position as JSON; the same for every rank that has taken as many batches."""
-        return {
-            "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "epoch": self.epoch,
-            "consumed": self.consumed,
-        }  # fmt: skip
+        return {"samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continues at a position of `state_dict`, also with another batch size or number of ranks.
@@ -145,12 +142,7 @@ class BatchStream:
                     remedy="resume with the dataset, seed and order that the state was saved with",
                 )
         epoch, consumed = state.get("epoch"), state.get("consumed")
-        if (
-            not isinstance(epoch, int)
-            or not isinstance(consumed, int)
-            or epoch < 0
-            or not 0 <= consumed <= self.samples
-        ):
+        if not isinstance(epoch, int) or not isinstance(consumed, int) or epoch < 0 or not 0 <= consumed <= self.samples:
             raise JobError(
                 f"the state has epoch = {epoch!r}, consumed = {consumed!r}, of {self.samples} samples",
                 remedy="load a result of state_dict(), unchanged",

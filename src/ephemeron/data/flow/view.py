@@ -101,10 +101,21 @@ class FlowView(SampleView):
         return FlowView(self.loading, self.loaders, **{**kept, **changed})
 
     def to_shuffled(
-        self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, prefetch: int = 4, *, seed: int = 0,
-        shuffle: bool = True, rank: int | None = None, world_size: int | None = None, remainder: Remainder = "even", on_error: str = "fail",
-        prefetch_mb: float = 512.0, progress: bool = False, sampling: Sampling = "own",
-    ) -> FlowLoader:  # fmt: skip
+        self,
+        batch_size: int,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch: int = 4,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        remainder: Remainder = "even",
+        on_error: str = "fail",
+        prefetch_mb: float = 512.0,
+        progress: bool = False,
+        sampling: Sampling = "own",
+    ) -> FlowLoader:
         """Batches, each sample once per epoch over all ranks.
 
         Args:
@@ -135,20 +146,20 @@ class FlowView(SampleView):
         group = process_group() if rank is None and world_size is None else (rank or 0, world_size or 1)
         at, of = group or (0, 1)
         stream = BatchStream(
-            samples=len(self),
-            batch_size=batch_size,
-            seed=seed,
-            rank=at,
-            world_size=of,
-            shuffle=shuffle,
-            remainder=remainder,
+            samples=len(self), batch_size=batch_size, seed=seed, rank=at, world_size=of, shuffle=shuffle, remainder=remainder
         )
         if sampling != "own":
             stream = self.loaders.shared(stream, sampling, self._chosen)
         return FlowLoader(
-            self, stream, collate_fn=collate_fn, prefetch=prefetch, prefetch_mb=prefetch_mb, on_error=on_error,
-            progress=progress, alone=group is None,
-        )  # fmt: skip
+            self,
+            stream,
+            collate_fn=collate_fn,
+            prefetch=prefetch,
+            prefetch_mb=prefetch_mb,
+            on_error=on_error,
+            progress=progress,
+            alone=group is None,
+        )
 
 
 def random_split(flows: FlowView | Sequence[FlowView], lengths: Sequence[float], *, seed: int = 0) -> list[FlowView]:
@@ -169,10 +180,7 @@ def random_split(flows: FlowView | Sequence[FlowView], lengths: Sequence[float],
     """
     views = [flows] if isinstance(flows, FlowView) else list(flows)
     if len(views) not in (1, len(lengths)) or not views:
-        raise JobError(
-            f"random_split: {len(views)} flows for {len(lengths)} lengths",
-            remedy="give one flow, or one for each length",
-        )
+        raise JobError(f"random_split: {len(views)} flows for {len(lengths)} lengths", remedy="give one flow, or one for each length")
     total = len(views[0])
     if any(len(view) != total for view in views):
         raise JobError(f"random_split: the flows have {[len(v) for v in views]} samples", remedy="use equally many")

@@ -102,9 +102,7 @@ def header_of(data: bytes, delimiter: str, where: str) -> tuple[list[str], int]:
     try:
         names = cells_of(record, delimiter)
     except ValueError as e:
-        raise JobError(
-            f"{where}: its header {e}", remedy="convert its line ends and its encoding, or mend it"
-        ) from None
+        raise JobError(f"{where}: its header {e}", remedy="convert its line ends and its encoding, or mend it") from None
     return names, end
 
 

@@ -45,7 +45,7 @@ FORMS = {
         CifarForm(False, "cifar-100-binary", ("train.bin",), "test.bin", label_bytes=2),
         CifarForm(True, "cifar-100-python", ("train",), "test", label_bytes=2),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,7 @@ def _pickled(where: Path | str, data: bytes, labels: CifarLabels) -> tuple[Array
     try:
         table = _table(data)
     except PickleRefused as e:
-        raise JobError(
-            f"{where} is not a pickled CIFAR batch: {one_line(e)}", remedy="fetch the data set again"
-        ) from None
+        raise JobError(f"{where} is not a pickled CIFAR batch: {one_line(e)}", remedy="fetch the data set again") from None
     pixels, targets = table.get("data"), table.get(labels.key)
     if not isinstance(pixels, PickledArray) or not isinstance(targets, list):
         raise JobError(f"{where} lacks 'data' or {labels.key!r}; it has {', '.join(map(str, table))}")

@@ -44,9 +44,7 @@ def parse_idx(data: bytes, path: Path | str) -> tuple[Array, int]:
         raise _broken(path, f"has only {len(data)} bytes")
     zero, code, rank = struct.unpack_from(">HBB", data)
     if zero or code not in _DTYPE_OF:
-        raise JobError(
-            f"{path} starts with 0x{data[:4].hex()}, which is not an IDX magic number", remedy="give an IDX file"
-        )
+        raise JobError(f"{path} starts with 0x{data[:4].hex()}, which is not an IDX magic number", remedy="give an IDX file")
     start = 4 + 4 * rank
     if len(data) < start:
         raise _broken(path, f"has {len(data)} bytes but a header of {start}")

@@ -71,9 +71,7 @@ class Coupled(CollaborativeSampler):
     def __init__(self, *, seed: int, window: int, free_epochs: int | None = 1) -> None:
         super().__init__(seed=seed)
         if window < 1:
-            raise JobError(
-                f"window = {window} samples of a sampler is below 1", remedy="use the cache's capacity in samples"
-            )
+            raise JobError(f"window = {window} samples of a sampler is below 1", remedy="use the cache's capacity in samples")
         if free_epochs is not None and free_epochs < 0:
             raise JobError(f"free_epochs = {free_epochs} is below 0", remedy="use 0, 1 or None")
         self.window = window
@@ -123,15 +121,10 @@ class Coupled(CollaborativeSampler):
 
     def _group_sizes(self, main: JobState, wanted: int) -> dict[JobState, float]:
         """Samples that each job draws on average: half of the smallest batch (3-8) for the main one, others by their speeds."""
-        others = [
-            m for m in self.jobs
-            if m is not main and m.open_count and not self.draws_freely(m) and self.room(m) > 0
-        ]  # fmt: skip
+        others = [m for m in self.jobs if m is not main and m.open_count and not self.draws_freely(m) and self.room(m) > 0]
         size = min(wanted, max(1, min(m.batch // 2 for m in (main, *others))))
         rate = self.jobs.rate(main)
-        return {main: float(size)} | {
-            member: min(size * self.jobs.rate(member) / rate, float(self.room(member))) for member in others
-        }
+        return {main: float(size)} | {member: min(size * self.jobs.rate(member) / rate, float(self.room(member))) for member in others}
 
     # -- free -----------------------------------------------------------------------------------------------------
 
@@ -215,9 +208,7 @@ class Coupled(CollaborativeSampler):
 
     def extra_state(self) -> dict[str, object]:
         return document(
-            CoupledState(
-                window=self.window, free_epochs=self.free_epochs, recent=list(self._recent), parts=self._parts.tolist()
-            )
+            CoupledState(window=self.window, free_epochs=self.free_epochs, recent=list(self._recent), parts=self._parts.tolist())
         )
 
     def load_extra_state(self, state: object) -> None:

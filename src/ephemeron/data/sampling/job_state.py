@@ -24,20 +24,7 @@ Mask = npt.NDArray[np.bool_]
 class JobState:
     """A job: its samples, those that are not drawn yet, and those that are drawn and not taken yet."""
 
-    __slots__ = (
-        "batch",
-        "drawn",
-        "epochs",
-        "indices",
-        "job",
-        "number",
-        "open",
-        "open_count",
-        "owns",
-        "queue",
-        "rate_estimator",
-        "taken",
-    )
+    __slots__ = ("batch", "drawn", "epochs", "indices", "job", "number", "open", "open_count", "owns", "queue", "rate_estimator", "taken")
 
     def __init__(self, job: str, number: int, indices: Indices, *, batch: int, epochs: int | None) -> None:
         self.job = job
@@ -173,13 +160,20 @@ class JobSet:
             indices=self.indices.tolist(),
             members=[
                 SavedJob(
-                    job=m.job, number=m.number, indices=m.indices.tolist(), batch=m.batch, epochs=m.epochs,
-                    taken=m.taken, drawn=m.drawn, queue=list(m.queue), open=np.flatnonzero(m.open).tolist(),
+                    job=m.job,
+                    number=m.number,
+                    indices=m.indices.tolist(),
+                    batch=m.batch,
+                    epochs=m.epochs,
+                    taken=m.taken,
+                    drawn=m.drawn,
+                    queue=list(m.queue),
+                    open=np.flatnonzero(m.open).tolist(),
                     pace=m.rate_estimator.state(),
                 )
                 for m in self
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_state(cls, state: JobSetState) -> JobSet:

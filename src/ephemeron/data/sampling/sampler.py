@@ -122,9 +122,7 @@ class CollaborativeSampler(ABC):
         if not len(own):
             raise JobError(f"job {job!r} has an empty dataset", remedy="leave it out")
         if own[0] < 0 or (own[1:] == own[:-1]).any():
-            raise JobError(
-                f"dataset of job {job!r} names a sample below 0 or twice", remedy="use distinct numbers from 0"
-            )
+            raise JobError(f"dataset of job {job!r} names a sample below 0 or twice", remedy="use distinct numbers from 0")
         if batch < 1 or (epochs is not None and epochs < 1):
             raise JobError(f"batch = {batch}, epochs = {epochs} of job {job!r}", remedy="use at least 1")
         member = JobState(job, self.jobs.joined, own, batch=batch, epochs=epochs)

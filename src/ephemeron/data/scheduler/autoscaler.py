@@ -32,10 +32,7 @@ class ElasticLimits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
-            raise JobError(
-                f"least = {self.least} and most = {self.most} loaders are not a range",
-                remedy="give 0 ≤ least ≤ most ≥ 1",
-            )
+            raise JobError(f"least = {self.least} and most = {self.most} loaders are not a range", remedy="give 0 ≤ least ≤ most ≥ 1")
         for name in ("grow_after_s", "settle_s", "calm_s", "memory_s", "idle_s"):
             if getattr(self, name) < 0:
                 raise JobError(f"{name} = {getattr(self, name)} is negative", remedy="give seconds")

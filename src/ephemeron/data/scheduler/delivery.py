@@ -140,11 +140,7 @@ class Delivery:
         padding = len(part) - len(positions)
         beyond = range(max(0, part.start - deal.count), max(0, part.stop - deal.count))
         return DeliveredBatch(
-            epoch=epoch,
-            rank=rank,
-            sequence=sequence,
-            positions=(*positions, *(place % self.samples for place in beyond)),
-            padding=padding,
+            epoch=epoch, rank=rank, sequence=sequence, positions=(*positions, *(place % self.samples for place in beyond)), padding=padding
         )
 
     def acknowledge(self, *, rank: int, epoch: int, acked: int, generation: int) -> bool:
@@ -181,10 +177,7 @@ class Delivery:
         if following <= self.generation:
             raise JobError(f"generation = {generation} is not after {self.generation}", remedy="give a larger one")
         deal = EpochPartition(
-            count=self.samples,
-            batch=self._deal.batch if batch is None else batch,
-            world_size=world_size,
-            remainder=self._deal.remainder,
+            count=self.samples, batch=self._deal.batch if batch is None else batch, world_size=world_size, remainder=self._deal.remainder
         )
         first, last = min(self._at)[0], max(max(self._at)[0], *self._left, 0)
         left = {epoch: self._remaining(epoch) for epoch in range(first, last + 1)}
@@ -196,10 +189,14 @@ class Delivery:
     def state(self) -> DeliveryState:
         """The whole state."""
         return DeliveryState(
-            version=STATE_VERSION, samples=self.samples, batch=self._deal.batch, remainder=self._deal.remainder,
-            generation=self.generation, at=tuple(self._at),
+            version=STATE_VERSION,
+            samples=self.samples,
+            batch=self._deal.batch,
+            remainder=self._deal.remainder,
+            generation=self.generation,
+            at=tuple(self._at),
             left={str(epoch): tuple((span.start, span.stop) for span in spans) for epoch, spans in self._left.items()},
-        )  # fmt: skip
+        )
 
     def state_dict(self) -> dict[str, object]:
         """The whole state as JSON."""
@@ -230,9 +227,7 @@ class Delivery:
         Raises:
             JobError: its numbers are impossible.
         """
-        deal = EpochPartition(
-            count=self.samples, batch=state.batch, world_size=len(state.at), remainder=state.remainder
-        )
+        deal = EpochPartition(count=self.samples, batch=state.batch, world_size=len(state.at), remainder=state.remainder)
         try:
             left = {int(e): tuple(range(start, stop) for start, stop in spans) for e, spans in state.left.items()}
         except ValueError as e:
@@ -244,12 +239,7 @@ class Delivery:
 
     def _dealt(self, epoch: int) -> EpochPartition:
         count = sum(map(len, self._spans(epoch)))
-        return EpochPartition(
-            count=count,
-            batch=self._deal.batch,
-            world_size=self._deal.world_size,
-            remainder=self._deal.remainder,
-        )
+        return EpochPartition(count=count, batch=self._deal.batch, world_size=self._deal.world_size, remainder=self._deal.remainder)
 
     def _remaining(self, epoch: int) -> tuple[range, ...]:
         """Positions that this generation has not acknowledged."""

@@ -43,9 +43,7 @@ class EpochPartition:
             if getattr(self, name) < least:
                 raise JobError(f"{name} = {getattr(self, name)} is too small", remedy=f"give {least} or more")
         if self.remainder not in get_args(Remainder):
-            raise JobError(
-                f"remainder = {self.remainder!r} is not known", remedy="give 'even', 'keep', 'drop' or 'pad'"
-            )
+            raise JobError(f"remainder = {self.remainder!r} is not known", remedy="give 'even', 'keep', 'drop' or 'pad'")
 
     @property
     def batches(self) -> int:
@@ -74,9 +72,7 @@ class EpochPartition:
             IndexError: the rank or the batch does not exist.
         """
         if not (0 <= rank < self.world_size and 0 <= sequence < self.batches):
-            raise IndexError(
-                f"batch {sequence} of rank {rank} is not among the {self.batches} of {self.world_size} ranks"
-            )
+            raise IndexError(f"batch {sequence} of rank {rank} is not among the {self.batches} of {self.world_size} ranks")
         step = self.step(sequence)
         least, more = divmod(len(step), self.world_size)
         start = rank * least + min(rank, more)

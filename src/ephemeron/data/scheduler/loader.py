@@ -78,9 +78,7 @@ class LoaderQueue(Generic[K]):
         if self.under_way is not None or not (idle or self._unreported >= self.batch):
             return None
         self._requests += 1
-        self.under_way = LoaderReport(
-            request=self._requests, done=tuple(self._done), failed=self._failed, running=self.running
-        )
+        self.under_way = LoaderReport(request=self._requests, done=tuple(self._done), failed=self._failed, running=self.running)
         self._done, self._failed = [], {}
         return self.under_way
 

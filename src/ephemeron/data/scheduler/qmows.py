@@ -146,9 +146,7 @@ class Scheduler(Generic[K]):
         failures = []
         for task in filter(None, map(self._live, state.in_hand)):
             if task.suspect and len(state.in_hand) == 1:
-                failures.append(
-                    self._count_failure(task, f"loader {loader} was lost while it loaded this and nothing else")
-                )
+                failures.append(self._count_failure(task, f"loader {loader} was lost while it loaded this and nothing else"))
             task.suspect = True
         return tuple(failure for failure in failures if failure)
 
@@ -198,13 +196,7 @@ class Scheduler(Generic[K]):
             going_on = [task for task in window if task.key in state.in_hand]
             self._commit(state, going_on, suspects + [task for task in window if task.key not in state.in_hand])
         state.holding = not state.in_hand
-        return LoaderReply(
-            request=state.request,
-            tasks=tuple(state.committed),
-            accepted=accepted,
-            failures=failures,
-            hold=state.holding,
-        )
+        return LoaderReply(request=state.request, tasks=tuple(state.committed), accepted=accepted, failures=failures, hold=state.holding)
 
     def _draw(self, window: list[LoadTask[K]]) -> list[LoadTask[K]]:
         """Fills `window` from the global queue, in order, as far as a suspect. Returns it if its turn has come."""

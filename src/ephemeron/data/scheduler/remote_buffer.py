@@ -84,9 +84,7 @@ class RemoteBuffer(Generic[K]):
 
     def __init__(self, *, limit_nbytes: int, guess_nbytes: int = 1 << 20) -> None:
         if limit_nbytes <= 0:
-            raise JobError(
-                f"limit_nbytes = {limit_nbytes} of a prefetch buffer is not above 0", remedy="give a limit above 0"
-            )
+            raise JobError(f"limit_nbytes = {limit_nbytes} of a prefetch buffer is not above 0", remedy="give a limit above 0")
         self.limit_nbytes = limit_nbytes
         self.buffered_nbytes = 0
         self.reserved_nbytes = 0
@@ -113,9 +111,7 @@ class RemoteBuffer(Generic[K]):
         if ticket in entry.batches:
             return
         if entry.batches and ticket < next(reversed(entry.batches)):
-            raise ValueError(
-                f"batch {ticket} of {consumer} was announced after a later one; `remove_consumer` and start again"
-            )
+            raise ValueError(f"batch {ticket} of {consumer} was announced after a later one; `remove_consumer` and start again")
         entry.batches[ticket] = batch = tuple(dict.fromkeys(keys))
         for place, key in enumerate(batch):
             thing = self._objects.setdefault(key, _Object(key=key))

@@ -78,15 +78,7 @@ class Endpoint:
         allow_remote: whether `host` may be reachable from other machines.
     """
 
-    def __init__(
-        self,
-        handler: BlockingHandler,
-        *,
-        token: str,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        allow_remote: bool = False,
-    ) -> None:
+    def __init__(self, handler: BlockingHandler, *, token: str, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False) -> None:
         self.server = BlockingServer(handler, token=token, options=OPTIONS, max_threads=256)
         where, number = self.server.listen_tcp(host, port, allow_remote=allow_remote)
         # Not in the state folder: the path of a Unix socket must be short.

@@ -24,25 +24,10 @@ from ephemeron.config.paths import home
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.flow_definition import Definition
-from ephemeron.data.service.messages import (
-    ConsumerRequest,
-    FlowRequest,
-    ReaderRequest,
-    RegisterRequest,
-    Routes,
-    RoutesRequest,
-)
+from ephemeron.data.service.messages import ConsumerRequest, FlowRequest, ReaderRequest, RegisterRequest, Routes, RoutesRequest
 from ephemeron.data.service.protocol import ACCESS, REGISTER, REMOVE_CONSUMER, REMOVE_READER, ROUTES, Buffers, Method
 from ephemeron.data.service.settings import ServiceSettings
-from ephemeron.errors import (
-    CallTimedOut,
-    ConnectionLost,
-    EphemeronError,
-    JobError,
-    LoadersLost,
-    RemoteError,
-    ServiceUnreachable,
-)
+from ephemeron.errors import CallTimedOut, ConnectionLost, EphemeronError, JobError, LoadersLost, RemoteError, ServiceUnreachable
 
 CONNECT_S = 5.0
 CALL_S = 10.0
@@ -130,17 +115,20 @@ class Service:
     """
 
     def __init__(
-        self, address: str | None = None, *, token: Token | None = None, folder: Path | None = None,
-        settings: ServiceSettings | None = None, timeout_s: float = 60.0,
-    ) -> None:  # fmt: skip
+        self,
+        address: str | None = None,
+        *,
+        token: Token | None = None,
+        folder: Path | None = None,
+        settings: ServiceSettings | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
         self.timeout_s = timeout_s
         self._address = None if address is None else ServiceAddress.parse(address)
         self._settings = settings or ServiceSettings(ends_when_idle=True)
         token = token_text(token) if token else os.environ.get(TOKEN_VARIABLE)
         if self._address is not None and not token:
-            raise JobError(
-                f"the data service at {self._address} wants a token", remedy=f"give token=… or set {TOKEN_VARIABLE}"
-            )
+            raise JobError(f"the data service at {self._address} wants a token", remedy=f"give token=… or set {TOKEN_VARIABLE}")
         place = folder or home() / "data-service"
         self.token = token if self._address is not None and token else own_token(place)
         self._part = ManagedProcess("coordinator", place, self.token)
@@ -186,9 +174,7 @@ def own_token(folder: Path) -> str:
             time.sleep(0.01)  # another process is writing it
 
 
-def retrying(
-    work: Callable[[], T], deadline: Deadline, *, before_retry: Callable[[], None] = lambda: None, over: Over = _never
-) -> T:
+def retrying(work: Callable[[], T], deadline: Deadline, *, before_retry: Callable[[], None] = lambda: None, over: Over = _never) -> T:
     """Repeats a call until it works, as long as it fails because a process is gone or silent.
 
     Args:
@@ -253,9 +239,14 @@ class FlowClient:
         return self._service.timeout_s
 
     def router(
-        self, method: Method[Request, Reply], request: Request, buffers: Buffers = (), *, timeout_s: float | None = None,
+        self,
+        method: Method[Request, Reply],
+        request: Request,
+        buffers: Buffers = (),
+        *,
+        timeout_s: float | None = None,
         over: Over = _never,
-    ) -> Reply:  # fmt: skip
+    ) -> Reply:
         """Calls the router; one that has died is found again, unless the call is `over`."""
 
         deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s)
@@ -272,9 +263,8 @@ class FlowClient:
         return self._known_routes().edges
 
     def shard(
-        self, number: int, method: Method[Request, Reply], request: Callable[[int], Request], buffers: Buffers = (),
-        *, over: Over = _never,
-    ) -> tuple[Reply, list[Any]]:  # fmt: skip
+        self, number: int, method: Method[Request, Reply], request: Callable[[int], Request], buffers: Buffers = (), *, over: Over = _never
+    ) -> tuple[Reply, list[Any]]:
         """Calls a shard; one that has died is found again.
 
         Args:
@@ -364,9 +354,15 @@ class FlowClient:
     def _register(self) -> None:
         d = self._definition
         request = RegisterRequest(
-            name=d.name, version=d.version, signature=d.signature, samples=d.samples, random=d.random, fixed=d.fixed,
-            dataset=d.dataset, paths=d.paths,
-        )  # fmt: skip
+            name=d.name,
+            version=d.version,
+            signature=d.signature,
+            samples=d.samples,
+            random=d.random,
+            fixed=d.fixed,
+            dataset=d.dataset,
+            paths=d.paths,
+        )
         self._service.call(REGISTER, request, [d.payload])
 
     def _router_client(self) -> BlockingClient:

@@ -32,16 +32,7 @@ from ephemeron.data.service.messages import (
     RouterStatus,
     StatusReply,
 )
-from ephemeron.data.service.protocol import (
-    ACCESS,
-    DELETE_FLOW,
-    LIST_FLOWS,
-    PING,
-    REGISTER,
-    ROUTER_STATUS,
-    Buffers,
-    CallDispatcher,
-)
+from ephemeron.data.service.protocol import ACCESS, DELETE_FLOW, LIST_FLOWS, PING, REGISTER, ROUTER_STATUS, Buffers, CallDispatcher
 from ephemeron.data.service.settings import RouterSettings, ServiceSettings, ShardSettings
 from ephemeron.errors import EphemeronError
 
@@ -100,9 +91,7 @@ class Coordinator:
         calls.add(LIST_FLOWS, self._list)
         calls.add(DELETE_FLOW, self._delete)
         calls.add(PING, self._ping)
-        self.endpoint = Endpoint(
-            calls, token=token, host=settings.host, port=settings.port, allow_remote=settings.allow_remote
-        )
+        self.endpoint = Endpoint(calls, token=token, host=settings.host, port=settings.port, allow_remote=settings.allow_remote)
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
 
@@ -118,9 +107,7 @@ class Coordinator:
 
     def _register(self, p: RegisterRequest, buffers: list[Any]) -> tuple[RegisterReply, Buffers]:
         with self._lock:
-            result = self._registry.register(
-                name=p.name, version=p.version, signature=p.signature, samples=p.samples, now=time.monotonic()
-            )
+            result = self._registry.register(name=p.name, version=p.version, signature=p.signature, samples=p.samples, now=time.monotonic())
             known = self._definitions.get(p.name)
             if result == "same" and known is not None and p.fixed < known.fixed:
                 # Another reader has found it to be random: samples are named by epoch and seed from now on.
@@ -180,9 +167,7 @@ class Coordinator:
         silent = time.monotonic() - self._answered.get(name, time.monotonic()) > self.settings.timeouts.router_s
         # An earlier coordinator, with other settings or an older version of the flow, may have left one behind.
         if silent or router.settings() not in (None, json.loads(json.dumps(plain(wanted)))):
-            _log.warning(
-                "router of flow %s is replaced: %s", name, "it is silent" if silent else "its settings are old"
-            )
+            _log.warning("router of flow %s is replaced: %s", name, "it is silent" if silent else "its settings are old")
             router.kill(gently=not silent)
         address = router.ensure(wanted)
         self._registry.set_serving(name, now=time.monotonic())
@@ -193,12 +178,24 @@ class Coordinator:
     def _router_settings(self, name: str, definition: StoredDefinition) -> RouterSettings:
         s = self.settings
         whole = ShardSettings(
-            flow=f"{name}@{self._registry[name].version}", number=0, generation=0, random=definition.random,
-            fixed=definition.fixed, paths=definition.paths, payload=definition.payload, loaders=s.loaders,
-            loader_memory_mb=s.loader_memory_mb, loader_lifetime_s=s.loader_lifetime_s, buffer_mb=s.buffer_mb,
-            cache_mb=s.cache_mb, host=s.host, allow_remote=s.allow_remote, dataset=definition.dataset,
-            preload=s.preload, timeouts=s.timeouts,
-        )  # fmt: skip
+            flow=f"{name}@{self._registry[name].version}",
+            number=0,
+            generation=0,
+            random=definition.random,
+            fixed=definition.fixed,
+            paths=definition.paths,
+            payload=definition.payload,
+            loaders=s.loaders,
+            loader_memory_mb=s.loader_memory_mb,
+            loader_lifetime_s=s.loader_lifetime_s,
+            buffer_mb=s.buffer_mb,
+            cache_mb=s.cache_mb,
+            host=s.host,
+            allow_remote=s.allow_remote,
+            dataset=definition.dataset,
+            preload=s.preload,
+            timeouts=s.timeouts,
+        )
         samples = definition.samples
         return RouterSettings(samples=samples, shards=max(1, min(s.shards, samples)), whole=whole)
 

@@ -106,9 +106,7 @@ class ManagedProcess:
                     raise ServiceUnreachable(f"the {self.kind} cannot be started: {e}") from e
                 started = True
             if time.monotonic() > end:
-                raise ServiceUnreachable(
-                    f"the {self.kind} does not answer within {START_S:g} s: {self._last_log_line()}"
-                )
+                raise ServiceUnreachable(f"the {self.kind} does not answer within {START_S:g} s: {self._last_log_line()}")
             time.sleep(0.01)
 
     def settings(self) -> object:
@@ -176,9 +174,13 @@ class ManagedProcess:
         with (self.folder / _LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 own_processes.command("data-service", self.kind, str(self.folder)),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
                 env={**os.environ, **_whole_paths(), TOKEN_VARIABLE: self._token},
-            )  # fmt: skip
+            )
         _log.info("%s in %s is started (process %d)", self.kind, self.folder, self._process.pid)
 
     def _announced(self) -> Announcement | None:

@@ -63,10 +63,16 @@ def define(flow: FlowDescription, samples: int) -> Definition:
     source = str(flow.source) if own is None else words_of(own)
     steps = [f"{s.name}={words_of(s.function)}/{s.cache}/{words_of(s.transform)}" for s in flow.steps]
     return Definition(
-        name=flow.name, version=flow.version, signature=" → ".join([source, *steps]),
-        dataset=str(flow.source), samples=samples, fixed=flow.cached_steps, random=flow.cached_steps < len(flow.steps),
-        paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
-    )  # fmt: skip
+        name=flow.name,
+        version=flow.version,
+        signature=" → ".join([source, *steps]),
+        dataset=str(flow.source),
+        samples=samples,
+        fixed=flow.cached_steps,
+        random=flow.cached_steps < len(flow.steps),
+        paths=tuple(os.path.abspath(p) for p in sys.path),
+        payload=payload,
+    )
 
 
 def restore(payload: bytes, paths: tuple[str, ...]) -> FlowDescription:

@@ -49,10 +49,7 @@ _log = logging.getLogger(__name__)
 async def run_loader(ctx: Context, options: ServiceLoaderOptions) -> LoaderResult:
     """The entry `loader`: loads until its shard or its time limit ends it."""
     left_s = ctx.deadline - asyncio.get_running_loop().time()
-    work = _Work(
-        options.loader, options.shard, os.environ[TOKEN_VARIABLE],
-        until=time.monotonic() + left_s - min(BEFORE_END_S, left_s / 4),
-    )  # fmt: skip
+    work = _Work(options.loader, options.shard, os.environ[TOKEN_VARIABLE], until=time.monotonic() + left_s - min(BEFORE_END_S, left_s / 4))
     try:
         await asyncio.to_thread(work.run)
     finally:
@@ -81,9 +78,7 @@ class _Work:
         self._reading: set[SampleKey] = set()
         self._results: dict[SampleKey, tuple[SerializedSample, SerializedSample | None]] = {}
         # A dataset of the store can be read by many threads; of others that is not known.
-        self._one_reads: AbstractContextManager[object] = (
-            nullcontext() if flow.source.dataset is None else threading.Lock()
-        )
+        self._one_reads: AbstractContextManager[object] = nullcontext() if flow.source.dataset is None else threading.Lock()
         self._over = False
         self._sizes: deque[int] = deque(maxlen=16)
 
@@ -145,9 +140,12 @@ class _Work:
     def _unsendable(self, name: SampleKey, e: Exception) -> SampleFailed:
         flow = self._loading.flow
         return SampleFailed(
-            f"its result cannot be sent: {line_of(e)}", flow=f"{flow.name}@{flow.version}",
-            dataset=str(flow.source), index=name.sample, step=flow.steps[-1].name if flow.steps else "read",
-        )  # fmt: skip
+            f"its result cannot be sent: {line_of(e)}",
+            flow=f"{flow.name}@{flow.version}",
+            dataset=str(flow.source),
+            index=name.sample,
+            step=flow.steps[-1].name if flow.steps else "read",
+        )
 
     def _done(self, name: SampleKey, done: SerializedSample, half: SerializedSample | None) -> None:
         with self._changed:
@@ -284,9 +282,11 @@ class _Work:
 
 
 def _request(
-    loader: str, report: LoaderReport[SampleKey],
-    results: Mapping[SampleKey, tuple[SerializedSample, SerializedSample | None]], seconds: Mapping[str, float],
-) -> tuple[SyncRequest, Sequence[Any]]:  # fmt: skip
+    loader: str,
+    report: LoaderReport[SampleKey],
+    results: Mapping[SampleKey, tuple[SerializedSample, SerializedSample | None]],
+    seconds: Mapping[str, float],
+) -> tuple[SyncRequest, Sequence[Any]]:
     rows: list[ResultRow] = []
     buffers: list[Any] = []
     for key, (sample, half) in results.items():

@@ -50,14 +50,19 @@ class LoaderFleet:
     """
 
     def __init__(
-        self, folder: Path, *, shard: ServiceAddress, token: str, memory_mb: int, lifetime_s: float,
-        preload: str, ended: Callable[[str, Outcome], None],
+        self,
+        folder: Path,
+        *,
+        shard: ServiceAddress,
+        token: str,
+        memory_mb: int,
+        lifetime_s: float,
+        preload: str,
+        ended: Callable[[str, Outcome], None],
         platform: Callable[[Path, Mapping[str, str]], Coroutine[Any, Any, Platform]] = local_platform,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self._shard = folder, shard
-        self._env = {
-            PRELOAD_VARIABLE: ",".join(filter(None, (preload, PRELOAD))), TOKEN_VARIABLE: token,
-        }  # fmt: skip
+        self._env = {PRELOAD_VARIABLE: ",".join(filter(None, (preload, PRELOAD))), TOKEN_VARIABLE: token}
         self._memory_mb, self._lifetime_s = memory_mb, lifetime_s
         self._ended = ended
         self._make_platform = platform
@@ -103,10 +108,15 @@ class LoaderFleet:
 
     async def _one(self, name: str) -> None:
         call = Call(
-            run=RUN, rank=int(name.rpartition("-")[2]), attempt=0, memory_mb=self._memory_mb,
-            lifetime_s=self._lifetime_s, channel="folder", entry="loader",
+            run=RUN,
+            rank=int(name.rpartition("-")[2]),
+            attempt=0,
+            memory_mb=self._memory_mb,
+            lifetime_s=self._lifetime_s,
+            channel="folder",
+            entry="loader",
             request=asdict(ServiceLoaderOptions(loader=name, shard=self._shard)),
-        )  # fmt: skip
+        )
         try:
             if self._platform is None:
                 self._platform = await self._make_platform(self._folder, self._env)

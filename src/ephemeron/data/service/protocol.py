@@ -65,9 +65,7 @@ class Method(Generic[Request, Reply]):
     checked: bool = True
     """Whether values are checked against their types; else only keys are."""
 
-    def call(
-        self, client: BlockingClient, request: Request, buffers: Buffers = (), *, timeout_s: float
-    ) -> tuple[Reply, list[Any]]:
+    def call(self, client: BlockingClient, request: Request, buffers: Buffers = (), *, timeout_s: float) -> tuple[Reply, list[Any]]:
         """Sends a request, and returns the reply with its buffers.
 
         Raises:
@@ -79,10 +77,7 @@ class Method(Generic[Request, Reply]):
         return self._read(self.reply, reply, "reply to"), parts
 
     def answer(
-        self,
-        handler: Callable[[Request, list[Any]], tuple[Reply, Buffers]],
-        params: Mapping[str, Any],
-        buffers: list[Any],
+        self, handler: Callable[[Request, list[Any]], tuple[Reply, Buffers]], params: Mapping[str, Any], buffers: list[Any]
     ) -> tuple[dict[str, Any], Buffers]:
         """The reply of a handler, as it is sent."""
         reply, parts = handler(self._read(self.request, params, "request"), buffers)
@@ -109,13 +104,9 @@ class CallDispatcher:
 
     part: str
     """Kind of the process, for errors."""
-    _handlers: dict[str, Callable[[Mapping[str, Any], list[Any]], tuple[dict[str, Any], Buffers]]] = field(
-        default_factory=dict
-    )
+    _handlers: dict[str, Callable[[Mapping[str, Any], list[Any]], tuple[dict[str, Any], Buffers]]] = field(default_factory=dict)
 
-    def add(
-        self, method: Method[Request, Reply], handler: Callable[[Request, list[Any]], tuple[Reply, Buffers]]
-    ) -> None:
+    def add(self, method: Method[Request, Reply], handler: Callable[[Request, list[Any]], tuple[Reply, Buffers]]) -> None:
         """Answers a method by a function of the request and its buffers."""
         self._handlers[method.name] = lambda params, buffers: method.answer(handler, params, buffers)
 

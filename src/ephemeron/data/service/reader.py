@@ -46,15 +46,19 @@ class RemoteReader(FlowReader):
     """
 
     def __init__(
-        self, address: str | None = None, *, token: Token | None = None, job: str | None = None, timeout_s: float = 60.0,
-        loaders: int | None = None, cache_mb: float | None = None, folder: Path | None = None,
+        self,
+        address: str | None = None,
+        *,
+        token: Token | None = None,
+        job: str | None = None,
+        timeout_s: float = 60.0,
+        loaders: int | None = None,
+        cache_mb: float | None = None,
+        folder: Path | None = None,
         settings: ServiceSettings | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if address is not None and (loaders is not None or cache_mb is not None or settings is not None):
-            raise JobError(
-                f"loaders and cache_mb are those of the service at {address}",
-                remedy="give them to ephemeron data serve",
-            )
+            raise JobError(f"loaders and cache_mb are those of the service at {address}", remedy="give them to ephemeron data serve")
         if not timeout_s > 0:
             raise JobError(f"timeout_s = {timeout_s} should be above 0")
         if address is None and all(given is None for given in (loaders, cache_mb, folder, settings)):

@@ -71,13 +71,18 @@ class RemoteLoading:
             for shard, mine in by_shard(self.client.edges(), indices):
                 consumer = f"once/{once}/{shard}"
 
-                def read(
-                    generation: int, consumer: str = consumer, epoch: int = epoch, seed: int | None = seed
-                ) -> ReadRequest:
+                def read(generation: int, consumer: str = consumer, epoch: int = epoch, seed: int | None = seed) -> ReadRequest:
                     return ReadRequest(
-                        generation=generation, consumer=consumer, job=once, ticket=0, after=None, received=None,
-                        epoch=epoch, seed=seed, once=once,
-                    )  # fmt: skip
+                        generation=generation,
+                        consumer=consumer,
+                        job=once,
+                        ticket=0,
+                        after=None,
+                        received=None,
+                        epoch=epoch,
+                        seed=seed,
+                        once=once,
+                    )
 
                 reply, buffers = self.client.shard(shard, READ, read, [indices[mine]])
                 self.client.remove_consumer(shard, consumer)
@@ -163,9 +168,7 @@ class RemotePool:
         self._over = threading.Event()
         self._waiting_since: float | None = None
         shards = len(self._edges) - 1
-        self._threads = [
-            threading.Thread(target=self._work, daemon=True) for _ in range(min(MOST_THREADS, prefetch * shards))
-        ]
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(MOST_THREADS, prefetch * shards))]
         self._threads.append(threading.Thread(target=self._beat, daemon=True))
         for thread in self._threads:
             thread.start()
@@ -231,9 +234,16 @@ class RemotePool:
 
         def request(generation: int) -> ReadRequest:
             return ReadRequest(
-                generation=generation, consumer=self._consumer, job=self._job, ticket=chunk.number, after=ask.after,
-                received=self._received(shard), epoch=chunk.epoch, seed=ask.seed, once="",
-            )  # fmt: skip
+                generation=generation,
+                consumer=self._consumer,
+                job=self._job,
+                ticket=chunk.number,
+                after=ask.after,
+                received=self._received(shard),
+                epoch=chunk.epoch,
+                seed=ask.seed,
+                once="",
+            )
 
         indices = [chunk.indices[ask.places]]
         reply, buffers = self._client.shard(shard, READ, request, indices, over=self._over.is_set)
@@ -266,9 +276,7 @@ class RemotePool:
         waiting = since is not None and time.monotonic() - since > WAITING_S
 
         def request(generation: int) -> ConsumerHeartbeat:
-            return ConsumerHeartbeat(
-                generation=generation, consumer=self._consumer, waiting=waiting, received=self._received(shard)
-            )
+            return ConsumerHeartbeat(generation=generation, consumer=self._consumer, waiting=waiting, received=self._received(shard))
 
         self._client.shard(shard, HEARTBEAT_CONSUMER, request, over=self._over.is_set)
 
@@ -294,9 +302,7 @@ class RemotePool:
                 for shard in range(len(self._edges) - 1):
                     self._heartbeat(shard)
             except (EphemeronError, _Cancelled) as e:
-                _log.debug(
-                    "a heartbeat of reader %s failed: %s", self._consumer, e
-                )  # threads that read raise the error
+                _log.debug("a heartbeat of reader %s failed: %s", self._consumer, e)  # threads that read raise the error
 
 
 def _leave(over: threading.Event, client: FlowClient, consumer: str) -> None:

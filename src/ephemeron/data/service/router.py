@@ -196,9 +196,7 @@ class Router:
                 self._generation += 1
                 write_json(self._generation_file, self._generation)
             for k in gone:
-                _log.info(
-                    "shard %d of flow %s is started, generation %d", k, self.settings.whole.flow, self._generation
-                )
+                _log.info("shard %d of flow %s is started, generation %d", k, self.settings.whole.flow, self._generation)
                 self._shards[k].kill()
                 self._shards[k].ensure(self.settings.shard(k, self._generation))
                 self._answered[k] = time.monotonic()

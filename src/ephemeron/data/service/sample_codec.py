@@ -39,9 +39,7 @@ def pack(sample: Any, *, cost_s: float = 0.0, failed: bool = False) -> Serialize
     head = io.BytesIO()
     TensorPickler(head, protocol=5, buffer_callback=outside).dump(sample)
     buffers.insert(0, head.getbuffer())
-    return SerializedSample(
-        buffers=tuple(buffers), nbytes=sum(memoryview(b).nbytes for b in buffers), cost_s=cost_s, failed=failed
-    )
+    return SerializedSample(buffers=tuple(buffers), nbytes=sum(memoryview(b).nbytes for b in buffers), cost_s=cost_s, failed=failed)
 
 
 def unpack(buffers: Sequence[Any]) -> Any:

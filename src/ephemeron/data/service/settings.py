@@ -79,9 +79,13 @@ class RouterSettings(Typed):
         """Settings of one of the shards."""
         whole = self.whole
         return replace(
-            whole, number=number, generation=generation, loaders=max(1, (whole.loaders + number) // self.shards),
-            buffer_mb=whole.buffer_mb / self.shards, cache_mb=whole.cache_mb / self.shards,
-        )  # fmt: skip
+            whole,
+            number=number,
+            generation=generation,
+            loaders=max(1, (whole.loaders + number) // self.shards),
+            buffer_mb=whole.buffer_mb / self.shards,
+            cache_mb=whole.cache_mb / self.shards,
+        )
 
     def edges(self) -> tuple[int, ...]:
         """Bounds of the shards: shard k has the samples from edges[k] to below edges[k + 1]."""

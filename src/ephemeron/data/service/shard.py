@@ -17,15 +17,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.communication.rpc import BufferPool, cancelled, keep_freed
-from ephemeron.data.scheduler import (
-    Elastic,
-    ElasticLimits,
-    LoadCounters,
-    LoaderReply,
-    LoaderReport,
-    QueueOptions,
-    decide,
-)
+from ephemeron.data.scheduler import Elastic, ElasticLimits, LoadCounters, LoaderReply, LoaderReport, QueueOptions, decide
 from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.loader_fleet import LoaderFleet
 from ephemeron.data.service.messages import (
@@ -98,9 +90,14 @@ class Shard:
         self._pool = BufferPool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
         self._options = QueueOptions(window=24, batch=8, lease_s=settings.timeouts.loader_lease_s)
         self._state = ShardState(
-            random=settings.random, halves=settings.fixed >= 0, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
-            options=self._options, failed_sample=self._failed_sample, detach=lambda packed: owned(packed, self._pool),
-        )  # fmt: skip
+            random=settings.random,
+            halves=settings.fixed >= 0,
+            buffer_nbytes=int(settings.buffer_mb * MB),
+            cache_nbytes=int(settings.cache_mb * MB),
+            options=self._options,
+            failed_sample=self._failed_sample,
+            detach=lambda packed: owned(packed, self._pool),
+        )
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Notified when batches were requested."""
@@ -128,9 +125,14 @@ class Shard:
         calls.add(SHARD_STATUS, self._report)
         self.endpoint = Endpoint(calls, token=token, host=settings.host, allow_remote=settings.allow_remote)
         self._fleet = LoaderFleet(
-            folder, shard=self.endpoint.address, token=token, memory_mb=settings.loader_memory_mb,
-            lifetime_s=settings.loader_lifetime_s, preload=settings.preload, ended=self._loader_ended,
-        )  # fmt: skip
+            folder,
+            shard=self.endpoint.address,
+            token=token,
+            memory_mb=settings.loader_memory_mb,
+            lifetime_s=settings.loader_lifetime_s,
+            preload=settings.preload,
+            ended=self._loader_ended,
+        )
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
 
@@ -217,9 +219,8 @@ class Shard:
             self._replied[p.loader] = threading.Event()
         _log.info("%s of flow %s begins", p.loader, self.settings.flow)
         welcome = LoaderWelcome(
-            paths=self.settings.paths, wants_half=self._state.wants_half, fixed=self.settings.fixed,
-            batch=self._options.batch,
-        )  # fmt: skip
+            paths=self.settings.paths, wants_half=self._state.wants_half, fixed=self.settings.fixed, batch=self._options.batch
+        )
         return welcome, [self._payload]
 
     def _sync(self, p: SyncRequest, buffers: list[Any]) -> tuple[SyncReply, Buffers]:
@@ -297,9 +298,7 @@ class Shard:
     def _failed_sample(self, key: SampleKey, reason: str) -> SerializedSample:
         _log.warning("sample %d of flow %s is given up: %s", key.sample, self.settings.flow, reason)
         text = f"{reason} ({last_line(self._why)})" if self._why else reason
-        failed = SampleFailed(
-            text, flow=self.settings.flow, dataset=self.settings.dataset, index=key.sample, step="?"
-        )  # fmt: skip
+        failed = SampleFailed(text, flow=self.settings.flow, dataset=self.settings.dataset, index=key.sample, step="?")
         return pack(failed, failed=True)
 
     # -- control ------------------------------------------------------------------------------------------
@@ -311,11 +310,15 @@ class Shard:
             self._generation = max(self._generation, p.generation)
             state = self._state
             status = ShardStatus(
-                readers=state.readers, loaders=len(self._fleet.names), loaded=state.loaded, hits=state.hits,
-                half_hits=state.half_hits, skipped=state.scheduler.skipped,
+                readers=state.readers,
+                loaders=len(self._fleet.names),
+                loaded=state.loaded,
+                hits=state.hits,
+                half_hits=state.half_hits,
+                skipped=state.scheduler.skipped,
                 buffered_bytes=state.buffer.buffered_nbytes,
                 cached_bytes=0 if state.cache is None else state.cache.used_bytes,
-            )  # fmt: skip
+            )
             return status, ()
 
     def _control(self) -> None:
@@ -330,9 +333,8 @@ class Shard:
     def _watch(self) -> None:
         timeouts = self.settings.timeouts
         limits = ElasticLimits(
-            most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0,
-            idle_s=timeouts.loaders_idle_s,
-        )  # fmt: skip
+            most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0, idle_s=timeouts.loaders_idle_s
+        )
         while not self._over.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
@@ -353,9 +355,8 @@ class Shard:
         """Starts and ends loaders."""
         scheduler = self._state.scheduler
         seen = LoadCounters(
-            wanted=scheduler.unsettled, waiting=self._state.waiting, idle=len(scheduler.idle_loaders()),
-            concurrency=limits.most,
-        )  # fmt: skip
+            wanted=scheduler.unsettled, waiting=self._state.waiting, idle=len(scheduler.idle_loaders()), concurrency=limits.most
+        )
         before, self._elastic = self._elastic.target, decide(self._elastic, seen, limits, now=now)
         if self._elastic.target != before:
             _log.info("flow %s is to have %d loaders instead of %d", self.settings.flow, self._elastic.target, before)

@@ -22,15 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ephemeron.data.cache import Announced, Cache, JobId, Joined, Left, NextUse
-from ephemeron.data.scheduler import (
-    LoaderReply,
-    LoaderReport,
-    QueueOptions,
-    RemoteBuffer,
-    Scheduler,
-    TaskFailure,
-    TaskRetryPolicy,
-)
+from ephemeron.data.scheduler import LoaderReply, LoaderReport, QueueOptions, RemoteBuffer, Scheduler, TaskFailure, TaskRetryPolicy
 
 
 class _AlreadyDelivered(Exception):
@@ -118,10 +110,17 @@ class ShardState:
     """
 
     def __init__(
-        self, *, random: bool, halves: bool = True, buffer_nbytes: int, cache_nbytes: int, options: QueueOptions | None = None,
-        policy: TaskRetryPolicy | None = None, failed_sample: Callable[[SampleKey, str], SerializedSample],
+        self,
+        *,
+        random: bool,
+        halves: bool = True,
+        buffer_nbytes: int,
+        cache_nbytes: int,
+        options: QueueOptions | None = None,
+        policy: TaskRetryPolicy | None = None,
+        failed_sample: Callable[[SampleKey, str], SerializedSample],
         detach: Callable[[SerializedSample], SerializedSample] = lambda packed: packed,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.random, self.halves = random, random and halves
         self._detach = detach
         self.scheduler: Scheduler[SampleKey] = Scheduler(options)
@@ -242,9 +241,7 @@ class ShardState:
         """Readers whose trainer waits for a batch."""
         return sum(reader.waiting for reader in self._readers.values())
 
-    def announce(
-        self, job: str, epoch: int, seed: int | None, indices: Sequence[int], *, ordered: bool = True
-    ) -> None:  # fmt: skip
+    def announce(self, job: str, epoch: int, seed: int | None, indices: Sequence[int], *, ordered: bool = True) -> None:
         """Announces the samples that a job will use in an epoch. Repetitions, from its other ranks, are ignored.
 
         Args:

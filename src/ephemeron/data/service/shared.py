@@ -56,10 +56,15 @@ class SharedStream(BatchStream):
         if not stream.shuffle:
             raise JobError("sampling = 'shared' with shuffle = False", remedy="leave one of them out")
         return cls(
-            samples=stream.samples, batch_size=stream.batch_size, seed=stream.seed, rank=stream.rank,
-            world_size=stream.world_size, remainder=stream.remainder, epoch=stream.epoch,
+            samples=stream.samples,
+            batch_size=stream.batch_size,
+            seed=stream.seed,
+            rank=stream.rank,
+            world_size=stream.world_size,
+            remainder=stream.remainder,
+            epoch=stream.epoch,
             drawn=_Drawn(client, job, chosen),
-        )  # fmt: skip
+        )
 
     def copy(self) -> SharedStream:
         return replace(self)
@@ -108,9 +113,13 @@ class SharedStream(BatchStream):
         self._join()
         mark = self.drawn.client.router(MARK, MarkRequest(job=self._name, epoch=self.epoch, steps=self.steps))
         return {
-            "samples": self.samples, "seed": self.seed, "shuffle": "shared", "epoch": self.epoch,
-            "consumed": mark.consumed, "count": mark.count,
-        }  # fmt: skip
+            "samples": self.samples,
+            "seed": self.seed,
+            "shuffle": "shared",
+            "epoch": self.epoch,
+            "consumed": mark.consumed,
+            "count": mark.count,
+        }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         for key, mine in (("samples", self.samples), ("seed", self.seed), ("shuffle", "shared")):
@@ -138,18 +147,23 @@ class SharedStream(BatchStream):
             if drawn.joined is not None:
                 return
             request = JoinRequest(
-                job=drawn.job, rank=self.rank, reader=drawn.reader, samples=self.samples, seed=self.seed,
-                batch=self.batch_size, world_size=self.world_size, remainder=self.remainder, epoch=self.epoch,
+                job=drawn.job,
+                rank=self.rank,
+                reader=drawn.reader,
+                samples=self.samples,
+                seed=self.seed,
+                batch=self.batch_size,
+                world_size=self.world_size,
+                remainder=self.remainder,
+                epoch=self.epoch,
                 consumed=self.resumed,
-            )  # fmt: skip
+            )
             buffers = [] if drawn.chosen is None else [np.asarray(drawn.chosen, dtype=np.int64)]
             drawn.joined = drawn.client.router(JOIN, request, buffers).job
 
     def _fetch(self) -> None:
         self._join()
-        request = TraverseRequest(
-            job=self._name, rank=self.rank, epoch=self.epoch, sequence=self.steps, acked=0, count=AHEAD
-        )
+        request = TraverseRequest(job=self._name, rank=self.rank, epoch=self.epoch, sequence=self.steps, acked=0, count=AHEAD)
         found = self.drawn.client.router(TRAVERSE, request)
         for ahead, indices in enumerate(found.batches):
             self.drawn.batches[self.epoch, self.steps + ahead] = self.drawn.positions(indices)

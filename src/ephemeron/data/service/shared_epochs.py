@@ -28,14 +28,7 @@ from ephemeron.data.sampling import Coupled
 from ephemeron.data.scheduler import DeliveredBatch, Delivery, DeliveryRefused, EpochEnd, EpochPartition, Remainder
 from ephemeron.data.scheduler.delivery import DeliveryState
 from ephemeron.data.service.daemon import write_json
-from ephemeron.data.service.messages import (
-    JoinReply,
-    JoinRequest,
-    MarkReply,
-    MarkRequest,
-    TraverseReply,
-    TraverseRequest,
-)
+from ephemeron.data.service.messages import JoinReply, JoinRequest, MarkReply, MarkRequest, TraverseReply, TraverseRequest
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.data.stored import document, restore
 from ephemeron.errors import JobError
@@ -82,9 +75,7 @@ class _EpochJob:
         begun_at: samples of the epoch before that had been used when the job was resumed in it.
     """
 
-    def __init__(
-        self, base: str, terms: _Terms, indices: Indices, delivery: Delivery, first: int, begun_at: int = 0
-    ) -> None:
+    def __init__(self, base: str, terms: _Terms, indices: Indices, delivery: Delivery, first: int, begun_at: int = 0) -> None:
         self.base, self.terms, self.indices, self.delivery = base, terms, indices, delivery
         self.first, self.begun_at = first, begun_at
         self.readers: dict[int, str] = {}
@@ -118,11 +109,16 @@ class _SavedJob:
         """The state of a job."""
         whole = np.array_equal(job.indices, np.arange(len(job.indices)))
         return cls(
-            base=job.base, terms=job.terms, readers={str(rank): reader for rank, reader in job.readers.items()},
-            indices=None if whole else job.indices.tolist(), samples=len(job.indices),
-            delivery=job.delivery.state_dict(), first=job.first, begun_at=job.begun_at,
+            base=job.base,
+            terms=job.terms,
+            readers={str(rank): reader for rank, reader in job.readers.items()},
+            indices=None if whole else job.indices.tolist(),
+            samples=len(job.indices),
+            delivery=job.delivery.state_dict(),
+            first=job.first,
+            begun_at=job.begun_at,
             orders={str(epoch): order for epoch, order in job.orders.items()},
-        )  # fmt: skip
+        )
 
     def restored(self) -> _EpochJob:
         """The inverse of `of`."""
@@ -189,9 +185,15 @@ class SharedEpochs:
         """
         self._check(p, chosen)
         terms = _Terms(
-            samples=p.samples, epoch=p.epoch, consumed=_digest(p.consumed), chosen=_digest(json.dumps(chosen)),
-            batch=p.batch, world_size=p.world_size, remainder=p.remainder, seed=p.seed,
-        )  # fmt: skip
+            samples=p.samples,
+            epoch=p.epoch,
+            consumed=_digest(p.consumed),
+            chosen=_digest(json.dumps(chosen)),
+            batch=p.batch,
+            world_size=p.world_size,
+            remainder=p.remainder,
+            seed=p.seed,
+        )
         name = self._find(p, terms, now)
         if name is None:
             name = f"{p.job}#{self._joined}"
@@ -213,8 +215,7 @@ class SharedEpochs:
             )
         if p.consumed and len(base64.b64decode(p.consumed)) != -(-p.samples // 8):
             raise JobError(
-                f"job {p.job}: the state is not of {p.samples} samples",
-                remedy="resume with the view that the state was saved with",
+                f"job {p.job}: the state is not of {p.samples} samples", remedy="resume with the view that the state was saved with"
             )
 
     def _find(self, p: JoinRequest, terms: _Terms, now: float) -> str | None:
@@ -266,9 +267,7 @@ class SharedEpochs:
         found = self._known(p.job)
         found.seen_at = now
         if p.epoch < found.oldest:
-            raise JobError(
-                f"epoch {p.epoch} of job {p.job} is over", remedy="take the state before the next epoch begins"
-            )
+            raise JobError(f"epoch {p.epoch} of job {p.job} is over", remedy="take the state before the next epoch begins")
         used = np.zeros(len(found.indices), dtype=bool)
         places = {int(index): place for place, index in enumerate(found.indices)}
         for rank in range(found.delivery.world_size):
@@ -315,15 +314,11 @@ class SharedEpochs:
         drawn = self._sampler.take(job, count, now_s=now)
         found.orders.setdefault(found.first + drawn.epoch, []).extend(int(i) for i in drawn.indices)
 
-    def _join(
-        self, job: str, base: str, terms: Mapping[str, object], consumed: str, chosen: list[int] | None, now: float
-    ) -> None:
+    def _join(self, job: str, base: str, terms: Mapping[str, object], consumed: str, chosen: list[int] | None, now: float) -> None:
         agreed = restore(_Terms, terms, where="journal: terms")
         samples, epoch = agreed.samples, agreed.epoch
         indices = np.arange(samples) if chosen is None else np.asarray(chosen, dtype=np.intp)
-        delivery = Delivery(
-            samples=samples, batch=agreed.batch, world_size=agreed.world_size, remainder=agreed.remainder
-        )
+        delivery = Delivery(samples=samples, batch=agreed.batch, world_size=agreed.world_size, remainder=agreed.remainder)
         found = _EpochJob(base, agreed, indices, delivery, epoch)
         if consumed:
             used = np.unpackbits(np.frombuffer(base64.b64decode(consumed), np.uint8), count=samples).astype(bool)
@@ -364,17 +359,17 @@ class SharedEpochs:
             self._write_down()
 
     def _apply(self, method: str, args: Iterable[object]) -> None:
-        changes: dict[str, Callable[..., None]] = {
-            "join": self._join, "enter": self._enter, "take": self._take, "leave": self._leave
-        }  # fmt: skip
+        changes: dict[str, Callable[..., None]] = {"join": self._join, "enter": self._enter, "take": self._take, "leave": self._leave}
         changes[method](*args)
 
     def _write_down(self) -> None:
         old, self._number = self._journal, self._number + 1
         snapshot = _Snapshot(
-            journal=self._number, joined=self._joined, sampler=self._sampler.state_dict(),
+            journal=self._number,
+            joined=self._joined,
+            sampler=self._sampler.state_dict(),
             jobs={name: document(_SavedJob.of(job)) for name, job in self._jobs.items()},
-        )  # fmt: skip
+        )
         write_json(self._snapshot, document(snapshot))  # from now on the old journal is void
         _log.debug("state of %d jobs is stored; journal %d begins", len(self._jobs), self._number)
         self._log.close()

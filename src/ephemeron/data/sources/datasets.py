@@ -85,8 +85,7 @@ def _refuse_random(dataset: Any, where: str) -> None:
     found = examine(SampleLoader(flow, dataset), limit_s=TRYING_S)
     if found.tried and found.fixed < 0:
         raise JobError(
-            f"{where}: reading a sample draws random numbers, but each is read once, before the run: every epoch would see "
-            "the same draws",
+            f"{where}: reading a sample draws random numbers, but each is read once, before the run: every epoch would see the same draws",
             remedy="name a data flow instead (data.flow), which reads anew in every epoch, or augment in the model",
         )
 

@@ -30,9 +30,7 @@ def read(spec: DataSpec) -> tuple[Samples, None]:
     """
     read_options(spec, NoOptions)
     if spec.path is not None:
-        raise JobError(
-            f"source 'digits' reads no file, but data.path = {str(spec.path)!r}", remedy="leave data.path out"
-        )
+        raise JobError(f"source 'digits' reads no file, but data.path = {str(spec.path)!r}", remedy="leave data.path out")
     images, labels = _table()
     inputs = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
     return Samples(inputs, labels.astype(np.int64)), None

@@ -35,10 +35,7 @@ def _samples(path: Path) -> Samples:
         dataset = TableDataset.open(str(path))
         other = [column.name for column in dataset.schema if column.kind in ("categorical", "sparse")]
         if other:
-            raise JobError(
-                f"{path}: column {other[0]} is not numeric",
-                remedy="leave it out, or train a sparse model (docs/sparse.md)",
-            )
+            raise JobError(f"{path}: column {other[0]} is not numeric", remedy="leave it out, or train a sparse model (docs/sparse.md)")
         parts = [dense_batch(table) for table in dataset.tables()]
     except (DatasetNotFound, DatasetError) as e:
         raise JobError(str(e)) from None

@@ -35,16 +35,7 @@ _MODULES = {
     "dense_batch": "batches",
 }
 
-__all__ = [
-    "Column",
-    "Manifest",
-    "Partition",
-    "SourceFile",
-    "TableDataset",
-    "TableWriter",
-    "csr_batch",
-    "dense_batch",
-]
+__all__ = ["Column", "Manifest", "Partition", "SourceFile", "TableDataset", "TableWriter", "csr_batch", "dense_batch"]
 
 
 def __getattr__(name: str) -> object:

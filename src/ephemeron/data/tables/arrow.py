@@ -57,9 +57,7 @@ def columns_of(schema: Any) -> tuple[Column, ...]:
         if kind == "sparse":
             if field.name.endswith(VALUES):
                 dtype = _dtype(pa, field.type.value_type)
-                found.append(
-                    Column(name=field.name.removesuffix(VALUES), kind="sparse", dtype=dtype, width=width),
-                )
+                found.append(Column(name=field.name.removesuffix(VALUES), kind="sparse", dtype=dtype, width=width))
         else:
             found.append(Column(name=field.name, kind=kind, dtype=_dtype(pa, field.type), width=width))
     return tuple(found)
@@ -67,12 +65,8 @@ def columns_of(schema: Any) -> tuple[Column, ...]:
 
 def _value_type(column: Column) -> Any:
     pa = pyarrow()
-    return {
-        "float64": pa.float64, "float32": pa.float32, "int64": pa.int64, "int32": pa.int32, "string": pa.string,
-    }[column.dtype]()  # fmt: skip
+    return {"float64": pa.float64, "float32": pa.float32, "int64": pa.int64, "int32": pa.int32, "string": pa.string}[column.dtype]()
 
 
 def _dtype(pa: Any, type_: Any) -> Any:
-    return {
-        pa.float64(): "float64", pa.float32(): "float32", pa.int64(): "int64", pa.int32(): "int32", pa.string(): "string",
-    }[type_]  # fmt: skip
+    return {pa.float64(): "float64", pa.float32(): "float32", pa.int64(): "int64", pa.int32(): "int32", pa.string(): "string"}[type_]

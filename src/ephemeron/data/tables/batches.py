@@ -55,15 +55,11 @@ def csr_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> CsrBatch:
     return CsrBatch(indptr, all_indices[at], all_values[at], labels)
 
 
-def dense_batch(
-    table: Any, rows: slice | NDArray[Any] | None = None
-) -> tuple[NDArray[np.float64], NDArray[Any] | None]:
+def dense_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> tuple[NDArray[np.float64], NDArray[Any] | None]:
     """Numeric columns of rows as an array [rows, columns] in their order, absent values as NaN, and the labels."""
     chosen = slice(None) if rows is None else rows
     kinds = {field.name: (field.metadata or {}).get(b"kind", b"") for field in table.schema}
-    columns = [
-        _numpy(_whole(table.column(name))).astype(np.float64) for name, kind in kinds.items() if kind == b"numeric"
-    ]
+    columns = [_numpy(_whole(table.column(name))).astype(np.float64) for name, kind in kinds.items() if kind == b"numeric"]
     dense = np.column_stack(columns) if columns else np.empty((table.num_rows, 0))
     return dense[chosen], labels_of(table, rows)
 

@@ -32,9 +32,7 @@ def check_stored(files: Files, name: str, partitions: Sequence[Partition]) -> No
     for part in partitions:
         if (found := sizes.get(part.file)) != part.nbytes:
             what = "it is absent" if found is None else f"it has {found} bytes, and {part.nbytes} were written"
-            raise DatasetDamaged(
-                f"{what}; delete {files.url}, and prepare again", dataset=name, file=f"{files.url}/{part.file}"
-            )
+            raise DatasetDamaged(f"{what}; delete {files.url}, and prepare again", dataset=name, file=f"{files.url}/{part.file}")
 
 
 class TableDataset:
@@ -63,9 +61,7 @@ class TableDataset:
         try:
             (data,) = run(files.fetch([FileRange(MANIFEST)]))
         except FileNotFoundError:
-            raise DatasetNotFound(
-                f"{url} has no {MANIFEST}: it is no prepared dataset, or not a finished one"
-            ) from None
+            raise DatasetNotFound(f"{url} has no {MANIFEST}: it is no prepared dataset, or not a finished one") from None
         return cls(files, decode(data, where=f"{files.url}/{MANIFEST}"))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,8 +125,10 @@ class TableDataset:
         if xxhash.xxh3_64_hexdigest(data) != part.xxh3:
             raise DatasetDamaged(
                 f"its content is not what was written: {len(data)} bytes, {part.nbytes} were written",
-                dataset=self.manifest.name, version=self.version, file=f"{self.url}/{part.file}",
-            )  # fmt: skip
+                dataset=self.manifest.name,
+                version=self.version,
+                file=f"{self.url}/{part.file}",
+            )
         return data
 
     def tables(self) -> Iterator[Any]:

@@ -72,9 +72,14 @@ class Manifest:
 
 
 def manifest_of(
-    name: str, schema: Sequence[Column], partitions: Sequence[Partition], *, source: Sequence[SourceFile] = (),
-    pipeline: bytes | None = None, rejected: int = 0,
-) -> Manifest:  # fmt: skip
+    name: str,
+    schema: Sequence[Column],
+    partitions: Sequence[Partition],
+    *,
+    source: Sequence[SourceFile] = (),
+    pipeline: bytes | None = None,
+    rejected: int = 0,
+) -> Manifest:
     """The manifest of partitions that are stored.
 
     Args:
@@ -91,9 +96,15 @@ def manifest_of(
         digest.update(f"{partition.rows} {partition.xxh3};".encode())
     digest.update(pipeline or b"")
     return Manifest(
-        name=name, schema=tuple(schema), partitions=tuple(partitions), rows=sum(p.rows for p in partitions),
-        version=digest.hexdigest(), source=tuple(source), pipeline=None if pipeline is None else PIPELINE, rejected=rejected,
-    )  # fmt: skip
+        name=name,
+        schema=tuple(schema),
+        partitions=tuple(partitions),
+        rows=sum(p.rows for p in partitions),
+        version=digest.hexdigest(),
+        source=tuple(source),
+        pipeline=None if pipeline is None else PIPELINE,
+        rejected=rejected,
+    )
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -116,7 +127,5 @@ def decode(data: bytes, *, where: str) -> Manifest:
     except (ValueError, JobError) as e:
         raise DatasetDamaged(f"it is no manifest: {e}", file=where) from None
     if manifest.format != FORMAT:
-        raise DatasetDamaged(
-            f"its format is {manifest.format}, and this version reads format {FORMAT}; update ephemeron", file=where
-        )
+        raise DatasetDamaged(f"its format is {manifest.format}, and this version reads format {FORMAT}; update ephemeron", file=where)
     return manifest

@@ -72,9 +72,14 @@ class TableWriter:
         return Partition(file=name, rows=rows, nbytes=len(data), xxh3=xxhash.xxh3_64_hexdigest(data))
 
     def finish(
-        self, name: str, partitions: Sequence[Partition], *, source: Sequence[SourceFile] = (), pipeline: bytes | None = None,
+        self,
+        name: str,
+        partitions: Sequence[Partition],
+        *,
+        source: Sequence[SourceFile] = (),
+        pipeline: bytes | None = None,
         rejected: int = 0,
-    ) -> TableDataset:  # fmt: skip
+    ) -> TableDataset:
         """Publishes the dataset, once all its partitions are there: stores its manifest, after its pipeline.
 
         Args:

@@ -201,9 +201,16 @@ class CallTracker:
         if id in self.sent:
             return []
         call = Call(
-            run=record.run, rank=record.rank, attempt=record.attempt, memory_mb=record.memory_mb,
-            lifetime_s=record.lifetime_s, channel="", entry=record.entry, reason=record.reason, origin=record.origin,
-        )  # fmt: skip
+            run=record.run,
+            rank=record.rank,
+            attempt=record.attempt,
+            memory_mb=record.memory_mb,
+            lifetime_s=record.lifetime_s,
+            channel="",
+            entry=record.entry,
+            reason=record.reason,
+            origin=record.origin,
+        )
         self.sent[id] = CallState(id=id, call=call, seen_at=now, copies=record.copies, by=record.by)
         t = record.at - record.origin
         return [Invoked(t=t, rank=call.rank, attempt=call.attempt, invocation=id, reason=call.reason)]
@@ -221,11 +228,7 @@ class CallTracker:
             return []
         request = record.request
         delivery = CallDelivery(
-            request=request,
-            stream=record.stream,
-            seen_at=now,
-            billed_by=record.billed_by,
-            billing_step_s=record.billing_step_s,
+            request=request, stream=record.stream, seen_at=now, billed_by=record.billed_by, billing_step_s=record.billing_step_s
         )
         sent.deliveries[number] = delivery
         self._of_request.setdefault(request, []).append(delivery)
@@ -233,8 +236,7 @@ class CallTracker:
         if number == 0:
             return []
         t = record.at - sent.call.origin
-        return [Invoked(t=t, rank=sent.call.rank, attempt=sent.call.attempt,
-                        invocation=invocation_of(sent.id, number), reason="duplicate")]  # fmt: skip
+        return [Invoked(t=t, rank=sent.call.rank, attempt=sent.call.attempt, invocation=invocation_of(sent.id, number), reason="duplicate")]
 
     def _final(self, sent: CallState, record: FinalRecord, now: float) -> None:
         """Takes over the decision of an earlier collector."""
@@ -291,9 +293,17 @@ def _by_outcome(sent: CallState, number: int, delivery: CallDelivery, said: Outc
     billed = report.billed_s if report is not None else _rounded_up(said.took_s, delivery.billing_step_s)
     peak = report.used_mb if report is not None else said.peak_mb
     return _final(
-        sent, number, delivery, said.status, said.error, value=said.value, billed_s=billed, peak_mb=peak, burst_vcpu_s=said.burst_vcpu_s,
+        sent,
+        number,
+        delivery,
+        said.status,
+        said.error,
+        value=said.value,
+        billed_s=billed,
+        peak_mb=peak,
+        burst_vcpu_s=said.burst_vcpu_s,
         billed_by=delivery.billed_by or ("handler" if report is None else "report"),
-    )  # fmt: skip
+    )
 
 
 def _dead(sent: CallState, number: int, delivery: CallDelivery) -> CallResult:
@@ -331,18 +341,37 @@ def _never_begun(sent: CallState, now: float, orphaned_at: float) -> CallResult 
 
 
 def _final(
-    sent: CallState, number: int, delivery: CallDelivery, status: Status, error: str, *,
+    sent: CallState,
+    number: int,
+    delivery: CallDelivery,
+    status: Status,
+    error: str,
+    *,
     value: Mapping[str, object] | None = None,
-    billed_s: float = 0.0, peak_mb: float = 0.0, burst_vcpu_s: float = 0.0, billed_by: str,
-) -> CallResult:  # fmt: skip
+    billed_s: float = 0.0,
+    peak_mb: float = 0.0,
+    burst_vcpu_s: float = 0.0,
+    billed_by: str,
+) -> CallResult:
     outcome = Outcome(
-        status=status, value=value or {}, error=error, billed_s=billed_s,
-        gb_seconds=sent.call.memory_mb / 1024 * billed_s, burst_vcpu_s=burst_vcpu_s, peak_memory_mb=peak_mb,
-    )  # fmt: skip
+        status=status,
+        value=value or {},
+        error=error,
+        billed_s=billed_s,
+        gb_seconds=sent.call.memory_mb / 1024 * billed_s,
+        burst_vcpu_s=burst_vcpu_s,
+        peak_memory_mb=peak_mb,
+    )
     return CallResult(
-        id=sent.id, delivery=number, call=sent.call, outcome=outcome, request=delivery.request, stream=delivery.stream,
-        billed_by=billed_by, traffic=Traffic() if delivery.outcome is None else delivery.outcome.traffic,
-    )  # fmt: skip
+        id=sent.id,
+        delivery=number,
+        call=sent.call,
+        outcome=outcome,
+        request=delivery.request,
+        stream=delivery.stream,
+        billed_by=billed_by,
+        traffic=Traffic() if delivery.outcome is None else delivery.outcome.traffic,
+    )
 
 
 def _rounded_up(seconds: float, step_s: float) -> float:

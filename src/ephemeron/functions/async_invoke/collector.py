@@ -77,9 +77,15 @@ class Collector:
     """
 
     def __init__(
-        self, run_dir: Path, channel: Channel, names: RecordKeys, logs: LogSource | None, *, every_s: float,
+        self,
+        run_dir: Path,
+        channel: Channel,
+        names: RecordKeys,
+        logs: LogSource | None,
+        *,
+        every_s: float,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.calls = CallTracker()
         self._run_dir, self._names, self._logs = run_dir, names, logs
         self._channel = Metered(channel)
@@ -172,9 +178,7 @@ class Collector:
     async def _segment(self, writer: str, delivery: int, number: int, key: str) -> _Segment:
         async with self._fetching:
             data = await self._channel.fetch(key)
-        return _Segment(
-            writer=writer, delivery=delivery, number=number, key=key, lines=() if data is None else decode(data)
-        )
+        return _Segment(writer=writer, delivery=delivery, number=number, key=key, lines=() if data is None else decode(data))
 
     def _is_known_claim(self, at: tuple[str, int, int]) -> bool:
         """Whether it is the `BegunRecord` of a known delivery: it stays, so that the next delivery finds it."""
@@ -230,13 +234,10 @@ class Collector:
             if outcome.status == "lost" and "[ERROR]" in outcome.error:
                 outcome = dataclasses.replace(outcome, status="error")  # raised before the handler could report it
         name = final.invocation
-        _log.info(
-            "invocation %s has ended: %s, billed %g s by %s", name, outcome.status, outcome.billed_s, final.billed_by
-        )
+        _log.info("invocation %s has ended: %s, billed %g s by %s", name, outcome.status, outcome.billed_s, final.billed_by)
         record = FinalRecord(
-            id=final.id, delivery=final.delivery, request=final.request, invocation=name, outcome=outcome,
-            billed_by=final.billed_by,
-        )  # fmt: skip
+            id=final.id, delivery=final.delivery, request=final.request, invocation=name, outcome=outcome, billed_by=final.billed_by
+        )
         if name not in self._written:
             self._written.add(name)
             self._write_end(final, outcome, name)

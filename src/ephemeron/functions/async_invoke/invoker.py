@@ -19,15 +19,7 @@ from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import InvocationRefused
-from ephemeron.functions.async_invoke.records import (
-    InvokeRequest,
-    Record,
-    RecordKeys,
-    SendingRecord,
-    SentRecord,
-    UnsentRecord,
-    new_id,
-)
+from ephemeron.functions.async_invoke.records import InvokeRequest, Record, RecordKeys, SendingRecord, SentRecord, UnsentRecord, new_id
 from ephemeron.functions.base import Call
 from ephemeron.functions.entries import check_entry, known
 
@@ -61,9 +53,17 @@ class RecordedSender(ABC):
     """
 
     def __init__(
-        self, *, channel: Channel, names: RecordKeys, announce: Announce, every_s: float, by: str = "",
-        clock: Callable[[], float] = time.time, inline_bytes: int, variables: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        channel: Channel,
+        names: RecordKeys,
+        announce: Announce,
+        every_s: float,
+        by: str = "",
+        clock: Callable[[], float] = time.time,
+        inline_bytes: int,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._channel = Retrying(channel, policy=RetryPolicy(), rng=random.Random(f"{names.calls}/{by}"))
         self._names, self._announce, self._by = names, announce, by
         self._every_s, self._clock, self._inline_bytes = every_s, clock, inline_bytes
@@ -110,9 +110,16 @@ class RecordedSender(ABC):
 
     async def _event(self, id: str, call: Call) -> bytes:
         request = InvokeRequest(
-            id=id, run=call.run, rank=call.rank, attempt=call.attempt, calls=self._names.calls, channel=call.channel,
-            every_s=self._every_s, lifetime_s=call.lifetime_s, call=call,
-        )  # fmt: skip
+            id=id,
+            run=call.run,
+            rank=call.rank,
+            attempt=call.attempt,
+            calls=self._names.calls,
+            channel=call.channel,
+            every_s=self._every_s,
+            lifetime_s=call.lifetime_s,
+            call=call,
+        )
         event = request.to_bytes()
         if len(event) <= self._inline_bytes:
             return event

@@ -129,8 +129,7 @@ class AsyncInvokePlatform(Platform):
         check_call(call, self.limits)
         if len(self._open()) >= self.limits.concurrency:
             raise InvocationRefused(
-                f"{len(self._open())} functions run already; the limit of concurrency is {self.limits.concurrency}",
-                binding="concurrency",
+                f"{len(self._open())} functions run already; the limit of concurrency is {self.limits.concurrency}", binding="concurrency"
             )
         twice, call = call.duplicate, dataclasses.replace(call, duplicate=False)
         id = new_id(call)

@@ -118,9 +118,7 @@ class ProcessSupervisor(ABC):
             raise asyncio.CancelledError
 
         source = DeliverySource(request=request, billed_by="supervisor", billing_step_s=self.billing_step_s)
-        reporter = InvocationReporter(
-            envelope, lambda: open_channel(envelope.channel), source, lifetime_s=float("inf"), leave=leave
-        )
+        reporter = InvocationReporter(envelope, lambda: open_channel(envelope.channel), source, lifetime_s=float("inf"), leave=leave)
         try:
             call = await asyncio.to_thread(reporter.start)
             started = True
@@ -166,9 +164,13 @@ class ProcessSupervisor(ABC):
             fit = environment.fit(reply)
             ended = environment.outcome(reply)
             return HandlerOutcome(
-                status=ended.status, error=ended.error, value=ended.value, took_s=reporter.took_s,
-                peak_mb=round(environment.peak_mb, 1), burst_vcpu_s=self.burst_vcpu_s(),
-            )  # fmt: skip
+                status=ended.status,
+                error=ended.error,
+                value=ended.value,
+                took_s=reporter.took_s,
+                peak_mb=round(environment.peak_mb, 1),
+                burst_vcpu_s=self.burst_vcpu_s(),
+            )
         except BaseException:
             fit = False
             raise
@@ -179,23 +181,40 @@ class ProcessSupervisor(ABC):
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
     async def _invoke(
-        self, environment: FunctionProcess, call: Call, envelope: InvokeRequest, reporter: InvocationReporter, callback: str, scratch: Path,
+        self,
+        environment: FunctionProcess,
+        call: Call,
+        envelope: InvokeRequest,
+        reporter: InvocationReporter,
+        callback: str,
+        scratch: Path,
         deadline: float,
-    ) -> InvocationReply | None:  # fmt: skip
+    ) -> InvocationReply | None:
         first = await self._started(environment, deadline)
         if not isinstance(first, Ready):
             return first
         lifetime_s = max(0.0, deadline - asyncio.get_running_loop().time())
         message = InvokeMessage(
-            call=call, invocation=reporter.name, origin=call.origin, lifetime_s=lifetime_s, vcpus=self._vcpus,
-            scratch=str(scratch), base=str(scratch), cold=environment.cold, variables=self.variables,
-        )  # fmt: skip
+            call=call,
+            invocation=reporter.name,
+            origin=call.origin,
+            lifetime_s=lifetime_s,
+            vcpus=self._vcpus,
+            scratch=str(scratch),
+            base=str(scratch),
+            cold=environment.cold,
+            variables=self.variables,
+        )
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(open_channel(envelope.channel))
             sender = self.sender(
-                callback, channel=channel, names=RecordKeys(envelope.calls), announce=reporter.announce,
-                every_s=envelope.every_s, by=reporter.name,
-            )  # fmt: skip
+                callback,
+                channel=channel,
+                names=RecordKeys(envelope.calls),
+                announce=reporter.announce,
+                every_s=envelope.every_s,
+                by=reporter.name,
+            )
             sending: set[asyncio.Task[None]] = set()
             stack.push_async_callback(_all_sent, sending)
 

@@ -41,10 +41,19 @@ class SendingRecord:
     @classmethod
     def of(cls, id: str, call: Call, *, at: float, copies: int = 1, by: str = "") -> SendingRecord:
         return cls(
-            id=id, run=call.run, rank=call.rank, attempt=call.attempt, reason=call.reason, memory_mb=call.memory_mb,
-            lifetime_s=call.lifetime_s, origin=call.origin, at=round(at, 3), copies=copies, by=by,
+            id=id,
+            run=call.run,
+            rank=call.rank,
+            attempt=call.attempt,
+            reason=call.reason,
+            memory_mb=call.memory_mb,
+            lifetime_s=call.lifetime_s,
+            origin=call.origin,
+            at=round(at, 3),
+            copies=copies,
+            by=by,
             entry=call.entry,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,20 +145,19 @@ class FinalRecord:
 
 
 Record: TypeAlias = (
-    SendingRecord
-    | SentRecord
-    | UnsentRecord
-    | BegunRecord
-    | OutcomeRecord
-    | CancelledRecord
-    | SuspendedRecord
-    | WokenRecord
-    | FinalRecord
+    SendingRecord | SentRecord | UnsentRecord | BegunRecord | OutcomeRecord | CancelledRecord | SuspendedRecord | WokenRecord | FinalRecord
 )
 _KINDS: Mapping[str, type[Record]] = {
-    "sending": SendingRecord, "sent": SentRecord, "unsent": UnsentRecord, "begun": BegunRecord,
-    "outcome": OutcomeRecord, "cancelled": CancelledRecord, "suspended": SuspendedRecord, "woken": WokenRecord, "final": FinalRecord,
-}  # fmt: skip
+    "sending": SendingRecord,
+    "sent": SentRecord,
+    "unsent": UnsentRecord,
+    "begun": BegunRecord,
+    "outcome": OutcomeRecord,
+    "cancelled": CancelledRecord,
+    "suspended": SuspendedRecord,
+    "woken": WokenRecord,
+    "final": FinalRecord,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

@@ -80,9 +80,14 @@ class InvocationReporter:
     """
 
     def __init__(
-        self, envelope: InvokeRequest, open_channel: Callable[[], Channel], source: DeliverySource, *, lifetime_s: float,
+        self,
+        envelope: InvokeRequest,
+        open_channel: Callable[[], Channel],
+        source: DeliverySource,
+        *,
+        lifetime_s: float,
         leave: Callable[[int], object] = os._exit,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.delivery = 0
         self._policy, self._rng = RetryPolicy(), random.Random(envelope.id)
         self._envelope, self._open_channel, self._source = envelope, open_channel, source
@@ -173,9 +178,16 @@ class InvocationReporter:
 
     def _say_outcome(self, outcome: HandlerOutcome) -> None:
         record = OutcomeRecord(
-            id=self._envelope.id, delivery=self.delivery, status=outcome.status, error=outcome.error, value=outcome.value,
-            took_s=outcome.took_s, peak_mb=outcome.peak_mb, burst_vcpu_s=outcome.burst_vcpu_s, traffic=self.traffic,
-        )  # fmt: skip
+            id=self._envelope.id,
+            delivery=self.delivery,
+            status=outcome.status,
+            error=outcome.error,
+            value=outcome.value,
+            took_s=outcome.took_s,
+            peak_mb=outcome.peak_mb,
+            burst_vcpu_s=outcome.burst_vcpu_s,
+            traffic=self.traffic,
+        )
         self.say(line_of(record))
 
     def _stop(self) -> None:
@@ -224,9 +236,15 @@ class InvocationReporter:
         mark = secrets.token_hex(8)
         while True:
             record = BegunRecord(
-                id=self._envelope.id, delivery=self.delivery, request=self._source.request, stream=self._source.stream,
-                billed_by=self._source.billed_by, billing_step_s=self._source.billing_step_s, at=round(time.time(), 3), mark=mark,
-            )  # fmt: skip
+                id=self._envelope.id,
+                delivery=self.delivery,
+                request=self._source.request,
+                stream=self._source.stream,
+                billed_by=self._source.billed_by,
+                billing_step_s=self._source.billing_step_s,
+                at=round(time.time(), 3),
+                mark=mark,
+            )
             key = self._names.segment(self._envelope.id, self.delivery, 0)
             try:
                 await channel.put(key, [encode([line_of(record)])], create=True)

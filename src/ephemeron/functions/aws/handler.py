@@ -57,16 +57,16 @@ def handle(event: object, context: Any) -> dict[str, object]:
     logs.configure()
     cold, _served = _served == 0, _served + 1
     envelope = InvokeRequest.from_event(event)
-    sys.stdout.write(
-        f"ephemeron: run {envelope.run}, rank {envelope.rank}, attempt {envelope.attempt}: {envelope.id}\n"
-    )
+    sys.stdout.write(f"ephemeron: run {envelope.run}, rank {envelope.rank}, attempt {envelope.attempt}: {envelope.id}\n")
     sys.stdout.flush()
     remaining_s = max(0.1, context.get_remaining_time_in_millis() / 1000 - MARGIN_S)
     lifetime_s = min(remaining_s, envelope.lifetime_s)
     reporter = InvocationReporter(
-        envelope, lambda: _channel(envelope.channel),
-        DeliverySource(request=context.aws_request_id, stream=context.log_stream_name), lifetime_s=lifetime_s,
-    )  # fmt: skip
+        envelope,
+        lambda: _channel(envelope.channel),
+        DeliverySource(request=context.aws_request_id, stream=context.log_stream_name),
+        lifetime_s=lifetime_s,
+    )
     call = reporter.start()
     with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
         outcome, fit = _serve(call, envelope, reporter, context, deadline=time.monotonic() + lifetime_s, cold=cold)
@@ -110,16 +110,20 @@ def _serve(
         if clean is not None:
             fit = clean.restore()
         shutil.rmtree(scratch, ignore_errors=True)
-    outcome = HandlerOutcome(
-        status="error" if error else "ok", value=value, error=error, took_s=reporter.took_s, peak_mb=peak_mb()
-    )
+    outcome = HandlerOutcome(status="error" if error else "ok", value=value, error=error, took_s=reporter.took_s, peak_mb=peak_mb())
     return outcome, fit
 
 
 async def _run(
-    call: Call, envelope: InvokeRequest, reporter: InvocationReporter, lambda_context: Any, deadline: float, scratch: Path,
-    vcpus: float, cold: bool,
-) -> Mapping[str, object]:  # fmt: skip
+    call: Call,
+    envelope: InvokeRequest,
+    reporter: InvocationReporter,
+    lambda_context: Any,
+    deadline: float,
+    scratch: Path,
+    vcpus: float,
+    cold: bool,
+) -> Mapping[str, object]:
     from ephemeron.functions.async_invoke.sizes import FUNCTION, sizes_in
     from ephemeron.functions.aws.invoker import Sender
     from ephemeron.functions.aws.managed_instances import QUALIFIER, VCPUS
@@ -129,9 +133,12 @@ async def _run(
 
     loop = asyncio.get_running_loop()
     settings = AwsSettings(
-        function=os.environ.get(FUNCTION) or lambda_context.function_name, sizes_mb=sizes_in(os.environ),
-        region=os.environ.get("AWS_REGION"), every_s=envelope.every_s, qualifier=QUALIFIER if VCPUS in os.environ else "",
-    )  # fmt: skip
+        function=os.environ.get(FUNCTION) or lambda_context.function_name,
+        sizes_mb=sizes_in(os.environ),
+        region=os.environ.get("AWS_REGION"),
+        every_s=envelope.every_s,
+        qualifier=QUALIFIER if VCPUS in os.environ else "",
+    )
     delivery = reporter.delivery
 
     def emit(event: Event) -> None:
@@ -147,9 +154,13 @@ async def _run(
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(_channel(call.channel))
             sender = Sender(
-                settings, lambda: _made_once(settings), channel=channel, names=RecordKeys(envelope.calls),
-                announce=reporter.announce, by=reporter.name,
-            )  # fmt: skip
+                settings,
+                lambda: _made_once(settings),
+                channel=channel,
+                names=RecordKeys(envelope.calls),
+                announce=reporter.announce,
+                by=reporter.name,
+            )
             sending: set[asyncio.Task[str]] = set()
 
             async def invoke(successor: Call) -> None:
@@ -163,12 +174,20 @@ async def _run(
             stack.enter_context(warnings_emitted(emit, lambda: time.time() - call.origin))
             return await serve(
                 Context(
-                    call=call, invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}", channel=channel,
-                    emit=emit, invoke=invoke, compute=compute, origin=_origin(call, loop.time()),
-                    deadline=loop.time() + deadline - time.monotonic(), die=die, cpu_time=time.process_time,
-                    scratch=scratch, cold=cold,
+                    call=call,
+                    invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}",
+                    channel=channel,
+                    emit=emit,
+                    invoke=invoke,
+                    compute=compute,
+                    origin=_origin(call, loop.time()),
+                    deadline=loop.time() + deadline - time.monotonic(),
+                    die=die,
+                    cpu_time=time.process_time,
+                    scratch=scratch,
+                    cold=cold,
                 )
-            )  # fmt: skip
+            )
     finally:
         compute.close()
 

@@ -31,9 +31,14 @@ class Sender(RecordedSender):
     """
 
     def __init__(
-        self, settings: AwsSettings, client: Callable[[], Any], *, rng: random.Random | None = None,
-        inline_bytes: int = INLINE_BYTES, **sender: Any,
-    ) -> None:  # fmt: skip
+        self,
+        settings: AwsSettings,
+        client: Callable[[], Any],
+        *,
+        rng: random.Random | None = None,
+        inline_bytes: int = INLINE_BYTES,
+        **sender: Any,
+    ) -> None:
         super().__init__(every_s=settings.every_s, inline_bytes=inline_bytes, **sender)
         self._settings, self._make_client, self._rng = settings, client, rng or random.Random()
         self._client: Any = None
@@ -45,9 +50,7 @@ class Sender(RecordedSender):
         version = {"Qualifier": self._settings.qualifier} if self._settings.qualifier else {}
         while True:
             try:
-                answer = await asyncio.to_thread(
-                    client.invoke, FunctionName=name, InvocationType="Event", Payload=event, **version
-                )
+                answer = await asyncio.to_thread(client.invoke, FunctionName=name, InvocationType="Event", Payload=event, **version)
                 return str(answer["ResponseMetadata"]["RequestId"])
             except Exception as e:
                 # A request that was served although its answer was lost starts the call twice, which is harmless.

@@ -49,9 +49,13 @@ def parse(message: str, stream: str) -> LogReport | Death | None:
             return None
         status = _STATUS.search(message)
         return LogReport(
-            request=found["request"], stream=stream, billed_s=values["billed_ms"] / 1000, size_mb=values["size_mb"],
-            used_mb=values["used_mb"], failed=status is not None and status[1] != "success",
-        )  # fmt: skip
+            request=found["request"],
+            stream=stream,
+            billed_s=values["billed_ms"] / 1000,
+            size_mb=values["size_mb"],
+            used_mb=values["used_mb"],
+            failed=status is not None and status[1] != "success",
+        )
     if found := _TIMED_OUT.search(message):
         text = f"killed at its time limit, after {found[2]} seconds"
         return Death(request=found["request"], stream=stream, timed_out=True, text=text)
@@ -73,9 +77,7 @@ def parse_json(message: str, stream: str) -> list[LogReport | Death]:
         size_mb, used_mb = float(metrics.get("memorySizeMB", 1.0)), float(metrics.get("maxMemoryUsedMB", 0.0))
     except (ValueError, KeyError, TypeError):
         return []
-    report = LogReport(
-        request=request, stream=stream, billed_s=billed_s, size_mb=size_mb, used_mb=used_mb, failed=status != "success"
-    )
+    report = LogReport(request=request, stream=stream, billed_s=billed_s, size_mb=size_mb, used_mb=used_mb, failed=status != "success")
     if status == "timeout":
         return [report, Death(request=request, stream=stream, timed_out=True, text="killed at its time limit")]
     if record.get("errorType") == "Runtime.ExitError":
@@ -97,9 +99,11 @@ class LogEvent:
     def of(cls, event: Mapping[str, Any]) -> LogEvent:
         """An event as FilterLogEvents returns it."""
         return cls(
-            id=str(event["eventId"]), timestamp_ms=int(event["timestamp"]), stream=str(event["logStreamName"]),
+            id=str(event["eventId"]),
+            timestamp_ms=int(event["timestamp"]),
+            stream=str(event["logStreamName"]),
             message=str(event["message"]),
-        )  # fmt: skip
+        )
 
 
 class LogReader:
@@ -145,9 +149,7 @@ class LogReader:
         token: dict[str, str] = {}
         try:
             while True:
-                page = await asyncio.to_thread(
-                    self._client.filter_log_events, logGroupName=self._settings.log_group, **what, **token
-                )
+                page = await asyncio.to_thread(self._client.filter_log_events, logGroupName=self._settings.log_group, **what, **token)
                 out += [LogEvent.of(event) for event in page["events"]]
                 if not page.get("nextToken"):
                     return out

@@ -85,10 +85,7 @@ class ManagedInstances:
             JobError: there is no network for the instances.
         """
         if not subnets or not security_groups:
-            raise JobError(
-                "instances need a network",
-                remedy="give --subnet and --security-group, from which the channel is reached",
-            )
+            raise JobError("instances need a network", remedy="give --subnet and --security-group, from which the channel is reached")
         trust = {"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}
         wanted: dict[str, object] = {"AllowedInstanceTypes": list(self.instance_types)} if self.instance_types else {}
         return {

@@ -33,13 +33,10 @@ class AwsPlatform(AsyncInvokePlatform):
     name = "aws"
 
     def __init__(
-        self, run_dir: Path, settings: AwsSettings, limits: Limits, channel: Channel, names: RecordKeys, *,
-        inline_bytes: int = INLINE_BYTES,
-    ) -> None:  # fmt: skip
+        self, run_dir: Path, settings: AwsSettings, limits: Limits, channel: Channel, names: RecordKeys, *, inline_bytes: int = INLINE_BYTES
+    ) -> None:
         self.settings, self._inline_bytes = settings, inline_bytes
-        self.unenforced = (
-            f"A cancelled function ends when it looks, every {settings.every_s:g} s: Lambda cannot end it.",
-        )
+        self.unenforced = (f"A cancelled function ends when it looks, every {settings.every_s:g} s: Lambda cannot end it.",)
         if settings.qualifier:
             self.unenforced += (
                 "Calls in one environment of managed instances share its memory: no quota of a single one holds.",
@@ -49,15 +46,26 @@ class AwsPlatform(AsyncInvokePlatform):
 
     def sender(self) -> Sender:
         return Sender(
-            self.settings, lambda: client(self.settings, "lambda"), channel=self._channel, names=self._names,
-            announce=self._announce, inline_bytes=self._inline_bytes,
-        )  # fmt: skip
+            self.settings,
+            lambda: client(self.settings, "lambda"),
+            channel=self._channel,
+            names=self._names,
+            announce=self._announce,
+            inline_bytes=self._inline_bytes,
+        )
 
     @classmethod
     async def open(
-        cls, run_dir: Path, settings: AwsSettings, *, channel: str, run: str, limits: Limits = LIMITS,
-        inline_bytes: int = INLINE_BYTES, logs_since: float | None = None,
-    ) -> AwsPlatform:  # fmt: skip
+        cls,
+        run_dir: Path,
+        settings: AwsSettings,
+        *,
+        channel: str,
+        run: str,
+        limits: Limits = LIMITS,
+        inline_bytes: int = INLINE_BYTES,
+        logs_since: float | None = None,
+    ) -> AwsPlatform:
         """Opens the calls of a run, earlier ones included.
 
         Args:

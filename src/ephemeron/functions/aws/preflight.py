@@ -54,10 +54,15 @@ class DeployedLambda:
     def limits(self) -> Limits:
         """Limits of calls."""
         return dataclasses.replace(
-            LIMITS, memory_min_mb=min(self.sizes_mb), memory_max_mb=max(self.sizes_mb), sizes_mb=self.sizes_mb,
-            lifetime_s=float(self.timeout_s), concurrency=self.concurrency, deploy=COMMAND,
+            LIMITS,
+            memory_min_mb=min(self.sizes_mb),
+            memory_max_mb=max(self.sizes_mb),
+            sizes_mb=self.sizes_mb,
+            lifetime_s=float(self.timeout_s),
+            concurrency=self.concurrency,
+            deploy=COMMAND,
             mb_per_vcpu=LIMITS.mb_per_vcpu if self.managed is None else 1024 * self.managed.gib_per_vcpu,
-        )  # fmt: skip
+        )
 
 
 def inspect(settings: AwsSettings, *, tries: int = 6) -> DeployedLambda:
@@ -74,9 +79,7 @@ def inspect(settings: AwsSettings, *, tries: int = 6) -> DeployedLambda:
     first, sizes = _inspect_one(settings, tries)
     found = [first]
     for size in sizes[1:]:
-        other, _ = _inspect_one(
-            dataclasses.replace(settings, function=function_of(settings.function, sizes, size)), tries
-        )
+        other, _ = _inspect_one(dataclasses.replace(settings, function=function_of(settings.function, sizes, size)), tries)
         if (other.memory_mb, other.digest) != (size, first.digest):
             raise JobError(
                 f"function {settings.function!r} and that of {size} MB are not of one deployment",
@@ -84,9 +87,11 @@ def inspect(settings: AwsSettings, *, tries: int = 6) -> DeployedLambda:
             )
         found.append(other)
     return dataclasses.replace(
-        first, sizes_mb=tuple(f.memory_mb for f in found), timeout_s=min(f.timeout_s for f in found),
+        first,
+        sizes_mb=tuple(f.memory_mb for f in found),
+        timeout_s=min(f.timeout_s for f in found),
         concurrency=min(f.concurrency for f in found),
-    )  # fmt: skip
+    )
 
 
 def located_sizes(settings: AwsSettings, deployed: DeployedLambda) -> AwsSettings:
@@ -118,17 +123,18 @@ def _inspect_one(settings: AwsSettings, tries: int) -> tuple[DeployedLambda, tup
     variables = function.get("Environment", {}).get("Variables", {})
     memory_mb = int(function["MemorySize"]) // (1 if managed is None else managed.calls)
     deployed = DeployedLambda(
-        memory_mb=memory_mb, sizes_mb=(memory_mb,), timeout_s=int(function["Timeout"]),
+        memory_mb=memory_mb,
+        sizes_mb=(memory_mb,),
+        timeout_s=int(function["Timeout"]),
         concurrency=int(reserved.get("ReservedConcurrentExecutions", account["UnreservedConcurrentExecutions"])),
-        digest=str(variables.get("EPHEMERON_CODE", "")), managed=managed,
+        digest=str(variables.get("EPHEMERON_CODE", "")),
+        managed=managed,
         account_concurrency=int(account.get("ConcurrentExecutions", USUAL_CONCURRENCY)),
-    )  # fmt: skip
+    )
     return deployed, sizes_in(variables)
 
 
-def check_fit(
-    deployed: DeployedLambda, settings: AwsSettings, *, workers: int, memory_mb: int, lifetime_s: float
-) -> None:
+def check_fit(deployed: DeployedLambda, settings: AwsSettings, *, workers: int, memory_mb: int, lifetime_s: float) -> None:
     """Whether a run fits the functions: memory and time limit are theirs, not a call's.
 
     Raises:
@@ -217,5 +223,7 @@ def _check_settings(settings: AwsSettings, function: Any, events: Any, recursion
     if wrong:
         raise JobError(f"function {settings.function!r} {', '.join(wrong)}", remedy="run: ephemeron deploy aws")
     if function.get("State", "Active") in ("Pending", "Failed"):
-        raise JobError(f"function {settings.function!r} is {function['State'].lower()}: {function.get('StateReason', '')}",
-                       remedy="wait, or deploy again")  # fmt: skip
+        raise JobError(
+            f"function {settings.function!r} is {function['State'].lower()}: {function.get('StateReason', '')}",
+            remedy="wait, or deploy again",
+        )

@@ -58,15 +58,11 @@ class AwsLambda(Provider[AwsSettings]):
         at = f" --endpoint-url {settings.endpoint}" if settings.endpoint else ""
         return f"aws logs tail {settings.log_group} --region {settings.region}{at} --since 10m"
 
-    def admit(
-        self, c: CapacityRequest, settings: AwsSettings, secrets: dict[str, str]
-    ) -> tuple[CapacityRequest, Limits]:
+    def admit(self, c: CapacityRequest, settings: AwsSettings, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
         preflight.check_channel(c.channel, settings, secrets)
         deployed = preflight.inspect(settings)
         preflight.check_code(deployed, settings, digest())
-        c = dataclasses.replace(
-            c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or float(deployed.timeout_s)
-        )
+        c = dataclasses.replace(c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or float(deployed.timeout_s))
         preflight.check_fit(deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s)
         return c, deployed.limits
 

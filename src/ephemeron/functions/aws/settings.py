@@ -13,10 +13,19 @@ from ephemeron.errors import EphemeronError, JobError, MissingExtra
 from ephemeron.functions.async_invoke.sizes import function_of
 
 FUNCTION = "ephemeron"
-THROTTLED = frozenset({
-    "TooManyRequestsException", "ThrottlingException", "Throttling", "RequestLimitExceeded", "EC2ThrottledException",
-    "ServiceException", "InternalFailure", "ServiceUnavailable", "ServiceUnavailableException",
-})  # fmt: skip
+THROTTLED = frozenset(
+    {
+        "TooManyRequestsException",
+        "ThrottlingException",
+        "Throttling",
+        "RequestLimitExceeded",
+        "EC2ThrottledException",
+        "ServiceException",
+        "InternalFailure",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+    }
+)
 """Error codes after which the same request may succeed."""
 UNANSWERED = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"})
 """Errors after which it is unknown whether the request was served."""
@@ -50,8 +59,9 @@ class AwsSettings:
         region = self.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         if not region:
             raise JobError("no AWS region is set", remedy="give --aws-region, or set AWS_REGION")
-        known = sorted({r for part in session.get_available_partitions()
-                        for r in session.get_available_regions("lambda", partition_name=part)})  # fmt: skip
+        known = sorted(
+            {r for part in session.get_available_partitions() for r in session.get_available_regions("lambda", partition_name=part)}
+        )
         if region not in known:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
@@ -80,9 +90,7 @@ def identity(settings: AwsSettings) -> str:
     except Exception as e:
         raise refused(e, settings, doing="finding credentials") from e
     if not key:
-        raise JobError(
-            "no AWS credentials were found", remedy="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
+        raise JobError("no AWS credentials were found", remedy="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     return f"of key …{key[-4:]}, from {found.method}"
 
 
@@ -100,15 +108,8 @@ def client(settings: AwsSettings, service: str, *, tries: int = 1) -> Any:
     session = _session()
     from botocore.config import Config
 
-    config = Config(
-        connect_timeout=5,
-        read_timeout=30,
-        retries={"mode": "standard", "total_max_attempts": tries},
-        max_pool_connections=32,
-    )
-    return session.create_client(
-        service, region_name=settings.region, endpoint_url=settings.endpoint, config=config
-    )  # fmt: skip
+    config = Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": tries}, max_pool_connections=32)
+    return session.create_client(service, region_name=settings.region, endpoint_url=settings.endpoint, config=config)
 
 
 def code_of(e: BaseException) -> str:
@@ -140,8 +141,15 @@ def explain(e: Exception, settings: AwsSettings, *, doing: str) -> tuple[str, st
         return "AWS rejects the signature", "check AWS_SECRET_ACCESS_KEY and this machine's clock"
     if code in ("AccessDeniedException", "AccessDenied"):
         return f"these credentials may not {doing} for {where}", "attach client-policy.json, which deploy has written"
-    if code in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
-                "TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError"):  # fmt: skip
+    if code in (
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "CredentialRetrievalError",
+        "ProfileNotFound",
+        "TokenRetrievalError",
+        "SSOTokenLoadError",
+        "UnauthorizedSSOTokenError",
+    ):
         return "no AWS credentials were found", "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if code in UNANSWERED:
         return f"AWS Lambda in {settings.region} does not answer: {_line(e)}", "check the network, region and endpoint"

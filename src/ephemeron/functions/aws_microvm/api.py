@@ -38,10 +38,14 @@ class MicrovmInfo:
     def of(cls, value: Mapping[str, Any]) -> MicrovmInfo:
         """An answer of the service, or an item of a list."""
         given = {
-            "id": value["microvmId"], "state": value["state"], "started_at": _unix(value["startedAt"]),
-            "terminated_at": _unix(value.get("terminatedAt")), "reason": value.get("stateReason", ""),
-            "maximum_s": value.get("maximumDurationInSeconds", LONGEST_S), "endpoint": value.get("endpoint", ""),
-        }  # fmt: skip
+            "id": value["microvmId"],
+            "state": value["state"],
+            "started_at": _unix(value["startedAt"]),
+            "terminated_at": _unix(value.get("terminatedAt")),
+            "reason": value.get("stateReason", ""),
+            "maximum_s": value.get("maximumDurationInSeconds", LONGEST_S),
+            "endpoint": value.get("endpoint", ""),
+        }
         return build(cls, given, where="answer of AWS Lambda MicroVMs")
 
     @property
@@ -94,9 +98,7 @@ class MicrovmApi:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def run(
-        self, spec: LaunchSpec, memory_mb: int, *, payload: str, token: str, maximum_s: int = LONGEST_S
-    ) -> str:
+    async def run(self, spec: LaunchSpec, memory_mb: int, *, payload: str, token: str, maximum_s: int = LONGEST_S) -> str:
         """Starts a MicroVM, and returns its id; the same one for the same token.
 
         Args:
@@ -109,10 +111,17 @@ class MicrovmApi:
         arn, version = spec.image_of(memory_mb)
         ingress = {"ingressNetworkConnectors": list(spec.ingress)} if spec.ingress else {}
         answer = await asyncio.to_thread(
-            self._client.run_microvm, imageIdentifier=arn, imageVersion=version, executionRoleArn=spec.role,
-            runHookPayload=payload, clientToken=token, maximumDurationInSeconds=maximum_s,
-            egressNetworkConnectors=list(spec.egress), logging={"cloudWatch": {"logGroup": spec.log_group}}, **ingress,
-        )  # fmt: skip
+            self._client.run_microvm,
+            imageIdentifier=arn,
+            imageVersion=version,
+            executionRoleArn=spec.role,
+            runHookPayload=payload,
+            clientToken=token,
+            maximumDurationInSeconds=maximum_s,
+            egressNetworkConnectors=list(spec.egress),
+            logging={"cloudWatch": {"logGroup": spec.log_group}},
+            **ingress,
+        )
         return str(answer["microvmId"])
 
     async def get(self, id: str) -> MicrovmInfo | None:
@@ -128,9 +137,7 @@ class MicrovmApi:
         """All MicroVMs of an image, those that have ended lately included."""
         token: dict[str, str] = {}
         while True:
-            page = await asyncio.to_thread(
-                self._client.list_microvms, imageIdentifier=image_arn, maxResults=_PAGE, **token
-            )
+            page = await asyncio.to_thread(self._client.list_microvms, imageIdentifier=image_arn, maxResults=_PAGE, **token)
             for item in page["items"]:
                 yield MicrovmInfo.of(item)
             if not page.get("nextToken"):
@@ -151,9 +158,8 @@ class MicrovmApi:
     async def token(self, id: str, port: int, *, minutes: int) -> dict[str, str]:
         """Headers that let requests through the endpoint of a MicroVM, to one port of it."""
         answer = await asyncio.to_thread(
-            self._client.create_microvm_auth_token, microvmIdentifier=id, expirationInMinutes=minutes,
-            allowedPorts=[{"port": port}],
-        )  # fmt: skip
+            self._client.create_microvm_auth_token, microvmIdentifier=id, expirationInMinutes=minutes, allowedPorts=[{"port": port}]
+        )
         return {str(name): str(value) for name, value in answer["authToken"].items()}
 
     async def suspend(self, id: str) -> None:

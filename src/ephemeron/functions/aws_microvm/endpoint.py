@@ -46,9 +46,7 @@ class MicrovmEndpoints(EndpointAccess):
         port, now = int(port_text), self._clock()
         made_at, headers = self._tokens.get((id, port), (float("-inf"), {}))
         if now - made_at > _AGAIN_S:
-            headers = await self._asked(
-                "CreateMicrovmAuthToken", lambda api: api.token(id, port, minutes=_TOKEN_MINUTES)
-            )
+            headers = await self._asked("CreateMicrovmAuthToken", lambda api: api.token(id, port, minutes=_TOKEN_MINUTES))
             self._tokens[id, port] = (now, headers)
         return f"{_websocket(endpoint)}/", {**headers, PORT_HEADER: str(port)}
 

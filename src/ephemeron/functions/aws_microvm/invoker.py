@@ -37,9 +37,15 @@ class MicrovmSender(RecordedSender):
     """
 
     def __init__(
-        self, settings: AwsMicrovmSettings, api: Callable[[], Awaitable[MicrovmApi]], launch: LaunchSpec,
-        secrets: Mapping[str, str], *, rng: random.Random | None = None, **sender: Any,
-    ) -> None:  # fmt: skip
+        self,
+        settings: AwsMicrovmSettings,
+        api: Callable[[], Awaitable[MicrovmApi]],
+        launch: LaunchSpec,
+        secrets: Mapping[str, str],
+        *,
+        rng: random.Random | None = None,
+        **sender: Any,
+    ) -> None:
         around = len(RunPayload(request={}, launch=launch, variables=secrets).to_text().encode())
         super().__init__(inline_bytes=PAYLOAD_BYTES - around, **sender)
         self._settings, self._make_api, self._launch, self._secrets = settings, api, launch, secrets
@@ -65,9 +71,7 @@ class MicrovmSender(RecordedSender):
                 if pause is None:
                     problem, remedy = explain(e, self._settings, doing="lambda:RunMicrovm")
                     full = code_of(e) in THROTTLED | {"ServiceQuotaExceededException", "InsufficientCapacityException"}
-                    raise InvocationRefused(
-                        f"{problem}; {remedy}", binding="concurrency" if full else "authorisation"
-                    ) from e
+                    raise InvocationRefused(f"{problem}; {remedy}", binding="concurrency" if full else "authorisation") from e
             _log.info("the request to start a MicroVM is repeated in %.1f s", pause)
             await asyncio.sleep(pause)
 

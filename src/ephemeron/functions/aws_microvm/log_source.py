@@ -36,9 +36,15 @@ class MicrovmStates:
     """
 
     def __init__(
-        self, api: MicrovmApi, settings: AwsMicrovmSettings, image_arns: Sequence[str], *, open: Callable[[], Collection[str]],
-        ended: Callable[[], Collection[str]], clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        api: MicrovmApi,
+        settings: AwsMicrovmSettings,
+        image_arns: Sequence[str],
+        *,
+        open: Callable[[], Collection[str]],
+        ended: Callable[[], Collection[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.problem = ""
         """Why states cannot be read; empty: they can."""
         self._api, self._settings, self._image_arns, self._clock = api, settings, image_arns, clock

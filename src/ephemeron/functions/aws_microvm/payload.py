@@ -15,9 +15,12 @@ from ephemeron.functions.aws_microvm.api import LaunchSpec
 PAYLOAD_BYTES = 4_096
 """Limit of botocore's model. The documentation says 16 KB."""
 SECRETS = (
-    "EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_TOKEN", "EPHEMERON_RENDEZVOUS",
+    "EPHEMERON_CHANNEL_USER",
+    "EPHEMERON_CHANNEL_PASSWORD",
+    "EPHEMERON_CHANNEL_TOKEN",
+    "EPHEMERON_RENDEZVOUS",
     "EPHEMERON_RENDEZVOUS_TOKEN",
-)  # fmt: skip
+)
 """Variables of the sender that functions get."""
 
 

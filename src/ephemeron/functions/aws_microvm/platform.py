@@ -30,9 +30,14 @@ _SUSPEND_ROUNDS, _SETTLE_S = 20, 0.5
 MARGIN_S = 60
 """Seconds of a MicroVM's longest life that calls do not get: for its start, its last report and its end."""
 LIMITS = Limits(
-    memory_min_mb=512, memory_max_mb=8192, memory_step_mb=512, mb_per_vcpu=2048.0, lifetime_s=float(LONGEST_S - MARGIN_S),
-    payload_bytes=16_000_000, concurrency=1_000,
-)  # fmt: skip
+    memory_min_mb=512,
+    memory_max_mb=8192,
+    memory_step_mb=512,
+    mb_per_vcpu=2048.0,
+    lifetime_s=float(LONGEST_S - MARGIN_S),
+    payload_bytes=16_000_000,
+    concurrency=1_000,
+)
 """Baselines of 512 to 8,192 MB with one vCPU for 2 GB, eight hours. Calls of more than 4 kB go through the store."""
 
 
@@ -52,9 +57,15 @@ class AwsMicrovmPlatform(AsyncInvokePlatform, Suspendable):
     name = "aws-microvm"
 
     def __init__(
-        self, run_dir: Path, settings: AwsMicrovmSettings, launch: LaunchSpec, limits: Limits, channel: Channel,
-        names: RecordKeys, api: MicrovmApi,
-    ) -> None:  # fmt: skip
+        self,
+        run_dir: Path,
+        settings: AwsMicrovmSettings,
+        launch: LaunchSpec,
+        limits: Limits,
+        channel: Channel,
+        names: RecordKeys,
+        api: MicrovmApi,
+    ) -> None:
         self.settings, self.launch, self.api = settings, launch, api
         self.unenforced = (
             f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
@@ -67,20 +78,19 @@ class AwsMicrovmPlatform(AsyncInvokePlatform, Suspendable):
             return self.api
 
         return MicrovmSender(
-            self.settings, api, self.launch, own_secrets(), channel=self._channel, names=self._names,
-            announce=self._announce, every_s=self._every_s,
-        )  # fmt: skip
+            self.settings,
+            api,
+            self.launch,
+            own_secrets(),
+            channel=self._channel,
+            names=self._names,
+            announce=self._announce,
+            every_s=self._every_s,
+        )
 
     @classmethod
     async def open(
-        cls,
-        run_dir: Path,
-        settings: AwsMicrovmSettings,
-        launch: LaunchSpec,
-        *,
-        channel: str,
-        run: str,
-        limits: Limits = LIMITS,
+        cls, run_dir: Path, settings: AwsMicrovmSettings, launch: LaunchSpec, *, channel: str, run: str, limits: Limits = LIMITS
     ) -> AwsMicrovmPlatform:
         """Opens the calls of a run, earlier ones included.
 
@@ -143,9 +153,7 @@ class AwsMicrovmPlatform(AsyncInvokePlatform, Suspendable):
         if asleep:
             t = self._t(asleep)
             since = await self._suspended_since(run, t)
-            await self.emit(
-                run, Woken(t=t, functions=len(asleep), gb=sum(asleep.values()), seconds=max(0.0, t - since))
-            )
+            await self.emit(run, Woken(t=t, functions=len(asleep), gb=sum(asleep.values()), seconds=max(0.0, t - since)))
         return len(asleep)
 
     async def cancel_all(self, run: str) -> None:
@@ -175,9 +183,7 @@ class AwsMicrovmPlatform(AsyncInvokePlatform, Suspendable):
 
     def _by_request(self) -> dict[str, CallState]:
         """Open calls by their MicroVM."""
-        return {
-            request: sent for id in self._known.open for sent in [self._known.sent[id]] for request in sent.requests
-        }
+        return {request: sent for id in self._known.open for sent in [self._known.sent[id]] for request in sent.requests}
 
     def _t(self, ids: Collection[str]) -> float:
         """The run's time."""

@@ -45,11 +45,7 @@ class Quotas:
             low.append(f"{self.memory_gb:g} GB of memory of all MicroVMs (usually {USUAL_MEMORY_GB:g})")
         if self.launches_s is not None and self.launches_s < USUAL_LAUNCHES_S:
             low.append(f"{self.launches_s:g} starts a second (usually {USUAL_LAUNCHES_S:g})")
-        return (
-            f"{' and '.join(low)}; new accounts begin with reduced quotas: ask for more in Service Quotas"
-            if low
-            else ""
-        )
+        return f"{' and '.join(low)}; new accounts begin with reduced quotas: ask for more in Service Quotas" if low else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +72,13 @@ class DeployedImage:
         """Limits of calls."""
         sizes = self.sizes_mb
         return dataclasses.replace(
-            LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes, deploy=COMMAND,
+            LIMITS,
+            memory_min_mb=min(sizes),
+            memory_max_mb=max(sizes),
+            sizes_mb=sizes,
+            deploy=COMMAND,
             concurrency=self.concurrency(min(sizes)),
-        )  # fmt: skip
+        )
 
     def concurrency(self, memory_mb: int) -> int:
         """MicroVMs of a baseline at once: as many as the quota of memory has room for."""
@@ -122,10 +122,14 @@ def inspect(settings: AwsMicrovmSettings, *, tries: int = 6) -> DeployedImage:
             )
         versions.append(other.version)
     launch = LaunchSpec(
-        image_arn=first.arn, sizes_mb=sizes, versions=tuple(versions), role=first.variables[ROLE],
-        egress=(EGRESS.format(region=settings.region),), ingress=() if first.open else (NO_INGRESS.format(region=settings.region),),
+        image_arn=first.arn,
+        sizes_mb=sizes,
+        versions=tuple(versions),
+        role=first.variables[ROLE],
+        egress=(EGRESS.format(region=settings.region),),
+        ingress=() if first.open else (NO_INGRESS.format(region=settings.region),),
         log_group=settings.log_group,
-    )  # fmt: skip
+    )
     return DeployedImage(launch=launch, digest=first.digest, quotas=_quotas(settings, tries))
 
 
@@ -168,11 +172,10 @@ def _inspect_one(settings: AwsMicrovmSettings, name: str, tries: int) -> _Image:
         )
     number, arn = image.get("latestActiveImageVersion"), image["imageArn"]
     if number is None:
-        raise JobError(f"MicroVM image {name!r} is {image['state'].lower()} and has no active version",
-                       remedy="wait for its build, or deploy again")  # fmt: skip
-    version = ask(
-        "GetMicrovmImageVersion", lambda: api.get_microvm_image_version(imageIdentifier=arn, imageVersion=number)
-    )
+        raise JobError(
+            f"MicroVM image {name!r} is {image['state'].lower()} and has no active version", remedy="wait for its build, or deploy again"
+        )
+    version = ask("GetMicrovmImageVersion", lambda: api.get_microvm_image_version(imageIdentifier=arn, imageVersion=number))
     variables = version.get("environmentVariables", {})
     if not {MEMORY, ROLE} <= variables.keys():
         raise JobError(f"MicroVM image {name!r} is not one of ephemeron", remedy=f"run: {COMMAND}")
@@ -192,9 +195,7 @@ def _quotas(settings: AwsMicrovmSettings, tries: int) -> Quotas:
     return Quotas(memory_gb=value(MEMORY_QUOTA), launches_s=value(LAUNCH_QUOTA))
 
 
-def check_fit(
-    deployed: DeployedImage, settings: AwsMicrovmSettings, *, workers: int, memory_mb: int, lifetime_s: float
-) -> None:
+def check_fit(deployed: DeployedImage, settings: AwsMicrovmSettings, *, workers: int, memory_mb: int, lifetime_s: float) -> None:
     """Whether a run fits the images: memory is theirs, not a call's.
 
     Raises:
@@ -252,7 +253,5 @@ def check_channel(channel: str, settings: AwsMicrovmSettings) -> None:
 
 def is_local(settings: AwsMicrovmSettings) -> bool:
     """Whether the service is on loopback: then everything of this machine can be reached."""
-    endpoint = (
-        settings.endpoint or os.environ.get("AWS_ENDPOINT_URL_LAMBDA_MICROVMS") or os.environ.get("AWS_ENDPOINT_URL")
-    )
+    endpoint = settings.endpoint or os.environ.get("AWS_ENDPOINT_URL_LAMBDA_MICROVMS") or os.environ.get("AWS_ENDPOINT_URL")
     return endpoint is not None and urlsplit(endpoint).hostname in _LOOPBACK

@@ -57,15 +57,11 @@ class AwsMicrovm(Provider[AwsMicrovmSettings]):
     def logs(self, settings: AwsMicrovmSettings) -> str:
         return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"
 
-    def admit(
-        self, c: CapacityRequest, settings: AwsMicrovmSettings, secrets: dict[str, str]
-    ) -> tuple[CapacityRequest, Limits]:
+    def admit(self, c: CapacityRequest, settings: AwsMicrovmSettings, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
         preflight.check_channel(c.channel, settings)
         deployed = preflight.inspect(settings)
         preflight.check_code(deployed, settings, digest())
-        c = dataclasses.replace(
-            c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or LIMITS.lifetime_s
-        )
+        c = dataclasses.replace(c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or LIMITS.lifetime_s)
         preflight.check_fit(deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s)
         return c, deployed.limits
 

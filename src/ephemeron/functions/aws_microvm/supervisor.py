@@ -60,9 +60,7 @@ class MicrovmSupervisor(ProcessSupervisor):
 
     billing_step_s: ClassVar[float] = 1.0
 
-    def __init__(
-        self, told: ImageSettings, folder: Path, *, api: Callable[[], Awaitable[MicrovmApi]] | None = None
-    ) -> None:
+    def __init__(self, told: ImageSettings, folder: Path, *, api: Callable[[], Awaitable[MicrovmApi]] | None = None) -> None:
         super().__init__(folder, vcpus=LIMITS.vcpus(told.memory_mb), lifetime_s=LIMITS.lifetime_s)
         self._told, self._id = told, ""
         self._burst_vcpu_s = 0.0
@@ -134,18 +132,14 @@ class MicrovmSupervisor(ProcessSupervisor):
 
     def make(self, n: int) -> FunctionProcess:
         pass_output_on(self._folder, n)
-        return FunctionProcess(
-            _WATCHED, n, memory_mb=self._told.memory_mb, vcpus=self._vcpus, env=os.environ, folder=self._folder
-        )
+        return FunctionProcess(_WATCHED, n, memory_mb=self._told.memory_mb, vcpus=self._vcpus, env=os.environ, folder=self._folder)
 
     def between(self) -> None:
         """No call follows."""
 
     def sender(self, callback: str, **sender: Any) -> MicrovmSender:
         assert self._payload is not None
-        return MicrovmSender(
-            self._settings, self._make_api, self._payload.launch, self._payload.variables, **sender
-        )  # fmt: skip
+        return MicrovmSender(self._settings, self._make_api, self._payload.launch, self._payload.variables, **sender)
 
     @property
     def _settings(self) -> AwsMicrovmSettings:
@@ -171,6 +165,5 @@ def told_by(environ: Mapping[str, str]) -> ImageSettings:
         KeyError, ValueError: the image was made otherwise.
     """
     return ImageSettings(
-        image=environ["EPHEMERON_IMAGE"], memory_mb=int(environ["EPHEMERON_MEMORY_MB"]),
-        digest=environ.get("EPHEMERON_CODE", ""),
-    )  # fmt: skip
+        image=environ["EPHEMERON_IMAGE"], memory_mb=int(environ["EPHEMERON_MEMORY_MB"]), digest=environ.get("EPHEMERON_CODE", "")
+    )

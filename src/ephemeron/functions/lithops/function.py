@@ -51,9 +51,7 @@ class BackendSupervisor(OneShotSupervisor):
     """
 
     def __init__(self, settings: LithopsSettings, memory_mb: int, folder: Path) -> None:
-        super().__init__(
-            folder, memory_mb=memory_mb, vcpus=memory_mb / settings.mb_per_vcpu, variables=settings.variables
-        )
+        super().__init__(folder, memory_mb=memory_mb, vcpus=memory_mb / settings.mb_per_vcpu, variables=settings.variables)
         self._executor = Executor(settings, run_call)
 
     def sender(self, callback: str, **sender: Any) -> LithopsSender:

@@ -54,17 +54,16 @@ class Executor:
         """Starts a function; returns its future. Blocks."""
         with self._one:
             executor = self._made()
-            task = LithopsTask(
-                event=event.decode(), request=request, memory_mb=call.memory_mb, settings=self._settings_of_task()
-            )
+            task = LithopsTask(event=event.decode(), request=request, memory_mb=call.memory_mb, settings=self._settings_of_task())
             return executor.call_async(
-                self._run, {"message": plain(task)},
+                self._run,
+                {"message": plain(task)},
                 # Lithops would kill the function without a report; its supervisor ends it before.
                 timeout=math.ceil(min(call.lifetime_s + MARGIN_S, self.settings.timeout_s)),
                 runtime_memory=None if self.settings.backend == LOCALHOST else call.memory_mb,
                 # The runtime has this package; Lithops would pack every module that it can see.
                 exclude_modules=["ephemeron"],
-            )  # fmt: skip
+            )
 
     def _settings_of_task(self) -> LithopsSettings:
         """The settings, with this process's log level for functions."""
@@ -73,9 +72,7 @@ class Executor:
     def look(self, futures: list[Any]) -> None:
         """Updates the states of futures. Blocks."""
         with self._one:
-            self._made().wait(
-                futures, return_when=_always(), throw_except=False, show_progressbar=False, download_results=False
-            )  # fmt: skip
+            self._made().wait(futures, return_when=_always(), throw_except=False, show_progressbar=False, download_results=False)
 
     def clean(self) -> None:
         """Removes the objects of calls from Lithops' storage. Blocks; only after all calls have ended."""

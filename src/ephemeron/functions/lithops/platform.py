@@ -23,8 +23,7 @@ from ephemeron.functions.lithops.settings import LOCALHOST, LithopsSettings, lit
 
 def limits_of(settings: LithopsSettings) -> Limits:
     """Limits of calls."""
-    return Limits(lifetime_s=settings.lifetime_s, concurrency=settings.places, payload_bytes=16_000_000,
-                  mb_per_vcpu=settings.mb_per_vcpu)  # fmt: skip
+    return Limits(lifetime_s=settings.lifetime_s, concurrency=settings.places, payload_bytes=16_000_000, mb_per_vcpu=settings.mb_per_vcpu)
 
 
 class FutureWatch:
@@ -82,9 +81,7 @@ class LithopsPlatform(AsyncInvokePlatform):
 
     name = "lithops"
 
-    def __init__(
-        self, run_dir: Path, settings: LithopsSettings, limits: Limits, channel: Channel, names: RecordKeys
-    ) -> None:
+    def __init__(self, run_dir: Path, settings: LithopsSettings, limits: Limits, channel: Channel, names: RecordKeys) -> None:
         self.settings = settings
         here = (
             "Functions of backend localhost end with the client's process.",
@@ -102,9 +99,13 @@ class LithopsPlatform(AsyncInvokePlatform):
 
     def sender(self) -> LithopsSender:
         return LithopsSender(
-            self._executor, started=self._watch.started, channel=self._channel, names=self._names,
-            announce=self._announce, every_s=self._every_s,
-        )  # fmt: skip
+            self._executor,
+            started=self._watch.started,
+            channel=self._channel,
+            names=self._names,
+            announce=self._announce,
+            every_s=self._every_s,
+        )
 
     @classmethod
     async def open(
@@ -126,9 +127,7 @@ class LithopsPlatform(AsyncInvokePlatform):
         settings = settings.located()
         lithops_module()
         run_dir.mkdir(parents=True, exist_ok=True)
-        self = cls(
-            run_dir, settings, limits or limits_of(settings), open_channel(channel), RecordKeys(calls_prefix(run))
-        )
+        self = cls(run_dir, settings, limits or limits_of(settings), open_channel(channel), RecordKeys(calls_prefix(run)))
         try:
             await self.hold(channel, self._watch)
         except BaseException:

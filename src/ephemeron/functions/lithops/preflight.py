@@ -21,15 +21,21 @@ def check_channel(channel: str, settings: LithopsSettings, secrets: dict[str, st
     lithops_module()
     parts = urlsplit(channel)
     if "://" not in channel:
-        raise JobError(f"channel {channel!r} has no address that functions could be told",
-                       remedy="use s3://bucket/prefix, redis://HOST:PORT, or on localhost file:///folder")  # fmt: skip
+        raise JobError(
+            f"channel {channel!r} has no address that functions could be told",
+            remedy="use s3://bucket/prefix, redis://HOST:PORT, or on localhost file:///folder",
+        )
     here = parts.scheme == "file" or parts.hostname in _LOOPBACK
     if here and settings.backend != LOCALHOST:
-        raise JobError(f"channel {channel!r} is on this machine, where functions of {settings.backend} cannot reach it",
-                       remedy="use s3://bucket/prefix, or redis://HOST:PORT of a service that they can reach")  # fmt: skip
+        raise JobError(
+            f"channel {channel!r} is on this machine, where functions of {settings.backend} cannot reach it",
+            remedy="use s3://bucket/prefix, or redis://HOST:PORT of a service that they can reach",
+        )
     if secrets:
-        raise JobError("functions do not get credentials from an address, because Lithops stores what they are called with",
-                       remedy="set EPHEMERON_CHANNEL_PASSWORD in the runtime")  # fmt: skip
+        raise JobError(
+            "functions do not get credentials from an address, because Lithops stores what they are called with",
+            remedy="set EPHEMERON_CHANNEL_PASSWORD in the runtime",
+        )
 
 
 def check_places(settings: LithopsSettings, *, workers: int) -> None:

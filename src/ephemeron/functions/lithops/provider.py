@@ -37,14 +37,10 @@ class Lithops(Provider[LithopsSettings]):
 
         return f"the files in {LOGS_DIR}"
 
-    def admit(
-        self, c: CapacityRequest, settings: LithopsSettings, secrets: dict[str, str]
-    ) -> tuple[CapacityRequest, Limits]:
+    def admit(self, c: CapacityRequest, settings: LithopsSettings, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
         preflight.check_channel(c.channel, settings, secrets)
         preflight.check_places(settings, workers=c.workers)
-        c = dataclasses.replace(
-            c, memory_mb=c.memory_mb or int(settings.mb_per_vcpu), lifetime_s=c.lifetime_s or settings.lifetime_s
-        )
+        c = dataclasses.replace(c, memory_mb=c.memory_mb or int(settings.mb_per_vcpu), lifetime_s=c.lifetime_s or settings.lifetime_s)
         return c, limits_of(settings)
 
     async def open(self, hold: RunHandle, settings: LithopsSettings) -> LithopsPlatform:

@@ -43,8 +43,7 @@ class LithopsSettings:
             JobError: a number is out of its range.
         """
         if self.timeout_s <= MARGIN_S:
-            raise JobError(f"timeout_s {self.timeout_s:g} leaves functions no time",
-                           remedy=f"Lithops itself takes {MARGIN_S:g} s")  # fmt: skip
+            raise JobError(f"timeout_s {self.timeout_s:g} leaves functions no time", remedy=f"Lithops itself takes {MARGIN_S:g} s")
         if self.places < 1 or self.every_s <= 0 or self.mb_per_vcpu <= 0:
             raise JobError("places, every_s and mb_per_vcpu have to be positive")
         return self

@@ -64,10 +64,15 @@ class FunctionSpec:
     def to_json(self) -> dict[str, object]:
         resources = {"memory": f"{self.memory_mb}Mi", "cpu": f"{round(self.cpus * 1000)}m"}
         out: dict[str, object] = {
-            "service": self.service, "image": self.image, "envVars": dict(self.variables), "labels": dict(self.labels),
-            "annotations": dict(self.annotations), "secrets": list(self.secrets), "limits": resources,
+            "service": self.service,
+            "image": self.image,
+            "envVars": dict(self.variables),
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "secrets": list(self.secrets),
+            "limits": resources,
             "requests": resources,
-        }  # fmt: skip
+        }
         if self.process:
             out["envProcess"] = self.process
         if self.namespace:
@@ -88,9 +93,12 @@ class FunctionStatus:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> FunctionStatus:
         return cls(
-            name=str(value["name"]), image=str(value.get("image", "")), replicas=int(value.get("replicas") or 0),
-            available=int(value.get("availableReplicas") or 0), annotations=dict(value.get("annotations") or {}),
-        )  # fmt: skip
+            name=str(value["name"]),
+            image=str(value.get("image", "")),
+            replicas=int(value.get("replicas") or 0),
+            available=int(value.get("availableReplicas") or 0),
+            annotations=dict(value.get("annotations") or {}),
+        )
 
 
 class Gateway:
@@ -102,9 +110,7 @@ class Gateway:
         timeout_s: of each request.
     """
 
-    def __init__(
-        self, settings: OpenFaasSettings, credentials: Credentials | None = None, *, timeout_s: float = TIMEOUT_S
-    ) -> None:
+    def __init__(self, settings: OpenFaasSettings, credentials: Credentials | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.settings = settings
         self._credentials, self._timeout_s = credentials, timeout_s
         parts = urlsplit(settings.gateway)
@@ -119,9 +125,7 @@ class Gateway:
 
     def functions(self) -> list[FunctionStatus]:
         """GET /system/functions: everything in the namespace."""
-        return [
-            FunctionStatus.of(value) for value in json.loads(self.system("GET", self._path("functions")).body or b"[]")
-        ]
+        return [FunctionStatus.of(value) for value in json.loads(self.system("GET", self._path("functions")).body or b"[]")]
 
     def function(self) -> FunctionStatus:
         """GET /system/function/NAME.
@@ -155,11 +159,7 @@ class Gateway:
 
     def set_secret(self, name: str, value: str) -> None:
         """POST /system/secrets, or PUT if there is one of that name. The value goes nowhere else."""
-        body = {
-            "name": name,
-            "value": value,
-            **({"namespace": self.settings.namespace} if self.settings.namespace else {}),
-        }
+        body = {"name": name, "value": value, **({"namespace": self.settings.namespace} if self.settings.namespace else {})}
         known = {item["name"] for item in json.loads(self.system("GET", self._path("secrets")).body or b"[]")}
         self.system("PUT" if name in known else "POST", "/system/secrets", body)
 
@@ -169,9 +169,7 @@ class Gateway:
 
     # -- the functions' part: open ---------------------------------------------------------------------------
 
-    def invoke(
-        self, body: bytes, *, path: str = "", method: str = "POST", headers: Mapping[str, str] | None = None
-    ) -> GatewayReply:
+    def invoke(self, body: bytes, *, path: str = "", method: str = "POST", headers: Mapping[str, str] | None = None) -> GatewayReply:
         """/function/NAME: waits for the function, and returns its answer with any status.
 
         Raises:
@@ -196,9 +194,7 @@ class Gateway:
             raise GatewayError(reply.status, reply.text())
         return reply.call_id
 
-    def request(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> GatewayReply:
+    def request(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> GatewayReply:
         """One request. Redirections are returned, proxies are not used.
 
         Raises:
@@ -276,10 +272,7 @@ def explain(e: GatewayError, settings: OpenFaasSettings, *, doing: str) -> tuple
             f"set {PASSWORD_ENV} (and {USER_ENV}, if it is not admin); it is in the cluster's secret basic-auth"
         )
     if e.status == 404:
-        return (
-            f"{where} is not deployed",
-            "run: ephemeron deploy openfaas (or give --openfaas-gateway and --openfaas-function)",
-        )
+        return (f"{where} is not deployed", "run: ephemeron deploy openfaas (or give --openfaas-gateway and --openfaas-function)")
     if e.status == 429:
         return f"{doing} {where}: too many requests{said}", "try again, or allow the queue and the function more"
     if e.status in (502, 503, 504):

@@ -84,9 +84,7 @@ def answering(replica: FunctionReplica, told: ReplicaSettings) -> Handler:
             envelope = InvokeRequest.from_event(json.loads(request.body or b"null"))
         except (ValueError, RecursionError, CorruptMessage) as e:
             return json_response({"error": str(e)}, status=400)
-        sys.stdout.write(
-            f"ephemeron: run {envelope.run}, rank {envelope.rank}, attempt {envelope.attempt}: {envelope.id}\n"
-        )
+        sys.stdout.write(f"ephemeron: run {envelope.run}, rank {envelope.rank}, attempt {envelope.attempt}: {envelope.id}\n")
         sys.stdout.flush()
         # A closed connection does not end the call: its outcome is read from the store.
         running = asyncio.ensure_future(_run(replica, envelope, request.headers))
@@ -97,15 +95,11 @@ def answering(replica: FunctionReplica, told: ReplicaSettings) -> Handler:
 
 async def _run(replica: FunctionReplica, envelope: InvokeRequest, headers: Mapping[str, str]) -> Response:
     try:
-        outcome = await replica.serve(
-            envelope, request=headers.get("x-call-id", ""), callback=headers.get("x-callback-url", "")
-        )
+        outcome = await replica.serve(envelope, request=headers.get("x-call-id", ""), callback=headers.get("x-callback-url", ""))
     except ChannelError as e:
         return json_response({"error": f"the channel cannot be reached from here: {e}"}, status=500)
     return Response(
-        status=_STATUS.get(outcome.status, 500),
-        headers={"Content-Type": "application/json"},
-        body=answer_of(outcome, envelope.id),
+        status=_STATUS.get(outcome.status, 500), headers={"Content-Type": "application/json"}, body=answer_of(outcome, envelope.id)
     )
 
 

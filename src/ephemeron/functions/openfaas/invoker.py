@@ -28,9 +28,7 @@ class GatewaySender(RecordedSender):
         sender: further arguments of `RecordedSender`.
     """
 
-    def __init__(
-        self, gateway: Gateway, *, callback: str = "", rng: random.Random | None = None, **sender: Any
-    ) -> None:
+    def __init__(self, gateway: Gateway, *, callback: str = "", rng: random.Random | None = None, **sender: Any) -> None:
         super().__init__(inline_bytes=INLINE_BYTES, **sender)
         self._gateway, self._callback, self._rng = gateway, callback, rng or random.Random()
 
@@ -38,9 +36,7 @@ class GatewaySender(RecordedSender):
         waits = pauses(self._rng)
         while True:
             try:
-                return await asyncio.to_thread(
-                    self._gateway.invoke_async, event, callback=self._callback, memory_mb=call.memory_mb
-                )
+                return await asyncio.to_thread(self._gateway.invoke_async, event, callback=self._callback, memory_mb=call.memory_mb)
             except GatewayError as e:
                 # A request that was served although its answer was lost starts the call twice, which is harmless.
                 pause = next(waits, None) if e.status in THROTTLED or e.status == UNREACHABLE else None

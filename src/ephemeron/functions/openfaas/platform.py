@@ -15,9 +15,7 @@ from ephemeron.functions.openfaas.gateway import Gateway
 from ephemeron.functions.openfaas.invoker import GatewaySender
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 
-LIMITS = Limits(
-    memory_max_mb=262_144, lifetime_s=86_400.0, payload_bytes=16_000_000, mb_per_vcpu=1769.0, concurrency=1_000
-)
+LIMITS = Limits(memory_max_mb=262_144, lifetime_s=86_400.0, payload_bytes=16_000_000, mb_per_vcpu=1769.0, concurrency=1_000)
 """A cluster has none of its own: these only keep mistakes out. Calls of more than 128 kB go through the store."""
 
 
@@ -36,28 +34,38 @@ class OpenFaasPlatform(AsyncInvokePlatform):
     name = "openfaas"
 
     def __init__(
-        self, run_dir: Path, settings: OpenFaasSettings, limits: Limits, channel: Channel, names: RecordKeys, *,
+        self,
+        run_dir: Path,
+        settings: OpenFaasSettings,
+        limits: Limits,
+        channel: Channel,
+        names: RecordKeys,
+        *,
         callbacks: Callbacks | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settings, self._callbacks = settings, callbacks
         self.unenforced = (
             f"A cancelled function ends when its handler looks, every {settings.every_s:g} s.",
-            *(() if callbacks is not None else (
-                "The death of a whole replica is noticed by its silence, after its lifetime; give a call-back URL to know at once.",
-            )),
-        )  # fmt: skip
+            *(
+                ()
+                if callbacks is not None
+                else ("The death of a whole replica is noticed by its silence, after its lifetime; give a call-back URL to know at once.",)
+            ),
+        )
         super().__init__(run_dir, limits, channel, names, every_s=settings.every_s)
 
     def sender(self) -> GatewaySender:
         return GatewaySender(
-            Gateway(self.settings), callback="" if self._callbacks is None else self._callbacks.url,
-            channel=self._channel, names=self._names, announce=self._announce, every_s=self._every_s,
-        )  # fmt: skip
+            Gateway(self.settings),
+            callback="" if self._callbacks is None else self._callbacks.url,
+            channel=self._channel,
+            names=self._names,
+            announce=self._announce,
+            every_s=self._every_s,
+        )
 
     @classmethod
-    async def open(
-        cls, run_dir: Path, settings: OpenFaasSettings, *, channel: str, run: str, limits: Limits = LIMITS
-    ) -> OpenFaasPlatform:
+    async def open(cls, run_dir: Path, settings: OpenFaasSettings, *, channel: str, run: str, limits: Limits = LIMITS) -> OpenFaasPlatform:
         """Opens the calls of a run, earlier ones included.
 
         Args:
@@ -78,12 +86,8 @@ class OpenFaasPlatform(AsyncInvokePlatform):
             try:
                 await callbacks.open()
             except OSError as e:
-                raise JobError(
-                    f"cannot listen for call-backs at {settings.callback}: {e.strerror}", remedy="give another port"
-                ) from None
-        self = cls(
-            run_dir, settings, limits, open_channel(channel), RecordKeys(calls_prefix(run)), callbacks=callbacks
-        )  # fmt: skip
+                raise JobError(f"cannot listen for call-backs at {settings.callback}: {e.strerror}", remedy="give another port") from None
+        self = cls(run_dir, settings, limits, open_channel(channel), RecordKeys(calls_prefix(run)), callbacks=callbacks)
         if callbacks is not None:
             self._stack.push_async_callback(callbacks.close)
         try:

@@ -17,9 +17,13 @@ from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
 
 MEMORY, LIFETIME, REPLICAS, CODE, VCPUS, SIZES = (
-    "ephemeron.memory-mb", "ephemeron.lifetime-s", "ephemeron.replicas", "ephemeron.code", "ephemeron.vcpus",
+    "ephemeron.memory-mb",
+    "ephemeron.lifetime-s",
+    "ephemeron.replicas",
+    "ephemeron.code",
+    "ephemeron.vcpus",
     "ephemeron.sizes",
-)  # fmt: skip
+)
 """Annotations in which `deploy` describes the function."""
 COMMAND = "ephemeron deploy openfaas"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -48,9 +52,15 @@ class DeployedFunction:
     def limits(self) -> Limits:
         """Limits of calls."""
         return dataclasses.replace(
-            LIMITS, memory_min_mb=min(self.sizes_mb), memory_max_mb=max(self.sizes_mb), sizes_mb=self.sizes_mb,
-            lifetime_s=self.lifetime_s, mb_per_vcpu=self.memory_mb / self.vcpus, concurrency=self.replicas, deploy=COMMAND,
-        )  # fmt: skip
+            LIMITS,
+            memory_min_mb=min(self.sizes_mb),
+            memory_max_mb=max(self.sizes_mb),
+            sizes_mb=self.sizes_mb,
+            lifetime_s=self.lifetime_s,
+            mb_per_vcpu=self.memory_mb / self.vcpus,
+            concurrency=self.replicas,
+            deploy=COMMAND,
+        )
 
 
 def gateway_of(settings: OpenFaasSettings) -> Gateway:
@@ -98,9 +108,7 @@ def inspect(settings: OpenFaasSettings) -> DeployedFunction:
                 f"function {settings.function!r} and that of {size} MB are not of one deployment",
                 remedy=f"run: {COMMAND} --memory-mb {text_of(first.sizes_mb)}",
             )
-    return dataclasses.replace(
-        first, lifetime_s=min(f.lifetime_s for f in found), replicas=min(f.replicas for f in found)
-    )
+    return dataclasses.replace(first, lifetime_s=min(f.lifetime_s for f in found), replicas=min(f.replicas for f in found))
 
 
 def located_sizes(settings: OpenFaasSettings, deployed: DeployedFunction) -> OpenFaasSettings:
@@ -124,9 +132,16 @@ def inspect_one(settings: OpenFaasSettings) -> DeployedFunction:
     try:
         memory_mb = int(notes[MEMORY])
         return DeployedFunction(
-            image=status.image, memory_mb=memory_mb, sizes_mb=_sizes(notes, memory_mb), vcpus=float(notes[VCPUS]), lifetime_s=float(notes[LIFETIME]),
-            replicas=int(notes[REPLICAS]), running=status.replicas, available=status.available, digest=notes.get(CODE, ""),
-        )  # fmt: skip
+            image=status.image,
+            memory_mb=memory_mb,
+            sizes_mb=_sizes(notes, memory_mb),
+            vcpus=float(notes[VCPUS]),
+            lifetime_s=float(notes[LIFETIME]),
+            replicas=int(notes[REPLICAS]),
+            running=status.replicas,
+            available=status.available,
+            digest=notes.get(CODE, ""),
+        )
     except (KeyError, ValueError):
         raise JobError(
             f"function {settings.function!r} (image {status.image}) was not deployed by ephemeron",
@@ -140,13 +155,7 @@ def _sizes(notes: Mapping[str, str], memory_mb: int) -> tuple[int, ...]:
 
 
 def check_fit(
-    deployed: DeployedFunction,
-    settings: OpenFaasSettings,
-    *,
-    workers: int,
-    memory_mb: int,
-    lifetime_s: float,
-    digest: str,
+    deployed: DeployedFunction, settings: OpenFaasSettings, *, workers: int, memory_mb: int, lifetime_s: float, digest: str
 ) -> None:
     """Whether a run fits the function: memory, time limit and replicas are the function's, not a call's.
 
@@ -195,15 +204,19 @@ def check_channel(channel: str, settings: OpenFaasSettings, secrets: dict[str, s
         )
     if secrets:
         raise JobError(
-            "functions do not get credentials from an address",
-            remedy="set EPHEMERON_CHANNEL_PASSWORD and run: ephemeron deploy openfaas",
+            "functions do not get credentials from an address", remedy="set EPHEMERON_CHANNEL_PASSWORD and run: ephemeron deploy openfaas"
         )
 
 
 def make_ready(
-    settings: OpenFaasSettings, deployed: DeployedFunction, *, replicas: int, limit_s: float = _SETTLE_S,
-    clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep,
-) -> None:  # fmt: skip
+    settings: OpenFaasSettings,
+    deployed: DeployedFunction,
+    *,
+    replicas: int,
+    limit_s: float = _SETTLE_S,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
     """Scales up to the replicas of a run, waits for them, and checks their handler.
 
     Args:
@@ -229,9 +242,7 @@ def make_ready(
         raise refused(e, settings, doing="preparing") from e
 
 
-def _not_there(
-    settings: OpenFaasSettings, deployed: DeployedFunction, available: int, wanted: int, limit_s: float
-) -> JobError:
+def _not_there(settings: OpenFaasSettings, deployed: DeployedFunction, available: int, wanted: int, limit_s: float) -> JobError:
     if available:
         return JobError(
             f"only {available} of {wanted} replicas of function {settings.function!r} have started within {limit_s:g} s",

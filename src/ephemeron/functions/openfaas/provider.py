@@ -39,9 +39,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
             f"function {settings.function}: {sizes_text(found.sizes_mb)}, {found.lifetime_s:g} s, image {found.image}; "
             f"{found.available} of at most {found.replicas} replicas run"
         )
-        preflight.check_fit(
-            found, settings, workers=1, memory_mb=found.memory_mb, lifetime_s=found.lifetime_s, digest=digest()
-        )
+        preflight.check_fit(found, settings, workers=1, memory_mb=found.memory_mb, lifetime_s=found.lifetime_s, digest=digest())
         yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
 
     def sizes(self, settings: OpenFaasSettings) -> tuple[int, ...]:
@@ -53,14 +51,10 @@ class OpenFaas(Provider[OpenFaasSettings]):
     def logs(self, settings: OpenFaasSettings) -> str:
         return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
 
-    def admit(
-        self, c: CapacityRequest, settings: OpenFaasSettings, secrets: dict[str, str]
-    ) -> tuple[CapacityRequest, Limits]:
+    def admit(self, c: CapacityRequest, settings: OpenFaasSettings, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
         preflight.check_channel(c.channel, settings, secrets)
         deployed = preflight.inspect(settings)
-        c = dataclasses.replace(
-            c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or deployed.lifetime_s
-        )
+        c = dataclasses.replace(c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or deployed.lifetime_s)
         _check_fit(deployed, settings, c)
         return c, deployed.limits
 
@@ -72,12 +66,8 @@ class OpenFaas(Provider[OpenFaasSettings]):
             found = await asyncio.to_thread(preflight.inspect_one, one)
             await asyncio.to_thread(preflight.make_ready, one, found, replicas=hold.capacity.workers + SPARE)
         settings = preflight.located_sizes(settings, deployed)
-        return await OpenFaasPlatform.open(
-            hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=deployed.limits
-        )
+        return await OpenFaasPlatform.open(hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=deployed.limits)
 
 
 def _check_fit(deployed: preflight.DeployedFunction, settings: OpenFaasSettings, c: CapacityRequest) -> None:
-    preflight.check_fit(
-        deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, digest=digest()
-    )
+    preflight.check_fit(deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, digest=digest())

@@ -107,13 +107,17 @@ def told_by(environ: Mapping[str, str]) -> ReplicaSettings:
         KeyError, ValueError: the function was deployed otherwise.
     """
     return ReplicaSettings(
-        memory_mb=int(environ["EPHEMERON_MEMORY_MB"]), vcpus=float(environ["EPHEMERON_VCPUS"]),
-        lifetime_s=float(environ["EPHEMERON_LIFETIME_S"]), digest=environ.get("EPHEMERON_CODE", ""),
+        memory_mb=int(environ["EPHEMERON_MEMORY_MB"]),
+        vcpus=float(environ["EPHEMERON_VCPUS"]),
+        lifetime_s=float(environ["EPHEMERON_LIFETIME_S"]),
+        digest=environ.get("EPHEMERON_CODE", ""),
         gateway=OpenFaasSettings(
-            gateway=environ["EPHEMERON_GATEWAY"], function=environ[FUNCTION],
-            namespace=environ.get("EPHEMERON_NAMESPACE", ""), sizes_mb=sizes_in(environ),
+            gateway=environ["EPHEMERON_GATEWAY"],
+            function=environ[FUNCTION],
+            namespace=environ.get("EPHEMERON_NAMESPACE", ""),
+            sizes_mb=sizes_in(environ),
         ).located(),
-    )  # fmt: skip
+    )
 
 
 def answer_of(outcome: HandlerOutcome, delivery: str) -> bytes:

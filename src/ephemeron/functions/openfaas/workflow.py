@@ -62,9 +62,7 @@ class Workflow(Typed):
         for step in self.steps:
             if step.name == name:
                 return step
-        raise JobError(
-            f"workflow {self.name} has no step {name!r}", remedy=f"steps are {', '.join(s.name for s in self.steps)}"
-        )
+        raise JobError(f"workflow {self.name} has no step {name!r}", remedy=f"steps are {', '.join(s.name for s in self.steps)}")
 
     @property
     def last(self) -> tuple[str, ...]:
@@ -105,8 +103,7 @@ def parse_workflow(value: object, *, where: str = "workflow") -> Workflow:
         for before in step.after:
             if before not in names:
                 raise JobError(
-                    f"{where}: step {step.name} comes after {before!r}, which is no step",
-                    remedy=f"steps are {', '.join(names)}",
+                    f"{where}: step {step.name} comes after {before!r}, which is no step", remedy=f"steps are {', '.join(names)}"
                 )
     if cycle := _cycle(workflow.steps):
         raise JobError(f"{where}: steps wait for each other: {' after '.join(cycle)}", remedy="leave one of these out")
@@ -179,9 +176,7 @@ async def execute(workflow: Workflow, body: bytes, call: CallStep) -> WorkflowRu
                 if 200 <= status < 300:
                     answers[step.name] = answer
                 else:
-                    failed = failed or GatewayError(
-                        status, f"step {step.name}: {answer.decode(errors='replace')[:200]}"
-                    )
+                    failed = failed or GatewayError(status, f"step {step.name}: {answer.decode(errors='replace')[:200]}")
     finally:
         for task in running:
             task.cancel()

@@ -12,14 +12,7 @@ import json
 
 from ephemeron.errors import GatewayError, JobError
 from ephemeron.functions.openfaas.gateway import Gateway, GatewayReply
-from ephemeron.functions.openfaas.workflow import (
-    Workflow,
-    WorkflowRun,
-    WorkflowStep,
-    execute,
-    parse_workflow,
-    undeployed,
-)
+from ephemeron.functions.openfaas.workflow import Workflow, WorkflowRun, WorkflowStep, execute, parse_workflow, undeployed
 
 _NOT_FOUND = 404
 

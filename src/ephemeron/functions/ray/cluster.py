@@ -90,12 +90,15 @@ def nodes() -> list[ClusterNode]:
     """Those that are alive, in a fixed order."""
     found = [
         ClusterNode(
-            id=node["NodeID"], host=node["NodeManagerHostname"], cpus=float(node["Resources"].get("CPU", 0.0)),
-            memory_mb=float(node["Resources"].get("memory", 0.0)) / MIB, gpus=float(node["Resources"].get("GPU", 0.0)),
+            id=node["NodeID"],
+            host=node["NodeManagerHostname"],
+            cpus=float(node["Resources"].get("CPU", 0.0)),
+            memory_mb=float(node["Resources"].get("memory", 0.0)) / MIB,
+            gpus=float(node["Resources"].get("GPU", 0.0)),
         )
         for node in ray_module().nodes()
         if node["Alive"]
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda node: node.id)
 
 
@@ -124,8 +127,10 @@ def room(nodes: Sequence[ClusterNode], *, memory_mb: int, cpus: float, gpus: flo
 def _check_same(ray: Any, address: str) -> None:
     known = str(ray.get_runtime_context().gcs_address)
     if address != "auto" and "://" not in address and address != known:
-        raise JobError(f"this process is connected to the Ray cluster at {known}, not to {address!r}",
-                       remedy="call ray.shutdown() first, or give that address")  # fmt: skip
+        raise JobError(
+            f"this process is connected to the Ray cluster at {known}, not to {address!r}",
+            remedy="call ray.shutdown() first, or give that address",
+        )
 
 
 def _first_line(e: BaseException) -> str:

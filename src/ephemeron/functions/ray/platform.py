@@ -44,20 +44,19 @@ class RayPlatform(AsyncInvokePlatform):
             f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
         )
         self._told = WorkerSettings(
-            namespace=namespace_of(run), mb_per_vcpu=settings.mb_per_vcpu, gpus=settings.gpus, variables={**logs.variables(), **settings.variables}
-        )  # fmt: skip
+            namespace=namespace_of(run),
+            mb_per_vcpu=settings.mb_per_vcpu,
+            gpus=settings.gpus,
+            variables={**logs.variables(), **settings.variables},
+        )
         self._watch = ActorWatch(self._told.namespace)
         super().__init__(run_dir, limits, channel, RecordKeys(calls_prefix(run)), every_s=settings.every_s)
 
     def sender(self) -> RaySender:
-        return RaySender(
-            self._told, Actor, channel=self._channel, names=self._names, announce=self._announce, every_s=self._every_s
-        )
+        return RaySender(self._told, Actor, channel=self._channel, names=self._names, announce=self._announce, every_s=self._every_s)
 
     @classmethod
-    async def open(
-        cls, run_dir: Path, settings: RaySettings, *, channel: str, run: str, limits: Limits = LIMITS
-    ) -> RayPlatform:
+    async def open(cls, run_dir: Path, settings: RaySettings, *, channel: str, run: str, limits: Limits = LIMITS) -> RayPlatform:
         """Opens the calls of a run, earlier ones included.
 
         Args:

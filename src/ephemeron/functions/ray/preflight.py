@@ -42,8 +42,7 @@ def inspect(settings: RaySettings, channel: str, *, probe: bool = True) -> list[
     try:
         found = [node for node in nodes() if node.cpus > 0 and node.memory_mb > 0]
         if not found:
-            raise JobError(f"the Ray cluster at {settings.address!r} has no node with CPUs",
-                           remedy="start one: ray start --address HEAD")  # fmt: skip
+            raise JobError(f"the Ray cluster at {settings.address!r} has no node with CPUs", remedy="start one: ray start --address HEAD")
         if probe:
             _probe_nodes(found, settings, channel)
         return found
@@ -57,9 +56,8 @@ def limits_of(found: Sequence[ClusterNode], settings: RaySettings, *, memory_mb:
     fits = room(found, memory_mb=memory_mb, cpus=cpus_of(memory_mb, settings.mb_per_vcpu), gpus=settings.gpus)
     # A successor waits in Ray's queue where there is no room, so it must not be refused: twice, not once.
     return dataclasses.replace(
-        LIMITS, memory_max_mb=max(LIMITS.memory_min_mb, largest), mb_per_vcpu=settings.mb_per_vcpu,
-        concurrency=max(1, 2 * fits),
-    )  # fmt: skip
+        LIMITS, memory_max_mb=max(LIMITS.memory_min_mb, largest), mb_per_vcpu=settings.mb_per_vcpu, concurrency=max(1, 2 * fits)
+    )
 
 
 def check_fit(found: Sequence[ClusterNode], settings: RaySettings, *, workers: int, memory_mb: int) -> None:
@@ -121,10 +119,7 @@ def _answers(found: Sequence[ClusterNode], channel: str, key: str, settings: Ray
     on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     task = ray.remote(answer_of_node)
     asked = [
-        task.options(num_cpus=0, max_retries=0, scheduling_strategy=on(node_id=node.id, soft=False)).remote(
-            channel, key
-        )
-        for node in found
+        task.options(num_cpus=0, max_retries=0, scheduling_strategy=on(node_id=node.id, soft=False)).remote(channel, key) for node in found
     ]
     out: list[Any] = []
     for ref in asked:
@@ -166,14 +161,20 @@ def check_node(node: ClusterNode, answer: Any, mark: str, channel: str) -> None:
             remedy="install ephemeron there, with the extras that the job needs",
         )
     if answer["code"] != digest():
-        raise JobError(f"{place} of the Ray cluster has code {answer['code']}, this is {digest()}",
-                       remedy="install the same release of ephemeron on all nodes")  # fmt: skip
+        raise JobError(
+            f"{place} of the Ray cluster has code {answer['code']}, this is {digest()}",
+            remedy="install the same release of ephemeron on all nodes",
+        )
     if answer["error"]:
-        raise JobError(f"{place} of the Ray cluster cannot use channel {channel!r}: {answer['error']}",
-                       remedy="use a channel that all nodes reach, and set its credentials where `ray start` runs")  # fmt: skip
+        raise JobError(
+            f"{place} of the Ray cluster cannot use channel {channel!r}: {answer['error']}",
+            remedy="use a channel that all nodes reach, and set its credentials where `ray start` runs",
+        )
     if answer["found"] != mark:
-        raise JobError(f"{place} of the Ray cluster does not see in channel {channel!r} what this machine has put there",
-                       remedy="use s3://bucket/prefix, redis://HOST:PORT, or a folder that all nodes share")  # fmt: skip
+        raise JobError(
+            f"{place} of the Ray cluster does not see in channel {channel!r} what this machine has put there",
+            remedy="use s3://bucket/prefix, redis://HOST:PORT, or a folder that all nodes share",
+        )
 
 
 async def _put(channel: str, key: str, data: bytes) -> None:

@@ -41,13 +41,9 @@ class Ray(Provider[RaySettings]):
     def logs(self, settings: RaySettings) -> str:
         return "ray list actors --detail; ray logs actor --id ID"
 
-    def admit(
-        self, c: CapacityRequest, settings: RaySettings, secrets: dict[str, str]
-    ) -> tuple[CapacityRequest, Limits]:
+    def admit(self, c: CapacityRequest, settings: RaySettings, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
         preflight.check_channel(c.channel, secrets)
-        c = dataclasses.replace(
-            c, memory_mb=c.memory_mb or int(settings.mb_per_vcpu), lifetime_s=c.lifetime_s or LIFETIME_S
-        )
+        c = dataclasses.replace(c, memory_mb=c.memory_mb or int(settings.mb_per_vcpu), lifetime_s=c.lifetime_s or LIFETIME_S)
         found = preflight.inspect(settings, c.channel)
         preflight.check_fit(found, settings, workers=c.workers, memory_mb=c.memory_mb)
         return c, preflight.limits_of(found, settings, memory_mb=c.memory_mb)

@@ -37,12 +37,12 @@ class RaySettings:
         """
         address = self.address or os.environ.get(ADDRESS_ENV, "") or "auto"
         if address == "local":
-            raise JobError("--ray-address 'local' would make a cluster that ends with the client",
-                           remedy="run: ray start --head, and use --ray-address auto")  # fmt: skip
-        if not 0 <= self.gpus < 1_000 or (self.gpus > 1 and self.gpus != int(self.gpus)):
             raise JobError(
-                f"gpus {self.gpus:g} is neither a whole number nor a part of one", remedy="use e.g. 1 or 0.5"
+                "--ray-address 'local' would make a cluster that ends with the client",
+                remedy="run: ray start --head, and use --ray-address auto",
             )
+        if not 0 <= self.gpus < 1_000 or (self.gpus > 1 and self.gpus != int(self.gpus)):
+            raise JobError(f"gpus {self.gpus:g} is neither a whole number nor a part of one", remedy="use e.g. 1 or 0.5")
         if self.mb_per_vcpu <= 0 or self.every_s <= 0:
             raise JobError(f"mb_per_vcpu {self.mb_per_vcpu:g} and every_s {self.every_s:g} have to be positive")
         return dataclasses.replace(self, address=address)

@@ -39,17 +39,7 @@ _LAZY = {
     "TaskSpec": "model",
 }
 
-__all__ = [
-    "ObjectQueue",
-    "QueueDepth",
-    "RedisQueue",
-    "ResultReader",
-    "TaskEdge",
-    "TaskLease",
-    "TaskQueue",
-    "TaskResult",
-    "TaskSpec",
-]
+__all__ = ["ObjectQueue", "QueueDepth", "RedisQueue", "ResultReader", "TaskEdge", "TaskLease", "TaskQueue", "TaskResult", "TaskSpec"]
 
 
 def __getattr__(name: str) -> Any:

@@ -83,9 +83,17 @@ class TaskExecutor:
     """
 
     def __init__(
-        self, queue: TaskQueue, channel: Channel, resolver: Resolver, compute: Compute, *, name: str, deadline: float,
-        data_prefix: str, options: ExecutorOptions | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        queue: TaskQueue,
+        channel: Channel,
+        resolver: Resolver,
+        compute: Compute,
+        *,
+        name: str,
+        deadline: float,
+        data_prefix: str,
+        options: ExecutorOptions | None = None,
+    ) -> None:
         self.totals = ExecutorTotals()
         self._queue, self._channel, self._resolver, self._compute = queue, channel, resolver, compute
         self._following = Following(queue, channel, resolver)
@@ -390,9 +398,7 @@ class TaskExecutor:
             edges.cancel()
         return False
 
-    async def _lease_followers(
-        self, followers: Sequence[Follower], leases: Sequence[TaskLease], after: set[str]
-    ) -> None:
+    async def _lease_followers(self, followers: Sequence[Follower], leases: Sequence[TaskLease], after: set[str]) -> None:
         """Tells followers whether they are leased.
 
         Args:
@@ -465,9 +471,8 @@ class TaskExecutor:
                 ran = Ran(error=f"{type(e).__name__}: {e}", compute_s=ran.compute_s)
         if stored is None:
             failed = TaskResult(
-                id=task.id, status="failed", error=ran.error, traceback=ran.traceback, executor=self._name,
-                compute_s=ran.compute_s,
-            )  # fmt: skip
+                id=task.id, status="failed", error=ran.error, traceback=ran.traceback, executor=self._name, compute_s=ran.compute_s
+            )
             stored = StoredResult(failed)
         if not held.results:
             held.since = self._loop.time()

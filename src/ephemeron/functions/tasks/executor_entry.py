@@ -64,29 +64,28 @@ async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorR
     name = executor_name(ctx.call.rank, ctx.invocation)
     own = queue_channel(ctx.channel, request.queue, owner=f"{name}-data", key=ctx.call.key)
     channel = ObjectPlaces(own, owner=f"{name}-data", open_channel=open_channel, cache_bytes=int(request.cache_mb * MB))
-    queue = open_queue(
-        ctx.channel, request.queue, owner=name, key=ctx.call.key, adapter=request.adapter, lease_s=request.lease_s
-    )
+    queue = open_queue(ctx.channel, request.queue, owner=name, key=ctx.call.key, adapter=request.adapter, lease_s=request.lease_s)
     resolver = open_resolver(
         request.resolver,
-        ResolverContext(
-            channel=channel, run=ctx.call.run, key=ctx.call.key, functions=request.functions, scratch=ctx.scratch
-        ),
+        ResolverContext(channel=channel, run=ctx.call.run, key=ctx.call.key, functions=request.functions, scratch=ctx.scratch),
     )
-    options = ExecutorOptions(
-        idle_s=request.idle_s, flush_s=request.flush_s, poll_s=request.poll_s, margin_s=request.margin_s
-    )
+    options = ExecutorOptions(idle_s=request.idle_s, flush_s=request.flush_s, poll_s=request.poll_s, margin_s=request.margin_s)
     executor = TaskExecutor(
-        queue, channel, resolver, ctx.compute, name=name, deadline=ctx.deadline,
-        data_prefix=QueueKeys(request.queue).data, options=options,
-    )  # fmt: skip
+        queue, channel, resolver, ctx.compute, name=name, deadline=ctx.deadline, data_prefix=QueueKeys(request.queue).data, options=options
+    )
     try:
         totals = await executor.run()
     finally:
         await queue.close()
         await channel.close_stores()
     return ExecutorResult(
-        outcome=totals.ended_by, taken=totals.taken, recorded=totals.recorded, failed=totals.failed,
-        dropped=totals.dropped, batches=totals.batches, compute_s=totals.compute_s, idle_s=totals.idle_s,
+        outcome=totals.ended_by,
+        taken=totals.taken,
+        recorded=totals.recorded,
+        failed=totals.failed,
+        dropped=totals.dropped,
+        batches=totals.batches,
+        compute_s=totals.compute_s,
+        idle_s=totals.idle_s,
         traffic=own.traffic + channel.traffic + queue.traffic,
-    )  # fmt: skip
+    )

@@ -58,7 +58,7 @@ class Followers:
         """Whether a task that has ended may have one and is not recorded."""
         return bool(self._looking)
 
-    def look(self, task: TaskSpec, outputs: TaskOutputs, edges: asyncio.Task[Sequence[TaskEdge]]) -> asyncio.Task[Follower | None]:  # fmt: skip
+    def look(self, task: TaskSpec, outputs: TaskOutputs, edges: asyncio.Task[Sequence[TaskEdge]]) -> asyncio.Task[Follower | None]:
         """Begins to look for a follower of a task.
 
         Args:
@@ -69,19 +69,20 @@ class Followers:
         found = self._looking[task.id] = asyncio.create_task(self._follower(task, outputs, edges))
         return found
 
-    async def _follower(
-        self, task: TaskSpec, outputs: TaskOutputs, edges: asyncio.Task[Sequence[TaskEdge]]
-    ) -> Follower | None:
+    async def _follower(self, task: TaskSpec, outputs: TaskOutputs, edges: asyncio.Task[Sequence[TaskEdge]]) -> Follower | None:
         known = {edge.name: edge for edge in await edges if len(edge.tasks) == 1}
         waiting = await self._queue.waiting_for_one(list(known))
         edge = min((known[name] for name in waiting.edges), key=lambda edge: (edge.order, edge.name), default=None)
         if edge is None or (waiting.ready_order is not None and waiting.ready_order < edge.order):
             return None
         return Follower(
-            after=task.id, edge=edge.name, task=edge.tasks[0], lease=TaskLease(batch=batch_name(edge.tasks, edge.order)[0], attempt=1, tasks=edge.tasks),
+            after=task.id,
+            edge=edge.name,
+            task=edge.tasks[0],
+            lease=TaskLease(batch=batch_name(edge.tasks, edge.order)[0], attempt=1, tasks=edge.tasks),
             own={key: memoryview(joined(buffers)) for key, buffers in outputs.objects.items()},
             leased=asyncio.get_running_loop().create_future(),
-        )  # fmt: skip
+        )
 
     async def of(self, tasks: Iterable[str]) -> list[Follower]:
         """Those of tasks that are about to be recorded."""

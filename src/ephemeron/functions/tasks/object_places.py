@@ -42,9 +42,7 @@ class ObjectPlaces(Wrapper):
         cache_bytes: of objects that are kept in memory.
     """
 
-    def __init__(
-        self, inner: Channel, *, owner: str, open_channel: Callable[[str], Channel], cache_bytes: int = 0
-    ) -> None:
+    def __init__(self, inner: Channel, *, owner: str, open_channel: Callable[[str], Channel], cache_bytes: int = 0) -> None:
         super().__init__(inner)
         self._owner, self._open, self._cache_bytes = owner, open_channel, cache_bytes
         self._stores: dict[str, RunChannel] = {}

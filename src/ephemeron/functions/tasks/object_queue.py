@@ -29,14 +29,7 @@ from ephemeron.communication.durable_put import create_durable
 from ephemeron.errors import DamagedObject, JobError, KeyExists
 from ephemeron.events import Traffic
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState, edge_news
-from ephemeron.functions.tasks.model import (
-    QueueDepth,
-    TaskEdge,
-    TaskLease,
-    TaskResult,
-    TaskSpec,
-    check_name,
-)
+from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec, check_name
 from ephemeron.functions.tasks.object_keys import ListedBatch, QueueKeys, tasks_of
 from ephemeron.functions.tasks.packing import batch_name, pack, pack_edge, unpack, unpack_edge
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
@@ -191,9 +184,7 @@ class ObjectQueue(TaskQueue):
             await self._channel.put(self._keys.lease(batch, attempt), [self.owner.encode()], create=True)
         except KeyExists:
             return None
-        state = await self._load(
-            batch
-        )  # an error with its key ends this executor, and the map: nobody can do its tasks
+        state = await self._load(batch)  # an error with its key ends this executor, and the map: nobody can do its tasks
         if state is None or batch in self._held:  # completed since it was listed
             await self._channel.delete([self._keys.lease(batch, attempt)])
             return None
@@ -392,9 +383,11 @@ class ObjectQueue(TaskQueue):
             numbers[f"x/{executor}"] = max(int(number), int(str(numbers.get(f"x/{executor}", 0))))
         self._observe(numbers, kind="x/")
         return QueueDepth(
-            ready=sum(map(tasks_of, batches)) - leased, leased=leased, closed=closed,
+            ready=sum(map(tasks_of, batches)) - leased,
+            leased=leased,
+            closed=closed,
             executors=frozenset(name[2:] for name in numbers if self._is_alive(name)),
-        )  # fmt: skip
+        )
 
     async def _mark_expired(self, batches: dict[str, ListedBatch]) -> None:
         """Tells executors that have not watched for long enough."""

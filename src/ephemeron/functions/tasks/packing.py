@@ -123,7 +123,5 @@ def _row(item: Any) -> dict[str, Any]:
     kind = type(item)
     known = _DEFAULTS.get(kind)
     if known is None:
-        known = _DEFAULTS[kind] = [
-            (f.name, {} if f.default_factory is dict else f.default) for f in dataclasses.fields(kind)
-        ]
+        known = _DEFAULTS[kind] = [(f.name, {} if f.default_factory is dict else f.default) for f in dataclasses.fields(kind)]
     return {name: value for name, default in known if (value := getattr(item, name)) != default}

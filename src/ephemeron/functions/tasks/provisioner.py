@@ -38,9 +38,14 @@ class Provisioner:
     """
 
     def __init__(
-        self, queue: TaskQueue, start: Callable[[int], Awaitable[None]], limits: ScalingLimits, *, poll_s: float = 1.0,
+        self,
+        queue: TaskQueue,
+        start: Callable[[int], Awaitable[None]],
+        limits: ScalingLimits,
+        *,
+        poll_s: float = 1.0,
         state: ScalingState | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.state = state or ScalingState()
         self.started = 0
         self.refused = 0
@@ -129,9 +134,13 @@ async def run_provisioner(ctx: Context, request: ProvisionerRequest) -> Provisio
     except KeyExists:
         return ProvisionerResult(outcome="stepped aside", traffic=channel.traffic)
     queue = open_queue(
-        ctx.channel, request.executor.queue, owner=f"provisioner-{name}", key=call.key,
-        adapter=request.executor.adapter, lease_s=request.executor.lease_s,
-    )  # fmt: skip
+        ctx.channel,
+        request.executor.queue,
+        owner=f"provisioner-{name}",
+        key=call.key,
+        adapter=request.executor.adapter,
+        lease_s=request.executor.lease_s,
+    )
 
     async def start(number: int) -> None:
         await ctx.invoke(executor_call(call, request.executor, number, request.memory_mb, request.lifetime_s))
@@ -140,9 +149,7 @@ async def run_provisioner(ctx: Context, request: ProvisionerRequest) -> Provisio
     provisioner = Provisioner(queue, start, request.limits, poll_s=request.poll_s, state=state)
     loop = asyncio.get_running_loop()
     try:
-        is_finished = await provisioner.run(
-            until=ctx.deadline - request.margin_s, clock=lambda: loop.time() - ctx.origin
-        )
+        is_finished = await provisioner.run(until=ctx.deadline - request.margin_s, clock=lambda: loop.time() - ctx.origin)
     finally:
         await queue.close()
     if not is_finished:
@@ -150,9 +157,11 @@ async def run_provisioner(ctx: Context, request: ProvisionerRequest) -> Provisio
         successor = replace(call, attempt=call.attempt + 1, reason="relay", request=plain(told))
         await ctx.invoke(successor)
     return ProvisionerResult(
-        outcome="finished" if is_finished else "relayed", started=provisioner.started, refused=provisioner.refused,
+        outcome="finished" if is_finished else "relayed",
+        started=provisioner.started,
+        refused=provisioner.refused,
         traffic=channel.traffic + queue.traffic,
-    )  # fmt: skip
+    )
 
 
 def executor_call(origin: Call, executor: ExecutorRequest, number: int, memory_mb: int, lifetime_s: float) -> Call:
@@ -165,6 +174,13 @@ def executor_call(origin: Call, executor: ExecutorRequest, number: int, memory_m
         memory_mb, lifetime_s: its quotas.
     """
     return replace(
-        origin, rank=number, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s, entry="task-executor",
-        reason="start", duplicate=False, request=plain(executor),
-    )  # fmt: skip
+        origin,
+        rank=number,
+        attempt=0,
+        memory_mb=memory_mb,
+        lifetime_s=lifetime_s,
+        entry="task-executor",
+        reason="start",
+        duplicate=False,
+        request=plain(executor),
+    )

@@ -19,15 +19,7 @@ from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelEmptied, ChannelUnreachable, JobError
 from ephemeron.functions.tasks import redis_scripts as scripts
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState
-from ephemeron.functions.tasks.model import (
-    QueueDepth,
-    TaskEdge,
-    TaskLease,
-    TaskResult,
-    TaskSpec,
-    WaitingEdges,
-    check_name,
-)
+from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec, WaitingEdges, check_name
 from ephemeron.functions.tasks.packing import batch_name, pack, pack_edge, unpack, unpack_edge
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 
@@ -57,9 +49,15 @@ class RedisQueue(TaskQueue):
     leases_followers = True
 
     def __init__(
-        self, channel: CacheChannel, queue: str, *, owner: str, lease_s: float = 30.0, signing: SigningKey | None = None,
+        self,
+        channel: CacheChannel,
+        queue: str,
+        *,
+        owner: str,
+        lease_s: float = 30.0,
+        signing: SigningKey | None = None,
         retry: RetryPolicy | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_name(queue, what="the queue")
         check_name(owner, what="the owner")
         self.owner, self.lease_s = owner, lease_s
@@ -85,12 +83,10 @@ class RedisQueue(TaskQueue):
         for edge in edges:
             document = pack_edge(edge)
             digest = hashlib.blake2b(document, digest_size=16).digest()
-            if (
-                self._connected.get(edge.name) == digest
-            ):  # whatever has happened to its inputs since then was counted there
+            if self._connected.get(edge.name) == digest:  # whatever has happened to its inputs since then was counted there
                 continue
             batch, tasks = batch_name(edge.tasks, edge.order)
-            rows += [edge.name, self._sealed(document, f"edge/{edge.name}"), edge.inputs, batch, edge.order, self._sealed(tasks, batch)]  # fmt: skip
+            rows += [edge.name, self._sealed(document, f"edge/{edge.name}"), edge.inputs, batch, edge.order, self._sealed(tasks, batch)]
             digests[edge.name] = digest
         if not rows:
             return
@@ -190,7 +186,7 @@ class RedisQueue(TaskQueue):
 
     async def _record(
         self, state: BatchState, results: Iterable[TaskResult], follow: Sequence[str] = (), followed: dict[str, list[Any]] | None = None
-    ) -> list[TaskResult]:  # fmt: skip
+    ) -> list[TaskResult]:
         """Records what has no final result, again where another owner has counted a failed try meanwhile.
 
         Args:

@@ -63,10 +63,7 @@ class ResolverContext:
     """Folder of the invocation; None where there is no file system to use."""
 
 
-_TABLE = {
-    "modules": "ephemeron.functions.tasks.resolver:ModuleResolver",
-    "shipped": "ephemeron.functions.shipped_tasks:ShippedResolver",
-}
+_TABLE = {"modules": "ephemeron.functions.tasks.resolver:ModuleResolver", "shipped": "ephemeron.functions.shipped_tasks:ShippedResolver"}
 RESOLVERS = tuple(_TABLE)
 
 
@@ -97,8 +94,7 @@ class ModuleResolver(Resolver):
         if not colon or (module not in self._allowed and function not in self._allowed):
             raise JobError(
                 f"tasks may not run {function!r}",
-                remedy="name its module, or it, in the executors' functions; allowed: "
-                + (", ".join(self._allowed) or "none"),
+                remedy="name its module, or it, in the executors' functions; allowed: " + (", ".join(self._allowed) or "none"),
             )
         code = getattr(import_module(module), name)
 

@@ -52,12 +52,8 @@ class StoredResult:
         """
         if self.key:
             await create_durable(channel, self.key, self.data, alike=True)
-        there = await asyncio.gather(
-            *(create_durable_from(channel, *each, alike=True) for each in self.objects.items())
-        )
-        return all(
-            data is None or data == joined(buffers) for data, buffers in zip(there, self.objects.values(), strict=True)
-        )
+        there = await asyncio.gather(*(create_durable_from(channel, *each, alike=True) for each in self.objects.items()))
+        return all(data is None or data == joined(buffers) for data, buffers in zip(there, self.objects.values(), strict=True))
 
 
 def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, compute_s: float) -> StoredResult:

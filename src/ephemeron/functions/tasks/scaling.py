@@ -108,11 +108,7 @@ def decide(limits: ScalingLimits, state: ScalingState, depth: QueueDepth, *, now
         now: seconds; never less than before.
     """
     there = {number for number in map(number_of, depth.executors) if number is not None}
-    starting = {
-        number: since
-        for number, since in state.starting.items()
-        if number not in there and now - since < limits.start_s
-    }
+    starting = {number: since for number, since in state.starting.items() if number not in there and now - since < limits.start_s}
     demand = math.ceil(depth.tasks / limits.tasks_per_executor)
     floor = 0 if depth.closed and not depth.tasks else limits.least
     demand = min(max(demand, floor), limits.most)
@@ -125,10 +121,14 @@ def decide(limits: ScalingLimits, state: ScalingState, depth: QueueDepth, *, now
     return ScalingDecision(
         start=numbers,
         state=ScalingState(
-            target=target, lower_since=lower_since, tokens=tokens - n, tokens_at=now, next_number=state.next_number + n,
+            target=target,
+            lower_since=lower_since,
+            tokens=tokens - n,
+            tokens_at=now,
+            next_number=state.next_number + n,
             starting={**starting, **dict.fromkeys(numbers, now)},
         ),
-    )  # fmt: skip
+    )
 
 
 def refused(state: ScalingState, numbers: tuple[int, ...]) -> ScalingState:

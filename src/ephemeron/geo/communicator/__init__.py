@@ -3,12 +3,4 @@
 from ephemeron.geo.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update
 from ephemeron.geo.communicator.quarantine import NormQuarantine, QuarantinedUpdate
 
-__all__ = [
-    "Communicator",
-    "LinkEstimate",
-    "Member",
-    "NormQuarantine",
-    "PeerTraffic",
-    "QuarantinedUpdate",
-    "Update",
-]
+__all__ = ["Communicator", "LinkEstimate", "Member", "NormQuarantine", "PeerTraffic", "QuarantinedUpdate", "Update"]

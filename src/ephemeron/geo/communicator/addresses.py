@@ -55,9 +55,7 @@ class ControlledAddresses(AddressBook):
         renew_every_s: a third of a lease.
     """
 
-    def __init__(
-        self, client: ControlClient, *, region: str, identity: str, fence: int, renew_every_s: float = 5.0
-    ) -> None:  # fmt: skip
+    def __init__(self, client: ControlClient, *, region: str, identity: str, fence: int, renew_every_s: float = 5.0) -> None:
         self._client, self._region, self._identity, self._fence = client, region, identity, fence
         self.renew_every_s = renew_every_s
 
@@ -80,6 +78,9 @@ class ControlledAddresses(AddressBook):
 
     def _request(self, action: str, endpoint: str = "") -> AddressRequest:
         return AddressRequest(
-            action="register" if action == "register" else "deregister", identity=self._region, holder=self._identity,
-            fence=self._fence, endpoint=endpoint,
-        )  # fmt: skip
+            action="register" if action == "register" else "deregister",
+            identity=self._region,
+            holder=self._identity,
+            fence=self._fence,
+            endpoint=endpoint,
+        )

@@ -69,9 +69,11 @@ class PeerTraffic:
 
     def __add__(self, other: PeerTraffic) -> PeerTraffic:
         return PeerTraffic(
-            sent=self.sent + other.sent, received=self.received + other.received,
-            kernel_sent=self.kernel_sent + other.kernel_sent, kernel_received=self.kernel_received + other.kernel_received,
-        )  # fmt: skip
+            sent=self.sent + other.sent,
+            received=self.received + other.received,
+            kernel_sent=self.kernel_sent + other.kernel_sent,
+            kernel_received=self.kernel_received + other.kernel_received,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

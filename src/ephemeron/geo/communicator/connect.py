@@ -39,9 +39,15 @@ async def open_communicator(
         if store is None:
             store = await stack.enter_async_context(open_channel(membership.store))
         channel = RunChannel(
-            store, owner=f"{ctx.invocation}-groups", retry=invocation.retry, told=invocation.outage, damaged=invocation.damaged,
-            latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, signing=key, signs=lambda key: True,
-        )  # fmt: skip
+            store,
+            owner=f"{ctx.invocation}-groups",
+            retry=invocation.retry,
+            told=invocation.outage,
+            damaged=invocation.damaged,
+            latest=ctx.deadline - 0.05 * ctx.call.lifetime_s,
+            signing=key,
+            signs=lambda key: True,
+        )
         counted = channel.traffic
 
         def count() -> None:
@@ -51,7 +57,7 @@ async def open_communicator(
 
         made = communicator_of(
             membership, channel, identity=lifecycle.keys.run, fence=lifecycle.attempt + 1, key=key, simulated=ctx.shared is not None
-        )  # fmt: skip
+        )
         async with made as communicator:
             await communicator.join(enters=membership.joins)
             yield communicator, count
@@ -74,14 +80,18 @@ def communicator_of(
     """
     region = membership.names[membership.index]
     if membership.network is None or simulated:
-        return StoreCommunicator(
-            channel, run=membership.run, region=region, identity=identity, fence=fence, names=membership.names
-        )
+        return StoreCommunicator(channel, run=membership.run, region=region, identity=identity, fence=fence, names=membership.names)
     token = token_of(key, membership.run)
     return TcpCommunicator(
-        channel, RegionNetwork(membership.network, token=token), run=membership.run, token=token, region=region, identity=identity,
-        fence=fence, names=membership.names,
-    )  # fmt: skip
+        channel,
+        RegionNetwork(membership.network, token=token),
+        run=membership.run,
+        token=token,
+        region=region,
+        identity=identity,
+        fence=fence,
+        names=membership.names,
+    )
 
 
 def token_of(key: SigningKey, run: str) -> str:

@@ -149,14 +149,16 @@ class MemberTable:
         for key in await self.channel.list(f"{self._prefix}/members/"):
             region, _, number = key.rpartition("/")[2].rpartition(".")
             newest[region] = max((int(number), key), newest.get(region, (0, "")))
-        return await asyncio.gather(
-            *(self._member(region, fence, key) for region, (fence, key) in sorted(newest.items()))
-        )
+        return await asyncio.gather(*(self._member(region, fence, key) for region, (fence, key) in sorted(newest.items())))
 
     async def _member(self, region: str, fence: int, key: str) -> Member:
         data, left = await asyncio.gather(self.channel.fetch(key), self.channel.fetch(f"{self._prefix}/left/{region}"))
         joined = build(_Joined, json.loads(bytes(data or b"{}")), where=key)
         return Member(
-            region=region, identity=joined.identity, fence=fence, endpoint=joined.endpoint, since=joined.since,
+            region=region,
+            identity=joined.identity,
+            fence=fence,
+            endpoint=joined.endpoint,
+            since=joined.since,
             left=None if left is None else int(bytes(left)),
-        )  # fmt: skip
+        )

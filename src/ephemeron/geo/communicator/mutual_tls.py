@@ -34,14 +34,9 @@ class MutualTls:
 
     def __init__(self, *, authority: str, certificate: str, key: str) -> None:
         try:
-            self._client, self._server = (
-                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
-            )
+            self._client, self._server = (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._server.verify_mode = ssl.CERT_REQUIRED
-            with (
-                tempfile.TemporaryDirectory() as folder
-            ):  # `ssl` reads chains from files only; the folder is this user's alone
+            with tempfile.TemporaryDirectory() as folder:  # `ssl` reads chains from files only; the folder is this user's alone
                 file = Path(folder) / "pem"
                 file.touch(mode=0o600)
                 file.write_text(f"{key.strip()}\n{certificate.strip()}\n")
@@ -51,8 +46,7 @@ class MutualTls:
                     context.load_cert_chain(file)
         except (OSError, ValueError) as e:
             raise JobError(
-                f"the certificates of the region cannot be used: {e}",
-                remedy="give PEM files of an authority, a certificate and its key",
+                f"the certificates of the region cannot be used: {e}", remedy="give PEM files of an authority, a certificate and its key"
             ) from None
 
     @classmethod
@@ -66,16 +60,11 @@ class MutualTls:
         if not any(named):
             return None
         if not all(named):
-            raise JobError(
-                "certificates of regions belong together: authority, certificate and certificate_key",
-                remedy="give all three",
-            )
+            raise JobError("certificates of regions belong together: authority, certificate and certificate_key", remedy="give all three")
         texts = [_text(value) for value in named]
         return cls(authority=texts[0], certificate=texts[1], key=texts[2])
 
-    async def secured(
-        self, sock: socket.socket, *, peer: str | None, limit_s: float
-    ) -> tuple[socket.socket, frozenset[str]]:
+    async def secured(self, sock: socket.socket, *, peer: str | None, limit_s: float) -> tuple[socket.socket, frozenset[str]]:
         """Encrypts what is sent over a socket from now on.
 
         Args:
@@ -97,9 +86,7 @@ class MutualTls:
                 if peer is None:
                     transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._server)
                 else:
-                    transport, _ = await loop.create_connection(
-                        lambda: protocol, sock=sock, ssl=self._client, server_hostname=peer
-                    )
+                    transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=self._client, server_hostname=peer)
         except BaseException:
             sock.close()
             raise

@@ -60,9 +60,7 @@ class RegionNetwork:
             try:
                 sock = listen_tcp(host, port, allow_remote=True)  # the file of regions says so
             except OSError as e:
-                raise JobError(
-                    f"cannot listen at {self._given.listen}: {e.strerror}", remedy="give another address"
-                ) from None
+                raise JobError(f"cannot listen at {self._given.listen}: {e.strerror}", remedy="give another address") from None
             sock.setblocking(False)
             self._listening = sock
             self._start(self._accept(sock, accepted))
@@ -185,9 +183,7 @@ def _relay_of(address: str) -> Rendezvous | None:
         return None
     token = (variable(TOKEN_VARIABLE) or "").strip()
     if not token:
-        raise JobError(
-            f"relay = {address!r} needs {TOKEN_VARIABLE}", remedy="set it to the token of the rendezvous service"
-        )
+        raise JobError(f"relay = {address!r} needs {TOKEN_VARIABLE}", remedy="set it to the token of the rendezvous service")
     return Rendezvous(ServiceAddress.parse(address), token=token)
 
 

@@ -68,9 +68,7 @@ class Route:
         opened_here: whether this end has opened it.
     """
 
-    def __init__(
-        self, cursor: Cursor, close: Callable[[], None], wire: FrameSocket, *, now: float, fence: int, opened_here: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, cursor: Cursor, close: Callable[[], None], wire: FrameSocket, *, now: float, fence: int, opened_here: bool) -> None:
         self.cursor, self.close, self._wire = cursor, close, wire
         self.began, self.fence, self.opened_here = now, fence, opened_here
         self.heard = now
@@ -84,9 +82,7 @@ class Route:
     def traffic(self) -> PeerTraffic:
         """Bytes over it so far."""
         wire, (sent, received) = self._wire, self._wire.kernel_bytes
-        return PeerTraffic(
-            sent=wire.bytes_sent, received=wire.bytes_received, kernel_sent=sent, kernel_received=received
-        )
+        return PeerTraffic(sent=wire.bytes_sent, received=wire.bytes_received, kernel_sent=sent, kernel_received=received)
 
 
 class Peer:
@@ -151,9 +147,10 @@ class Peer:
         """News to send."""
         rounds = self._inbox.acknowledged.get(self.region, {})
         return News(
-            needs_after={str(f): n for f, n in rounds.items()}, first={str(f): n for f, n in self._outbox.first.items()},
+            needs_after={str(f): n for f, n in rounds.items()},
+            first={str(f): n for f, n in self._outbox.first.items()},
             round_trip_s=self.link.round_trip_s,
-        )  # fmt: skip
+        )
 
     def knows(self, news: News) -> None:
         """The other end has got news."""

@@ -134,9 +134,7 @@ class Outbox:
         return self._kept.values()
 
     def _is_done(self, key: Key) -> bool:
-        return key[1] <= self.published.get(key[0], 0) and not any(
-            self.is_needed_by(r, key) for r in self._acknowledged
-        )
+        return key[1] <= self.published.get(key[0], 0) and not any(self.is_needed_by(r, key) for r in self._acknowledged)
 
     def _clean(self) -> None:
         for key in [key for key in self._kept if self._is_done(key)]:
@@ -173,9 +171,7 @@ class Cursor:
             end = min(done + PIECE_BYTES, total)
             self._sent[key] = WHOLE if end == total else end
             norm = update.norm if math.isfinite(update.norm) else None
-            head = PieceHead(
-                f=update.fragment, r=update.round, e=update.fence, n=update.samples, q=norm, o=done, t=total, c=checksum
-            )
+            head = PieceHead(f=update.fragment, r=update.round, e=update.fence, n=update.samples, q=norm, o=done, t=total, c=checksum)
             return Piece(head, memoryview(update.payload)[done:end])
         return None
 
@@ -230,9 +226,14 @@ class Inbox:
         if zlib.crc32(payload) != head.c:
             raise CorruptMessage(f"region {region}: round {head.r} of fragment {head.f} has another checksum")
         update = self.updates[key] = Update(
-            region=region, fence=head.e, fragment=head.f, round=head.r, samples=head.n,
-            norm=math.inf if head.q is None else head.q, payload=payload,
-        )  # fmt: skip
+            region=region,
+            fence=head.e,
+            fragment=head.f,
+            round=head.r,
+            samples=head.n,
+            norm=math.inf if head.q is None else head.q,
+            payload=payload,
+        )
         return update
 
     def add(self, update: Update) -> None:
@@ -243,9 +244,7 @@ class Inbox:
     def have(self, region: str) -> list[list[int]]:
         """What has arrived from a region and was not acknowledged; see `Have`."""
         whole = [[f, r, WHOLE] for name, f, r in self.updates if name == region]
-        return whole + [
-            [f, r, p.prefix()] for (name, f, r), p in self._partial.items() if name == region and p.prefix()
-        ]
+        return whole + [[f, r, p.prefix()] for (name, f, r), p in self._partial.items() if name == region and p.prefix()]
 
     def acknowledge(self, region: str, fragment: int, round: int) -> bool:
         """Forgets rounds up to `round`; returns whether that is news to their sender."""

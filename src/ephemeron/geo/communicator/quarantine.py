@@ -29,9 +29,7 @@ class QuarantinedUpdate:
     why: str
 
     def __str__(self) -> str:
-        return (
-            f"update of region {self.region}, fragment {self.fragment}, round {self.round} does not count: {self.why}"
-        )
+        return f"update of region {self.region}, fragment {self.fragment}, round {self.round} does not count: {self.why}"
 
 
 class NormQuarantine:
@@ -46,7 +44,7 @@ class NormQuarantine:
 
     def __init__(
         self, *, factor: float = FACTOR, kept: int = KEPT, least: int = LEAST, state: Mapping[str, Sequence[float]] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._factor, self._kept, self._least = factor, kept, least
         self._norms = {key: deque(norms, maxlen=kept) for key, norms in (state or {}).items()}
 

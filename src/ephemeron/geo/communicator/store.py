@@ -53,9 +53,7 @@ class StoreCommunicator(Communicator):
         names: all regions.
     """
 
-    def __init__(
-        self, channel: Channel, *, run: str, region: str, identity: str, fence: int, names: Sequence[str]
-    ) -> None:  # fmt: skip
+    def __init__(self, channel: Channel, *, run: str, region: str, identity: str, fence: int, names: Sequence[str]) -> None:
         super().__init__(region, identity=identity, fence=fence)
         self._channel, self._prefix = channel, f"{run}/groups"
         self.table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
@@ -108,18 +106,18 @@ class StoreCommunicator(Communicator):
 
     async def publish(self, update: Update) -> None:
         head = _Head(
-            fence=update.fence, samples=update.samples, norm=update.norm if update.norm < float("inf") else None,
+            fence=update.fence,
+            samples=update.samples,
+            norm=update.norm if update.norm < float("inf") else None,
             needs_after={region: {str(f): n for f, n in rounds.items()} for region, rounds in self._needs_after.items()},
-        )  # fmt: skip
+        )
         text = json.dumps(plain(head), separators=(",", ":")).encode()
         buffers = [_LENGTH.pack(len(text)), text, update.payload]
         for ended in [task for task in self._sending if task.done()]:
             self._sending.remove(ended)
             ended.result()
         self._sending.append(asyncio.create_task(self._put(update, buffers)))
-        self._sending.append(
-            asyncio.create_task(self._delete_acknowledged())
-        )  # a request that training need not wait for
+        self._sending.append(asyncio.create_task(self._delete_acknowledged()))  # a request that training need not wait for
 
     async def _put(self, update: Update, buffers: Sequence[Buffer]) -> None:
         key = self._key(self.region, update.fragment, update.round)
@@ -227,9 +225,14 @@ class StoreCommunicator(Communicator):
         for of, number in head.needs_after.get(self.region, {}).items():
             known[int(of)] = max(known.get(int(of), 0), number)
         return Update(
-            region=region, fence=head.fence, fragment=fragment, round=round, samples=head.samples,
-            norm=float("inf") if head.norm is None else head.norm, payload=bytes(data[size:]),
-        )  # fmt: skip
+            region=region,
+            fence=head.fence,
+            fragment=fragment,
+            round=round,
+            samples=head.samples,
+            norm=float("inf") if head.norm is None else head.norm,
+            payload=bytes(data[size:]),
+        )
 
     async def _delete_acknowledged(self) -> None:
         done = {(fragment, number) for fragment, number in self._published if number <= self._all_need_after(fragment)}
@@ -244,9 +247,7 @@ class StoreCommunicator(Communicator):
         """Takes in the time of a transfer: that of a request without data, and the rest for its bytes."""
         if seconds <= 0:
             return
-        self._request_s = (
-            min(self.table.request_s or seconds, seconds) if self._request_s is None else min(self._request_s, seconds)
-        )
+        self._request_s = min(self.table.request_s or seconds, seconds) if self._request_s is None else min(self._request_s, seconds)
         known = self._links.get(region)
         rate = nbytes / max(seconds - self._request_s, _LEAST_SHARE * seconds)
         if known is not None and known.bandwidth is not None:

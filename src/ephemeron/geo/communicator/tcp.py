@@ -57,9 +57,20 @@ class TcpCommunicator(Communicator):
     """
 
     def __init__(
-        self, channel: Channel, network: RegionNetwork, *, run: str, token: str, region: str, identity: str, fence: int,
-        names: Sequence[str], limit_bytes: int = LIMIT_BYTES, leave_s: float = LEAVE_S, addresses: AddressBook | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        channel: Channel,
+        network: RegionNetwork,
+        *,
+        run: str,
+        token: str,
+        region: str,
+        identity: str,
+        fence: int,
+        names: Sequence[str],
+        limit_bytes: int = LIMIT_BYTES,
+        leave_s: float = LEAVE_S,
+        addresses: AddressBook | None = None,
+    ) -> None:
         super().__init__(region, identity=identity, fence=fence)
         self._channel, self._network, self._token, self._leave_s = channel, network, token, leave_s
         self._prefix, self._since, self._addresses = f"{run}/groups", 0, addresses
@@ -161,9 +172,7 @@ class TcpCommunicator(Communicator):
             for member in self._members:
                 if member.region == self.region:
                     if member.identity == self.identity and member.fence > self.fence:
-                        self._superseded = RegionSuperseded(
-                            f"attempt {member.fence} of region {self.region} has joined"
-                        )
+                        self._superseded = RegionSuperseded(f"attempt {member.fence} of region {self.region} has joined")
                     continue
                 await self._learn(member)
 
@@ -173,9 +182,10 @@ class TcpCommunicator(Communicator):
         found = await self._addresses.look_up()
         return [
             dataclasses.replace(member, endpoint=found[member.region].endpoint)
-            if member.region in found and found[member.region].fence >= member.fence else member
+            if member.region in found and found[member.region].fence >= member.fence
+            else member
             for member in members
-        ]  # fmt: skip
+        ]
 
     async def _learn(self, member: Member) -> None:
         peer = self._peer(member.region)
@@ -318,19 +328,16 @@ class TcpCommunicator(Communicator):
     def _hello(self, peer: Peer | None, *, observer: bool = False) -> Hello:
         have = () if peer is None else tuple((f, r, n) for f, r, n in self._inbox.have(peer.region))
         return Hello(
-            region=self.region, identity=self.identity, fence=self.fence, since=self._since, have=have, observer=observer,
+            region=self.region,
+            identity=self.identity,
+            fence=self.fence,
+            since=self._since,
+            have=have,
+            observer=observer,
             news=News() if peer is None else peer.news(),
-        )  # fmt: skip
+        )
 
-    def _route(
-        self,
-        peer: Peer,
-        theirs: Hello,
-        close: Callable[[], None],
-        wire: FrameSocket,
-        *,
-        opened_here: bool,
-    ) -> Route:
+    def _route(self, peer: Peer, theirs: Hello, close: Callable[[], None], wire: FrameSocket, *, opened_here: bool) -> Route:
         """A new connection to a region, in use from now on."""
         if (theirs.region, theirs.identity) != (peer.region, peer.identity):
             raise JobError(f"region {theirs.region} of {theirs.identity} answers in place of region {peer.region}")
@@ -339,9 +346,13 @@ class TcpCommunicator(Communicator):
         peer.told = {}
         peer.take_news(theirs.news)
         route = Route(
-            Cursor(self._outbox, peer.region, theirs.have), close, wire, now=asyncio.get_running_loop().time(), fence=theirs.fence,
+            Cursor(self._outbox, peer.region, theirs.have),
+            close,
+            wire,
+            now=asyncio.get_running_loop().time(),
+            fence=theirs.fence,
             opened_here=opened_here,
-        )  # fmt: skip
+        )
         peer.connect(route)
         return route
 
@@ -406,9 +417,7 @@ class _Served:
         if self._peer is not None:
             self._peer.disconnect(self._route)
 
-    async def answer(
-        self, method: str, params: dict[str, Any], buffers: list[Any]
-    ) -> tuple[Mapping[str, object], Sequence[Any]]:
+    async def answer(self, method: str, params: dict[str, Any], buffers: list[Any]) -> tuple[Mapping[str, object], Sequence[Any]]:
         if method == "hello":
             return await self._hello(build(Hello, params, where="hello")), []
         if method == "snapshot":

@@ -50,6 +50,11 @@ async def get_update(channel: Channel, key: str, region: str) -> Update | None:
     except (struct.error, ValueError, JobError) as e:
         raise CorruptMessage(f"not an update of a region: {e}", key=key) from None
     return Update(
-        region=region, fence=head.fence, fragment=head.fragment, round=head.round, samples=head.samples,
-        norm=math.inf if head.norm is None else head.norm, payload=bytes(data[size:]),
-    )  # fmt: skip
+        region=region,
+        fence=head.fence,
+        fragment=head.fragment,
+        round=head.round,
+        samples=head.samples,
+        norm=math.inf if head.norm is None else head.norm,
+        payload=bytes(data[size:]),
+    )

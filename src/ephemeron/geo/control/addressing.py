@@ -127,9 +127,14 @@ class AddressTable(ControlMachine):
         if row is None:
             self._next_id += 1
             return Registration(
-                id=self._next_id - 1, identity=asked.identity, replica=asked.replica, holder=asked.holder, fence=asked.fence,
-                endpoint=asked.endpoint, changes=0,
-            )  # fmt: skip
+                id=self._next_id - 1,
+                identity=asked.identity,
+                replica=asked.replica,
+                holder=asked.holder,
+                fence=asked.fence,
+                endpoint=asked.endpoint,
+                changes=0,
+            )
         changes = row.changes + (asked.endpoint != row.endpoint)
         return dataclasses.replace(row, fence=asked.fence, endpoint=asked.endpoint, changes=changes)
 

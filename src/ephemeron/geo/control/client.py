@@ -45,14 +45,19 @@ class ControlClient:
     """
 
     def __init__(
-        self, channel: Channel, call: Call, invoke: Callable[[Call], Awaitable[object]], *, owner: str,
-        request: ControlRequest | None = None, answer_s: float = 3.0,
-    ) -> None:  # fmt: skip
+        self,
+        channel: Channel,
+        call: Call,
+        invoke: Callable[[Call], Awaitable[object]],
+        *,
+        owner: str,
+        request: ControlRequest | None = None,
+        answer_s: float = 3.0,
+    ) -> None:
         self._call, self._invoke, self._answer_s = call, invoke, answer_s
         self._request = request or ControlRequest()
         self._stores = {
-            name: ControlStore(channel, run=call.run, function=name, owner=f"{owner}-{name}", key=call.key)
-            for name in FUNCTIONS
+            name: ControlStore(channel, run=call.run, function=name, owner=f"{owner}-{name}", key=call.key) for name in FUNCTIONS
         }
         self.started = 0
         """Attempts that this client has started."""
@@ -127,9 +132,13 @@ class ControlClient:
         if not await store.create("attempt", attempt, {}):
             return attempt
         call = dataclasses.replace(
-            self._call, entry=f"geo-{function}", attempt=attempt, rank=FUNCTIONS.index(function), request=plain(self._request),
+            self._call,
+            entry=f"geo-{function}",
+            attempt=attempt,
+            rank=FUNCTIONS.index(function),
+            request=plain(self._request),
             reason="start" if attempt == 1 else "replacement",
-        )  # fmt: skip
+        )
         try:
             await self._invoke(call)
             self.started += 1

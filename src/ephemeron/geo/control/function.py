@@ -103,11 +103,7 @@ class _Server:
     async def serve(self, now: float) -> int | None:
         """Answers all new requests; returns how many. None: another attempt has stored a change."""
         waiting = await self._store.names("request")
-        new = {
-            id: asked
-            for id in waiting
-            if id not in self._answers and (asked := await self._store.read("request", id)) is not None
-        }
+        new = {id: asked for id in waiting if id not in self._answers and (asked := await self._store.read("request", id)) is not None}
         if not new:
             return 0
         taken = [id for id in self._answers if id not in waiting]
@@ -115,9 +111,7 @@ class _Server:
             del self._answers[id]
         for id, asked in new.items():
             self._answers[id] = self._answer(asked, now)
-        if not await self._store.store(
-            StoredState(attempt=self._attempt, machine=self._machine.state(), answers=self._answers)
-        ):
+        if not await self._store.store(StoredState(attempt=self._attempt, machine=self._machine.state(), answers=self._answers)):
             return None
         for id in new:
             await self._store.create("answer", id, self._answers[id])

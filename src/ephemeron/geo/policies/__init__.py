@@ -101,9 +101,7 @@ def parse_sync(text: str) -> RegionSync:
     """
     name, _, rest = text.partition(":")
     if name not in (*get_args(PolicyName), "auto"):
-        raise JobError(
-            f"region_sync = {text!r} is no policy", remedy=f"use one of {', '.join((*get_args(PolicyName), 'auto'))}"
-        )
+        raise JobError(f"region_sync = {text!r} is no policy", remedy=f"use one of {', '.join((*get_args(PolicyName), 'auto'))}")
     options = [option for option in rest.split(",") if option]
     auto = name == "auto" or (name == "diloco" and "auto" in options)
     name = "diloco" if auto else name

@@ -34,9 +34,7 @@ class AccumulatedGradients(RegionPolicy):
     def sent(self, part: slice, own: np.ndarray) -> None:
         self._base[part] = own[part]
 
-    def merge(
-        self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0
-    ) -> np.ndarray:
+    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         merged = own[part].copy()
         for vector, _ in contributions:
             merged -= vector

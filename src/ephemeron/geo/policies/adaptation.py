@@ -82,9 +82,10 @@ def slowest(found: list[Measured]) -> Measured | None:
     if not found:
         return None
     return Measured(
-        iteration_s=max(each.iteration_s for each in found), bandwidth=min(each.bandwidth for each in found),
+        iteration_s=max(each.iteration_s for each in found),
+        bandwidth=min(each.bandwidth for each in found),
         round_trip_s=max(each.round_trip_s for each in found),
-    )  # fmt: skip
+    )
 
 
 def _fragments_and_delay(size: float, every: int, measured: Measured) -> tuple[int, int]:

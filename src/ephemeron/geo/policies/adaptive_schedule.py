@@ -114,9 +114,7 @@ class AdaptiveSchedule:
 
     def is_due(self, iteration: int) -> bool:
         """As `ExchangeSchedule.is_due`."""
-        return iteration == self.iterations or (
-            iteration > 0 and bool(self.sends(iteration) or self.applies(iteration))
-        )
+        return iteration == self.iterations or (iteration > 0 and bool(self.sends(iteration) or self.applies(iteration)))
 
     def decides(self, iteration: int) -> bool:
         """As `ExchangeSchedule.decides`."""

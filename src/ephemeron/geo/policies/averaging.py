@@ -22,9 +22,7 @@ class SynchronousAverage(RegionPolicy):
     def contribution(self, part: slice, own: np.ndarray) -> np.ndarray:
         return own[part].copy()
 
-    def merge(
-        self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0
-    ) -> np.ndarray:
+    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         return weighted_mean(contributions).astype(own.dtype) if contributions else own[part]
 
 
@@ -40,11 +38,7 @@ class AsynchronousAverage(RegionPolicy):
     def contribution(self, part: slice, own: np.ndarray) -> np.ndarray:
         return own[part].copy()
 
-    def merge(
-        self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0
-    ) -> np.ndarray:
+    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         if not contributions:
             return own[part]
-        return weighted_mean([Contribution(own[part], 1), *(Contribution(c.vector, 1) for c in contributions)]).astype(
-            own.dtype
-        )
+        return weighted_mean([Contribution(own[part], 1), *(Contribution(c.vector, 1) for c in contributions)]).astype(own.dtype)

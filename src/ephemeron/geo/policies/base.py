@@ -50,9 +50,7 @@ class RegionPolicy(ABC):
         return
 
     @abstractmethod
-    def merge(
-        self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0
-    ) -> np.ndarray:
+    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         """The region's new parameters of a fragment.
 
         Args:

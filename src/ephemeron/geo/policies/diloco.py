@@ -47,9 +47,7 @@ class DiLoCo(RegionPolicy):
         change: np.ndarray = self._common[part] - own[part]
         return change
 
-    def merge(
-        self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0
-    ) -> np.ndarray:
+    def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         if contributions:
             change = weighted_mean(contributions)
             momentum = self._factor * self._momentum[part].astype(np.float64) + change

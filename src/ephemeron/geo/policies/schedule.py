@@ -64,20 +64,13 @@ class ExchangeSchedule:
         """Rounds that are applied before an iteration, in the order in which they were sent."""
         if iteration < self.iterations:
             return [due for due in self._near(iteration - self.delay) if self.applied_before(due) == iteration]
-        waiting = [
-            due
-            for back in range(self.delay + 1)
-            for due in self._near(iteration - back)
-            if self.applied_before(due) == iteration
-        ]
+        waiting = [due for back in range(self.delay + 1) for due in self._near(iteration - back) if self.applied_before(due) == iteration]
         ordered = sorted(set(waiting), key=lambda due: (self.sent_before(due), due.fragment))
         return [*ordered, *(Due(fragment, self.last) for fragment in range(self.fragments))]
 
     def is_due(self, iteration: int) -> bool:
         """Whether there is anything to do before an iteration."""
-        return iteration == self.iterations or (
-            iteration > 0 and bool(self.sends(iteration) or self.applies(iteration))
-        )
+        return iteration == self.iterations or (iteration > 0 and bool(self.sends(iteration) or self.applies(iteration)))
 
     def decides(self, iteration: int) -> bool:
         """Whether rounds are applied before an iteration: else nothing is decided, and only rank 0 has anything to do."""
@@ -90,12 +83,7 @@ class ExchangeSchedule:
     def _near(self, iteration: int) -> list[Due]:
         """Rounds that may be sent before an iteration, the last ones left out."""
         found = iteration // self.every
-        return [
-            Due(fragment, number)
-            for number in (found, found + 1)
-            if 1 <= number <= self.rounds
-            for fragment in range(self.fragments)
-        ]
+        return [Due(fragment, number) for number in (found, found + 1) if 1 <= number <= self.rounds for fragment in range(self.fragments)]
 
 
 def contiguous(fragment: int, fragments: int, elements: int) -> slice:

@@ -79,16 +79,13 @@ def choices(region: RegionOffers) -> tuple[Choice, ...]:
     usable = [i for i, offer in enumerate(region.offers) if not offer.memory_mb or offer.memory_mb >= region.memory_mb]
     if not usable:
         raise PlanInfeasible(
-            f"region {region.name} has no functions with the {region.memory_mb} MB that the job needs",
-            binding="memory_mb",
+            f"region {region.name} has no functions with the {region.memory_mb} MB that the job needs", binding="memory_mb"
         )
     points: list[tuple[float, float, dict[int, int]]] = [(0.0, 0.0, {})]
     for kind in dict.fromkeys(region.offers[i].kind for i in usable):
         own = _of_kind(region, kind, [i for i in usable if region.offers[i].kind == kind])
         points = _front([(p + q, c + d, n | m) for p, c, n in points for q, d, m in own])
-    found = [
-        choice_of(region, [counts.get(i, 0) for i in range(len(region.offers))]) for _, _, counts in points if counts
-    ]
+    found = [choice_of(region, [counts.get(i, 0) for i in range(len(region.offers))]) for _, _, counts in points if counts]
     if not found:
         raise PlanInfeasible(f"no function fits into the cores of region {region.name}", binding="cores")
     return tuple(found)
@@ -126,7 +123,9 @@ def choice_of(region: RegionOffers, counts: Sequence[int]) -> Choice:
         cores[offer.kind] = cores.get(offer.kind, 0.0) + n * offer.cores
     power = sum(n * offer.cores * offer.power for offer, n in zip(region.offers, counts, strict=True))
     return Choice(
-        counts=tuple(counts), power=power, cores=cores,
+        counts=tuple(counts),
+        power=power,
+        cores=cores,
         usd_per_hour=sum(n * offer.usd_per_hour for offer, n in zip(region.offers, counts, strict=True)),
         seconds=region.fixed_s + region.work / power,
-    )  # fmt: skip
+    )

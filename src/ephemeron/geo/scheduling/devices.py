@@ -53,11 +53,13 @@ class DeviceFactor:
 
 TABLE_1 = (
     DeviceFactor(kind="icelake", title="Intel Xeon IceLake", cores=2, tflops=0.096, rated=1.0, iteration_s=3.697, measured=1.0),
-    DeviceFactor(kind="cascade-lake", title="Intel Xeon Cascade Lake", cores=2, tflops=0.090, rated=0.938, iteration_s=5.549, measured=0.666),
+    DeviceFactor(
+        kind="cascade-lake", title="Intel Xeon Cascade Lake", cores=2, tflops=0.090, rated=0.938, iteration_s=5.549, measured=0.666
+    ),
     DeviceFactor(kind="skylake", title="Intel Xeon Skylake", cores=2, tflops=0.112, rated=1.167, iteration_s=3.800, measured=0.973),
     DeviceFactor(kind="t4", title="Nvidia T4", cores=2560, tflops=5.554, rated=57.854, iteration_s=0.062, measured=59.629, gpu=True),
     DeviceFactor(kind="v100", title="Nvidia V100", cores=5120, tflops=13.345, rated=139.010, iteration_s=0.024, measured=154.042, gpu=True),
-)  # fmt: skip
+)
 KINDS = {factor.kind: factor for factor in TABLE_1}
 """Rows by kind."""
 

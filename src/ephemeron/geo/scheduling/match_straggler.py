@@ -81,6 +81,7 @@ def search_optimal_plan(region: RegionResources, wanted: float) -> RegionResourc
     every = itertools.product(*(range(device.count + 1) for device in region.devices))
     best = min((counts for counts in every if any(counts)), key=distance)
     return RegionResources(
-        name=region.name, data=region.data,
+        name=region.name,
+        data=region.data,
         devices=tuple(DeviceCount(kind=d.kind, count=n, power=d.power) for d, n in zip(region.devices, best, strict=True)),
-    )  # fmt: skip
+    )

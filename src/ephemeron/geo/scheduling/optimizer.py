@@ -74,9 +74,7 @@ def fastest(regions: Sequence[RegionOffers], *, budget_usd: float = math.inf) ->
         if found.usd <= budget_usd * _SLACK:
             return found
         least = min(least, found.usd)
-    raise PlanInfeasible(
-        f"a pass costs ${least:.6g} at least, and the budget is ${budget_usd:.6g}", binding="budget_usd"
-    )
+    raise PlanInfeasible(f"a pass costs ${least:.6g} at least, and the budget is ${budget_usd:.6g}", binding="budget_usd")
 
 
 def _candidates(regions: Sequence[RegionOffers], fronts: Sequence[Sequence[Choice]]) -> Iterator[Allocation]:

@@ -49,9 +49,7 @@ def fitted(region: RegionOffers, measured: Sequence[MeasuredIterations], *, samp
     per_sample = [each.iteration_s / each.samples for each in measured]
     n, mean_x, mean_y = len(measured), math.fsum(inverse) / len(measured), math.fsum(per_sample) / len(measured)
     spread = math.fsum((x - mean_x) ** 2 for x in inverse)
-    through_zero = math.fsum(x * y for x, y in zip(inverse, per_sample, strict=True)) / math.fsum(
-        x * x for x in inverse
-    )
+    through_zero = math.fsum(x * y for x, y in zip(inverse, per_sample, strict=True)) / math.fsum(x * x for x in inverse)
     work, fixed = through_zero, 0.0
     if n > 1 and spread > 1e-18 * mean_x**2:
         work = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(inverse, per_sample, strict=True)) / spread
@@ -86,18 +84,14 @@ def replanned(
         promised_s: time of a pass to keep, as planned before; None: what a pass takes now.
         worth: least part of a pass's time or cost that a change saves.
     """
-    current = Allocation(
-        regions=tuple(regions), choices=tuple(choice_of(region, now[region.name]) for region in regions)
-    )
+    current = Allocation(regions=tuple(regions), choices=tuple(choice_of(region, now[region.name]) for region in regions))
     promised_s = current.seconds if promised_s is None else promised_s
     reachable = max(choices(region)[-1].seconds for region in regions)
     best = at_pace(regions, max(promised_s, reachable))
     late = current.seconds > max(promised_s, best.seconds) * (1 + worth)
     dear = current.usd > best.usd * (1 + worth) and best.seconds <= max(current.seconds, promised_s) * (1 + worth)
     chosen = best if late or dear else current
-    changed = tuple(
-        region.name for region, choice in zip(regions, chosen.choices, strict=True) if choice.counts != tuple(now[region.name])
-    )  # fmt: skip
+    changed = tuple(region.name for region, choice in zip(regions, chosen.choices, strict=True) if choice.counts != tuple(now[region.name]))
     return Replanned(allocation=chosen, changed=changed, seconds_before=current.seconds, usd_before=current.usd)
 
 

@@ -65,16 +65,10 @@ def upper_band(
             for i in range(k, M, 2 ** (level + 1)):
                 if i + 2**level < M:
                     other = min(level, ceil_log2(M - i - 2**level))
-                    V[k, level + 1, i], T[k, level + 1, i], C[k, level + 1, i] = qr_pair(
-                        C[k, level, i], C[k, other, i + 2**level]
-                    )
+                    V[k, level + 1, i], T[k, level + 1, i], C[k, level + 1, i] = qr_pair(C[k, level, i], C[k, other, i + 2**level])
                     for j in range(k + 1, N):
                         W[k, level + 1, i, j], X[k, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level, i, j],
-                            W[k, other, i + 2**level, j],
-                            adjoint=True,
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level, i, j], W[k, other, i + 2**level, j], adjoint=True
                         )
         B[k, k] = copy(C[k, depth, k])
         wide = ceil_log2(N - k - 1)
@@ -86,15 +80,10 @@ def upper_band(
             for j in range(k + 1, N, 2 ** (level + 1)):
                 if j + 2**level < N:
                     beside = min(level, ceil_log2(N - j - 2**level))
-                    H[k, level + 1, j], J[k, level + 1, j], G[k, level + 1, j] = qr_pair(
-                        G[k, level, j], G[k, beside, j + 2**level]
-                    )
+                    H[k, level + 1, j], J[k, level + 1, j], G[k, level + 1, j] = qr_pair(G[k, level, j], G[k, beside, j + 2**level])
                     for i in range(k + 1, M):
                         Y[k, level + 1, i, j], S[k + 1, i, j + 2**level] = apply_pair_right(
-                            H[k, level + 1, j],
-                            J[k, level + 1, j],
-                            Y[k, level, i, j],
-                            Y[k, beside, i, j + 2**level],
+                            H[k, level + 1, j], J[k, level + 1, j], Y[k, level, i, j], Y[k, beside, i, j + 2**level]
                         )
         if k + 1 < N:
             B[k, k + 1] = copy(G[k, wide, k + 1], adjoint=True)
@@ -104,16 +93,7 @@ def upper_band(
 
 @lambdapack
 def hermitian_band(
-    A: Input,
-    S: Temporary,
-    W: Temporary,
-    C: Temporary,
-    X: Temporary,
-    Y: Temporary,
-    B: Output,
-    V: Output,
-    T: Output,
-    N: Size,
+    A: Input, S: Temporary, W: Temporary, C: Temporary, X: Temporary, Y: Temporary, B: Output, V: Output, T: Output, N: Size
 ) -> None:
     """B with A = Q B Qᴴ for a Hermitian A: tiles on the diagonal and below it (upper triangular). V and T are the reflectors of Q.
 
@@ -139,16 +119,10 @@ def hermitian_band(
             for i in range(k + 1, N, 2 ** (level + 1)):
                 if i + 2**level < N:
                     other = min(level, ceil_log2(N - i - 2**level))
-                    V[k, level + 1, i], T[k, level + 1, i], C[k, level + 1, i] = qr_pair(
-                        C[k, level, i], C[k, other, i + 2**level]
-                    )
+                    V[k, level + 1, i], T[k, level + 1, i], C[k, level + 1, i] = qr_pair(C[k, level, i], C[k, other, i + 2**level])
                     for j in range(k + 1, N):
                         W[k, level + 1, i, j], X[k, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level, i, j],
-                            W[k, other, i + 2**level, j],
-                            adjoint=True,
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level, i, j], W[k, other, i + 2**level, j], adjoint=True
                         )
         for j in range(k + 1, N):
             Y[k, 0, k + 1, j] = apply_leaf_right(V[k, 0, j], T[k, 0, j], W[k, depth, k + 1, j])
@@ -160,10 +134,7 @@ def hermitian_band(
                     beside = min(level, ceil_log2(N - j - 2**level))
                     for i in range(k + 1, N):
                         Y[k, level + 1, i, j], S[k + 1, i, j + 2**level] = apply_pair_right(
-                            V[k, level + 1, j],
-                            T[k, level + 1, j],
-                            Y[k, level, i, j],
-                            Y[k, beside, i, j + 2**level],
+                            V[k, level + 1, j], T[k, level + 1, j], Y[k, level, i, j], Y[k, beside, i, j + 2**level]
                         )
         B[k, k] = copy(S[k, k, k])
         B[k + 1, k] = copy(C[k, depth, k + 1])
@@ -173,9 +144,7 @@ def hermitian_band(
 
 
 @lambdapack
-def apply_thin_q(
-    V: Input, T: Input, B: Input, S: Temporary, W: Temporary, X: Output, M: Size, N: Size, K: Size
-) -> None:
+def apply_thin_q(V: Input, T: Input, B: Input, S: Temporary, W: Temporary, X: Output, M: Size, N: Size, K: Size) -> None:
     """X = Q B for the reflectors of `qr.qr` or the left ones of `upper_band`, where zeros below B complete it to M tile rows.
 
     B has min(M, N) × K tiles, X has M × K. The steps are those of `qr.apply_q`.
@@ -200,10 +169,7 @@ def apply_thin_q(
                     if i + 2**level < M:
                         other = min(level, ceil_log2(M - i - 2**level))
                         W[k, level, i, j], W[k, other, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level + 1, i, j],
-                            S[t, i + 2**level, j],
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level + 1, i, j], S[t, i + 2**level, j]
                         )
             for i in range(k, M):
                 S[t + 1, i, j] = apply_leaf(V[k, 0, i], T[k, 0, i], W[k, 0, i, j])
@@ -234,10 +200,7 @@ def apply_band_q(V: Input, T: Input, B: Input, S: Temporary, W: Temporary, X: Ou
                     if i + 2**level < N:
                         other = min(level, ceil_log2(N - i - 2**level))
                         W[k, level, i, j], W[k, other, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level + 1, i, j],
-                            S[t, i + 2**level, j],
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level + 1, i, j], S[t, i + 2**level, j]
                         )
             for i in range(k + 1, N):
                 S[t + 1, i, j] = apply_leaf(V[k, 0, i], T[k, 0, i], W[k, 0, i, j])

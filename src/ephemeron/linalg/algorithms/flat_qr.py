@@ -23,9 +23,7 @@ from ephemeron.linalg.kernels.orthogonal import (
 
 
 @lambdapack
-def flat_qr(
-    A: Input, S: Temporary, W: Temporary, C: Temporary, V: Output, T: Output, R: Output, M: Size, N: Size
-) -> None:
+def flat_qr(A: Input, S: Temporary, W: Temporary, C: Temporary, V: Output, T: Output, R: Output, M: Size, N: Size) -> None:
     """R (upper tiles) of A, and the reflectors V and T of Q (steps × M tiles).
 
     S[k] is what is left of A after k ≥ 1 steps; W[k, i] is row k after the tiles down to row i; C is R of the panel, likewise.
@@ -72,18 +70,12 @@ def flat_qr(
                     if k == 0:
                         R[k, j], S[k + 1, i, j] = apply_below(V[k, i], T[k, i], W[k, i - 1, j], A[i, j], adjoint=True)
                     else:
-                        R[k, j], S[k + 1, i, j] = apply_below(
-                            V[k, i], T[k, i], W[k, i - 1, j], S[k, i, j], adjoint=True
-                        )
+                        R[k, j], S[k + 1, i, j] = apply_below(V[k, i], T[k, i], W[k, i - 1, j], S[k, i, j], adjoint=True)
                 else:
                     if k == 0:
-                        W[k, i, j], S[k + 1, i, j] = apply_below(
-                            V[k, i], T[k, i], W[k, i - 1, j], A[i, j], adjoint=True
-                        )
+                        W[k, i, j], S[k + 1, i, j] = apply_below(V[k, i], T[k, i], W[k, i - 1, j], A[i, j], adjoint=True)
                     else:
-                        W[k, i, j], S[k + 1, i, j] = apply_below(
-                            V[k, i], T[k, i], W[k, i - 1, j], S[k, i, j], adjoint=True
-                        )
+                        W[k, i, j], S[k + 1, i, j] = apply_below(V[k, i], T[k, i], W[k, i - 1, j], S[k, i, j], adjoint=True)
 
 
 @lambdapack

@@ -10,31 +10,13 @@ definite; then V holds its eigenvectors.
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, lambdapack, tiles
-from ephemeron.linalg.kernels.jacobi import (
-    add_rows,
-    extend_triangle,
-    pair_triangle,
-    right_vectors,
-    rotate_pair,
-    thin_triangle,
-    zero_block,
-)
+from ephemeron.linalg.kernels.jacobi import add_rows, extend_triangle, pair_triangle, right_vectors, rotate_pair, thin_triangle, zero_block
 from ephemeron.linalg.kernels.products import copy, multiply
 
 
 @lambdapack
 def jacobi_svd(
-    A: Input,
-    B: Temporary,
-    H: Temporary,
-    J: Temporary,
-    Y: Temporary,
-    Z: Temporary,
-    X: Output,
-    V: Output,
-    M: Size,
-    N: Size,
-    W: Size,
+    A: Input, B: Temporary, H: Temporary, J: Temporary, Y: Temporary, Z: Temporary, X: Output, V: Output, M: Size, N: Size, W: Size
 ) -> None:
     """Unitary V (N × N tiles) and X = A V (M × N tiles), whose columns are orthogonal after enough of W sweeps.
 

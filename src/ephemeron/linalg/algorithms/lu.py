@@ -22,18 +22,7 @@ from ephemeron.linalg.kernels.triangular import solve_lower
 
 
 @lambdapack
-def lu(
-    A: Input,
-    S: Temporary,
-    C: Temporary,
-    Q: Temporary,
-    G: Temporary,
-    L: Output,
-    U: Output,
-    P: Output,
-    M: Size,
-    N: Size,
-) -> None:
+def lu(A: Input, S: Temporary, C: Temporary, Q: Temporary, G: Temporary, L: Output, U: Output, P: Output, M: Size, N: Size) -> None:
     """L (lower tiles), U (upper tiles) and P (min(M, N) × 1 tiles, lists of pivots) of A, in min(M, N) steps.
 
     S[k] is what is left of A after k steps; C and Q are candidates for pivots and their places, G the pivot rows of one column.
@@ -65,9 +54,7 @@ def lu(
             for level in range(depth):
                 for i in range(k, M, 2 ** (level + 1)):
                     if i + 2**level < M:
-                        G[k, level + 1, i, j] = add(
-                            G[k, level, i, j], G[k, min(level, ceil_log2(M - i - 2**level)), i + 2**level, j]
-                        )
+                        G[k, level + 1, i, j] = add(G[k, level, i, j], G[k, min(level, ceil_log2(M - i - 2**level)), i + 2**level, j])
             U[k, j] = solve_lower(L[k, k], G[k, depth, k, j], unit=True)
             for i in range(k + 1, M):
                 S[k + 1, i, j] = exchange_and_update(S[k, i, j], S[k, k, j], P[k, 0], L[i, k], U[k, j], k, i)
@@ -91,9 +78,7 @@ def lu_forward(L: Input, P: Input, B: Input, S: Temporary, G: Temporary, X: Outp
             for level in range(depth):
                 for i in range(k, N, 2 ** (level + 1)):
                     if i + 2**level < N:
-                        G[k, level + 1, i, j] = add(
-                            G[k, level, i, j], G[k, min(level, ceil_log2(N - i - 2**level)), i + 2**level, j]
-                        )
+                        G[k, level + 1, i, j] = add(G[k, level, i, j], G[k, min(level, ceil_log2(N - i - 2**level)), i + 2**level, j])
             X[k, j] = solve_lower(L[k, k], G[k, depth, k, j], unit=True)
             for i in range(k + 1, N):
                 S[k + 1, i, j] = exchange_and_update(S[k, i, j], S[k, k, j], P[k, 0], L[i, k], X[k, j], k, i)
@@ -116,9 +101,7 @@ def permuted_lower(L: Input, P: Input, S: Temporary, G: Temporary, F: Output, M:
             for level in range(depth):
                 for i in range(k, M, 2 ** (level + 1)):
                     if i + 2**level < M:
-                        G[k, level + 1, i, j] = add(
-                            G[k, level, i, j], G[k, min(level, ceil_log2(M - i - 2**level)), i + 2**level, j]
-                        )
+                        G[k, level + 1, i, j] = add(G[k, level, i, j], G[k, min(level, ceil_log2(M - i - 2**level)), i + 2**level, j])
             F[k, j] = copy(G[k, depth, k, j])
             for i in range(k + 1, M):
                 S[k + 1, i, j] = exchange_rows(S[k, i, j], S[k, k, j], P[k, 0], k, i)

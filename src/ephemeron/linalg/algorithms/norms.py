@@ -19,7 +19,5 @@ def norms_of_columns(A: Input, T: Temporary, C: Output, M: Size, N: Size) -> Non
         for level in range(depth):
             for i in range(0, M, 2 ** (level + 1)):
                 if i + 2**level < M:
-                    T[level + 1, j, i] = join_norms(
-                        T[level, j, i], T[min(level, ceil_log2(M - i - 2**level)), j, i + 2**level], power=1
-                    )
+                    T[level + 1, j, i] = join_norms(T[level, j, i], T[min(level, ceil_log2(M - i - 2**level)), j, i + 2**level], power=1)
         C[0, j] = copy(T[depth, j, 0])

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
 from ephemeron.linalg.kernels.orthogonal import identity_like
-from ephemeron.linalg.kernels.products import (
-    add,
-    copy,
-    multiply,
-    multiply_add,
-    multiply_add_pairs,
-    multiply_pairs,
-    scaled,
-    weighted_sum,
-)
+from ephemeron.linalg.kernels.products import add, copy, multiply, multiply_add, multiply_add_pairs, multiply_pairs, scaled, weighted_sum
 
 
 @lambdapack
@@ -69,17 +60,15 @@ def matmul_pairs(A: Input, B: Input, P: Temporary, C: Output, M: Size, N: Size, 
                     if g + 1 < groups:
                         P[i, j, g + 1] = multiply_add_pairs(
                             P[i, j, g], A[i, k], B[k, j], A[i, k + 1], B[k + 1, j], A[i, k + 2], B[k + 2, j], A[i, k + 3], B[k + 3, j]
-                        )  # fmt: skip
+                        )
                     else:
                         C[i, j] = multiply_add_pairs(
                             P[i, j, g], A[i, k], B[k, j], A[i, k + 1], B[k + 1, j], A[i, k + 2], B[k + 2, j], A[i, k + 3], B[k + 3, j]
-                        )  # fmt: skip
+                        )
 
 
 @lambdapack
-def matmul_layers(
-    A: Input, B: Input, P: Temporary, T: Temporary, C: Output, M: Size, N: Size, K: Size, Q: Size
-) -> None:
+def matmul_layers(A: Input, B: Input, P: Temporary, T: Temporary, C: Output, M: Size, N: Size, K: Size, Q: Size) -> None:
     """C = A B with Q layers that work at the same time on parts of K, and a tree of sums over them (2.5-D).
 
     Pays where M N tasks at a time are fewer than the executors.
@@ -103,10 +92,7 @@ def matmul_layers(
             for level in range(depth):
                 for q in range(0, layers, 2 ** (level + 1)):
                     if q + 2**level < layers:
-                        T[level + 1, i, j, q] = add(
-                            T[level, i, j, q],
-                            T[min(level, ceil_log2(layers - q - 2**level)), i, j, q + 2**level],
-                        )
+                        T[level + 1, i, j, q] = add(T[level, i, j, q], T[min(level, ceil_log2(layers - q - 2**level)), i, j, q + 2**level])
             C[i, j] = copy(T[depth, i, j, 0])
 
 

@@ -49,16 +49,10 @@ def qr(A: Input, S: Temporary, W: Temporary, C: Temporary, V: Output, T: Output,
             for i in range(k, M, 2 ** (level + 1)):
                 if i + 2**level < M:
                     other = min(level, ceil_log2(M - i - 2**level))
-                    V[k, level + 1, i], T[k, level + 1, i], C[k, level + 1, i] = qr_pair(
-                        C[k, level, i], C[k, other, i + 2**level]
-                    )
+                    V[k, level + 1, i], T[k, level + 1, i], C[k, level + 1, i] = qr_pair(C[k, level, i], C[k, other, i + 2**level])
                     for j in range(k + 1, N):
                         W[k, level + 1, i, j], S[k + 1, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level, i, j],
-                            W[k, other, i + 2**level, j],
-                            adjoint=True,
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level, i, j], W[k, other, i + 2**level, j], adjoint=True
                         )
         R[k, k] = copy(C[k, depth, k])
         for j in range(k + 1, N):
@@ -66,9 +60,7 @@ def qr(A: Input, S: Temporary, W: Temporary, C: Temporary, V: Output, T: Output,
 
 
 @lambdapack
-def apply_q_adjoint(
-    V: Input, T: Input, B: Input, S: Temporary, W: Temporary, X: Output, M: Size, N: Size, K: Size
-) -> None:
+def apply_q_adjoint(V: Input, T: Input, B: Input, S: Temporary, W: Temporary, X: Output, M: Size, N: Size, K: Size) -> None:
     """X = Qᴴ B for the reflectors of `qr`; B and X have M × K tiles."""
     tiles(V, min(M, N), ceil_log2(M) + 1, M)
     tiles(T, min(M, N), ceil_log2(M) + 1, M)
@@ -87,11 +79,7 @@ def apply_q_adjoint(
                     if i + 2**level < M:
                         other = min(level, ceil_log2(M - i - 2**level))
                         W[k, level + 1, i, j], S[k + 1, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level, i, j],
-                            W[k, other, i + 2**level, j],
-                            adjoint=True,
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level, i, j], W[k, other, i + 2**level, j], adjoint=True
                         )
             X[k, j] = copy(W[k, depth, k, j])
     for i in range(min(M, N), M):
@@ -124,10 +112,7 @@ def apply_q(V: Input, T: Input, B: Input, S: Temporary, W: Temporary, X: Output,
                     if i + 2**level < M:
                         other = min(level, ceil_log2(M - i - 2**level))
                         W[k, level, i, j], W[k, other, i + 2**level, j] = apply_pair(
-                            V[k, level + 1, i],
-                            T[k, level + 1, i],
-                            W[k, level + 1, i, j],
-                            S[t, i + 2**level, j],
+                            V[k, level + 1, i], T[k, level + 1, i], W[k, level + 1, i, j], S[t, i + 2**level, j]
                         )
             for i in range(k, M):
                 S[t + 1, i, j] = apply_leaf(V[k, 0, i], T[k, 0, i], W[k, 0, i, j])

@@ -71,9 +71,7 @@ def randomized_svd(
             for i in range(0, M, 2 ** (level + 1)):
                 if i + 2**level < M:
                     G[r, level, i] = multiply(E[r, level + 1, i], G[r, level + 1, i])
-                    G[r, min(level, ceil_log2(M - i - 2**level)), i + 2**level] = multiply(
-                        F[r, level + 1, i], G[r, level + 1, i]
-                    )
+                    G[r, min(level, ceil_log2(M - i - 2**level)), i + 2**level] = multiply(F[r, level + 1, i], G[r, level + 1, i])
         for i in range(M):
             Q[r, i] = multiply(E[r, 0, i], G[r, 0, i])
         for j in range(N):
@@ -95,9 +93,7 @@ def randomized_svd(
             for j in range(0, N, 2 ** (level + 1)):
                 if j + 2**level < N:
                     B[r, level, j] = multiply(H[r, level + 1, j], B[r, level + 1, j])
-                    B[r, min(level, ceil_log2(N - j - 2**level)), j + 2**level] = multiply(
-                        J[r, level + 1, j], B[r, level + 1, j]
-                    )
+                    B[r, min(level, ceil_log2(N - j - 2**level)), j + 2**level] = multiply(J[r, level + 1, j], B[r, level + 1, j])
         for j in range(N):
             P[r, j] = multiply(H[r, 0, j], B[r, 0, j])
     # Aᴴ Q = P K, so A ≈ Q Kᴴ Pᴴ; with Kᴴ = S D T that is (Q S) D (P Tᴴ)ᴴ

@@ -8,9 +8,7 @@ from ephemeron.linalg.kernels.products import copy, multiply
 
 
 @lambdapack
-def tsqr(
-    A: Input, L: Temporary, E: Temporary, F: Temporary, C: Temporary, G: Temporary, Q: Output, R: Output, M: Size
-) -> None:
+def tsqr(A: Input, L: Temporary, E: Temporary, F: Temporary, C: Temporary, G: Temporary, Q: Output, R: Output, M: Size) -> None:
     """Q (M × 1 tiles, orthonormal columns) and R (one tile) of A (M × 1 tiles).
 
     L are the Q of the leaves; E and F the upper and lower rows of the Q of a pair; C the R on their way up the tree, and G the

@@ -88,9 +88,5 @@ def _extremes(definition: Definition) -> Iterator[tuple[Linear, list[Linear]]]:
     out = Linear({definition.variable: 1})
     sign = 1 if definition.kind == "min" else -1
     for place, argument in enumerate(definition.arguments):
-        others = [
-            ((other - argument) * sign).plus(-1 if k < place else 0)
-            for k, other in enumerate(definition.arguments)
-            if k != place
-        ]
+        others = [((other - argument) * sign).plus(-1 if k < place else 0) for k, other in enumerate(definition.arguments) if k != place]
         yield out - argument, others

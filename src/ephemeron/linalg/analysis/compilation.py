@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from ephemeron.linalg.analysis.linear import Linear, variable
 from ephemeron.linalg.analysis.propagation import Infeasible, Steps, propagate
 from ephemeron.linalg.analysis.system import System
-from ephemeron.linalg.language.expressions import (
-    Comparison,
-    Condition,
-    Constant,
-    Expression,
-    Logical,
-    Name,
-    ceil_log2,
-)
+from ephemeron.linalg.language.expressions import Comparison, Condition, Constant, Expression, Logical, Name, ceil_log2
 from ephemeron.linalg.language.program import Assign, Branch, For, KernelCall, Program, TileReference
 
 _NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -68,9 +60,7 @@ def disjoint_cases(condition: Condition, truth: bool = True) -> list[list[Compar
     if (condition.operator == "and") is truth:
         return [[*a, *b] for a in disjoint_cases(first, truth) for b in disjoint_cases(rest, truth)]
     # either the first decides, or it does not and the rest does
-    return disjoint_cases(first, truth) + [
-        [*a, *b] for a in disjoint_cases(first, not truth) for b in disjoint_cases(rest, truth)
-    ]
+    return disjoint_cases(first, truth) + [[*a, *b] for a in disjoint_cases(first, not truth) for b in disjoint_cases(rest, truth)]
 
 
 def _domains(program: Program, call: KernelCall, sizes: Mapping[str, int], steps: Steps) -> Iterator[Domain]:

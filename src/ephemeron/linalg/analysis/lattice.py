@@ -12,9 +12,7 @@ from ephemeron.linalg.analysis.propagation import Infeasible, Steps
 from ephemeron.linalg.analysis.system import System
 
 
-def parametrised(
-    system: System, wanted: Sequence[Linear], steps: Steps
-) -> tuple[list[Linear], list[Linear], list[int]]:
+def parametrised(system: System, wanted: Sequence[Linear], steps: Steps) -> tuple[list[Linear], list[Linear], list[int]]:
     """`wanted` forms and all inequalities over free parameters, after elimination of fixed variables and equations.
 
     Args:

@@ -27,8 +27,7 @@ def check_unrolled(program: Program, sizes: Mapping[str, int]) -> None:
             if index < 0 or (limits is not None and index >= limits[place]):
                 shape = "" if limits is None else f", which has {' × '.join(map(str, limits))} tiles"
                 raise ProgramError(
-                    f"{reference} is {described(tile)} at {at}: outside {reference.matrix}{shape}",
-                    location=reference.location,
+                    f"{reference} is {described(tile)} at {at}: outside {reference.matrix}{shape}", location=reference.location
                 )
 
     for node, values in walk(program, sizes):
@@ -44,16 +43,14 @@ def check_unrolled(program: Program, sizes: Mapping[str, int]) -> None:
             check_bounds(reference, tile, at)
         for reference, tile in read:
             if reference.matrix not in inputs and tile not in written:
-                raise ProgramError(
-                    f"{reference} reads {described(tile)} at {at}, which is not written before",
-                    location=reference.location,
-                )
+                raise ProgramError(f"{reference} reads {described(tile)} at {at}, which is not written before", location=reference.location)
         for reference, tile in wrote:
             if tile in written:
                 raise ProgramError(
                     f"{reference} writes {described(tile)} at {at}, which is written already",
-                    location=reference.location, remedy="each tile is written once",
-                )  # fmt: skip
+                    location=reference.location,
+                    remedy="each tile is written once",
+                )
             written.add(tile)
 
 

@@ -65,9 +65,7 @@ class System:
 
     def copy(self) -> System:
         """A system that can be changed without changing this one."""
-        return System(
-            list(self.low), list(self.high), list(self.equations), list(self.inequalities), list(self.definitions)
-        )
+        return System(list(self.low), list(self.high), list(self.equations), list(self.inequalities), list(self.definitions))
 
     def joined(self, other: System) -> tuple[System, int]:
         """Both systems over disjoint variables, and by how much the numbers of `other` grew."""

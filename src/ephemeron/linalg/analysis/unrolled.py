@@ -18,9 +18,7 @@ from ephemeron.linalg.language.program import Assign, For, KernelCall, Node, Pro
 def walk(program: Program, sizes: Mapping[str, int]) -> Iterator[tuple[Node, dict[str, int]]]:
     """Every task with its bindings, in the order of the text: an order in which a task follows all upstream tasks."""
 
-    def block(
-        body: tuple[Statement, ...], values: dict[str, int], indices: tuple[int, ...]
-    ) -> Iterator[tuple[Node, dict[str, int]]]:
+    def block(body: tuple[Statement, ...], values: dict[str, int], indices: tuple[int, ...]) -> Iterator[tuple[Node, dict[str, int]]]:
         values = dict(values)
         for statement in body:
             if isinstance(statement, KernelCall):

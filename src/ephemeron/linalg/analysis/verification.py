@@ -76,8 +76,9 @@ def _check_single_assignment(analysis: Analysis) -> None:
                     raise ProgramError(
                         f"{access.reference} writes {described(tile)} at {_at(analysis, domain, found)}, and"
                         f" {other.reference} at line {other.reference.location.line} writes it too",
-                        location=access.reference.location, remedy="each tile is written once",
-                    )  # fmt: skip
+                        location=access.reference.location,
+                        remedy="each tile is written once",
+                    )
 
 
 def _check_order(analysis: Analysis) -> None:
@@ -144,8 +145,7 @@ def _unwritten(analysis: Analysis, reader: Domain, read: Access) -> ProgramError
                 location=read.reference.location,
             )
     return ProgramError(
-        f"{read.reference} reads tiles that are not written before, with {_sizes(analysis)}",
-        location=read.reference.location,
+        f"{read.reference} reads tiles that are not written before, with {_sizes(analysis)}", location=read.reference.location
     )
 
 

@@ -78,9 +78,13 @@ def claimed(store: str, temporaries: str, executor: FunctionExecutor) -> Iterato
     """
     channel, queue = executor.queue
     claim = ProgramClaim(
-        queue=queue, channel=channel, host=platform.node(), process=os.getpid(),
-        process_began=psutil.Process().create_time(), began=time.time(),
-    )  # fmt: skip
+        queue=queue,
+        channel=channel,
+        host=platform.node(),
+        process=os.getpid(),
+        process_began=psutil.Process().create_time(),
+        began=time.time(),
+    )
 
     async def put(claim: ProgramClaim) -> None:
         async with tile_store.opened(store) as channel:

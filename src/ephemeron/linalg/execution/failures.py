@@ -9,23 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ephemeron.errors import (
-    MatrixError,
-    NotConverged,
-    NotFinite,
-    NotHermitian,
-    NotPositiveDefinite,
-    SingularMatrix,
-    TaskFailed,
-)
+from ephemeron.errors import MatrixError, NotConverged, NotFinite, NotHermitian, NotPositiveDefinite, SingularMatrix, TaskFailed
 
 _KINDS = {kind.__name__: kind for kind in (NotConverged, NotFinite, NotHermitian, NotPositiveDefinite, SingularMatrix)}
 _TEXT = re.compile(r"(?P<kind>\w+): (?P<kernel>\w+): (?P<message>.*) \((?P<where>.*), row (?P<row>\d+)\)", re.DOTALL)
 
 
-def located_error(
-    error: MatrixError, program: str, tiles: Iterable[str], *, first_row: int | None = None
-) -> MatrixError:
+def located_error(error: MatrixError, program: str, tiles: Iterable[str], *, first_row: int | None = None) -> MatrixError:
     """The error of a task, with the program, the tiles that it writes, and the row in the tile.
 
     Args:
@@ -39,9 +29,7 @@ def located_error(
     return type(error)(message, kernel=program, position=error.position, where=where)
 
 
-def check_finite(
-    tile: npt.NDArray[Any], *, matrix: str, first: tuple[int, int], index: tuple[int, int], name: str
-) -> None:
+def check_finite(tile: npt.NDArray[Any], *, matrix: str, first: tuple[int, int], index: tuple[int, int], name: str) -> None:
     """Refuses a tile of a given matrix in which a value is NaN or infinite.
 
     Args:
@@ -59,9 +47,11 @@ def check_finite(
         return
     row, column = (int(x) for x in np.argwhere(~finite)[0])
     raise NotFinite(
-        f"the value at {first[0] + row}, {first[1] + column} of {matrix} is {tile[row, column]}", kernel=name, position=row,
+        f"the value at {first[0] + row}, {first[1] + column} of {matrix} is {tile[row, column]}",
+        kernel=name,
+        position=row,
         where=f"{name}, tile {index[0]}, {index[1]} of {matrix}, row {row}",
-    )  # fmt: skip
+    )
 
 
 def matrix_error(failure: TaskFailed) -> MatrixError | None:
@@ -69,9 +59,7 @@ def matrix_error(failure: TaskFailed) -> MatrixError | None:
     found = _TEXT.fullmatch(str(failure))
     if found is None or found["kind"] not in _KINDS:
         return None
-    made: MatrixError = _KINDS[found["kind"]](
-        found["message"], kernel=found["kernel"], position=int(found["row"]), where=found["where"]
-    )
+    made: MatrixError = _KINDS[found["kind"]](found["message"], kernel=found["kernel"], position=int(found["row"]), where=found["where"])
     for note in getattr(failure, "__notes__", ()):
         made.add_note(note)
     return made

@@ -49,9 +49,15 @@ SOLVERS: Mapping[str, Callable[..., tuple[npt.NDArray[Any], ...]]] = {
 }
 """By name: takes the matrix, then what else there is of `GatheredData`: further matrices, a list of the family's tiles, the number."""
 _COPIES = {
-    "eigh": 5, "eigvalsh": 3, "svd": 8, "svdvals": 3, "triangle_condition": 2, "cholesky_condition": 2, "lu_condition": 4,
+    "eigh": 5,
+    "eigvalsh": 3,
+    "svd": 8,
+    "svdvals": 3,
+    "triangle_condition": 2,
+    "cholesky_condition": 2,
+    "lu_condition": 4,
     "pseudo_inverse": 10,
-}  # fmt: skip
+}
 """Matrices of n × n values that a solver holds at once, its input and workspace included; of a narrow band, n × 2 b."""
 
 
@@ -80,8 +86,7 @@ def check_memory(solver: str, rows: int, columns: int, itemsize: int, *, band: i
         enough = 2 ** math.ceil(math.log2(needed))
         raise JobError(
             f"{solver} of {rows} x {columns} needs {needed:.0f} MB in one function, which has {memory_mb}",
-            remedy=f"use memory_mb={enough}"
-            + (", values only, or randomized_svd" if solver in ("eigh", "svd") else ""),
+            remedy=f"use memory_mb={enough}" + (", values only, or randomized_svd" if solver in ("eigh", "svd") else ""),
         )
 
 
@@ -163,10 +168,18 @@ async def open_gathered(data: bytes, channel: Channel, load: Load) -> GatheredGr
 
 
 def run_gathered(
-    solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix], *, executor: FunctionExecutor, owners: Owners | None = None,
-    checked: bool = False, others: Sequence[StoredMatrix] = (), family: TileFamily | None = None, family_tiles: int = 0,
+    solver: str,
+    matrix: StoredMatrix,
+    outputs: Sequence[StoredMatrix],
+    *,
+    executor: FunctionExecutor,
+    owners: Owners | None = None,
+    checked: bool = False,
+    others: Sequence[StoredMatrix] = (),
+    family: TileFamily | None = None,
+    family_tiles: int = 0,
     number: int | None = None,
-) -> tuple[list[StoredMatrix], LinalgReport]:  # fmt: skip
+) -> tuple[list[StoredMatrix], LinalgReport]:
     """Runs a solver in one function. One that was interrupted is not computed again once its results are whole.
 
     Args:
@@ -198,26 +211,42 @@ def run_gathered(
     if whole:
         return made, LinalgReport(algorithm=solver)
     data = GatheredData(
-        solver=solver, matrix=matrix, outputs=tuple(made), tries=executor.tries, checked=checked, others=tuple(others), family=family,
-        family_tiles=family_tiles, number=number,
-    )  # fmt: skip
+        solver=solver,
+        matrix=matrix,
+        outputs=tuple(made),
+        tries=executor.tries,
+        checked=checked,
+        others=tuple(others),
+        family=family,
+        family_tiles=family_tiles,
+        number=number,
+    )
     results: list[TaskResult] = []
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
     with claimed(made[0].store, f"{name}{TEMPORARY}", executor):
         future = executor.run_graph(
-            _OPENER, json.dumps(plain(data), separators=(",", ":"), sort_keys=True).encode(), GatheredGraph(data).starts,
-            tasks=1, name=solver, code=[], on_result=results.append,
-        )  # fmt: skip
+            _OPENER,
+            json.dumps(plain(data), separators=(",", ":"), sort_keys=True).encode(),
+            GatheredGraph(data).starts,
+            tasks=1,
+            name=solver,
+            code=[],
+            on_result=results.append,
+        )
         try:
             future.result()
         finally:
             future.cancel()
     traffic = [build(TaskTraffic, r.value, where=f"result of {r.id}") for r in results]
     report = LinalgReport(
-        algorithm=solver, tasks=1, seconds=time.perf_counter() - began, core_seconds=sum(r.compute_s for r in results),
-        bytes_read=sum(t.read for t in traffic), bytes_written=sum(t.written for t in traffic),
+        algorithm=solver,
+        tasks=1,
+        seconds=time.perf_counter() - began,
+        core_seconds=sum(r.compute_s for r in results),
+        bytes_read=sum(t.read for t in traffic),
+        bytes_written=sum(t.written for t in traffic),
         cost_usd=executor.bill().cost_usd - bill_before,
-    )  # fmt: skip
+    )
 
     async def finish() -> None:
         async with tile_store.opened(made[0].store) as channel:

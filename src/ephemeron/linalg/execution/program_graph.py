@@ -110,19 +110,25 @@ class ProgramGraph(ShippedGraph):
         """
         keys = dict.fromkeys(key for tile in self._graph.reads(node) if (key := self.key(tile)))
         return TaskSpec(
-            id=_id(node, name), function=function, arguments=plain(_Place(line=node.line, indices=node.indices)),
-            max_tries=self._data.tries, inputs=tuple(keys), then=tuple(_id(child, name) for child in self._graph.downstream(node)),
-        )  # fmt: skip
+            id=_id(node, name),
+            function=function,
+            arguments=plain(_Place(line=node.line, indices=node.indices)),
+            max_tries=self._data.tries,
+            inputs=tuple(keys),
+            then=tuple(_id(child, name) for child in self._graph.downstream(node)),
+        )
 
     def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
         name = task.id.partition("-")[0]
         return [
             TaskEdge(
-                name=_id(child, name), inputs=self._graph.upstream_count(child),
-                tasks=(self.task(child, name, task.function),), order=self.order(child),
+                name=_id(child, name),
+                inputs=self._graph.upstream_count(child),
+                tasks=(self.task(child, name, task.function),),
+                order=self.order(child),
             )
             for child in self._graph.downstream(_node(task))
-        ]  # fmt: skip
+        ]
 
     def order(self, node: Node) -> int:
         """Of a small graph: tasks with the longest chain behind them first. Of a large one: in the order of the outermost loops, then
@@ -192,11 +198,7 @@ class ProgramGraph(ShippedGraph):
         if not written:
             return ()
         listing = await self._listed(self._channel)
-        return [
-            key
-            for key, readers in written
-            if key in listing.stored and all(self._was_done(reader, listing) for reader in readers)
-        ]
+        return [key for key, readers in written if key in listing.stored and all(self._was_done(reader, listing) for reader in readers)]
 
     def _was_done(self, node: Node, listing: _Listing) -> bool:
         """Whether all its tiles were there, or had been deleted because all that read them had ended."""
@@ -220,11 +222,7 @@ class ProgramGraph(ShippedGraph):
         written = self._graph.writes(node)
         if len(written) == 1:
             return written
-        kept = [
-            tile
-            for tile in written
-            if self._program.matrix(tile[0]).role is not Role.TEMPORARY or self._graph.reader_count(*tile)
-        ]
+        kept = [tile for tile in written if self._program.matrix(tile[0]).role is not Role.TEMPORARY or self._graph.reader_count(*tile)]
         return kept or written
 
     # -- computing
@@ -238,14 +236,11 @@ class ProgramGraph(ShippedGraph):
         self._check(node, tiles)
         try:
             outputs = self.kernels[call.kernel].run(
-                *self._arguments(call, node, values, tiles),
-                **{name: _option(option, values) for name, option in call.options},
+                *self._arguments(call, node, values, tiles), **{name: _option(option, values) for name, option in call.options}
             )
         except MatrixError as error:
             written = self._graph.writes(node)
-            raise located_error(
-                error, self._program.name, map(described, written), first_row=self._first_row(written[0])
-            ) from None
+            raise located_error(error, self._program.name, map(described, written), first_row=self._first_row(written[0])) from None
         kept = set(self._kept(node))
         objects = {
             self.key(tile): encode_tile(np.asarray(array))
@@ -263,16 +258,14 @@ class ProgramGraph(ShippedGraph):
                 rows, columns = known.slices(i, j)
                 check_finite(
                     known.seen(tiles[key]), matrix=matrix, first=(rows.start, columns.start), index=(i, j), name=self._program.name
-                )  # fmt: skip
+                )
                 self._finite.add(key)
 
     def _first_row(self, tile: Tile) -> int | None:
         known = self._data.matrices.get(tile[0])
         return None if known is None else tile[1][0] * known.tile_rows
 
-    def _arguments(
-        self, call: KernelCall, node: Node, values: Mapping[str, int], tiles: Mapping[str, npt.NDArray[Any]]
-    ) -> list[Any]:
+    def _arguments(self, call: KernelCall, node: Node, values: Mapping[str, int], tiles: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
         reads = iter(self._graph.reads(node))
         return [
             self._tile(next(reads), tiles) if isinstance(argument, TileReference) else evaluate(argument, values)

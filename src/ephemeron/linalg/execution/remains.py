@@ -121,9 +121,7 @@ async def find_remains(store: str, program: str | None = None, *, lease_s: float
             if (match := _PROGRAM.fullmatch(key)) and program in (None, match["program"]):
                 _count(counted.setdefault(match["program"], _Counted()), match)
         if program is not None and program not in counted:
-            raise JobError(
-                f"{store} has nothing of program {program!r}", remedy="leave the name out to list all programs"
-            )
+            raise JobError(f"{store} has nothing of program {program!r}", remedy="leave the name out to list all programs")
         begun = {name: c for name, c in counted.items() if c.temporary or c.claimed or c.outputs}
         claims = {name: await claims_of(channel, f"{name}{TEMPORARY}") for name, c in begun.items() if c.claimed}
     queues = {claim.queue: claim for each in claims.values() for claim in each}
@@ -134,10 +132,14 @@ async def find_remains(store: str, program: str | None = None, *, lease_s: float
         running = next((why for claim in of if (why := _why_running(claim, observed[claim.queue]))), "")
         found.append(
             ProgramRemains(
-                program=name, temporary=c.temporary, unfinished=sum(c.outputs.values()), running=running, claims=tuple(of),
+                program=name,
+                temporary=c.temporary,
+                unfinished=sum(c.outputs.values()),
+                running=running,
+                claims=tuple(of),
                 queued=sum(observed[claim.queue].keys for claim in of if _is_unused(claim)),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -155,9 +157,7 @@ async def remove_remains(store: str, remains: Collection[ProgramRemains], *, res
     check_abandoned(remains)
     async with tile_store.opened(store) as channel:
         for each in remains:
-            if {claim.queue for claim in await claims_of(channel, f"{each.program}{TEMPORARY}")} - {
-                claim.queue for claim in each.claims
-            }:
+            if {claim.queue for claim in await claims_of(channel, f"{each.program}{TEMPORARY}")} - {claim.queue for claim in each.claims}:
                 raise JobError(f"program {each.program} has been started just now", remedy="end it first")
             for claim in filter(_is_unused, each.claims):
                 await _remove_queue(claim)
@@ -306,11 +306,7 @@ def stored_matrices(store: str | None = None) -> list[MatrixOnDisk]:
     async def find() -> list[MatrixOnDisk]:
         found = []
         async with open_channel(address) as channel:
-            sizes = (
-                await channel.sizes("")
-                if isinstance(channel, SupportsSizes)
-                else dict.fromkeys(await channel.list(""), 0)
-            )
+            sizes = await channel.sizes("") if isinstance(channel, SupportsSizes) else dict.fromkeys(await channel.list(""), 0)
         below: dict[str, dict[str, int]] = {}
         for key, size in sizes.items():
             name, separator, rest = key.partition("/")
@@ -326,15 +322,19 @@ def stored_matrices(store: str | None = None) -> list[MatrixOnDisk]:
                 kind = next((kind for kind, pattern in _NAMES if pattern.fullmatch(name)), "named")
                 found.append(
                     MatrixOnDisk(
-                        store=address, name=name, kind="kept" if tile_store.KEPT in objects else kind,
-                        nbytes=sum(objects.values()), objects=len(objects), is_whole=_WHOLE in objects, owner=owner, is_owned=lives, age_s=_age_s(address, name),
+                        store=address,
+                        name=name,
+                        kind="kept" if tile_store.KEPT in objects else kind,
+                        nbytes=sum(objects.values()),
+                        objects=len(objects),
+                        is_whole=_WHOLE in objects,
+                        owner=owner,
+                        is_owned=lives,
+                        age_s=_age_s(address, name),
                     )
-                )  # fmt: skip
+                )
         running = {each.name.removesuffix(TEMPORARY) for each in found if each.kind == "temporary" and each.is_owned}
-        return [
-            replace(each, is_owned=True) if any(each.name.startswith(f"{program}-") for program in running) else each
-            for each in found
-        ]
+        return [replace(each, is_owned=True) if any(each.name.startswith(f"{program}-") for program in running) else each for each in found]
 
     return blocking(lambda interrupts: find())
 

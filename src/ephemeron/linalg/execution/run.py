@@ -33,9 +33,15 @@ _OPENER = "ephemeron.linalg.execution.program_graph:open_program"
 
 
 def run_program(
-    program: Program, sizes: Mapping[str, int], *, inputs: Mapping[str, Tiles], outputs: Mapping[str, Tiles],
-    executor: FunctionExecutor, owners: Owners | None = None, checked: Sequence[str] = (),
-) -> tuple[dict[str, Tiles], LinalgReport]:  # fmt: skip
+    program: Program,
+    sizes: Mapping[str, int],
+    *,
+    inputs: Mapping[str, Tiles],
+    outputs: Mapping[str, Tiles],
+    executor: FunctionExecutor,
+    owners: Owners | None = None,
+    checked: Sequence[str] = (),
+) -> tuple[dict[str, Tiles], LinalgReport]:
     """Runs a program. One that was interrupted goes on from its tiles when it is called again with the same inputs.
 
     Args:
@@ -56,9 +62,7 @@ def run_program(
     """
     code = {name: executor.shipment(load_kernel(path)) for name, path in program.kernels}
     data, whole = blocking(
-        lambda interrupts: _prepare(
-            program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries, checked
-        )
+        lambda interrupts: _prepare(program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries, checked)
     )
     made: dict[str, Tiles] = {name: data.matrices.get(name) or data.families[name] for name in outputs}
     if whole:
@@ -89,10 +93,15 @@ def run_program(
         finally:
             future.cancel()
     report = LinalgReport(
-        algorithm=program.name, tasks=tasks, seconds=time.perf_counter() - began, core_seconds=totals.seconds,
-        bytes_read=totals.read, bytes_written=totals.written, cost_usd=executor.bill().cost_usd - bill_before,
+        algorithm=program.name,
+        tasks=tasks,
+        seconds=time.perf_counter() - began,
+        core_seconds=totals.seconds,
+        bytes_read=totals.read,
+        bytes_written=totals.written,
+        cost_usd=executor.bill().cost_usd - bill_before,
         resumed=totals.stored,
-    )  # fmt: skip
+    )
     blocking(lambda interrupts: _finish(data, made))
     lifetimes.disown(temporaries.store, temporaries.name)
     return made, report
@@ -150,11 +159,17 @@ async def _prepare(
         whole = [await tile_store.is_whole(channel, matrix) for matrix in made.values()]
         begun = bool(await channel.list(f"{name}-"))
     data = ProgramData(
-        text=text, kernels=kernels, sizes=sizes, temporaries=f"{name}{TEMPORARY}", store=store,
+        text=text,
+        kernels=kernels,
+        sizes=sizes,
+        temporaries=f"{name}{TEMPORARY}",
+        store=store,
         matrices={each: m for each, m in {**inputs, **made}.items() if isinstance(m, StoredMatrix)},
         families={each: m for each, m in {**inputs, **made}.items() if isinstance(m, TileFamily)},
-        resumes=begun, tries=tries, checked=tuple(checked),
-    )  # fmt: skip
+        resumes=begun,
+        tries=tries,
+        checked=tuple(checked),
+    )
     return data, all(whole)
 
 

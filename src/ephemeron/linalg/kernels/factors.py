@@ -9,25 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ephemeron.linalg.kernels.lapack import (
-    Array,
-    add_product,
-    adjoint_of,
-    blas,
-    fortran,
-    lapack,
-    leading,
-    scale_of_tiny,
-    solve_right,
-)
+from ephemeron.linalg.kernels.lapack import Array, add_product, adjoint_of, blas, fortran, lapack, leading, scale_of_tiny, solve_right
 
 _BASE = 64
 """Rows of the triangles that BLAS solves."""
 
 
-def triangular_solution(
-    t: Array, b: Array, *, right: bool = False, lower: bool = True, adjoint: bool = False, unit: bool = False
-) -> Array:
+def triangular_solution(t: Array, b: Array, *, right: bool = False, lower: bool = True, adjoint: bool = False, unit: bool = False) -> Array:
     """X with op(t) X = b, or X op(t) = b.
 
     Args:
@@ -86,9 +74,19 @@ def rank_k_difference(c: Array, a: Array) -> Array:
     else:
         op, of, k = adjoint_of(dtype), fortran(a.T, dtype), a.shape[1]
     blas(
-        "herk" if is_complex else "syrk", dtype, b"U", op, len(x), k, np.full(1, -1.0, real), of, leading(of), np.ones(1, real), x.T,
+        "herk" if is_complex else "syrk",
+        dtype,
+        b"U",
+        op,
+        len(x),
+        k,
+        np.full(1, -1.0, real),
+        of,
+        leading(of),
+        np.ones(1, real),
+        x.T,
         leading(x.T),
-    )  # fmt: skip
+    )
     return x
 
 

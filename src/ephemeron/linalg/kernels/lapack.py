@@ -73,15 +73,28 @@ def _routine(library: Any, name: str, arguments: int) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(pointer_of(capsule, name_of(capsule)))
 
 
-def add_product(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 1.0, op_a: bytes = b"N", op_b: bytes = b"N") -> None:  # fmt: skip
+def add_product(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 1.0, op_a: bytes = b"N", op_b: bytes = b"N") -> None:
     """`c = beta c + alpha op(a) op(b)` (BLAS gemm). The operations are those of BLAS: N, T or C."""
     (m, n), k = c.shape, a.shape[1] if op_a == b"N" else a.shape[0]
     if c.size:
         dtype = c.dtype
         blas(
-            "gemm", dtype, op_a, op_b, m, n, k, _number(alpha, dtype.char), a, leading(a), b, leading(b), _number(beta, dtype.char), c,
+            "gemm",
+            dtype,
+            op_a,
+            op_b,
+            m,
+            n,
+            k,
+            _number(alpha, dtype.char),
+            a,
+            leading(a),
+            b,
+            leading(b),
+            _number(beta, dtype.char),
+            c,
             leading(c),
-        )  # fmt: skip
+        )
 
 
 def multiply_right(x: Array, t: Array, *, op: bytes = b"N") -> None:

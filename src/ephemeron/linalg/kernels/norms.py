@@ -18,9 +18,7 @@ def column_norms(a: Array, *, power: int) -> Array:
     if power == 1:
         return np.asarray(values.sum(axis=0, keepdims=True))
     largest = values.max(axis=0, keepdims=True)
-    scale = np.where(
-        (largest > 0) & np.isfinite(largest), largest, 1
-    )  # squares of large values are infinite, of small ones zero
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1)  # squares of large values are infinite, of small ones zero
     made: Array = scale * np.linalg.norm(values / scale, axis=0, keepdims=True)
     return made.astype(values.dtype, copy=False)
 

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import NotConverged
-from ephemeron.linalg.kernels.reflectors import (
-    first_columns,
-    first_pair_columns,
-    pair_reflected,
-    pair_reflectors,
-    reflected,
-    reflectors,
-)
+from ephemeron.linalg.kernels.reflectors import first_columns, first_pair_columns, pair_reflected, pair_reflectors, reflected, reflectors
 from ephemeron.linalg.language.kernel import kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]

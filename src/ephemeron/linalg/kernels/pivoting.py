@@ -51,9 +51,7 @@ def factor_pivots(a: Array, places: Array, top: Array, top_row: int) -> tuple[Ar
     """
     packed, swaps, info = row_factors(a)
     if info > 0:
-        raise SingularMatrix(
-            f"pivot {info - 1} of the block is exactly zero", kernel="factor_pivots", position=info - 1
-        )
+        raise SingularMatrix(f"pivot {info - 1} of the block is exactly zero", kernel="factor_pivots", position=info - 1)
     rows, upper = len(a), np.triu(packed)
     lower, pivots = np.tril(packed[:, :rows], -1) + np.eye(rows, dtype=a.dtype), places[_permutation(swaps, rows)]
     if rows < len(top):

@@ -10,16 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ephemeron.linalg.kernels.lapack import (
-    Array,
-    add_product,
-    adjoint_of,
-    fortran,
-    lapack,
-    leading,
-    multiply_right,
-    scale_of_tiny,
-)
+from ephemeron.linalg.kernels.lapack import Array, add_product, adjoint_of, fortran, lapack, leading, multiply_right, scale_of_tiny
 
 BLOCK = 128
 """Columns of a block."""
@@ -120,9 +111,7 @@ def first_pair_columns(v: Array, t: Array, *, trapezoid: bool = False) -> tuple[
     return x.T, y.T
 
 
-def _prepared(
-    v: Array, t: Array, c: Array, dtype: np.dtype, *, right: bool, adjoint: bool
-) -> tuple[Array, Array, Array, bool]:
+def _prepared(v: Array, t: Array, c: Array, dtype: np.dtype, *, right: bool, adjoint: bool) -> tuple[Array, Array, Array, bool]:
     """V, T, a matrix in Fortran order and whether to take the adjoint, so that Q acts on the matrix from the right.
 
     (op(Q) c)ᵀ = cᵀ op(Q)ᵀ, and Qᵀ is the adjoint of Q̄, which is that of V̄ and T̄.

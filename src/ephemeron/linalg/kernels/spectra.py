@@ -96,9 +96,20 @@ def banded_eigenvalues(blocks: Blocks) -> tuple[Array]:
     is_complex, real = np.iscomplexobj(band), np.dtype(band.dtype.char.lower())
     w, work = np.zeros(n, real), [np.zeros(n, band.dtype)] if is_complex else []
     _lapack(
-        "hbev" if is_complex else "sbev", band.dtype, b"N", b"L", n, width, band, width + 1, w, np.zeros(1, band.dtype), 1, *work,
+        "hbev" if is_complex else "sbev",
+        band.dtype,
+        b"N",
+        b"L",
+        n,
+        width,
+        band,
+        width + 1,
+        w,
+        np.zeros(1, band.dtype),
+        1,
+        *work,
         np.zeros(3 * n, real),
-    )  # fmt: skip
+    )
     return (w[None, :],)
 
 
@@ -130,9 +141,7 @@ def band_singular_values(band: Array) -> Array:
     d, e, work = np.zeros(n, real), np.zeros(max(n - 1, 1), real), np.zeros(4 * n, band.dtype)
     nothing, one = np.zeros(1, band.dtype), 1
     rwork = [np.zeros(2 * n, real)] if is_complex else []
-    _lapack(
-        "gbbrd", band.dtype, b"N", n, n, 0, 0, width, band, width + 1, d, e, nothing, one, nothing, one, nothing, one, work, *rwork
-    )  # fmt: skip
+    _lapack("gbbrd", band.dtype, b"N", n, n, 0, 0, width, band, width + 1, d, e, nothing, one, nothing, one, nothing, one, work, *rwork)
     none = np.zeros(1, real)
     _lapack("bdsqr", real, b"U", n, 0, 0, 0, d, e, none, one, none, one, none, one, np.zeros(4 * n, real))
     return d

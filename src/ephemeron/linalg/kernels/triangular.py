@@ -26,9 +26,8 @@ def cholesky_factor(a: Array) -> Array:
     if info > 0 or not np.isfinite(factor.diagonal()).all():
         position = info - 1 if info > 0 else int(np.argmin(np.isfinite(factor.diagonal())))
         raise NotPositiveDefinite(
-            f"the leading block of order {position + 1} of the tile is not positive definite",
-            kernel="cholesky_factor", position=position,
-        )  # fmt: skip
+            f"the leading block of order {position + 1} of the tile is not positive definite", kernel="cholesky_factor", position=position
+        )
     return factor
 
 

@@ -62,8 +62,9 @@ def hermitian_tile(a: Array, mirrored: Array) -> Array:
         row, column = np.unravel_index(int(np.argmax(difference)), difference.shape)
         raise NotHermitian(
             f"the value at {row}, {column} of the tile is {a[row, column]}, and its mirror image {mirrored[column, row]}",
-            kernel="hermitian_tile", position=int(row),
-        )  # fmt: skip
+            kernel="hermitian_tile",
+            position=int(row),
+        )
     return np.array(a)
 
 

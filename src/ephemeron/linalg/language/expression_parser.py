@@ -12,23 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ephemeron.errors import ProgramError
-from ephemeron.linalg.language.expressions import (
-    Comparison,
-    Condition,
-    Constant,
-    Expression,
-    Logical,
-    Name,
-    Operation,
-)
+from ephemeron.linalg.language.expressions import Comparison, Condition, Constant, Expression, Logical, Name, Operation
 from ephemeron.linalg.language.program import Location
 
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
-}  # fmt: skip
-_COMPARATORS: dict[type[ast.cmpop], str] = {
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
+_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
+_COMPARATORS: dict[type[ast.cmpop], str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _FUNCTIONS = {"ceil_log2": (1, 1), "min": (2, 9), "max": (2, 9)}
 
 
@@ -71,9 +59,7 @@ class ExpressionParser:
             return self._binary(node, scalars)
         if isinstance(node, ast.Call):
             return self._function(node, scalars)
-        raise self.error(
-            node, f"{ast.unparse(node)} is no integer expression", "use + - * // % **, ceil_log2, min, max"
-        )
+        raise self.error(node, f"{ast.unparse(node)} is no integer expression", "use + - * // % **, ceil_log2, min, max")
 
     def condition(self, node: ast.AST, scalars: Scalars) -> Condition:
         """A condition over integers; a chain `a < b < c` is the conjunction of its parts.
@@ -94,11 +80,7 @@ class ExpressionParser:
             return Logical(joined, tuple(self.condition(v, scalars) for v in node.values))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return Logical("not", (self.condition(node.operand, scalars),))
-        raise self.error(
-            node,
-            f"{ast.unparse(node)} is no condition",
-            "compare sizes and loop variables; values of tiles cannot decide",
-        )
+        raise self.error(node, f"{ast.unparse(node)} is no condition", "compare sizes and loop variables; values of tiles cannot decide")
 
     def error(self, node: ast.AST, problem: str, remedy: str | None = None) -> ProgramError:
         """An error at `node`."""
@@ -122,9 +104,7 @@ class ExpressionParser:
             names = sorted(free_variables(left, scalars) | free_variables(right, scalars))
             raise self.error(node, f"{text} multiplies loop variables ({', '.join(names)})", "indices must be affine")
         if operator in ("//", "%") and free_variables(right, scalars):
-            raise self.error(
-                node, f"{text} divides by a loop variable", "divide by a constant, sizes or a power of two"
-            )
+            raise self.error(node, f"{text} divides by a loop variable", "divide by a constant, sizes or a power of two")
         if operator in ("//", "%") and isinstance(right, Constant) and right.value < 1:
             raise self.error(node, f"{text} divides by {right}", "divisors are positive")
         if operator == "**" and not (isinstance(left, Constant) and left.value >= 2):

@@ -13,19 +13,7 @@ from ephemeron.errors import JobError, ProgramError
 from ephemeron.linalg.language.expression_parser import ExpressionParser, Scalars, free_variables
 from ephemeron.linalg.language.expressions import Constant, Expression
 from ephemeron.linalg.language.kernel import Kernel, load_kernel
-from ephemeron.linalg.language.program import (
-    Assign,
-    For,
-    If,
-    KernelCall,
-    Location,
-    Matrix,
-    Option,
-    Program,
-    Role,
-    Statement,
-    TileReference,
-)
+from ephemeron.linalg.language.program import Assign, For, If, KernelCall, Location, Matrix, Option, Program, Role, Statement, TileReference
 
 _ROLES = {role.value: role for role in Role}
 
@@ -64,9 +52,7 @@ def parse_program(text: str, kernels: Mapping[str, str]) -> Program:
     return parse_text(text, {name: load_kernel(path) for name, path in kernels.items()})
 
 
-def parse_text(
-    text: str, kernels: Mapping[str, Kernel], *, file: str = "<program>", first_line: int = 1, indent: int = 0
-) -> Program:
+def parse_text(text: str, kernels: Mapping[str, Kernel], *, file: str = "<program>", first_line: int = 1, indent: int = 0) -> Program:
     """The program with this text and these kernels; errors name `file` and lines from `first_line`."""
     try:
         tree = ast.parse(text)
@@ -129,9 +115,7 @@ class _Parser:
         kernels = tuple(sorted((name, self.kernels[name].path) for name in self.called))
         if not kernels:
             self.fail(self.function, f"{self.function.name} calls no kernel")
-        return Program(
-            self.function.name, tuple(parameters), tuple(self.sizes), tuple(matrices), statements, kernels
-        )  # fmt: skip
+        return Program(self.function.name, tuple(parameters), tuple(self.sizes), tuple(matrices), statements, kernels)
 
     def _signature(self) -> None:
         arguments = self.function.args
@@ -175,9 +159,10 @@ class _Parser:
                     statements.append(self._call(node, scalars))
             else:
                 self.fail(
-                    node, f"{ast.unparse(node).splitlines()[0]!r} is no statement of the language",
+                    node,
+                    f"{ast.unparse(node).splitlines()[0]!r} is no statement of the language",
                     "use for, if, name = expression, and tile = kernel(…)",
-                )  # fmt: skip
+                )
         return tuple(statements)
 
     def _fresh(self, node: ast.AST, name: str, scalars: Scalars) -> None:
@@ -201,9 +186,7 @@ class _Parser:
             self.fail(call.args[2], f"the step {step} depends on a loop variable", "use a constant or a power of two")
         inner = Scalars({**scalars.free, variable: frozenset([variable])})
         body = self._block(node.body, inner)
-        return For(
-            line=line, variable=variable, start=start, stop=stop, step=step, body=body, location=self.locate(node)
-        )
+        return For(line=line, variable=variable, start=start, stop=stop, step=step, body=body, location=self.locate(node))
 
     def _if(self, node: ast.If, scalars: Scalars) -> If:
         line = self.line
@@ -214,9 +197,7 @@ class _Parser:
             self.line += 1
             else_line = self.line
         orelse = self._block(node.orelse, scalars)
-        return If(
-            line=line, condition=condition, body=body, orelse=orelse, else_line=else_line, location=self.locate(node)
-        )
+        return If(line=line, condition=condition, body=body, orelse=orelse, else_line=else_line, location=self.locate(node))
 
     def _assign(self, node: ast.Assign, target: ast.Name, scalars: Scalars) -> tuple[Assign, frozenset[str]]:
         self._fresh(target, target.id, scalars)
@@ -246,10 +227,7 @@ class _Parser:
         if len({(o.matrix, o.indices) for o in outputs}) < len(outputs):
             self.fail(node, "one call writes a tile twice", "each tile is written once")
         self.called.add(name)
-        return KernelCall(
-            line=self.line, outputs=outputs, kernel=name, arguments=arguments, options=options,
-            location=self.locate(node),
-        )  # fmt: skip
+        return KernelCall(line=self.line, outputs=outputs, kernel=name, arguments=arguments, options=options, location=self.locate(node))
 
     def _check_kinds(self, node: ast.Call, found: Kernel, arguments: tuple[TileReference | Expression, ...]) -> None:
         for parameter, given, place in zip(found.signature.parameters.values(), arguments, node.args, strict=False):

@@ -256,9 +256,7 @@ Scope = For | Branch | Assign
 """What lies on the way from the top of a program to a statement; an `Assign` holds for the statements after it."""
 
 
-def kernel_calls(
-    body: tuple[Statement, ...], path: tuple[Scope, ...] = ()
-) -> Iterator[tuple[KernelCall, tuple[Scope, ...]]]:
+def kernel_calls(body: tuple[Statement, ...], path: tuple[Scope, ...] = ()) -> Iterator[tuple[KernelCall, tuple[Scope, ...]]]:
     """Every kernel call below `body` with the scopes around it, in the order of the text."""
     for statement in body:
         if isinstance(statement, KernelCall):

@@ -72,12 +72,7 @@ class BigMatrix(Operators):
         """
         array = _checked(np.asarray(a))
         return cls.from_function(
-            lambda rows, columns: array[rows, columns],
-            array.shape,
-            dtype=array.dtype,
-            tile=tile,
-            store=store,
-            name=name,
+            lambda rows, columns: array[rows, columns], array.shape, dtype=array.dtype, tile=tile, store=store, name=name
         )
 
     @classmethod
@@ -122,15 +117,19 @@ class BigMatrix(Operators):
         """Of what can be sliced like an array, without reading it whole."""
         if array.ndim != 2 or array.dtype.name not in DTYPES:
             return cls.from_numpy(np.asarray(array), **options)
-        return cls.from_function(
-            lambda rows, columns: np.asarray(array[rows, columns]), array.shape, **({"dtype": array.dtype} | options)
-        )
+        return cls.from_function(lambda rows, columns: np.asarray(array[rows, columns]), array.shape, **({"dtype": array.dtype} | options))
 
     @classmethod
     def from_function(
-        cls, function: TileFunction, shape: Shape, *, dtype: npt.DTypeLike = "float64", tile: int | Shape | None = None,
-        store: str | None = None, name: str | None = None,
-    ) -> BigMatrix:  # fmt: skip
+        cls,
+        function: TileFunction,
+        shape: Shape,
+        *,
+        dtype: npt.DTypeLike = "float64",
+        tile: int | Shape | None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> BigMatrix:
         """Stores what a function gives for the rows and columns of each tile.
 
         Args:
@@ -146,9 +145,15 @@ class BigMatrix(Operators):
             raise JobError(f"a matrix of shape {rows} x {columns} has no values")
         tile_rows, tile_columns = _tile_shape(tile, shape, np.dtype(kind).itemsize)
         stored = StoredMatrix(
-            store=store or default_store(), name=_named(name or f"matrix-{uuid.uuid4().hex[:16]}"), rows=rows, columns=columns,
-            dtype=kind, tile_rows=tile_rows, tile_columns=tile_columns, generation=uuid.uuid4().hex[:16],
-        )  # fmt: skip
+            store=store or default_store(),
+            name=_named(name or f"matrix-{uuid.uuid4().hex[:16]}"),
+            rows=rows,
+            columns=columns,
+            dtype=kind,
+            tile_rows=tile_rows,
+            tile_columns=tile_columns,
+            generation=uuid.uuid4().hex[:16],
+        )
         owner = None if name else lifetimes.own(stored)
         found = cls.stored_as(stored, function)
         assert owner is found._owner
@@ -174,7 +179,7 @@ class BigMatrix(Operators):
     @classmethod
     def planned(
         cls, shape: Shape, *, dtype: npt.DTypeLike = "float64", tile: int | Shape | None = None, structure: Structure = "full"
-    ) -> BigMatrix:  # fmt: skip
+    ) -> BigMatrix:
         """A matrix without values, for predictions: what a computation with one of this shape would take.
 
         Args:
@@ -185,10 +190,16 @@ class BigMatrix(Operators):
         tile_rows, tile_columns = _tile_shape(tile, shape, kind.itemsize)
         return cls(
             StoredMatrix(
-                store=tile_store.PLANNED, name="planned", rows=shape[0], columns=shape[1], dtype=kind.name,
-                tile_rows=tile_rows, tile_columns=tile_columns, structure=structure,
+                store=tile_store.PLANNED,
+                name="planned",
+                rows=shape[0],
+                columns=shape[1],
+                dtype=kind.name,
+                tile_rows=tile_rows,
+                tile_columns=tile_columns,
+                structure=structure,
             )
-        )  # fmt: skip
+        )
 
     @classmethod
     def open(cls, store: str, name: str) -> BigMatrix:
@@ -260,10 +271,7 @@ class BigMatrix(Operators):
 
     def __repr__(self) -> str:
         s = self.stored
-        return (
-            f"<BigMatrix {s.rows} x {s.columns}, {s.dtype}, tiles of {s.tile_rows} x {s.tile_columns}, "
-            f"{s.name} in {s.store}>"
-        )
+        return f"<BigMatrix {s.rows} x {s.columns}, {s.dtype}, tiles of {s.tile_rows} x {s.tile_columns}, {s.name} in {s.store}>"
 
     # -- reading it
 
@@ -365,8 +373,7 @@ def default_store() -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise JobError(
-            f"{folder} cannot be made: {e.strerror}",
-            remedy="set EPHEMERON_HOME to a folder that can be written, or give store=",
+            f"{folder} cannot be made: {e.strerror}", remedy="set EPHEMERON_HOME to a folder that can be written, or give store="
         ) from None
     return folder.resolve().as_uri()
 
@@ -379,9 +386,7 @@ def _checked(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind in "iub":
         array = array.astype("float64")
     if array.dtype.name not in DTYPES:
-        raise JobError(
-            f"matrices of {array.dtype} are not supported", remedy=f"convert it to one of {', '.join(DTYPES)}"
-        )
+        raise JobError(f"matrices of {array.dtype} are not supported", remedy=f"convert it to one of {', '.join(DTYPES)}")
     return array
 
 

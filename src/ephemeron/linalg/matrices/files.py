@@ -101,10 +101,7 @@ class ParquetColumns:
             kind = schema.field(name).type
             if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)):
                 numbers = [f.name for f in schema if arrow.types.is_integer(f.type) or arrow.types.is_floating(f.type)]
-                raise JobError(
-                    f"column {name!r} of {path} is {kind}, not numbers",
-                    remedy=f"choose columns among {', '.join(numbers)}",
-                )
+                raise JobError(f"column {name!r} of {path} is {kind}, not numbers", remedy=f"choose columns among {', '.join(numbers)}")
             kinds.append(np.dtype("float32" if kind in (arrow.float32(), arrow.float16()) else "float64"))
         groups = [self._file.metadata.row_group(k).num_rows for k in range(self._file.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(int)
@@ -131,9 +128,7 @@ class ParquetColumns:
         made = np.empty((stop - start, len(self._columns)), self.dtype)
         for k, name in enumerate(self._columns):
             if table.column(name).null_count:
-                raise JobError(
-                    f"column {name!r} of {self._path} has nulls in rows {start}:{stop}", remedy="fill or drop them"
-                )
+                raise JobError(f"column {name!r} of {self._path} has nulls in rows {start}:{stop}", remedy="fill or drop them")
             made[:, k] = table.column(name).to_numpy()
         return made
 

@@ -232,9 +232,7 @@ def _delete(keys: Iterable[Key]) -> list[Key]:
 def _note(key: Key, *, resumable: bool = False, gone: bool = False) -> None:
     """Writes a line into the ledger of this process. Without a home folder that can be written, nothing is known of it after a kill."""
     folder = home() / _FOLDER
-    entry = LedgerEntry(
-        store=key[0], name=key[1], process=os.getpid(), began=time.time(), resumable=resumable, gone=gone
-    )
+    entry = LedgerEntry(store=key[0], name=key[1], process=os.getpid(), began=time.time(), resumable=resumable, gone=gone)
     try:
         path = next((p for p in _ledgers if p.parent == folder and p.exists()), None)
         while path is None:

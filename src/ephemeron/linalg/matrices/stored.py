@@ -17,9 +17,13 @@ from ephemeron.functions.tasks.object_places import placed
 Structure: TypeAlias = Literal["full", "lower", "upper", "lower band", "upper band", "diagonal"]
 Shape: TypeAlias = tuple[int, int]
 _DIAGONALS: dict[Structure, tuple[int | None, int | None]] = {
-    "full": (None, None), "lower": (None, 0), "upper": (0, None), "lower band": (-1, 0), "upper band": (0, 1),
+    "full": (None, None),
+    "lower": (None, 0),
+    "upper": (0, None),
+    "lower band": (-1, 0),
+    "upper band": (0, 1),
     "diagonal": (0, 0),
-}  # fmt: skip
+}
 """First and last diagonal of tiles that are stored; a diagonal's number is that of the column minus that of the row."""
 
 
@@ -69,10 +73,7 @@ class StoredMatrix:
 
     def tile_shape(self, i: int, j: int) -> Shape:
         """Rows and columns of a tile; those at the borders may be smaller."""
-        return (
-            min(self.tile_rows, self.rows - i * self.tile_rows),
-            min(self.tile_columns, self.columns - j * self.tile_columns),
-        )
+        return (min(self.tile_rows, self.rows - i * self.tile_rows), min(self.tile_columns, self.columns - j * self.tile_columns))
 
     def is_stored(self, i: int, j: int) -> bool:
         """Whether the tile has an object; else it is zero."""
@@ -100,9 +101,13 @@ class StoredMatrix:
     def T(self) -> StoredMatrix:
         """The transpose, of the same objects."""
         return dataclasses.replace(
-            self, rows=self.columns, columns=self.rows, tile_rows=self.tile_columns, tile_columns=self.tile_rows,
+            self,
+            rows=self.columns,
+            columns=self.rows,
+            tile_rows=self.tile_columns,
+            tile_columns=self.tile_rows,
             transposed=not self.transposed,
-        )  # fmt: skip
+        )
 
     @property
     def H(self) -> StoredMatrix:
@@ -131,7 +136,7 @@ class StoredMatrix:
             down, across = across, down
         return dataclasses.replace(
             self, rows=bottom - top, columns=right - left, first_row=self.first_row + down, first_column=self.first_column + across
-        )  # fmt: skip
+        )
 
     def _origin(self, i: int, j: int) -> tuple[int, int]:
         if self.transposed:
@@ -177,7 +182,5 @@ def are_borders(first: int, last: int, size: int, tile: int) -> bool:
 def _borders(wanted: slice, size: int, tile: int, *, what: str) -> tuple[int, int]:
     first, last = bounds(wanted, size, what=what)
     if not are_borders(first, last, size, tile):
-        raise JobError(
-            f"{what} {first}:{last} do not begin and end where tiles of {tile} do", remedy=f"use multiples of {tile}"
-        )
+        raise JobError(f"{what} {first}:{last} do not begin and end where tiles of {tile} do", remedy=f"use multiples of {tile}")
     return first, last

@@ -79,9 +79,7 @@ async def is_whole(store: Channel, matrix: Tiles) -> bool:
 
 def taken(matrix: Tiles) -> JobError:
     """Another matrix has this name."""
-    return JobError(
-        f"{matrix.store} has another matrix {matrix.name!r}", remedy="give another name, or delete that one first"
-    )
+    return JobError(f"{matrix.store} has another matrix {matrix.name!r}", remedy="give another name, or delete that one first")
 
 
 async def described(store: Channel, address: str, name: str) -> StoredMatrix | None:
@@ -106,10 +104,7 @@ async def write(store: Channel, matrix: StoredMatrix, tile: Callable[[int, int],
     if (there := await described(store, matrix.store, matrix.name)) is not None:
         if dataclasses.replace(there, generation=matrix.generation) != matrix:
             raise taken(matrix)
-        raise JobError(
-            f"{matrix.store} has a matrix {matrix.name!r} already",
-            remedy="open it with BigMatrix.open, or give another name",
-        )
+        raise JobError(f"{matrix.store} has a matrix {matrix.name!r} already", remedy="open it with BigMatrix.open, or give another name")
 
     async def one(i: int, j: int) -> None:
         await store.put(f"{matrix.prefix}{i}.{j}", encode_tile(tile(i, j)))

@@ -25,9 +25,15 @@ if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
 
 _SOLVER_FLOPS = {
-    "eigh": 9.0, "eigvalsh": 1.4, "svd": 22.0, "svdvals": 2.7, "pseudo_inverse": 24.0,
-    "triangle_condition": 0.0, "cholesky_condition": 0.0, "lu_condition": 0.0,
-}  # fmt: skip
+    "eigh": 9.0,
+    "eigvalsh": 1.4,
+    "svd": 22.0,
+    "svdvals": 2.7,
+    "pseudo_inverse": 24.0,
+    "triangle_condition": 0.0,
+    "cholesky_condition": 0.0,
+    "lu_condition": 0.0,
+}
 """By m n min(m, n) of the matrix that one function solves."""
 _LOCAL_START_S, _CLOUD_START_S = 0.6, 2.0
 _LOCAL_TASK_S, _LOCAL_EDGE_S = 0.010, 0.004
@@ -84,9 +90,12 @@ class Prediction:
             if f.name not in ("algorithm", "executors", "temporary_bytes", "prices")
         }
         return dataclasses.replace(
-            self, executors=max(self.executors, other.executors), temporary_bytes=max(self.temporary_bytes, other.temporary_bytes),
-            prices=other.prices, **sums,
-        )  # fmt: skip
+            self,
+            executors=max(self.executors, other.executors),
+            temporary_bytes=max(self.temporary_bytes, other.temporary_bytes),
+            prices=other.prices,
+            **sums,
+        )
 
     def __str__(self) -> str:
         return (
@@ -131,17 +140,12 @@ class Planner:
         """Adds a program. Returns its outputs, which have no tiles."""
         matrices = {**inputs, **outputs}
         itemsize = next(np.dtype(m.dtype).itemsize for m in matrices.values() if isinstance(m, StoredMatrix))
-        given = {
-            n: self._families[m.name]
-            for n, m in inputs.items()
-            if isinstance(m, TileFamily) and m.name in self._families
-        }
+        given = {n: self._families[m.name] for n, m in inputs.items() if isinstance(m, TileFamily) and m.name in self._families}
         work = ProgramWork(program, sizes, matrices, given, itemsize)
         self._add(program, sizes, work.statements)
         self._programs += 1
         made: dict[str, Tiles] = {
-            name: dataclasses.replace(each, name=f"planned-{self._programs}-{name}", store=PLANNED)
-            for name, each in outputs.items()
+            name: dataclasses.replace(each, name=f"planned-{self._programs}-{name}", store=PLANNED) for name, each in outputs.items()
         }
         for name, each in made.items():
             self._families[each.name] = work.tile_shape(name)
@@ -153,18 +157,22 @@ class Planner:
     def plan_gathered(self, solver: str, matrix: StoredMatrix, outputs: Sequence[StoredMatrix]) -> list[StoredMatrix]:
         """Adds a task that reads a whole matrix. Returns its outputs, which have no tiles."""
         self._programs += 1
-        made = [
-            dataclasses.replace(each, name=f"planned-{self._programs}-{n}", store=PLANNED)
-            for n, each in enumerate(outputs)
-        ]
+        made = [dataclasses.replace(each, name=f"planned-{self._programs}-{n}", store=PLANNED) for n, each in enumerate(outputs)]
         written, itemsize = sum(map(_bytes, made)), np.dtype(matrix.dtype).itemsize
         flops = _SOLVER_FLOPS.get(solver, 10.0) * matrix.rows * matrix.columns * min(matrix.shape)
         stored = [index for index in matrix.indices() if matrix.is_stored(*index)]
         read = sum(math.prod(matrix.tile_shape(*index)) for index in stored) * itemsize
         work = TaskWork(
-            line=0, kernel="small_svd", tasks=1, flops=flops, bytes_read=float(read), bytes_written=written,
-            tiles_read=len(stored), tiles_written=sum(math.prod(each.tiles) for each in made), edges=0,
-        )  # fmt: skip
+            line=0,
+            kernel="small_svd",
+            tasks=1,
+            flops=flops,
+            bytes_read=float(read),
+            bytes_written=written,
+            tiles_read=len(stored),
+            tiles_written=sum(math.prod(each.tiles) for each in made),
+            edges=0,
+        )
         seconds = self._seconds(work).latency
         self._count(solver, [work], Schedule(seconds=seconds, chain_s=seconds, temporary_tiles=0))
         self.prediction = dataclasses.replace(self.prediction, output_bytes=self.prediction.output_bytes + written)
@@ -190,27 +198,36 @@ class Planner:
         written = sum(s.tasks * s.bytes_written for s in statements)
         prices, gb = self._executor.prices, self._executor.memory_mb / 1024
         lifetimes = max(1, math.ceil(seconds / self._executor.function_timeout_s))
-        cost = prices.functions_usd(
-            executors * seconds * gb, executors * lifetimes if first else 0
-        ) + prices.storage_usd(traffic)
+        cost = prices.functions_usd(executors * seconds * gb, executors * lifetimes if first else 0) + prices.storage_usd(traffic)
         mean = written / max(1, sum(s.tasks * s.tiles_written for s in statements))
         self.prediction += Prediction(
-            algorithm=name, tasks=tasks, flops=sum(s.tasks * s.flops for s in statements),
-            bytes_read=sum(s.tasks * s.bytes_read for s in statements), bytes_written=written,
-            temporary_bytes=found.temporary_tiles * mean, executors=executors, seconds=seconds, chain_s=found.chain_s,
-            core_seconds=compute_s * self._vcpus, cost_usd=cost, prices=f"{prices.name}, {prices.as_of}",
+            algorithm=name,
+            tasks=tasks,
+            flops=sum(s.tasks * s.flops for s in statements),
+            bytes_read=sum(s.tasks * s.bytes_read for s in statements),
+            bytes_written=written,
+            temporary_bytes=found.temporary_tiles * mean,
+            executors=executors,
+            seconds=seconds,
+            chain_s=found.chain_s,
+            core_seconds=compute_s * self._vcpus,
+            cost_usd=cost,
+            prices=f"{prices.name}, {prices.as_of}",
             requests=traffic.puts + traffic.gets + traffic.polls + traffic.lists,
-        )  # fmt: skip
+        )
 
     def _traffic(self, statements: Sequence[TaskWork], seconds: float) -> Traffic:
         """Requests to the store: of tiles, which are read back, and of the queue, if it is one of objects."""
-        read, written = (sum(s.tasks * n for s, n in each) for each in (
-            [(s, s.tiles_read) for s in statements], [(s, s.tiles_written) for s in statements],
-        ))  # fmt: skip
+        read, written = (
+            sum(s.tasks * n for s, n in each)
+            for each in ([(s, s.tiles_read) for s in statements], [(s, s.tiles_written) for s in statements])
+        )
         tiles = Traffic(
-            puts=round(written), gets=round(read + written), bytes_up=round(sum(s.tasks * s.bytes_written for s in statements)),
+            puts=round(written),
+            gets=round(read + written),
+            bytes_up=round(sum(s.tasks * s.bytes_written for s in statements)),
             bytes_down=round(sum(s.tasks * s.bytes_read for s in statements)),
-        )  # fmt: skip
+        )
         if self._has_cache:
             return tiles
         edges = sum(s.tasks * s.edges for s in statements)
@@ -228,15 +245,13 @@ class Planner:
             all_s = compute_s + read_s + write_s + task_s + s.edges * edge_s
             return TaskSeconds(busy=all_s, latency=all_s)
         task_s = self._speed.task_s
-        return TaskSeconds(
-            busy=max(compute_s, read_s, write_s, task_s / _AT_ONCE), latency=compute_s + read_s + write_s + task_s
-        )
+        return TaskSeconds(busy=max(compute_s, read_s, write_s, task_s / _AT_ONCE), latency=compute_s + read_s + write_s + task_s)
 
 
 def _times(traffic: Traffic, n: float) -> Traffic:
     return Traffic(
         puts=round(n * traffic.puts), gets=round(n * traffic.gets), polls=round(n * traffic.polls), lists=round(n * traffic.lists)
-    )  # fmt: skip
+    )
 
 
 def _bytes(made: Tiles) -> float:

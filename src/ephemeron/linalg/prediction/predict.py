@@ -15,9 +15,7 @@ from ephemeron.linalg.matrices.tile_store import PLANNED
 from ephemeron.linalg.prediction.planner import Planner, Prediction
 
 
-def predict(
-    function: Callable[..., Any] | str, *arguments: Any, executor: FunctionExecutor | None = None, **options: Any
-) -> Prediction:
+def predict(function: Callable[..., Any] | str, *arguments: Any, executor: FunctionExecutor | None = None, **options: Any) -> Prediction:
     """Tasks, operations, bytes, storage, time and price of a computation, from the shapes of its tiles. Nothing is read or started.
 
     Numbers of tasks are exact. Time rests on the rate of matrix products of this machine, or one that is assumed for a cloud, and on the

@@ -58,9 +58,8 @@ class ProgramWork:
     """
 
     def __init__(
-        self, program: Program, sizes: Mapping[str, int], matrices: Mapping[str, Tiles], families: Mapping[str, Shape],
-        itemsize: int,
-    ) -> None:  # fmt: skip
+        self, program: Program, sizes: Mapping[str, int], matrices: Mapping[str, Tiles], families: Mapping[str, Shape], itemsize: int
+    ) -> None:
         self.program, self.analysis, self.itemsize = program, Analysis(program, sizes), itemsize
         self._stored = {name: each for name, each in matrices.items() if isinstance(each, StoredMatrix)}
         self._families = dict(families)
@@ -104,11 +103,16 @@ class ProgramWork:
             sizes += [self._bytes(tile) for tile in dict.fromkeys(self.analysis.reads(node))]
         n = len(nodes)
         return TaskWork(
-            line=call.line, kernel=call.kernel, tasks=tasks, flops=(4.0 if self._is_complex else 1.0) * flops / n,
-            bytes_read=sum(sizes) / n, bytes_written=float(sum(s[0] * s[1] * self.itemsize for s in written)),
-            tiles_read=sum(size > 0 for size in sizes) / n, tiles_written=len(written),
+            line=call.line,
+            kernel=call.kernel,
+            tasks=tasks,
+            flops=(4.0 if self._is_complex else 1.0) * flops / n,
+            bytes_read=sum(sizes) / n,
+            bytes_written=float(sum(s[0] * s[1] * self.itemsize for s in written)),
+            tiles_read=sum(size > 0 for size in sizes) / n,
+            tiles_written=len(written),
             edges=sum(map(self.analysis.upstream_count, nodes)) / n,
-        )  # fmt: skip
+        )
 
     @property
     def _is_complex(self) -> bool:
@@ -118,12 +122,10 @@ class ProgramWork:
         call, values = self.analysis.call(node), self.analysis.bindings(node)
         reads = iter(self.analysis.reads(node))
         arguments = [
-            self._shape(next(reads)) if isinstance(argument, TileReference) else evaluate(argument, values)
-            for argument in call.arguments
+            self._shape(next(reads)) if isinstance(argument, TileReference) else evaluate(argument, values) for argument in call.arguments
         ]
         options = {
-            name: evaluate(option, values) if isinstance(option, Constant | Name | Operation) else option
-            for name, option in call.options
+            name: evaluate(option, values) if isinstance(option, Constant | Name | Operation) else option for name, option in call.options
         }
         return arguments, options
 

@@ -65,9 +65,7 @@ def scheduled(
     fewer = _simulated(program, _smaller(sizes, 2 * fraction), seconds, executors)
     chain_s = fewer.chain_s + (2 * fraction - 1) * max(0.0, some.chain_s - fewer.chain_s)
     growth = math.log2(max(1.0, some.temporary_tiles / max(1.0, fewer.temporary_tiles)))
-    return Schedule(
-        seconds=work_s / executors + chain_s, chain_s=chain_s, temporary_tiles=some.temporary_tiles * fraction**growth
-    )
+    return Schedule(seconds=work_s / executors + chain_s, chain_s=chain_s, temporary_tiles=some.temporary_tiles * fraction**growth)
 
 
 def _smaller(sizes: Mapping[str, int], fraction: int) -> dict[str, int]:
@@ -76,7 +74,7 @@ def _smaller(sizes: Mapping[str, int], fraction: int) -> dict[str, int]:
 
 def _simulated(
     program: Program, sizes: Mapping[str, int], seconds: Callable[[int], TaskSeconds], executors: int, *, critical_path: bool = False
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """List scheduling of the whole graph."""
     graph = UnrolledGraph(program, sizes)
     order: Callable[[Node], Any] = chain_orders(graph).__getitem__ if critical_path else _order

@@ -8,12 +8,36 @@ from functools import lru_cache
 import numpy as np
 
 _SHARES = {
-    "cholesky_factor": 0.4, "solve_lower": 0.5, "solve_lower_adjoint": 0.5, "solve_upper": 0.5, "solve_right_lower_adjoint": 0.5,
-    "pivot_candidates": 0.35, "merge_candidates": 0.35, "factor_pivots": 0.4, "eliminate_rows": 0.5, "exchange_and_update": 0.8,
-    "qr_leaf": 0.5, "qr_pair": 0.35, "apply_leaf": 0.65, "apply_pair": 0.6, "leaf_columns": 0.65, "apply_leaf_padded": 0.65,
-    "qr_below": 0.5, "apply_below": 0.8, "below_columns": 0.8, "apply_below_to_upper": 0.8, "apply_below_to_lower": 0.8, "thin_qr": 0.3, "thin_qr_pair": 0.3, "thin_triangle": 0.3,
-    "add_rows": 0.3, "pair_triangle": 0.3, "extend_triangle": 0.3, "small_svd": 0.25, "right_vectors": 0.25,
-}  # fmt: skip
+    "cholesky_factor": 0.4,
+    "solve_lower": 0.5,
+    "solve_lower_adjoint": 0.5,
+    "solve_upper": 0.5,
+    "solve_right_lower_adjoint": 0.5,
+    "pivot_candidates": 0.35,
+    "merge_candidates": 0.35,
+    "factor_pivots": 0.4,
+    "eliminate_rows": 0.5,
+    "exchange_and_update": 0.8,
+    "qr_leaf": 0.5,
+    "qr_pair": 0.35,
+    "apply_leaf": 0.65,
+    "apply_pair": 0.6,
+    "leaf_columns": 0.65,
+    "apply_leaf_padded": 0.65,
+    "qr_below": 0.5,
+    "apply_below": 0.8,
+    "below_columns": 0.8,
+    "apply_below_to_upper": 0.8,
+    "apply_below_to_lower": 0.8,
+    "thin_qr": 0.3,
+    "thin_qr_pair": 0.3,
+    "thin_triangle": 0.3,
+    "add_rows": 0.3,
+    "pair_triangle": 0.3,
+    "extend_triangle": 0.3,
+    "small_svd": 0.25,
+    "right_vectors": 0.25,
+}
 """Of the rate of matrix products, for tiles of some hundred rows with OpenBLAS; others: all of it."""
 _EDGE, _PRODUCTS, _LARGER = 64, 200, 1.3
 """Products this small run on one thread, whatever the number of threads of BLAS here; larger ones are as many times as fast."""

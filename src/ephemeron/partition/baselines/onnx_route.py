@@ -23,9 +23,7 @@ from ephemeron.errors import JobError, MissingExtra
 from ephemeron.partition.graph.graph import Graph, Node, Tensor
 
 
-def export_onnx(
-    model: nn.Module, args: Sequence[Any], path: str | Path, *, kwargs: Mapping[str, Any] | None = None
-) -> None:
+def export_onnx(model: nn.Module, args: Sequence[Any], path: str | Path, *, kwargs: Mapping[str, Any] | None = None) -> None:
     """Write a model in training mode.
 
     Args:
@@ -45,9 +43,7 @@ def export_onnx(
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            made = torch.onnx.export(
-                clone, tuple(args), kwargs=dict(kwargs or {}), dynamo=True, verbose=False, optimize=False
-            )
+            made = torch.onnx.export(clone, tuple(args), kwargs=dict(kwargs or {}), dynamo=True, verbose=False, optimize=False)
             assert made is not None
             made.save(str(path))
     except Exception as e:
@@ -99,10 +95,7 @@ def onnx_graph(path: str | Path) -> Graph:
         if v in readers or v in ends
     ]
     return Graph(
-        name=str(graph.name) or "onnx",
-        nodes=tuple(nodes),
-        tensors=tuple(tensors),
-        source=f"ONNX {Path(path).name}: structure only",
+        name=str(graph.name) or "onnx", nodes=tuple(nodes), tensors=tuple(tensors), source=f"ONNX {Path(path).name}: structure only"
     )
 
 

@@ -43,9 +43,7 @@ def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) ->
     if intercept < 0:
         intercept, slope = 0.0, _through_origin(points)
     if not slope > 0:
-        raise JobError(
-            f"messages of {max(points)} bytes are not slower than those of {min(points)}", remedy="send larger ones"
-        )
+        raise JobError(f"messages of {max(points)} bytes are not slower than those of {min(points)}", remedy="send larger ones")
     worst = max(abs(intercept + slope * n - t) / t for n, t in points.items())
     return LinkFit(latency_s=intercept / 2 if replies else intercept, bandwidth_bytes_s=1 / slope, worst_error=worst)
 

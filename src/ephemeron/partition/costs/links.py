@@ -63,9 +63,7 @@ async def measure_links(
     pairs = [(a, b) for a in peers for b in peers if a != b]
     for pair in throttles or {}:
         if pair not in pairs:
-            raise JobError(
-                f"throttle for {pair[0]} → {pair[1]}, which is no pair of devices", remedy="name two of them"
-            )
+            raise JobError(f"throttle for {pair[0]} → {pair[1]}, which is no pair of devices", remedy="name two of them")
     made = {}
     for a, b in pairs:
         throttle = (throttles or {}).get((a, b), Throttle())
@@ -114,10 +112,7 @@ async def measure_here(
     token = secrets.token_hex(16)
     async with _started([d.name for d in devices], token) as peers:
         fits = await measure_links(peers, token=token, sizes=sizes, repeats=repeats, throttles=throttles)
-    links = tuple(
-        Link(source=a, target=b, latency_s=f.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s)
-        for (a, b), f in fits.items()
-    )
+    links = tuple(Link(source=a, target=b, latency_s=f.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s) for (a, b), f in fits.items())
     return MeasuredTopology(topology=Topology(name=name, devices=devices, links=links), fits=fits)
 
 
@@ -128,9 +123,7 @@ def _fitted(samples: Mapping[int, Sequence[float]], limit: Throttle, where: str)
         f = fit_link(plain)
     except JobError as e:
         raise JobError(f"link {where}: {e.problem}", remedy=e.remedy) from None
-    return LinkFit(
-        latency_s=f.latency_s + limit.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s, worst_error=f.worst_error
-    )
+    return LinkFit(latency_s=f.latency_s + limit.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s, worst_error=f.worst_error)
 
 
 @asynccontextmanager

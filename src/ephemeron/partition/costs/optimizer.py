@@ -44,8 +44,7 @@ def optimizer_bytes(model: nn.Module, make: MakeOptimizer) -> dict[str, int]:
         optimizer.step()
     except Exception as e:
         raise JobError(
-            f"the optimiser cannot make one step with dense gradients: {line_of(e)[:200]}",
-            remedy="give bytes by parameter yourself",
+            f"the optimiser cannot make one step with dense gradients: {line_of(e)[:200]}", remedy="give bytes by parameter yourself"
         ) from e
     return {n: _nbytes(optimizer.state.get(p, {})) for n, p in parameters.items()}
 

@@ -66,12 +66,6 @@ def profile_model(
         source=f"measured on {label}: medians of {times.repeats}, parts/whole = {times.ratio:.2f}",
     )
     nodes = tuple(
-        replace(n, passes_s={label: tuple(p[n.name] for p in times.passes)}) if n.name in times.forward else n
-        for n in graph.nodes
+        replace(n, passes_s={label: tuple(p[n.name] for p in times.passes)}) if n.name in times.forward else n for n in graph.nodes
     )
-    return ModelProfile(
-        traced=traced,
-        graph=replace(graph, nodes=nodes),
-        times=times,
-        alpha=alpha(traced, state),
-    )
+    return ModelProfile(traced=traced, graph=replace(graph, nodes=nodes), times=times, alpha=alpha(traced, state))

@@ -106,9 +106,7 @@ def costs_of(graph: Graph, topology: Topology, *, micro_batches: int = 1, recomp
     parts = micro_batches
 
     def matrix(nbytes: int) -> tuple[tuple[float, ...], ...]:
-        return tuple(
-            tuple(0.0 if p is q else links[p.name, q.name].seconds(nbytes / parts) for q in devices) for p in devices
-        )
+        return tuple(tuple(0.0 if p is q else links[p.name, q.name].seconds(nbytes / parts) for q in devices) for p in devices)
 
     inputs: list[list[int]] = [[] for _ in names]
     outputs: list[list[int]] = [[] for _ in names]
@@ -120,9 +118,7 @@ def costs_of(graph: Graph, topology: Topology, *, micro_batches: int = 1, recomp
     for i, name in enumerate(names):
         group = nodes[name].group
         clusters.setdefault(("node", name) if group is None else ("group", group), []).append(i)
-    back_s = {
-        n.name: {k: s + (n.forward_s[k] if recompute else 0.0) for k, s in n.backward_s.items()} for n in graph.nodes
-    }
+    back_s = {n.name: {k: s + (n.forward_s[k] if recompute else 0.0) for k, s in n.backward_s.items()} for n in graph.nodes}
     return Costs(
         nodes=names,
         devices=tuple(d.name for d in devices),

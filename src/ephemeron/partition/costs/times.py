@@ -101,10 +101,7 @@ def measure_times(
     _log.info("measuring %d operators on %s, %d passes", len(bench.operators), bench.device, warmup + repeats)
     rows = [bench.run(tuple(args), dict(kwargs or {})) for _ in range(warmup + repeats)][warmup:]
     empty_s = median(bench.empty_s() for _ in range(50))
-    passes = tuple(
-        {n: (f, max(0.0, r.backward[n] - empty_s) if r.backward[n] else 0.0) for n, f in r.forward.items()}
-        for r in rows
-    )
+    passes = tuple({n: (f, max(0.0, r.backward[n] - empty_s) if r.backward[n] else 0.0) for n, f in r.forward.items()} for r in rows)
     return Times(
         device=bench.device.type,
         forward={n: _timing([p[n][0] for p in passes]) for n in passes[0]},
@@ -133,9 +130,7 @@ class _Bench:
         every = {s.name for s in traced.program.steps}
         self.front = self._piece(self.numbers, every)
         known = {s.name for s in self.numbers}
-        self.pieces = {
-            o.name: self._piece([s for s in o.steps if s.name not in known], set(o.outputs)) for o in self.operators
-        }
+        self.pieces = {o.name: self._piece([s for s in o.steps if s.name not in known], set(o.outputs)) for o in self.operators}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> _TimeRow:
         row = _TimeRow(forward={}, backward={})
@@ -193,9 +188,7 @@ class _Bench:
             if not out or not (into or own):
                 continue
             begun = self._now()
-            found = torch.autograd.grad(
-                [t for t, _ in out], [*(t for _, t in into), *own], [g for _, g in out], allow_unused=True
-            )
+            found = torch.autograd.grad([t for t, _ in out], [*(t for _, t in into), *own], [g for _, g in out], allow_unused=True)
             row.backward[o.name] = self._now() - begun
             for (name, _), g in zip(into, found, strict=False):
                 if g is not None:

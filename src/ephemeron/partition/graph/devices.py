@@ -86,9 +86,7 @@ def parse_devices(text: str, *, where: str = "devices.toml") -> Topology:
     read = build(_DevicesFile, parse_toml(text, where=where), where=where)
     if not read.devices:
         raise JobError(f"{where} names no device", remedy="give each a [[devices]] table with name and memory_mb")
-    devices = tuple(
-        Device(name=d.name, kind=d.kind, memory_bytes=int(d.memory_mb * MIB), speed=d.speed) for d in read.devices
-    )
+    devices = tuple(Device(name=d.name, kind=d.kind, memory_bytes=int(d.memory_mb * MIB), speed=d.speed) for d in read.devices)
     links = _links(read.links, [d.name for d in devices], where)
     try:
         return Topology(name=Path(where).stem if read.name is None else read.name, devices=devices, links=links)
@@ -106,9 +104,7 @@ def _links(read: _Links, names: Sequence[str], where: str) -> tuple[Link, ...]:
     for i, pair in enumerate(read.between):
         for end in (pair.source, pair.target):
             if end not in names:
-                raise JobError(
-                    f"{where}: links: between[{i}]: {end} is no device", remedy=f"devices are {', '.join(names)}"
-                )
+                raise JobError(f"{where}: links: between[{i}]: {end} is no device", remedy=f"devices are {', '.join(names)}")
         rates[pair.source, pair.target] = (pair.latency_s, pair.bandwidth_mb_s)
         if not pair.one_way:
             rates[pair.target, pair.source] = (pair.latency_s, pair.bandwidth_mb_s)

@@ -119,9 +119,7 @@ class Graph:
                 if waits[v] == 0:
                     heapq.heappush(free, v)
         if len(order) < len(self.nodes):
-            cycle = " → ".join(
-                self.nodes[i].name for i in _cycle(successors, {i for i, w in enumerate(waits) if w > 0})
-            )
+            cycle = " → ".join(self.nodes[i].name for i in _cycle(successors, {i for i, w in enumerate(waits) if w > 0}))
             raise JobError(f"graph {self.name} has a cycle: {cycle}", remedy="a model's operators must form no loop")
         return tuple(self.nodes[i].name for i in order)
 
@@ -143,9 +141,7 @@ class Graph:
         for role, names in (("producer", (t.producer,)), ("consumer", t.consumers)):
             for name in names:
                 if name not in known:
-                    raise JobError(
-                        f"{where} has the {role} {name}, which is no node", remedy="name a node of the graph"
-                    )
+                    raise JobError(f"{where} has the {role} {name}, which is no node", remedy="name a node of the graph")
         _unique(t.consumers, f"{where}: consumer")
         _at_least_zero(t.nbytes, f"{where}: nbytes")
         _at_least_zero(t.gradient_bytes, f"{where}: gradient_nbytes")

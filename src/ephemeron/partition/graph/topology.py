@@ -59,9 +59,7 @@ class Topology:
         names = [d.name for d in self.devices]
         for name in names:
             if names.count(name) > 1:
-                raise JobError(
-                    f"topology {self.name}: device {name} is there twice", remedy="give each a name of its own"
-                )
+                raise JobError(f"topology {self.name}: device {name} is there twice", remedy="give each a name of its own")
         for d in self.devices:
             where = f"topology {self.name}: device {d.name}"
             _number(d.memory_bytes, f"{where}: memory_bytes", least=0.0)
@@ -89,15 +87,10 @@ class Topology:
         for a in sorted(names):
             for b in sorted(names):
                 if a != b and (a, b) not in seen:
-                    raise JobError(
-                        f"topology {self.name}: there is no link {a} → {b}",
-                        remedy="give one for every ordered pair of devices",
-                    )
+                    raise JobError(f"topology {self.name}: there is no link {a} → {b}", remedy="give one for every ordered pair of devices")
 
 
-def connected(
-    devices: Iterable[Device], rate: Callable[[Device, Device], tuple[float, float]], *, name: str = "topology"
-) -> Topology:
+def connected(devices: Iterable[Device], rate: Callable[[Device, Device], tuple[float, float]], *, name: str = "topology") -> Topology:
     """A topology with a link for every ordered pair of devices.
 
     Args:

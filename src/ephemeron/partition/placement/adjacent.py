@@ -31,13 +31,10 @@ class AdjacentSearch:
         self._crossing: dict[int, tuple[list[int], Any]] = {}
         units = self.downsets.units
         self._made = [units.unit[i] for i in self.costs.producer]
-        self._read = [
-            sorted({units.unit[v] for v in readers} - {self._made[t]}) for t, readers in enumerate(self.costs.consumers)
-        ]
+        self._read = [sorted({units.unit[v] for v in readers} - {self._made[t]}) for t, readers in enumerate(self.costs.consumers)]
         self._send = [search.between(m, "least") for m in self.costs.send]
         self._back = [
-            search.between(m, "least").T if self.costs.returns[t] else np.zeros_like(self._send[t])
-            for t, m in enumerate(self.costs.back)
+            search.between(m, "least").T if self.costs.returns[t] else np.zeros_like(self._send[t]) for t, m in enumerate(self.costs.back)
         ]
 
     def below(self, value_s: float, timer: Timer) -> ChainSearchResult:
@@ -70,9 +67,7 @@ class AdjacentSearch:
                             continue
                         ends, known, _, _ = row[j]
                         cells += len(lower) * len(ends)
-                        total = (
-                            np.maximum(known[None, :], self._link(j, lower, ends, x, y)) if y >= 0 else known[None, :]
-                        )
+                        total = np.maximum(known[None, :], self._link(j, lower, ends, x, y)) if y >= 0 else known[None, :]
                         total = np.broadcast_to(total, (len(lower), len(ends)))
                         at = total.argmin(axis=1)
                         own = total[np.arange(len(lower)), at]
@@ -119,9 +114,7 @@ class AdjacentSearch:
         """Tensors that cross a downset, and their units."""
         if j not in self._crossing:
             inside = self.downsets.table[j]
-            tensors = [
-                t for t, u in enumerate(self._made) if inside[u] and self._read[t] and not inside[self._read[t]].all()
-            ]
+            tensors = [t for t, u in enumerate(self._made) if inside[u] and self._read[t] and not inside[self._read[t]].all()]
             self._crossing[j] = (tensors, np.array([self._made[t] for t in tensors], dtype=np.int64))
         return self._crossing[j]
 

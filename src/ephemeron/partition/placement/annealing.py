@@ -90,11 +90,7 @@ def anneal(
             unit = units[unit_of[rng.randrange(n)]]
             home = state.where[unit[0]]
             around = near[unit_of[unit[0]]]
-            away = (
-                state.where[around[rng.randrange(len(around))]]
-                if around and rng.random() < 0.7
-                else rng.randrange(size)
-            )
+            away = state.where[around[rng.randrange(len(around))]] if around and rng.random() < 0.7 else rng.randrange(size)
             if away == home:
                 continue
             over = state.over

@@ -71,9 +71,7 @@ def m_etf(costs: Costs, *, passes: Passes = "forward", true_links: bool = False)
     return _earliest(costs if true_links else _mean_links(costs), passes, favourite=None)
 
 
-def m_sct(
-    costs: Costs, *, passes: Passes = "forward", true_links: bool = False, time_limit_s: float = 10.0
-) -> list[int]:
+def m_sct(costs: Costs, *, passes: Passes = "forward", true_links: bool = False, time_limit_s: float = 10.0) -> list[int]:
     """m-SCT: m-ETF in which a device that has just run a node waits for that node's favourite child, except for urgent nodes.
 
     Favourites come from Hanen and Munier's linear program, with mean times and mean links: x_ij = 0 if j is i's favourite. A
@@ -115,9 +113,7 @@ def m_sct(
     return _earliest(costs if true_links else _mean_links(costs), passes, favourite=favourite)
 
 
-def pesto(
-    costs: Costs, *, groups: int | None = None, time_limit_s: float = 10.0, node_limit: int = 10_000_000
-) -> list[int]:
+def pesto(costs: Costs, *, groups: int | None = None, time_limit_s: float = 10.0, node_limit: int = 10_000_000) -> list[int]:
     """Pesto for any number of devices, as the thesis extends it (6-2 to 6-7): forward passes only. Without a solution, m-TOPO's placement.
 
     Args:
@@ -132,9 +128,7 @@ def pesto(
     return _published(costs, groups, time_limit_s, node_limit, backward=False)
 
 
-def netsplit(
-    costs: Costs, *, groups: int | None = None, time_limit_s: float = 10.0, node_limit: int = 10_000_000
-) -> list[int]:
+def netsplit(costs: Costs, *, groups: int | None = None, time_limit_s: float = 10.0, node_limit: int = 10_000_000) -> list[int]:
     """NetSplit exactly as published: algorithm 3 down to 2n groups, then 5-11 to 5-18. Without a solution, m-TOPO's placement.
 
     Args and errors as with `pesto`.
@@ -247,9 +241,7 @@ def _earliest(costs: Costs, passes: Passes, *, favourite: dict[int, int] | None)
         awake[d] = None
         if favourite is not None and i in favourite:
             child = favourite[i]
-            longest = max(
-                (max(map(max, costs.send[t])) for t in costs.outputs[i] if child in costs.consumers[t]), default=0.0
-            )
+            longest = max((max(map(max, costs.send[t])) for t in costs.outputs[i] if child in costs.consumers[t]), default=0.0)
             awake[d] = (child, end[i] + longest)
         ready.remove(i)
         for v in dict.fromkeys(v for t in costs.outputs[i] for v in costs.consumers[t]):
@@ -259,7 +251,5 @@ def _earliest(costs: Costs, passes: Passes, *, favourite: dict[int, int] | None)
     return where
 
 
-def _by(
-    key: Callable[[int, int], tuple[float, int, int, int]],
-) -> Callable[[tuple[int, int]], tuple[float, int, int, int]]:
+def _by(key: Callable[[int, int], tuple[float, int, int, int]]) -> Callable[[tuple[int, int]], tuple[float, int, int, int]]:
     return lambda pair: key(*pair)

@@ -46,13 +46,19 @@ def _graph(graph: Graph, unit_s: float) -> Graph:
         if n.group is not None:
             groups.setdefault(n.group, []).append(i)
     made = [(number[t.producer], [number[c] for c in t.consumers]) for t in graph.tensors]
-    colours = _numbered([
-        (
-            tuple(times[n.forward_s[k]] for k in kinds), tuple(times[n.backward_s[k]] for k in kinds),
-            n.parameter_bytes, n.gradient_bytes, n.optimizer_bytes, len(groups.get(n.group or "", ())),
-        )
-        for n in graph.nodes
-    ])  # fmt: skip
+    colours = _numbered(
+        [
+            (
+                tuple(times[n.forward_s[k]] for k in kinds),
+                tuple(times[n.backward_s[k]] for k in kinds),
+                n.parameter_bytes,
+                n.gradient_bytes,
+                n.optimizer_bytes,
+                len(groups.get(n.group or "", ())),
+            )
+            for n in graph.nodes
+        ]
+    )
     count = 0
     while len(set(colours)) > count:
         count = len(set(colours))
@@ -70,11 +76,7 @@ def _graph(graph: Graph, unit_s: float) -> Graph:
     place = _topological(made, colours)
     nodes = sorted(graph.nodes, key=lambda n: place[number[n.name]])
     tensors = [replace(t, consumers=tuple(sorted(t.consumers, key=lambda c: place[number[c]]))) for t in graph.tensors]
-    tensors.sort(
-        key=lambda t: (
-            place[number[t.producer]], tuple(place[number[c]] for c in t.consumers), t.nbytes, t.gradient_bytes,
-        )
-    )  # fmt: skip
+    tensors.sort(key=lambda t: (place[number[t.producer]], tuple(place[number[c]] for c in t.consumers), t.nbytes, t.gradient_bytes))
 
     def scaled(table: Mapping[str, float]) -> dict[str, float]:
         return {k: _kept(s / unit_s) for k, s in table.items()}
@@ -90,23 +92,12 @@ def _topology(graph: Graph, topology: Topology, unit_s: float) -> Topology:
     """Devices ordered by speed, memory and links; equal ones in the order given."""
     devices = topology.devices
     number = {d.name: i for i, d in enumerate(devices)}
-    totals = [
-        sum(n.forward_s.get(d.kind, 0.0) + n.backward_s.get(d.kind, 0.0) for n in graph.nodes) / d.speed
-        for d in devices
-    ]
+    totals = [sum(n.forward_s.get(d.kind, 0.0) + n.backward_s.get(d.kind, 0.0) for n in graph.nodes) / d.speed for d in devices]
     speeds = _ranks(totals)
     kind = {k: i for i, k in enumerate(_order_of_kinds(graph))}
-    colours = _numbered(
-        [(speeds[s], d.memory_bytes, kind.get(d.kind, -1)) for s, d in zip(totals, devices, strict=True)]
-    )
-    latency, bandwidth = (
-        _ranks([k.latency_s for k in topology.links]),
-        _ranks([k.bandwidth_bytes_s for k in topology.links]),
-    )
-    links = [
-        (number[k.source], number[k.target], (latency[k.latency_s], bandwidth[k.bandwidth_bytes_s]))
-        for k in topology.links
-    ]
+    colours = _numbered([(speeds[s], d.memory_bytes, kind.get(d.kind, -1)) for s, d in zip(totals, devices, strict=True)])
+    latency, bandwidth = (_ranks([k.latency_s for k in topology.links]), _ranks([k.bandwidth_bytes_s for k in topology.links]))
+    links = [(number[k.source], number[k.target], (latency[k.latency_s], bandwidth[k.bandwidth_bytes_s])) for k in topology.links]
     count = 0
     while len(set(colours)) > count:
         count = len(set(colours))
@@ -118,12 +109,9 @@ def _topology(graph: Graph, topology: Topology, unit_s: float) -> Topology:
     order = sorted(devices, key=lambda d: colours[number[d.name]])
     place = {d.name: i for i, d in enumerate(order)}
     scaled = [
-        replace(k, latency_s=_kept(k.latency_s / unit_s), bandwidth_bytes_s=_kept(k.bandwidth_bytes_s * unit_s))
-        for k in topology.links
+        replace(k, latency_s=_kept(k.latency_s / unit_s), bandwidth_bytes_s=_kept(k.bandwidth_bytes_s * unit_s)) for k in topology.links
     ]
-    return replace(
-        topology, devices=tuple(order), links=tuple(sorted(scaled, key=lambda k: (place[k.source], place[k.target])))
-    )
+    return replace(topology, devices=tuple(order), links=tuple(sorted(scaled, key=lambda k: (place[k.source], place[k.target]))))
 
 
 def _topological(made: Sequence[tuple[int, list[int]]], colours: Sequence[int]) -> list[int]:

@@ -146,15 +146,7 @@ class ChainSearch:
         return ChainSearchResult(chain=self._traced(rows, best), complete=True)
 
     def _extended(
-        self,
-        row: _ChainRow,
-        alive: Any,
-        into: _ChainRow,
-        x: int,
-        y: int,
-        more: tuple[int, ...],
-        least: float,
-        reading: Reading,
+        self, row: _ChainRow, alive: Any, into: _ChainRow, x: int, y: int, more: tuple[int, ...], least: float, reading: Reading
     ) -> int:
         """Add a stage on class x before one of class y; number of compared pairs."""
         follow = sum(more) - 1
@@ -288,12 +280,7 @@ class ChainSearch:
             ready = self.downsets.ready[j]
             if ends[j] * ready.bit_count() > 16:
                 continue
-            found = [
-                pairs.get((int(u), v))
-                for u in np.nonzero(final[j])[0]
-                for v in range(ready.bit_length())
-                if ready >> v & 1
-            ]
+            found = [pairs.get((int(u), v)) for u in np.nonzero(final[j])[0] for v in range(ready.bit_length()) if ready >> v & 1]
             if any(f is None for f in found):
                 continue
             there[:, :, j] = np.minimum.reduce([f[0] for f in found if f is not None])
@@ -305,9 +292,7 @@ class ChainSearch:
         if self.classes.exact:
             ends = [(own[0], own[-1]) for own in members]
             return np.array([[seconds[a][b2] if a != b2 else 0.0 for _, b2 in ends] for a, _ in ends])
-        return np.array(
-            [[choose((seconds[a][b] for a in p for b in q if a != b), default=0.0) for q in members] for p in members]
-        )
+        return np.array([[choose((seconds[a][b] for a in p for b in q if a != b), default=0.0) for q in members] for p in members])
 
     def _summed(self, by_unit: Any) -> Any:
         """Sum over the units of each downset."""
@@ -319,9 +304,8 @@ class ChainSearch:
     def _empty(self) -> _ChainRow:
         size = len(self.downsets.masks)
         return _ChainRow(
-            value=np.full(size, math.inf), next_downset=np.zeros(size, dtype=np.int32),
-            next_class=np.full(size, -1, dtype=np.int8),
-        )  # fmt: skip
+            value=np.full(size, math.inf), next_downset=np.zeros(size, dtype=np.int32), next_class=np.full(size, -1, dtype=np.int8)
+        )
 
     def _traced(
         self, rows: dict[tuple[tuple[int, ...], int], _ChainRow], best: tuple[float, tuple[int, ...], int] | None

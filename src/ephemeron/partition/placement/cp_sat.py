@@ -130,9 +130,7 @@ class _Model:
             times = [self._ticks(s) for s in (costs.forward, costs.backward)[op >= n][i]]
             for d in range(size):
                 if times[d]:
-                    devices[d].append(
-                        model.new_optional_fixed_size_interval_var(self.start[op], times[d], self.on[i][d], "")
-                    )
+                    devices[d].append(model.new_optional_fixed_size_interval_var(self.start[op], times[d], self.on[i][d], ""))
             end.append(self.start[op] + sum(times[d] * self.on[i][d] for d in range(size)))
         for i in range(n):
             model.add(self.start[n + i] >= end[i])
@@ -146,11 +144,7 @@ class _Model:
                 if links[d][q]:
                     model.add_no_overlap(links[d][q])
             model.add(
-                self.total
-                >= sum(
-                    (self._ticks(costs.forward[i][d]) + self._ticks(costs.backward[i][d])) * self.on[i][d]
-                    for i in range(n)
-                )
+                self.total >= sum((self._ticks(costs.forward[i][d]) + self._ticks(costs.backward[i][d])) * self.on[i][d] for i in range(n))
             )
         self._memory()
         model.minimize(self.total)
@@ -246,8 +240,7 @@ class _Model:
         for _, _, t, p, q, gradient in sorted(moved):
             transfers.setdefault((costs.devices[p], costs.devices[q]), []).append((costs.tensors[t], ways[gradient]))
         orders = DeviceOrders(
-            compute={d: tuple(tasks) for d, tasks in compute.items()},
-            transfers={k: tuple(tasks) for k, tasks in transfers.items()},
+            compute={d: tuple(tasks) for d, tasks in compute.items()}, transfers={k: tuple(tasks) for k, tasks in transfers.items()}
         )
         return where, orders, passes
 

@@ -40,9 +40,7 @@ def classes_of(costs: Costs) -> DeviceClasses:
 
     def alike(a: int, b: int) -> bool:
         others = [d for d in range(size) if d not in (a, b)]
-        return all(
-            m[a][b] == m[b][a] and all(m[a][d] == m[b][d] and m[d][a] == m[d][b] for d in others) for m in distinct
-        )
+        return all(m[a][b] == m[b][a] and all(m[a][d] == m[b][d] and m[d][a] == m[d][b] for d in others) for m in distinct)
 
     distinct = set(costs.send) | set(costs.back)
     found: list[list[int]] = []

@@ -85,9 +85,7 @@ def without_idle_ends(costs: Costs, units: Units) -> Units:
 
     On their neighbour's stage they add no time and save a transfer, so the least bottleneck stays the same except for memory.
     """
-    idle = [
-        all(max(costs.forward[i]) + max(costs.backward[i]) == 0 for i in own) and len(own) > 0 for own in units.nodes
-    ]
+    idle = [all(max(costs.forward[i]) + max(costs.backward[i]) == 0 for i in own) and len(own) > 0 for own in units.nodes]
     around: list[set[int]] = [set(readers) for readers in units.after]
     for u, readers in enumerate(units.after):
         for v in readers:
@@ -158,9 +156,7 @@ def downsets_of(units: Units, *, most: int = MOST_DOWNSETS) -> Downsets | None:
     width = max(1, -(-size // 64)) * 8
     raw = np.frombuffer(b"".join(m.to_bytes(width, "little") for m in masks), dtype=np.uint8).reshape(len(masks), width)
     table = np.unpackbits(raw, axis=1, bitorder="little")[:, :size].astype(bool)
-    return Downsets(
-        units=units, masks=masks, table=table, packed=raw.copy().view(np.uint64), ready=tuple(ready[m] for m in masks)
-    )
+    return Downsets(units=units, masks=masks, table=table, packed=raw.copy().view(np.uint64), ready=tuple(ready[m] for m in masks))
 
 
 def _components(edges: Sequence[dict[int, None]]) -> list[int]:

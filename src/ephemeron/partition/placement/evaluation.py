@@ -57,16 +57,12 @@ class PlacementTrial:
             candidate = PlacementCandidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
             self.evaluated.append(PlacementEvaluation(candidate=candidate, where=tuple(where), replay=None))
             return self.evaluated[-1]
-        done = replay(
-            self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders, stages=stages
-        )
+        done = replay(self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders, stages=stages)
         if self.objective == "iteration":
             value_s = done.iteration_s
         else:
             value_s = done.bottleneck_s if done.stages else float("inf")
-        candidate = PlacementCandidate(
-            name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values())
-        )
+        candidate = PlacementCandidate(name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values()))
         _log.debug("evaluated %s: %s", name, candidate)
         self.evaluated.append(PlacementEvaluation(candidate=candidate, where=tuple(where), replay=done))
         return self.evaluated[-1]

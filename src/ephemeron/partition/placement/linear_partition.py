@@ -75,12 +75,15 @@ class PipelineSegments:
     def piece(self, start: int, stop: int) -> PipelineSegment:
         """Segment from start to stop."""
         return PipelineSegment(
-            start=start, stop=stop, compute_s=self._time[stop] - self._time[start],
+            start=start,
+            stop=stop,
+            compute_s=self._time[stop] - self._time[start],
             parameter_bytes=int(self._parameters[stop] - self._parameters[start]),
             made_bytes=int(self._made[stop] - self._made[start]),
             enter_bytes=self._forward[start],
-            in_bytes=self._forward[start] + self._back[stop], out_bytes=self._forward[stop] + self._back[start],
-        )  # fmt: skip
+            in_bytes=self._forward[start] + self._back[stop],
+            out_bytes=self._forward[stop] + self._back[start],
+        )
 
 
 def best_cuts(
@@ -107,9 +110,7 @@ def leanest_cuts(pieces: PipelineSegments, stages: int, *, need: Need) -> tuple[
     return _best(pieces, stages, need)
 
 
-def _best(
-    pieces: PipelineSegments, stages: int, cost: Callable[[int, PipelineSegment], float]
-) -> tuple[PipelineSegment, ...] | None:
+def _best(pieces: PipelineSegments, stages: int, cost: Callable[[int, PipelineSegment], float]) -> tuple[PipelineSegment, ...] | None:
     """Stages of the least cost; the table has the least (bottleneck, bytes sent) and the start of the stage, by stage and its end."""
     cuts = pieces.cuts
     table: list[dict[int, tuple[float, float, int]]] = [{0: (0.0, 0.0, 0)}]

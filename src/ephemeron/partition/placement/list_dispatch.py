@@ -112,9 +112,13 @@ def mirrored(costs: Costs) -> Costs:
     nothing = tuple((0.0,) * len(costs.devices) for _ in costs.devices)
     gradients = [m if sent else nothing for m, sent in zip(costs.back, costs.returns, strict=True)]
     return replace(
-        costs, forward=costs.backward, backward=costs.forward, send=turned(gradients), back=turned(costs.send),
+        costs,
+        forward=costs.backward,
+        backward=costs.forward,
+        send=turned(gradients),
+        back=turned(costs.send),
         returns=(True,) * len(costs.returns),
-    )  # fmt: skip
+    )
 
 
 def forward_backward_improved(

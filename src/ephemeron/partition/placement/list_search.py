@@ -41,9 +41,7 @@ class _Weights:
     noise: float
 
 
-def list_search(
-    costs: Costs, *, rng: Random, steps: int, timer: Timer, known: Sequence[Sequence[int]] = ()
-) -> AnnealingResult:
+def list_search(costs: Costs, *, rng: Random, steps: int, timer: Timer, known: Sequence[Sequence[int]] = ()) -> AnnealingResult:
     """Best placement and order of repeated list scheduling.
 
     Args:
@@ -69,9 +67,7 @@ def list_search(
         done += 1
     assert search.best is not None
     over, total_s = search.best
-    return AnnealingResult(
-        where=tuple(search.where), order=tuple(search.order), makespan_s=total_s, over_bytes=over, steps=done
-    )
+    return AnnealingResult(where=tuple(search.where), order=tuple(search.order), makespan_s=total_s, over_bytes=over, steps=done)
 
 
 class _Search:
@@ -153,9 +149,7 @@ class _Search:
         self.best, self.where, self.order = (over, total_s), where, order
         return True
 
-    def _placed(
-        self, rank: Sequence[float], weights: _Weights, keep: Sequence[int] | None
-    ) -> tuple[list[int], list[int]]:
+    def _placed(self, rank: Sequence[float], weights: _Weights, keep: Sequence[int] | None) -> tuple[list[int], list[int]]:
         costs = self.costs
         n, size = len(costs.nodes), len(costs.devices)
         left, there = list(costs.capacity), [set[int]() for _ in range(size)]

@@ -47,12 +47,7 @@ def refuse_what_cannot_fit(graph: Graph, topology: Topology, costs: Costs, sched
 
 
 def no_plan_found(
-    graph: Graph,
-    topology: Topology,
-    costs: Costs,
-    schedule: Schedule,
-    over_bytes: Mapping[str, int] | None,
-    timer: Timer,
+    graph: Graph, topology: Topology, costs: Costs, schedule: Schedule, over_bytes: Mapping[str, int] | None, timer: Timer
 ) -> PlanInfeasible:
     """Error if memory suffices in sum, but no placement was found that fits every device.
 

@@ -52,9 +52,7 @@ class MilpProgram:
         """Add a row least ≤ Σ terms ≤ most."""
         self.rows.append((dict(terms), least, most))
 
-    def solve(
-        self, *, time_limit_s: float = math.inf, node_limit: int = 10_000_000, gap: float = 1e-6, relaxed: bool = False
-    ) -> Solution:
+    def solve(self, *, time_limit_s: float = math.inf, node_limit: int = 10_000_000, gap: float = 1e-6, relaxed: bool = False) -> Solution:
         """Solution of the program.
 
         Args:
@@ -105,6 +103,4 @@ class MilpProgram:
             bound = -math.inf if proved is None or math.isnan(proved) else float(proved)
         else:
             bound = value if result.status == 0 else -math.inf
-        return Solution(
-            values=values, value=value, bound=min(bound, value), nodes=int(getattr(result, "mip_node_count", 0) or 0)
-        )
+        return Solution(values=values, value=value, bound=min(bound, value), nodes=int(getattr(result, "mip_node_count", 0) or 0))

@@ -124,9 +124,7 @@ def _begun(costs: Costs) -> tuple[MilpProgram, float, int]:
     return program, max(longest, 1e-12) / 1000.0, total
 
 
-def _placed(
-    program: MilpProgram, costs: Costs, units: Sequence[Sequence[int]], *, whole: bool
-) -> tuple[tuple[int, ...], ...]:
+def _placed(program: MilpProgram, costs: Costs, units: Sequence[Sequence[int]], *, whole: bool) -> tuple[tuple[int, ...], ...]:
     placed = tuple(tuple(program.variable(0.0, 1.0, whole=whole) for _ in costs.devices) for _ in units)
     for columns in placed:
         program.row(dict.fromkeys(columns, 1.0), least=1.0, most=1.0)
@@ -147,9 +145,7 @@ def _pair(
     return pairs[a, b]
 
 
-def _memory(
-    program: MilpProgram, costs: Costs, units: Sequence[Sequence[int]], placed: Sequence[Sequence[int]], *, exact: bool
-) -> None:
+def _memory(program: MilpProgram, costs: Costs, units: Sequence[Sequence[int]], placed: Sequence[Sequence[int]], *, exact: bool) -> None:
     """Equation 5-18. Left out if everything fits on every device; with divisible nodes, only states and each tensor once."""
     everything = sum(costs.state) + sum(costs.held)
     if everything <= min(costs.capacity):
@@ -197,10 +193,7 @@ def _loads(
             program.row({used[d]: 1.0, placed[g][d]: -1.0}, least=0.0)
         for ramp in (first, last):
             program.row({**dict.fromkeys(ramp[d], 1.0), used[d]: -1.0}, least=0.0, most=0.0)
-        load = {
-            placed[g][d]: -sum(costs.forward[i][d] + costs.backward[i][d] for i in unit) / load_scale_s
-            for g, unit in enumerate(units)
-        }
+        load = {placed[g][d]: -sum(costs.forward[i][d] + costs.backward[i][d] for i in unit) / load_scale_s for g, unit in enumerate(units)}
         before = {first[d][k]: -heads[k] / scale_s for k in range(k_most)}
         behind = {last[d][k]: -tails[k] / scale_s for k in range(k_most)}
         program.row({total: 1.0, **load, **before, **behind}, least=0.0)

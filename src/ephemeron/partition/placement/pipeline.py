@@ -17,24 +17,10 @@ from random import Random
 from ephemeron.partition.costs.table import Costs
 from ephemeron.partition.placement.adjacent import AdjacentSearch
 from ephemeron.partition.placement.chains import ChainSearch, ChainSearchResult
-from ephemeron.partition.placement.device_classes import (
-    DeviceClasses,
-    classes_of,
-    coarse_classes_of,
-    permutations,
-    sequences,
-)
+from ephemeron.partition.placement.device_classes import DeviceClasses, classes_of, coarse_classes_of, permutations, sequences
 from ephemeron.partition.placement.downsets import downsets_of, units_of, without_idle_ends
 from ephemeron.partition.placement.search_budget import SearchBudget, Timer
-from ephemeron.partition.placement.stages import (
-    DeviceOrder,
-    StagedPlacement,
-    annealed_stages,
-    cuts,
-    in_flight,
-    repaired,
-    staged,
-)
+from ephemeron.partition.placement.stages import DeviceOrder, StagedPlacement, annealed_stages, cuts, in_flight, repaired, staged
 from ephemeron.partition.placement.stages_program import StagesProgram
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 
@@ -109,9 +95,7 @@ def best_pipeline(
         tries = [staged(costs, line, cuts(costs, line, order)) for order in orders]
         start = min(tries, key=lambda s: (s.over_bytes, s.bottleneck_s))
         share = timer.part(0.25 / max(1, len(lines) - k)) if k < len(lines) - 1 else timer.part(0.1)
-        better = annealed_stages(
-            costs, line, start.stage, rng=rng, steps=min(steps, 200 * len(costs.nodes)), timer=share
-        )
+        better = annealed_stages(costs, line, start.stage, rng=rng, steps=min(steps, 200 * len(costs.nodes)), timer=share)
         promising.append((better.bottleneck_s, line, better))
         if better.over_bytes == 0:
             found.append(better)
@@ -124,9 +108,7 @@ def best_pipeline(
                 continue
             program = StagesProgram.of(costs, line, most_s=best_s())
             solution = program.program.solve(
-                time_limit_s=timer.part(1.0 / (len(promising) - k)).left_s()
-                if not relaxed
-                else timer.part(0.5).left_s(),
+                time_limit_s=timer.part(1.0 / (len(promising) - k)).left_s() if not relaxed else timer.part(0.5).left_s(),
                 node_limit=budget.program_nodes,
                 gap=TIGHT / 4,
                 relaxed=relaxed,
@@ -138,9 +120,7 @@ def best_pipeline(
                 better = staged(costs, line, repaired(costs, stage))
                 if (better.over_bytes, better.bottleneck_s) < (start.over_bytes, start.bottleneck_s):
                     start = better
-            better = annealed_stages(
-                costs, line, start.stage, rng=rng, steps=min(steps, 100 * len(costs.nodes)), timer=timer.part(0.2)
-            )
+            better = annealed_stages(costs, line, start.stage, rng=rng, steps=min(steps, 100 * len(costs.nodes)), timer=timer.part(0.2))
             if better.over_bytes == 0:
                 found.append(better)
     proved = max(anyhow_s, min(bounds.values())) if every else anyhow_s
@@ -152,9 +132,16 @@ def _first(found: Sequence[StagedPlacement]) -> tuple[StagedPlacement, ...]:
 
 
 def _chained(
-    costs: Costs, schedule: Schedule, classes: DeviceClasses, orders: Sequence[Sequence[int]], found: list[StagedPlacement], loads_s: float, *,
-    rng: Random, timer: Timer,
-) -> float:  # fmt: skip
+    costs: Costs,
+    schedule: Schedule,
+    classes: DeviceClasses,
+    orders: Sequence[Sequence[int]],
+    found: list[StagedPlacement],
+    loads_s: float,
+    *,
+    rng: Random,
+    timer: Timer,
+) -> float:
     """Add the plans of the dynamic program to `found`; its bound, or the load bound if it proves none."""
     if math.prod(c + 1 for c in classes.counts) > MOST_VECTORS:
         classes = coarse_classes_of(costs)
@@ -218,18 +205,14 @@ def _linked(costs: Costs, classes: DeviceClasses, order: Sequence[int]) -> tuple
 
 
 def _line(schedule: Schedule, devices: Sequence[int]) -> DeviceOrder:
-    return DeviceOrder(
-        devices=tuple(devices), flight=tuple(in_flight(schedule, len(devices))), recompute=schedule.recompute
-    )
+    return DeviceOrder(devices=tuple(devices), flight=tuple(in_flight(schedule, len(devices))), recompute=schedule.recompute)
 
 
 def _all_devices(costs: Costs, schedule: Schedule) -> DeviceOrder:
     return _line(schedule, range(len(costs.devices)))
 
 
-def staging(
-    costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[str] = ()
-) -> StagedPlacement | None:
+def staging(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[str] = ()) -> StagedPlacement | None:
     """A placement as stages; None: tensors go in both directions between devices.
 
     Args:
@@ -241,9 +224,7 @@ def staging(
     if order:
         return _on_line(costs, schedule, where, [costs.devices.index(name) for name in order])
     used = list(dict.fromkeys(where))
-    feeds = {
-        (where[u], where[v]) for t, u in enumerate(costs.producer) for v in costs.consumers[t] if where[u] != where[v]
-    }
+    feeds = {(where[u], where[v]) for t, u in enumerate(costs.producer) for v in costs.consumers[t] if where[u] != where[v]}
     found: list[int] = []
     while len(found) < len(used):
         ready = [d for d in used if d not in found and all(a in found for a, b in feeds if b == d)]
@@ -260,9 +241,7 @@ def _on_line(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequ
 def _lines(costs: Costs, schedule: Schedule, classes: DeviceClasses, rng: Random) -> list[DeviceOrder]:
     """Every order of every subset of devices; of equivalent orders only the first."""
     return [
-        _line(schedule, classes.of(order))
-        for count in range(len(costs.devices), 0, -1)
-        for order in permutations(classes.counts, count)
+        _line(schedule, classes.of(order)) for count in range(len(costs.devices), 0, -1) for order in permutations(classes.counts, count)
     ]
 
 
@@ -299,8 +278,7 @@ def _load_bound_s(costs: Costs, line: DeviceOrder, *, everywhere: bool = False) 
     weights = [1.0 / t for t in totals]
     share = [w / sum(weights) for w in weights]
     even = sum(
-        min(s * (f[d] + b[d]) for s, d in zip(share, devices, strict=True))
-        for f, b in zip(costs.forward, costs.backward, strict=True)
+        min(s * (f[d] + b[d]) for s, d in zip(share, devices, strict=True)) for f, b in zip(costs.forward, costs.backward, strict=True)
     )
     single = max(min(f[d] + b[d] for d in devices) for f, b in zip(costs.forward, costs.backward, strict=True))
     return max(even, single) * (1 - 1e-12)

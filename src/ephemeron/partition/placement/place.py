@@ -37,10 +37,7 @@ from ephemeron.partition.schedule_simulator.task_graph import check_placement
 
 _log = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Schedule] = {
-    "throughput": Schedule(kind="1f1b", micro_batches=8),
-    "iteration": Schedule(),
-}
+DEFAULTS: dict[str, Schedule] = {"throughput": Schedule(kind="1f1b", micro_batches=8), "iteration": Schedule()}
 SUGGESTION_S = 10.0
 """Time for suggestions if nothing fits."""
 SERIAL = 0.9
@@ -97,15 +94,12 @@ def place(
             remedy="take gpipe or 1f1b, or the objective iteration",
         )
     _log.info(
-        "placing %d operators on %d devices, objective %s, schedule %s",
-        len(graph.nodes), len(topology.devices), objective, schedule.kind,
-    )  # fmt: skip
+        "placing %d operators on %d devices, objective %s, schedule %s", len(graph.nodes), len(topology.devices), objective, schedule.kind
+    )
     form = canonical(graph, topology)
     plan = _placed(form.graph, form.topology, objective, schedule, budget, seeds, clock)
     plan = _as_given(plan, graph, topology, form.unit_s)
-    _log.info(
-        "placed by %s in %.1f s: value %.6g s, bound %.6g s", plan.method, plan.solver_s, plan.value_s, plan.bound_s
-    )
+    _log.info("placed by %s in %.1f s: value %.6g s, bound %.6g s", plan.method, plan.solver_s, plan.value_s, plan.bound_s)
     return plan
 
 
@@ -123,11 +117,7 @@ def _as_given(plan: PlacementPlan, graph: Graph, topology: Topology, unit_s: flo
         reserved_bytes=done.reserved_bytes,
         peak_bytes=done.peak_bytes,
         candidates=tuple(
-            replace(
-                c,
-                value_s=_same(c.value_s * unit_s, value_s),
-                iteration_s=_same(c.iteration_s * unit_s, done.iteration_s),
-            )
+            replace(c, value_s=_same(c.value_s * unit_s, value_s), iteration_s=_same(c.iteration_s * unit_s, done.iteration_s))
             for c in plan.candidates
         ),
     )
@@ -139,9 +129,14 @@ def _same(seconds: float, known_s: float) -> float:
 
 
 def _placed(
-    graph: Graph, topology: Topology, objective: Objective, schedule: Schedule, budget: SearchBudget,
-    seeds: Sequence[Mapping[str, str]], clock: Callable[[], float],
-) -> PlacementPlan:  # fmt: skip
+    graph: Graph,
+    topology: Topology,
+    objective: Objective,
+    schedule: Schedule,
+    budget: SearchBudget,
+    seeds: Sequence[Mapping[str, str]],
+    clock: Callable[[], float],
+) -> PlacementPlan:
     begun_s = clock()
     limit = timer(budget.time_limit_s, clock)
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
@@ -250,9 +245,7 @@ def _iteration(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> flo
     found = _annealed(trial, budget, limit.part(0.5 if constraint else 0.97), Random(budget.seed))
     if trial.proved(bound_s) or found.over_bytes or not constraint:
         return bound_s
-    proved = improve(
-        costs, costs.clusters, found.where, found.order, bound_s=bound_s, budget=budget, timer=limit.part(0.97)
-    )
+    proved = improve(costs, costs.clusters, found.where, found.order, bound_s=bound_s, budget=budget, timer=limit.part(0.97))
     if proved.where is not None:
         trial.evaluate("CP-SAT", proved.where, proved.orders)
     return max(bound_s, proved.bound_s)
@@ -274,9 +267,7 @@ def _without_least_used(trial: PlacementTrial, budget: SearchBudget, limit: Time
         links=tuple(k for k in trial.topology.links if least not in (k.source, k.target)),
     )
     costs = costs_of(trial.graph, fewer)
-    inner = PlacementTrial(
-        graph=trial.graph, topology=fewer, schedule=trial.schedule, objective=trial.objective, costs=costs
-    )
+    inner = PlacementTrial(graph=trial.graph, topology=fewer, schedule=trial.schedule, objective=trial.objective, costs=costs)
     _evaluate_baselines(inner, budget, limit)
     _iteration(inner, budget, limit)
     if inner.best is not None and inner.best.replay is not None:
@@ -289,9 +280,12 @@ def _listed(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     costs = trial.costs
     known = sorted(trial.evaluated, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
     found = list_search(
-        costs, rng=Random(budget.seed), steps=max(1, budget.annealing_steps // 100),
-        timer=limit.part(0.4 if len(costs.nodes) > CONSTRAINT_NODES else 0.1), known=[j.where for j in known],
-    )  # fmt: skip
+        costs,
+        rng=Random(budget.seed),
+        steps=max(1, budget.annealing_steps // 100),
+        timer=limit.part(0.4 if len(costs.nodes) > CONSTRAINT_NODES else 0.1),
+        known=[j.where for j in known],
+    )
     trial.evaluate("list search", found.where, orders_of(costs, found.where, found.order))
     trial.evaluate("list search", found.where)
 
@@ -334,15 +328,18 @@ def _annealed(trial: PlacementTrial, budget: SearchBudget, limit: Timer, rng: Ra
         assert j.replay is not None
         for heat in COOL if len(costs.nodes) > FEW_NODES else WARM:
             found = anneal(
-                costs, costs.clusters, j.where, _order(costs, j.replay),
-                rng=rng, steps=budget.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
-            )  # fmt: skip
+                costs,
+                costs.clusters,
+                j.where,
+                _order(costs, j.replay),
+                rng=rng,
+                steps=budget.annealing_steps // 10,
+                timer=limit.part(0.11),
+                heat=heat,
+            )
             runs.append((found, heat))
     best, heat = min(runs, key=lambda run: (run[0].over_bytes, run[0].makespan_s))
-    long = anneal(
-        costs, costs.clusters, best.where, best.order,
-        rng=rng, steps=budget.annealing_steps // 2, timer=limit, heat=heat,
-    )  # fmt: skip
+    long = anneal(costs, costs.clusters, best.where, best.order, rng=rng, steps=budget.annealing_steps // 2, timer=limit, heat=heat)
     for found in (best, long):
         whole = trial.schedule.micro_batches == 1
         trial.evaluate("annealing", found.where, orders_of(costs, found.where, found.order) if whole else None)

@@ -47,9 +47,7 @@ def _run(
 ) -> float:
     n, size = len(costs.nodes), len(costs.devices)
     forward, backward, send, back = costs.forward, costs.backward, costs.send, costs.back
-    outputs, inputs, consumers, producer, returns = (
-        costs.outputs, costs.inputs, costs.consumers, costs.producer, costs.returns,
-    )  # fmt: skip
+    outputs, inputs, consumers, producer, returns = (costs.outputs, costs.inputs, costs.consumers, costs.producer, costs.returns)
     free = [0.0] * size
     link = [[0.0] * size for _ in range(size)]
     ready = [0.0] * (2 * n)
@@ -135,6 +133,5 @@ def orders_of(costs: Costs, where: Sequence[int], order: Sequence[int]) -> Devic
     for _, t, p, q, gradient in at.sends:
         transfers.setdefault((costs.devices[p], costs.devices[q]), []).append((costs.tensors[t], ways[gradient]))
     return DeviceOrders(
-        compute={d: tuple(tasks) for d, tasks in compute.items()},
-        transfers={k: tuple(tasks) for k, tasks in transfers.items()},
+        compute={d: tuple(tasks) for d, tasks in compute.items()}, transfers={k: tuple(tasks) for k, tasks in transfers.items()}
     )

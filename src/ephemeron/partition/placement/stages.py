@@ -140,9 +140,7 @@ class Loads:
 def staged(costs: Costs, line: DeviceOrder, stage: Sequence[int]) -> StagedPlacement:
     """Stages with their bottleneck and memory."""
     loads = Loads(costs, line, stage)
-    return StagedPlacement(
-        line=line, stage=tuple(stage), bottleneck_s=loads.bottleneck_s(), over_bytes=loads.over_bytes()
-    )
+    return StagedPlacement(line=line, stage=tuple(stage), bottleneck_s=loads.bottleneck_s(), over_bytes=loads.over_bytes())
 
 
 def cuts(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
@@ -212,9 +210,7 @@ def repaired(costs: Costs, stage: Sequence[int]) -> list[int]:
     return stage
 
 
-def annealed_stages(
-    costs: Costs, line: DeviceOrder, stage: Sequence[int], *, rng: Random, steps: int, timer: Timer
-) -> StagedPlacement:
+def annealed_stages(costs: Costs, line: DeviceOrder, stage: Sequence[int], *, rng: Random, steps: int, timer: Timer) -> StagedPlacement:
     """Stages after annealing, in which clusters move to a neighbouring stage: least overfull first, then the least bottleneck.
 
     Args:
@@ -247,10 +243,7 @@ def annealed_stages(
             movable = [
                 g
                 for g, cluster in enumerate(costs.clusters)
-                if any(
-                    0 <= loads.stage[cluster[0]] + by < size and loads.may_go(cluster, loads.stage[cluster[0]] + by)
-                    for by in (-1, 1)
-                )
+                if any(0 <= loads.stage[cluster[0]] + by < size and loads.may_go(cluster, loads.stage[cluster[0]] + by) for by in (-1, 1))
             ]
             refresh = max(8, len(movable) // 4)
             if not movable:
@@ -262,9 +255,7 @@ def annealed_stages(
             continue
         loads.move(cluster, s)
         new, new_over = loads.bottleneck_s(), loads.over_bytes()
-        if new_over < over or (
-            new_over == over and (new <= value or rng.random() < math.exp((value - new) / max(temperature, 1e-15)))
-        ):
+        if new_over < over or (new_over == over and (new <= value or rng.random() < math.exp((value - new) / max(temperature, 1e-15)))):
             value, over = new, new_over
             refresh -= 1
             if (over, value) < best:

@@ -29,9 +29,7 @@ class StagesProgram:
         program = MilpProgram()
         size, n = len(line.devices), len(costs.nodes)
         scale_s = max(sum(max(f) + max(b) for f, b in zip(costs.forward, costs.backward, strict=True)), 1e-12) / 1000.0
-        total = program.variable(
-            0.0, most_s / scale_s * (1 + 1e-9) + 1e-6 if most_s < float("inf") else most_s, cost=1.0
-        )
+        total = program.variable(0.0, most_s / scale_s * (1 + 1e-9) + 1e-6 if most_s < float("inf") else most_s, cost=1.0)
         upto: list[list[int]] = [[] for _ in range(n)]
         for cluster in costs.clusters:
             columns = [program.variable(0.0, 1.0, whole=True) for _ in range(size - 1)]
@@ -46,9 +44,7 @@ class StagesProgram:
                     for s in range(size - 1):
                         program.row({upto[u][s]: 1.0, upto[v][s]: -1.0}, least=0.0)
         for s, d in enumerate(line.devices):
-            self._bounded(
-                total, [(upto[i], s, (costs.forward[i][d] + costs.backward[i][d]) / scale_s) for i in range(n)]
-            )
+            self._bounded(total, [(upto[i], s, (costs.forward[i][d] + costs.backward[i][d]) / scale_s) for i in range(n)])
         self._links(costs, line, total)
         self._memory(costs, line)
         return self

@@ -59,9 +59,7 @@ def what_fits(graph: Graph, topology: Topology, schedule: Schedule, timer: Timer
     if found:
         return f"a plan fits {', or '.join(found)}"
     most = trial.most_micro_batches
-    return (
-        f"up to {most} micro-batches no placement was found that fits, nor for a smaller batch: add devices or memory"
-    )
+    return f"up to {most} micro-batches no placement was found that fits, nor for a smaller batch: add devices or memory"
 
 
 def _words(schedule: Schedule) -> str:
@@ -89,13 +87,7 @@ class _SuggestionTrial:
         found = feasible_pipeline(costs, schedule, rng=Random(0), timer=timer)
         if found is None:
             return False
-        need = reserved_bytes(
-            graph,
-            self.topology,
-            costs.placement(found.where),
-            schedule=schedule,
-            stages=found.device_names(costs),
-        )
+        need = reserved_bytes(graph, self.topology, costs.placement(found.where), schedule=schedule, stages=found.device_names(costs))
         return all(need[d.name] <= d.memory_bytes for d in self.topology.devices)
 
     def fewest(self, schedule: Schedule, timer: Timer) -> Schedule | None:
@@ -142,18 +134,12 @@ class _SuggestionTrial:
                 high = middle
         if not low or (samples and low < schedule.micro_batches):
             return ""
-        return (
-            f"for a batch of {low} of {samples} samples"
-            if samples
-            else f"for a batch of {100 * low / steps:.0f} % of this one"
-        )
+        return f"for a batch of {low} of {samples} samples" if samples else f"for a batch of {100 * low / steps:.0f} % of this one"
 
 
 def _smaller(graph: Graph, share: float) -> Graph:
     """Graph with tensors of a part of the batch; times do not change."""
-    tensors = tuple(
-        replace(t, nbytes=_part(t.nbytes, share), gradient_nbytes=_part(t.gradient_bytes, share)) for t in graph.tensors
-    )
+    tensors = tuple(replace(t, nbytes=_part(t.nbytes, share), gradient_nbytes=_part(t.gradient_bytes, share)) for t in graph.tensors)
     return replace(graph, tensors=tensors)
 
 

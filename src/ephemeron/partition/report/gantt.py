@@ -20,19 +20,9 @@ TALL, LOW = 26, 16
 """Height of a device's lane, and of a link's."""
 FEW = 400
 """Most spans that are drawn one by one."""
-COLOURS = {
-    "forward": "#0072b2",
-    "backward": "#e69f00",
-    "tensor": "#56b4e9",
-    "gradient": "#cc79a7",
-}
+COLOURS = {"forward": "#0072b2", "backward": "#e69f00", "tensor": "#56b4e9", "gradient": "#cc79a7"}
 """Okabe and Ito's palette."""
-WORDS = {
-    "forward": "forward pass",
-    "backward": "backward pass",
-    "tensor": "tensor sent forward",
-    "gradient": "gradient sent back",
-}
+WORDS = {"forward": "forward pass", "backward": "backward pass", "tensor": "tensor sent forward", "gradient": "gradient sent back"}
 _FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 _SOFT = "#5d6673"
 
@@ -69,17 +59,18 @@ def bars(spans: Sequence[ReplaySpan], *, few: int = FEW) -> tuple[Bar, ...]:
             near = s.start_s - b.end_s <= 1e-3 * end_s
             if near and (b.direction, b.micro_batch) == (s.direction, s.micro_batch):
                 made[last] = Bar(
-                    resource=b.resource, direction=b.direction, micro_batch=b.micro_batch, start_s=b.start_s,
-                    end_s=s.end_s, names=(*b.names, s.what),
-                )  # fmt: skip
+                    resource=b.resource,
+                    direction=b.direction,
+                    micro_batch=b.micro_batch,
+                    start_s=b.start_s,
+                    end_s=s.end_s,
+                    names=(*b.names, s.what),
+                )
                 continue
         open_[s.resource] = len(made)
         made.append(
-            Bar(
-                resource=s.resource, direction=s.direction, micro_batch=s.micro_batch, start_s=s.start_s, end_s=s.end_s,
-                names=(s.what,),
-            )
-        )  # fmt: skip
+            Bar(resource=s.resource, direction=s.direction, micro_batch=s.micro_batch, start_s=s.start_s, end_s=s.end_s, names=(s.what,))
+        )
     return tuple(made)
 
 
@@ -105,10 +96,19 @@ def gantt(done: Replay, *, few: int = FEW, nbytes: Mapping[str, tuple[int, int]]
     parts += [_bar(b, at[b.resource], scale, nbytes or {}, several=several) for b in drawn]
     height = floor + BOTTOM
     return el(
-        "svg", _legend(), *parts, viewBox=f"0 0 {WIDTH} {num(height)}", width=WIDTH, height=height, class_="chart gantt",
-        role="img", aria_label="Tasks of each device and each link over time", xmlns="http://www.w3.org/2000/svg",
-        font_family=_FONT, font_size=12,
-    )  # fmt: skip
+        "svg",
+        _legend(),
+        *parts,
+        viewBox=f"0 0 {WIDTH} {num(height)}",
+        width=WIDTH,
+        height=height,
+        class_="chart gantt",
+        role="img",
+        aria_label="Tasks of each device and each link over time",
+        xmlns="http://www.w3.org/2000/svg",
+        font_family=_FONT,
+        font_size=12,
+    )
 
 
 def _lanes(done: Replay) -> list[str | tuple[str, str]]:
@@ -131,9 +131,8 @@ def _label(lane: str | tuple[str, str], y: float, done: Replay) -> Markup:
     short = words if len(words) <= 21 else words[:20] + "…"
     title = el("title", f"{words}: busy {busy:.0%} of the time")
     label = el(
-        "text", title, short, x=LEFT - 8, y=y + height / 2 + 4, text_anchor="end", fill=_SOFT,
-        font_size=12 if isinstance(lane, str) else 11,
-    )  # fmt: skip
+        "text", title, short, x=LEFT - 8, y=y + height / 2 + 4, text_anchor="end", fill=_SOFT, font_size=12 if isinstance(lane, str) else 11
+    )
     ground = el("rect", x=LEFT, y=y, width=WIDTH - LEFT - RIGHT, height=height, fill="#8a929c", fill_opacity=0.1)
     return ground + label
 
@@ -144,18 +143,23 @@ def _bar(b: Bar, y: float, scale: Scale, nbytes: Mapping[str, tuple[int, int]], 
     width = max(x1 - x0, 0.4)
     # neighbours of one colour are distinguishable: odd micro-batches are paler, and wide bars have an outline
     rect = el(
-        "rect", el("title", _said(b, nbytes, several=several)), x=x0, y=y, width=width, height=height,
-        fill=COLOURS[b.kind], fill_opacity=0.8 if b.micro_batch % 2 else 1.0,
-        stroke="#ffffff" if width > 3 else None, stroke_width=0.7 if width > 3 else None,
-    )  # fmt: skip
+        "rect",
+        el("title", _said(b, nbytes, several=several)),
+        x=x0,
+        y=y,
+        width=width,
+        height=height,
+        fill=COLOURS[b.kind],
+        fill_opacity=0.8 if b.micro_batch % 2 else 1.0,
+        stroke="#ffffff" if width > 3 else None,
+        stroke_width=0.7 if width > 3 else None,
+    )
     if not several or not isinstance(b.resource, str):
         return rect
     label = str(b.micro_batch)
     if width < 7 * len(label) + 4:
         return rect
-    return rect + text(
-        (x0 + x1) / 2, y + height / 2 + 4, label, text_anchor="middle", style="fill:#fff", pointer_events="none"
-    )
+    return rect + text((x0 + x1) / 2, y + height / 2 + 4, label, text_anchor="middle", style="fill:#fff", pointer_events="none")
 
 
 def _said(b: Bar, nbytes: Mapping[str, tuple[int, int]], *, several: bool) -> str:

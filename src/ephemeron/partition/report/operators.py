@@ -90,10 +90,20 @@ def operators_svg(graph: Graph, placement: Mapping[str, str], devices: Sequence[
     drawn = [_drawn(made.boxes[b], *at[b], colours[made.boxes[b].device]) for b in at]
     height = TOP + len(made.rows) * ROW + 8
     return el(
-        "svg", _legend(devices, colours), *lines, *drawn, viewBox=f"0 0 {WIDTH} {num(height)}", width=WIDTH, height=height,
-        class_="chart", role="img", aria_label="The model's operators by device", xmlns="http://www.w3.org/2000/svg",
-        font_family="system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", font_size=11,
-    )  # fmt: skip
+        "svg",
+        _legend(devices, colours),
+        *lines,
+        *drawn,
+        viewBox=f"0 0 {WIDTH} {num(height)}",
+        width=WIDTH,
+        height=height,
+        class_="chart",
+        role="img",
+        aria_label="The model's operators by device",
+        xmlns="http://www.w3.org/2000/svg",
+        font_family="system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif",
+        font_size=11,
+    )
 
 
 def _depths(graph: Graph, order: Sequence[str]) -> dict[str, int]:
@@ -107,9 +117,7 @@ def _depths(graph: Graph, order: Sequence[str]) -> dict[str, int]:
     return depth
 
 
-def _keys(
-    graph: Graph, placement: Mapping[str, str], depth: Mapping[str, int], most: int
-) -> dict[str, tuple[str, str]]:
+def _keys(graph: Graph, placement: Mapping[str, str], depth: Mapping[str, int], most: int) -> dict[str, tuple[str, str]]:
     """Device and label of the box that each node belongs to."""
     if len(graph.nodes) <= most:
         return {n.name: (placement[n.name], n.name) for n in graph.nodes}
@@ -181,9 +189,14 @@ def _edge(made: Drawing, a: int, b: int, nbytes: int, at: Mapping[int, tuple[flo
     d = f"M{x0:.1f} {y0:.1f}C{x0 + aside:.1f} {middle:.1f} {x1 + aside:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     words = f"{made.boxes[a].label} → {made.boxes[b].label}: {human_bytes(nbytes)} per batch"
     return el(
-        "path", el("title", words), d=d, fill="none", stroke="#c6362f" if crosses else "#8a929c",
-        stroke_width=1.8 if crosses else 1.0, stroke_opacity=0.9 if crosses else 0.55,
-    )  # fmt: skip
+        "path",
+        el("title", words),
+        d=d,
+        fill="none",
+        stroke="#c6362f" if crosses else "#8a929c",
+        stroke_width=1.8 if crosses else 1.0,
+        stroke_opacity=0.9 if crosses else 0.55,
+    )
 
 
 def _drawn(box: Box, x: float, y: float, wide: float, colour: str) -> Markup:
@@ -198,9 +211,7 @@ def _drawn(box: Box, x: float, y: float, wide: float, colour: str) -> Markup:
         label = "…" + label[-(room - 1) :] if room > 3 else ""
     rect = el("rect", el("title", words), x=x, y=y, width=wide, height=TALL, rx=4, fill=colour)
     ink = "#fff" if colour in _DARK else "#1b2027"
-    return rect + text(
-        x + wide / 2, y + 14, label, text_anchor="middle", style=f"fill:{ink};font-size:11px", pointer_events="none"
-    )
+    return rect + text(x + wide / 2, y + 14, label, text_anchor="middle", style=f"fill:{ink};font-size:11px", pointer_events="none")
 
 
 def _legend(devices: Sequence[str], colours: Mapping[str, str]) -> Markup:

@@ -23,9 +23,7 @@ from ephemeron.units import exact_seconds, human_bytes, human_count
 _log = logging.getLogger(__name__)
 
 
-def write_partition_report(
-    graph: Graph, topology: Topology, summary: PlacementSummary, done: Replay, out: Path
-) -> list[Path]:
+def write_partition_report(graph: Graph, topology: Topology, summary: PlacementSummary, done: Replay, out: Path) -> list[Path]:
     """Paths of placement.json (see `documents.parse_plan`), graph.json, topology.json, schedule.svg and report.html, which are written.
 
     Args:
@@ -71,26 +69,24 @@ def page(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
             if pipeline
             else "Devices, then links. Hover for names, bytes and times.",
         ),
-        card("Stages" if pipeline else "Devices", _stages(summary, pipeline=pipeline), "Needed: parameters, gradients, optimiser, and "
-             "every tensor with its gradient for as many micro-batches as may be in flight. Held: the maximum over time in the simulation."),
-    ]  # fmt: skip
+        card(
+            "Stages" if pipeline else "Devices",
+            _stages(summary, pipeline=pipeline),
+            "Needed: parameters, gradients, optimiser, and "
+            "every tensor with its gradient for as many micro-batches as may be in flight. Held: the maximum over time in the simulation.",
+        ),
+    ]
     if summary.links:
         parts.append(card("Links", _links(summary)))
     parts.append(
-        card(
-            "Compared",
-            _methods(summary),
-            "Placements of all methods are simulated under the same rules; the best that fits is the plan.",
-        )
+        card("Compared", _methods(summary), "Placements of all methods are simulated under the same rules; the best that fits is the plan.")
     )
     many = len(graph.nodes) > MOST
     parts.append(
         card(
             "Operators by device",
             operators_svg(graph, p.placement, devices),
-            "Operators of one module on one device are one box; without known modules, operators of similar depth are."
-            if many
-            else "",
+            "Operators of one module on one device are one box; without known modules, operators of similar depth are." if many else "",
         )
     )
     parts.append(card("What the proof rests on", el("p", summary.rests_on)))
@@ -114,49 +110,41 @@ def _summary(summary: PlacementSummary) -> str:
 def _tiles(summary: PlacementSummary) -> Markup:
     p, s = summary.plan, summary.plan.schedule
     again = ", recomputing" if s.recompute else ""
-    return tiled([
-        ("Value", exact_seconds(p.value_s), "per micro-batch" if p.objective == "throughput" else "per iteration"),
-        ("Bound", exact_seconds(p.bound_s), f"gap {p.gap:.2%}"),
-        ("One iteration", exact_seconds(p.iteration_s), "simulated"),
-        ("Rate", "–" if summary.samples_s is None else f"{summary.samples_s:,.4g}/s", "samples"),
-        ("Schedule", s.kind, f"{human_count(s.micro_batches, 'micro-batch').replace('batchs', 'batches')}{again}"),
-        ("Busiest", summary.bottleneck, "of devices and links"),
-        ("Method", p.method, f"one of {len(summary.methods)}"),
-        ("Search", exact_seconds(p.solver_s), p.objective),
-    ])  # fmt: skip
+    return tiled(
+        [
+            ("Value", exact_seconds(p.value_s), "per micro-batch" if p.objective == "throughput" else "per iteration"),
+            ("Bound", exact_seconds(p.bound_s), f"gap {p.gap:.2%}"),
+            ("One iteration", exact_seconds(p.iteration_s), "simulated"),
+            ("Rate", "–" if summary.samples_s is None else f"{summary.samples_s:,.4g}/s", "samples"),
+            ("Schedule", s.kind, f"{human_count(s.micro_batches, 'micro-batch').replace('batchs', 'batches')}{again}"),
+            ("Busiest", summary.bottleneck, "of devices and links"),
+            ("Method", p.method, f"one of {len(summary.methods)}"),
+            ("Search", exact_seconds(p.solver_s), p.objective),
+        ]
+    )
 
 
 def _stages(summary: PlacementSummary, *, pipeline: bool) -> Markup:
-    head = ["stage"] * pipeline + [
-        "device",
-        "operators",
-        "parameters",
-        "needed",
-        "held",
-        "of",
-        "busy per micro-batch",
-        "",
-    ]
+    head = ["stage"] * pipeline + ["device", "operators", "parameters", "needed", "held", "of", "busy per micro-batch", ""]
     rows = []
     for r in summary.stages:
         share = r.needed_bytes / max(1, r.memory_bytes)
         cells = [
-            r.device, str(r.operators), human_bytes(r.parameter_bytes), human_bytes(r.needed_bytes), human_bytes(r.peak_bytes),
-            f"{human_bytes(r.memory_bytes)} ({share:.0%})", exact_seconds(r.busy_s),
-        ]  # fmt: skip
+            r.device,
+            str(r.operators),
+            human_bytes(r.parameter_bytes),
+            human_bytes(r.needed_bytes),
+            human_bytes(r.peak_bytes),
+            f"{human_bytes(r.memory_bytes)} ({share:.0%})",
+            exact_seconds(r.busy_s),
+        ]
         rows.append([str(r.stage)] * pipeline + [*cells, _mark(r.bottleneck)])
     return table(head, rows, words=1 + pipeline)
 
 
 def _links(summary: PlacementSummary) -> Markup:
     rows = [
-        [
-            f"{r.source} → {r.target}",
-            str(r.transfers),
-            human_bytes(r.nbytes),
-            exact_seconds(r.busy_s),
-            _mark(r.bottleneck),
-        ]
+        [f"{r.source} → {r.target}", str(r.transfers), human_bytes(r.nbytes), exact_seconds(r.busy_s), _mark(r.bottleneck)]
         for r in summary.links
     ]
     return table(["", "transfers", "bytes per micro-batch", "busy per micro-batch", ""], rows)
@@ -170,8 +158,6 @@ def _methods(summary: PlacementSummary) -> Markup:
     def seconds(s: float | None) -> str:
         return "–" if s is None else exact_seconds(s)
 
-    rows: list[Sequence[str]] = [
-        [r.method, seconds(r.value_s), seconds(r.iteration_s), r.verdict] for r in summary.methods
-    ]
+    rows: list[Sequence[str]] = [[r.method, seconds(r.value_s), seconds(r.iteration_s), r.verdict] for r in summary.methods]
     unit = "per micro-batch" if summary.plan.objective == "throughput" else "value"
     return table(["", unit, "one iteration", "against the plan"], rows)

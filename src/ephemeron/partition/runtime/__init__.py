@@ -9,13 +9,7 @@ from ephemeron.partition.runtime.checking import StagesCheck, check_stages
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight, sequences
 from ephemeron.partition.runtime.micro_batches import cut, sizes
 from ephemeron.partition.runtime.pipeline import Pipeline, PipelineStepResult
-from ephemeron.partition.runtime.stage_costs import (
-    StageSamples,
-    StageTimes,
-    measure_stages,
-    stage_graph,
-    stage_placement,
-)
+from ephemeron.partition.runtime.stage_costs import StageSamples, StageTimes, measure_stages, stage_graph, stage_placement
 
 __all__ = [
     "Dispatcher",

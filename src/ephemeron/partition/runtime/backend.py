@@ -44,9 +44,7 @@ class Backend(ABC):
     """Devices that train. Every method but `close` may raise `StageFailed`; then only `close` may be called."""
 
     @abstractmethod
-    def step(
-        self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool
-    ) -> dict[str, StepResult]:
+    def step(self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool) -> dict[str, StepResult]:
         """Result of one iteration by device.
 
         Args:
@@ -88,19 +86,13 @@ class InProcessBackend(Backend):
         clock: seconds; on CUDA, spans are those of the calls.
     """
 
-    def __init__(
-        self, split: ModelSplit, training: Training, *, at: Mapping[str, torch.device], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, split: ModelSplit, training: Training, *, at: Mapping[str, torch.device], clock: Callable[[], float]) -> None:
         self._split = split
         every = stage_boundaries(split)
         self._home = {b.stage: b.device for b in every}
-        self._devices = {
-            d: DeviceRun(split, d, training, send=self._send, clock=clock, at=at[d]) for d in devices_of(every)
-        }
+        self._devices = {d: DeviceRun(split, d, training, send=self._send, clock=clock, at=at[d]) for d in devices_of(every)}
 
-    def step(
-        self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool
-    ) -> dict[str, StepResult]:
+    def step(self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool) -> dict[str, StepResult]:
         for name, device in self._devices.items():
             device.begin(iteration, len(feeds[name]))
         for name, device in self._devices.items():

@@ -53,9 +53,7 @@ class StagesCheck:
     """`original`, or `traced` if none was given or the model draws random numbers."""
 
 
-def check_stages(
-    split: ModelSplit, *, schedule: Schedule, original: nn.Module | None = None, steps: int = 2, seed: int = 0
-) -> StagesCheck:
+def check_stages(split: ModelSplit, *, schedule: Schedule, original: nn.Module | None = None, steps: int = 2, seed: int = 0) -> StagesCheck:
     """Comparison of stages with the whole model by training copies of both on the traced example batch.
 
     Args:
@@ -85,10 +83,7 @@ def check_stages(
             worst = max(worst, made.compare(step, made.whole_step(step)))
         _log.info("%d stages train as the %s model: largest difference %.2g", len(split.stages), made.name, worst)
         return StagesCheck(
-            steps=steps,
-            micro_batches=len(parts),
-            largest_difference=worst,
-            reference="traced" if reference is split.traced else "original",
+            steps=steps, micro_batches=len(parts), largest_difference=worst, reference="traced" if reference is split.traced else "original"
         )
     raise AssertionError("the example is one batch at least")
 
@@ -111,9 +106,7 @@ def _parts(split: ModelSplit, count: int) -> tuple[MicroBatch, ...]:
 class _Comparison:
     """Copies of a whole model and of its stages, stepped in turn."""
 
-    def __init__(
-        self, split: ModelSplit, reference: nn.Module, schedule: Schedule, parts: Sequence[MicroBatch], seed: int
-    ) -> None:
+    def __init__(self, split: ModelSplit, reference: nn.Module, schedule: Schedule, parts: Sequence[MicroBatch], seed: int) -> None:
         traced = split.traced
         self.parts, self.seed = parts, seed
         self.whole = copy.deepcopy(reference).train()
@@ -128,9 +121,7 @@ class _Comparison:
             seed=seed,
         )
         at = next((t.device for t in (*traced.parameters(), *traced.buffers())), torch.device("cpu"))
-        self.backend = InProcessBackend(
-            self.stages, self.training, at=dict.fromkeys(split.devices, at), clock=time.monotonic
-        )
+        self.backend = InProcessBackend(self.stages, self.training, at=dict.fromkeys(split.devices, at), clock=time.monotonic)
 
     def whole_step(self, step: int) -> Values:
         """Values of the reference after one step over the same micro-batches."""
@@ -208,9 +199,7 @@ class _Comparison:
 
 
 def _outputs(result: Any, m: int) -> Values:
-    found = {
-        f"output {i} of micro-batch {m}": t for i, t in enumerate(tree_leaves(result)) if isinstance(t, torch.Tensor)
-    }
+    found = {f"output {i} of micro-batch {m}": t for i, t in enumerate(tree_leaves(result)) if isinstance(t, torch.Tensor)}
     nesting = str(tree_structure(result)).encode()
     return {f"nesting of the result of micro-batch {m}": torch.tensor(list(nesting)), **found}
 

@@ -16,13 +16,7 @@ from ephemeron.partition.runtime.backend import DeviceState, StepResult
 from ephemeron.partition.runtime.device import MicroBatchInput, StageMessage
 from ephemeron.partition.runtime.dispatcher import Operation
 from ephemeron.partition.runtime.execution import MicroBatchLoss
-from ephemeron.partition.runtime.value_codec import (
-    BoundaryValue,
-    ValueRow,
-    decode_tensors,
-    decode_values,
-    encode_values,
-)
+from ephemeron.partition.runtime.value_codec import BoundaryValue, ValueRow, decode_tensors, decode_values, encode_values
 from ephemeron.partition.schedule_simulator.replay import ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import Pass
 
@@ -146,9 +140,13 @@ def encode_activation(message: StageMessage) -> Message:
     """Activations or gradients for another stage."""
     rows, buffers = encode_values(message.values)
     header = _ActivationHeader(
-        values=rows, iteration=message.iteration, source=message.source, target=message.target,
-        direction=message.direction, micro_batch=message.micro_batch,
-    )  # fmt: skip
+        values=rows,
+        iteration=message.iteration,
+        source=message.source,
+        target=message.target,
+        direction=message.direction,
+        micro_batch=message.micro_batch,
+    )
     return plain(header), buffers
 
 
@@ -156,9 +154,13 @@ def decode_activation(header: Header, buffers: Buffers) -> StageMessage:
     """The inverse of `encode_activation`."""
     read = build(_ActivationHeader, header, where="activation")
     return StageMessage(
-        iteration=read.iteration, source=read.source, target=read.target, direction=read.direction,
-        micro_batch=read.micro_batch, values=decode_values(read.values, buffers),
-    )  # fmt: skip
+        iteration=read.iteration,
+        source=read.source,
+        target=read.target,
+        direction=read.direction,
+        micro_batch=read.micro_batch,
+        values=decode_values(read.values, buffers),
+    )
 
 
 def encode_input(given: MicroBatchInput) -> Message:
@@ -172,14 +174,10 @@ def encode_input(given: MicroBatchInput) -> Message:
     try:
         nesting = treespec_dumps(spec)
     except (NotImplementedError, ValueError, TypeError) as e:
-        raise JobError(
-            f"targets cannot be sent between processes: {e}", remedy="nest tensors in lists and dicts"
-        ) from e
+        raise JobError(f"targets cannot be sent between processes: {e}", remedy="nest tensors in lists and dicts") from e
     named = {f"v {n}": v for n, v in given.values.items()} | {f"t target {i}": v for i, v in enumerate(leaves)}
     rows, buffers = encode_values(named)
-    header = _InputHeader(
-        values=rows, iteration=given.iteration, micro_batch=given.micro_batch, weight=given.weight, nesting=nesting
-    )
+    header = _InputHeader(values=rows, iteration=given.iteration, micro_batch=given.micro_batch, weight=given.weight, nesting=nesting)
     return plain(header), buffers
 
 
@@ -236,9 +234,7 @@ def decode_result(header: Header, buffers: Buffers) -> StepResult:
     return StepResult(
         scored={
             s.micro_batch: MicroBatchLoss(
-                loss=_number(s.loss),
-                metrics={n: _number(v) for n, v in s.metrics.items()},
-                results=results.get(s.micro_batch, {}),
+                loss=_number(s.loss), metrics={n: _number(v) for n, v in s.metrics.items()}, results=results.get(s.micro_batch, {})
             )
             for s in read.scored
         },
@@ -282,9 +278,7 @@ def encode_problem(e: StageFailed | JobError | PeerLoss) -> Message:
         direction: Pass = "backward" if o is not None and o.direction == "backward" else "forward"
         operation = None if o is None else (o.stage, direction, o.micro_batch)
         problem = _Problem(
-            failed=_Failure(
-                message=e.message, device=e.device, iteration=e.iteration, operator=e.operator, operation=operation
-            )
+            failed=_Failure(message=e.message, device=e.device, iteration=e.iteration, operator=e.operator, operation=operation)
         )
     return {"problem": plain(problem)}, []
 

@@ -86,9 +86,7 @@ class DeviceRun:
         for number, boundary in self._boundaries.items():
             stage = split.stages[number]
             stage.to(at).train()
-            loss_spec = LossSpec(
-                traced=split.traced, results=results_of(split), loss=training.loss, metrics=training.metrics
-            )  # fmt: skip
+            loss_spec = LossSpec(traced=split.traced, results=results_of(split), loss=training.loss, metrics=training.metrics)
             self._runs[number] = StageRun(
                 stage,
                 boundary,
@@ -212,14 +210,7 @@ class DeviceRun:
         except Exception as e:
             raise self.failure(e, None) from e
         self.spans.append(
-            ReplaySpan(
-                resource=self.device,
-                what="update",
-                direction="backward",
-                micro_batch=0,
-                start_s=begun_s,
-                end_s=self._clock(),
-            )
+            ReplaySpan(resource=self.device, what="update", direction="backward", micro_batch=0, start_s=begun_s, end_s=self._clock())
         )
 
     def failure(self, error: Exception, operation: Operation | None) -> StageFailed:
@@ -237,9 +228,7 @@ class DeviceRun:
         boundary, parts = self._boundaries[o.stage], self._received.pop(o, {})
         values = {n: self._here(v) for part in parts.values() for n, v in part.items()}
         targets, weight = self._targets.pop(o.micro_batch, (None, 1.0)) if boundary.last else (None, 1.0)
-        made, scored = self._runs[o.stage].forward(
-            self.iteration, o.micro_batch, values, targets=self._nested_here(targets), weight=weight
-        )
+        made, scored = self._runs[o.stage].forward(self.iteration, o.micro_batch, values, targets=self._nested_here(targets), weight=weight)
         if scored is not None:
             self.scored[o.micro_batch] = scored
         for target, names in boundary.sent.items():
@@ -264,12 +253,7 @@ class DeviceRun:
         else:
             self._send(
                 StageMessage(
-                    iteration=self.iteration,
-                    source=o.stage,
-                    target=target,
-                    direction=o.direction,
-                    micro_batch=o.micro_batch,
-                    values=values,
+                    iteration=self.iteration, source=o.stage, target=target, direction=o.direction, micro_batch=o.micro_batch, values=values
                 )
             )
 

@@ -58,9 +58,8 @@ class Dispatcher:
         self._after_forward: set[tuple[int, int]] = set()
         self._following = {(s, d): 0 for s in self.stages for d in _PASSES}
         self._waiting = {
-            Operation(stage=s, direction=d, micro_batch=m)
-            for s in self.stages for d in _PASSES for m in range(schedule.micro_batches)
-        }  # fmt: skip
+            Operation(stage=s, direction=d, micro_batch=m) for s in self.stages for d in _PASSES for m in range(schedule.micro_batches)
+        }
 
     @property
     def done(self) -> bool:
@@ -107,11 +106,7 @@ class Dispatcher:
 
 
 def sequences(
-    feeds: Sequence[tuple[int, int]],
-    stage_devices: Sequence[str],
-    schedule: Schedule,
-    *,
-    seconds: Mapping[Pass, float] | None = None,
+    feeds: Sequence[tuple[int, int]], stage_devices: Sequence[str], schedule: Schedule, *, seconds: Mapping[Pass, float] | None = None
 ) -> dict[str, tuple[Operation, ...]]:
     """Textbook schedule: passes of each device if all stages take the same time and sending takes none.
 
@@ -124,8 +119,7 @@ def sequences(
     seconds = seconds or {"forward": 1.0, "backward": 2.0}
     limits = in_flight(schedule, stage_devices)
     dispatchers = {
-        d: Dispatcher([s for s, at in enumerate(stage_devices) if at == d], schedule=schedule, in_flight=k)
-        for d, k in limits.items()
+        d: Dispatcher([s for s, at in enumerate(stage_devices) if at == d], schedule=schedule, in_flight=k) for d, k in limits.items()
     }
     made: dict[str, list[Operation]] = {d: [] for d in dispatchers}
     free_s = dict.fromkeys(dispatchers, 0.0)
@@ -169,11 +163,7 @@ def waits_of(feeds: Sequence[tuple[int, int]], stages: int, micro_batches: int) 
 def following(over: Operation, feeds: Sequence[tuple[int, int]]) -> list[Operation]:
     """Passes of other stages that wait for this one."""
     ends = [(u, v) if over.direction == "forward" else (v, u) for u, v in feeds]
-    return [
-        Operation(stage=to, direction=over.direction, micro_batch=over.micro_batch)
-        for at, to in ends
-        if at == over.stage
-    ]
+    return [Operation(stage=to, direction=over.direction, micro_batch=over.micro_batch) for at, to in ends if at == over.stage]
 
 
 _PASSES: tuple[Pass, Pass] = ("forward", "backward")

@@ -153,11 +153,7 @@ class StageRun:
         made, loss = kept.made, kept.loss
         if self.recompute:
             made, loss = self._recomputed(kept)
-        roots = [
-            (t, gradients[n])
-            for n, t in made.items()
-            if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad
-        ]
+        roots = [(t, gradients[n]) for n, t in made.items() if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad]
         tensors, given = [t for t, _ in roots], [g for _, g in roots]
         if loss is not None and loss.requires_grad:
             tensors, given = [*tensors, loss], [*given, torch.ones_like(loss)]
@@ -185,10 +181,7 @@ class StageRun:
         self.stage.draw_from(self.seed, iteration=iteration, micro_batch=micro_batch)
         given = kept.values
         if self.recompute and self.changed_inputs:
-            given = {
-                n: v.clone() if n in self.changed_inputs and isinstance(v, torch.Tensor) else v
-                for n, v in given.items()
-            }
+            given = {n: v.clone() if n in self.changed_inputs and isinstance(v, torch.Tensor) else v for n, v in given.items()}
         made = self.stage(given)
         if self.loss_spec is None:
             return made, None, None
@@ -204,11 +197,7 @@ class StageRun:
         return (
             made,
             value * kept.weight,
-            MicroBatchLoss(
-                loss=value.item(),
-                metrics=metrics,
-                results={n: _detached(ends[n]) for n in loss_spec.results},
-            ),
+            MicroBatchLoss(loss=value.item(), metrics=metrics, results={n: _detached(ends[n]) for n in loss_spec.results}),
         )
 
     def _recomputed(self, kept: _Kept) -> tuple[dict[str, object], torch.Tensor | None]:
@@ -239,9 +228,7 @@ def written_inputs(stage: Stage, traced: Traced) -> frozenset[str]:
     seen = traced.observation
     effects = [seen.side_effects[step.name] for step, _ in stage._box.steps[True] if step.name in seen.side_effects]
     storages = {x for d in effects for x in d.changed}
-    return frozenset(
-        p.name for p in stage.spec.inputs if p.kind == "tensor" and seen.values[p.name].storage in storages
-    )
+    return frozenset(p.name for p in stage.spec.inputs if p.kind == "tensor" and seen.values[p.name].storage in storages)
 
 
 def _detached(value: Any) -> Any:

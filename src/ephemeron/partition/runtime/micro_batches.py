@@ -36,9 +36,7 @@ def sizes(samples: int, parts: int) -> tuple[int, ...]:
     return tuple(samples // parts + (i < samples % parts) for i in range(parts))
 
 
-def cut(
-    args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, parts: int, *, weigh: Weigh | None = None
-) -> tuple[MicroBatch, ...]:
+def cut(args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, parts: int, *, weigh: Weigh | None = None) -> tuple[MicroBatch, ...]:
     """Micro-batches: every tensor whose first size is that of the first tensor is divided, others are passed whole.
 
     Args:
@@ -70,9 +68,5 @@ def cut(
         begin += count
     total = sum(weights)
     if not (all(w >= 0 for w in weights) and 0 < total < float("inf")):
-        raise JobError(
-            f"step: micro-batches weigh {weights}", remedy="let weigh give numbers from 0, not all of them 0"
-        )
-    return tuple(
-        MicroBatch(args=a, kwargs=k, targets=t, weight=w / total) for (a, k, t), w in zip(made, weights, strict=True)
-    )
+        raise JobError(f"step: micro-batches weigh {weights}", remedy="let weigh give numbers from 0, not all of them 0")
+    return tuple(MicroBatch(args=a, kwargs=k, targets=t, weight=w / total) for (a, k, t), w in zip(made, weights, strict=True))

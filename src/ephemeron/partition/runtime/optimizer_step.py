@@ -31,11 +31,7 @@ class OptimizerShard:
     """
 
     def __init__(
-        self,
-        device: str,
-        parameters: Mapping[str, nn.Parameter],
-        shared: Mapping[str, Sequence[str]],
-        make: MakeOptimizer,
+        self, device: str, parameters: Mapping[str, nn.Parameter], shared: Mapping[str, Sequence[str]], make: MakeOptimizer
     ) -> None:
         self.device = device
         self.parameters = {n: p for n, p in parameters.items() if p.requires_grad}
@@ -138,9 +134,7 @@ class OptimizerShard:
                     )
                 numbered.update({k: _nested(v) for k, v in options[name].items() if k in numbered})
                 if name in states:
-                    found[number] = {
-                        k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in states[name].items()
-                    }
+                    found[number] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in states[name].items()}
         self.optimizer.load_state_dict({"state": found, "param_groups": document["param_groups"]})
 
 

@@ -132,9 +132,7 @@ class Pipeline:
         elif where == "processes":
             from ephemeron.partition.runtime.process_backend import ProcessBackend
 
-            self._backend = ProcessBackend(
-                split, training, at=at, throttles=dict(links or {}), transport=transport, timeout_s=timeout_s
-            )
+            self._backend = ProcessBackend(split, training, at=at, throttles=dict(links or {}), transport=transport, timeout_s=timeout_s)
         else:
             raise JobError(f"where = {where!r} is not known", remedy="use here or processes")
 
@@ -169,9 +167,7 @@ class Pipeline:
             metrics=_mean(scored, parts),
             took_s=took_s,
             spans=_from(begun_s, done),
-            results=tuple(self.split.traced.result({**g, **s.results}) for g, s in zip(given, scored, strict=True))
-            if results
-            else (),
+            results=tuple(self.split.traced.result({**g, **s.results}) for g, s in zip(given, scored, strict=True)) if results else (),
         )
 
     @property
@@ -249,9 +245,7 @@ class Pipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._ended = self._ended or "was closed"
         self.close()
@@ -298,8 +292,7 @@ class Pipeline:
                 here = tuple(known[name].shape) if name in known else "absent"
                 there = tuple(state[name].shape) if name in state else "absent"
                 raise JobError(
-                    f"load: {name} is {there} in the state and {here} in the model",
-                    remedy="give a state of the model that was split",
+                    f"load: {name} is {there} in the state and {here} in the model", remedy="give a state of the model that was split"
                 )
         states: dict[str, DeviceState] = {}
         for device in self.split.devices:
@@ -333,9 +326,7 @@ class _Ending:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and not isinstance(error, JobError):
             _log.warning("pipeline ends in iteration %d: %s", self._pipe.iteration, error)
             self._pipe._ended = f"has ended ({type(error).__name__}: {str(error)[:200]})"
@@ -367,6 +358,4 @@ def _check_links(split: ModelSplit, links: Mapping[Pair, Throttle], where: str) 
         raise JobError("links have delays between processes only", remedy='leave them out, or use where="processes"')
     for source, target in links:
         if source == target or source not in split.devices or target not in split.devices:
-            raise JobError(
-                f"links has {source} → {target}, which is no pair of devices", remedy=f"use {', '.join(split.devices)}"
-            )
+            raise JobError(f"links has {source} → {target}, which is no pair of devices", remedy=f"use {', '.join(split.devices)}")

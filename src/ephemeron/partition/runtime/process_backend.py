@@ -121,14 +121,11 @@ class ProcessBackend(Backend):
         """Process by device."""
         return {n: p.pid for n, p in self._processes.items() if p.pid is not None}
 
-    def step(
-        self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool
-    ) -> dict[str, StepResult]:
+    def step(self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool) -> dict[str, StepResult]:
         self._iteration = iteration
         inputs = {d: [encode_input(f) for f in own if f.wanted] for d, own in feeds.items()}
         requests: dict[str, Message] = {
-            d: (plain(StepRequest(iteration=iteration, micro_batches=len(own), results=results)), [])
-            for d, own in feeds.items()
+            d: (plain(StepRequest(iteration=iteration, micro_batches=len(own), results=results)), []) for d, own in feeds.items()
         }
         longest = max(map(len, inputs.values()))
         rest = [(d, inputs[d][m]) for m in range(longest) for d in inputs if m < len(inputs[d])]
@@ -162,9 +159,7 @@ class ProcessBackend(Backend):
         mine, theirs = context.Pipe(duplex=False)
         assert self._alive is not None, "processes are started before `close`"
         reading, writing = self._alive
-        process = context.Process(
-            target=main, args=(orders, theirs, reading, writing), name=f"stage {orders.device}", daemon=True
-        )
+        process = context.Process(target=main, args=(orders, theirs, reading, writing), name=f"stage {orders.device}", daemon=True)
         process.start()
         theirs.close()
         return process, mine
@@ -183,9 +178,7 @@ class ProcessBackend(Backend):
         place, port = what
         return place, port
 
-    def _all(
-        self, method: str, messages: Mapping[str, Message], *, then: Sequence[tuple[str, Message]] = ()
-    ) -> dict[str, Message]:
+    def _all(self, method: str, messages: Mapping[str, Message], *, then: Sequence[tuple[str, Message]] = ()) -> dict[str, Message]:
         """Replies of concurrent calls to all processes; sends the messages of `then` meanwhile. The root cause of a failure is raised."""
         replies: SimpleQueue[tuple[str, Message | Exception]] = SimpleQueue()
         clients = dict(self._clients)

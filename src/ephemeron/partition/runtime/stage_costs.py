@@ -55,9 +55,7 @@ class StageSamples:
     def times(self, condensed: Callable[[Sequence[float]], float] = median) -> StageTimes:
         """One figure per stage and pass: medians; with `min` the undisturbed time, with `fmean` the mean of many in a row."""
         by = [[condensed(column) for column in zip(*own, strict=True)] for own in self.rows]
-        return StageTimes(
-            forward_s=tuple(b[0] for b in by), backward_s=tuple(b[1] for b in by), update_s=tuple(b[2] for b in by)
-        )
+        return StageTimes(forward_s=tuple(b[0] for b in by), backward_s=tuple(b[1] for b in by), update_s=tuple(b[2] for b in by))
 
     def drawn(self, rng: Random) -> Takes:
         """Times for `replay(takes=...)` on `stage_graph`: each pass takes the time of a random sample. A pipeline whose passes vary is slower
@@ -125,9 +123,7 @@ def stage_graph(split: ModelSplit, times: StageTimes, *, micro_batches: int = 1,
     """
     nodes = tuple(
         Node(
-            name=f"stage {i}",
-            forward_s={kind: micro_batches * times.forward_s[i]},
-            backward_s={kind: micro_batches * times.backward_s[i]},
+            name=f"stage {i}", forward_s={kind: micro_batches * times.forward_s[i]}, backward_s={kind: micro_batches * times.backward_s[i]}
         )
         for i in range(len(split.stages))
     )
@@ -155,17 +151,14 @@ class _StageInput:
     gradients: Mapping[str, torch.Tensor]
 
 
-def _staged(
-    split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, loss: Loss
-) -> list[_StageInput]:
+def _staged(split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, loss: Loss) -> list[_StageInput]:
     """Stages with inputs and gradients, from one pass through all of them."""
     store: dict[str, object] = dict(split.traced.named_inputs(tuple(args), kwargs))
     store |= split.numbers(store)
     every = stage_boundaries(split)
     loss_spec = LossSpec(traced=split.traced, results=results_of(split), loss=loss, metrics=None)
     runs = [
-        StageRun(s, b, loss_spec=loss_spec if b.last else None, seed=0, recompute=False)
-        for s, b in zip(split.stages, every, strict=True)
+        StageRun(s, b, loss_spec=loss_spec if b.last else None, seed=0, recompute=False) for s, b in zip(split.stages, every, strict=True)
     ]
     read = [{n: store.get(n) for n in (*b.given, *(n for ns in b.received.values() for n in ns))} for b in every]
     state = [{n: t.clone() for n, t in s.state_dict().items()} for s in split.stages]
@@ -240,9 +233,7 @@ def _measured(group: Sequence[Work], repeats: int) -> list[tuple[tuple[float, fl
             try:
                 found.append(end.recv())
             except EOFError:
-                raise JobError(
-                    f"measure_stages: stage {i} failed; its process says why", remedy="try one step of the pipeline"
-                ) from None
+                raise JobError(f"measure_stages: stage {i} failed; its process says why", remedy="try one step of the pipeline") from None
         return found
     finally:
         for p in processes:

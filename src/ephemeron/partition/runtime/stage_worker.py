@@ -133,9 +133,7 @@ class _StageProcess:
     def __init__(self, orders: StageProcessConfig) -> None:
         self._orders = orders
         self._home = {b.stage: b.device for b in stage_boundaries(orders.split)}
-        self._device = DeviceRun(
-            orders.split, orders.device, orders.training, send=self._send, clock=time.monotonic, at=orders.at
-        )
+        self._device = DeviceRun(orders.split, orders.device, orders.training, send=self._send, clock=time.monotonic, at=orders.at)
         self._inbox: SimpleQueue[_StageJob | StageMessage | MicroBatchInput | SharedGradients | _Lost] = SimpleQueue()
         self._early: list[StageMessage | MicroBatchInput | SharedGradients] = []
         self._links: dict[str, SendingLink] = {}
@@ -227,12 +225,7 @@ class _StageProcess:
             )
             self._links[partner].send(
                 LinkMessage(
-                    method="gradients",
-                    params=params,
-                    buffers=buffers,
-                    what="shared gradients",
-                    direction="backward",
-                    micro_batch=0,
+                    method="gradients", params=params, buffers=buffers, what="shared gradients", direction="backward", micro_batch=0
                 )
             )
         while any(p not in self._shares for p in device.partners):

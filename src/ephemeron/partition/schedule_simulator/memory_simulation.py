@@ -18,11 +18,7 @@ from ephemeron.partition.schedule_simulator.schedule import Pass, Schedule
 
 
 def reserved_for(
-    graph: Graph,
-    devices: Mapping[str, Device],
-    placement: Mapping[str, str],
-    schedule: Schedule,
-    in_flight: Mapping[str, int],
+    graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str], schedule: Schedule, in_flight: Mapping[str, int]
 ) -> dict[str, int]:
     """Bytes that every device needs if it frees nothing early: equation 5-18 for all micro-batches in flight."""
     held = dict.fromkeys(devices, 0)
@@ -39,11 +35,7 @@ def reserved_for(
 def _inner(graph: Graph, placement: Mapping[str, str]) -> frozenset[str]:
     """Tensors that are recomputed: no other device reads them, and their producer is no input of the model."""
     fed = {c for t in graph.tensors for c in t.consumers}
-    return frozenset(
-        t.name
-        for t in graph.tensors
-        if t.producer in fed and all(placement[c] == placement[t.producer] for c in t.consumers)
-    )
+    return frozenset(t.name for t in graph.tensors if t.producer in fed and all(placement[c] == placement[t.producer] for c in t.consumers))
 
 
 def _part_bytes(t: Tensor, parts: int) -> int:
@@ -51,11 +43,7 @@ def _part_bytes(t: Tensor, parts: int) -> int:
 
 
 def peaks(
-    graph: Graph,
-    devices: Mapping[str, Device],
-    placement: Mapping[str, str],
-    schedule: Schedule,
-    spans: Sequence[ReplaySpan],
+    graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str], schedule: Schedule, spans: Sequence[ReplaySpan]
 ) -> dict[str, int]:
     """Maximum of bytes at any time: tensors from the start of their producer until no backward pass needs them, gradients likewise.
 

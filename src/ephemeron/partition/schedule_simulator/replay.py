@@ -63,6 +63,5 @@ class Replay:
                 else:
                     transfers.setdefault(span.resource, []).append(span.task)
         return DeviceOrders(
-            compute={d: tuple(tasks) for d, tasks in compute.items()},
-            transfers={k: tuple(tasks) for k, tasks in transfers.items()},
+            compute={d: tuple(tasks) for d, tasks in compute.items()}, transfers={k: tuple(tasks) for k, tasks in transfers.items()}
         )

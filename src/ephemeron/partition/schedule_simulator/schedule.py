@@ -51,13 +51,10 @@ class Schedule:
             raise JobError(f"schedule: micro_batches = {self.micro_batches} should be a whole number from 1")
         if self.kind == "plain" and self.micro_batches != 1:
             raise JobError(
-                f"schedule: plain takes the batch whole, not micro_batches = {self.micro_batches}",
-                remedy="choose gpipe or 1f1b",
+                f"schedule: plain takes the batch whole, not micro_batches = {self.micro_batches}", remedy="choose gpipe or 1f1b"
             )
         if self.kind == "plain" and self.recompute:
-            raise JobError(
-                "schedule: plain keeps one batch only, so recompute would save nothing", remedy="choose gpipe or 1f1b"
-            )
+            raise JobError("schedule: plain keeps one batch only, so recompute would save nothing", remedy="choose gpipe or 1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

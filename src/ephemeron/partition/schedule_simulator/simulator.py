@@ -62,9 +62,7 @@ def replay(
     devices = {d.name: d for d in topology.devices}
     check_placement(graph, devices, placement)
     if orders is not None and schedule.micro_batches > 1:
-        raise JobError(
-            f"orders are for a whole batch, not for micro_batches = {schedule.micro_batches}", remedy="leave them out"
-        )
+        raise JobError(f"orders are for a whole batch, not for micro_batches = {schedule.micro_batches}", remedy="leave them out")
     tasks = tasks_of(graph, topology, placement, schedule)
     order = _stages(graph, placement, stages)
     if schedule.recompute and not order:
@@ -92,12 +90,7 @@ def replay(
 
 
 def reserved_bytes(
-    graph: Graph,
-    topology: Topology,
-    placement: Mapping[str, str],
-    *,
-    schedule: Schedule = PLAIN,
-    stages: Sequence[str] = (),
+    graph: Graph, topology: Topology, placement: Mapping[str, str], *, schedule: Schedule = PLAIN, stages: Sequence[str] = ()
 ) -> dict[str, int]:
     """`Replay.reserved_bytes` of a placement without a replay. Arguments and errors as for `replay`."""
     in_flight = _in_flight(schedule, _stages(graph, placement, stages), set(placement.values()))
@@ -111,18 +104,14 @@ def _stages(graph: Graph, placement: Mapping[str, str], given: Sequence[str]) ->
         JobError: the order given lacks a device, names one that is not used, or sends a tensor backwards.
     """
     used = list(dict.fromkeys(placement[name] for name in graph.topological_order()))
-    feeds = {
-        (placement[t.producer], placement[c]) for t in graph.tensors for c in t.consumers if placement[t.producer] != placement[c]
-    }  # fmt: skip
+    feeds = {(placement[t.producer], placement[c]) for t in graph.tensors for c in t.consumers if placement[t.producer] != placement[c]}
     if given:
         if sorted(given) != sorted(used):
             raise JobError(f"stages = {', '.join(given)} should name each used device once: {', '.join(used)}")
         backwards = sorted((a, b) for a, b in feeds if given.index(a) > given.index(b))
         if backwards:
             source, target = backwards[0]
-            raise JobError(
-                f"stages: {source} sends to {target} and comes after it", remedy="take stages and placement of one plan"
-            )
+            raise JobError(f"stages: {source} sends to {target} and comes after it", remedy="take stages and placement of one plan")
         return tuple(given)
     order: list[str] = []
     while len(order) < len(used):
@@ -149,11 +138,7 @@ def _as_planned(task: Task, micro_batch: int, seconds: float) -> float:
 
 
 def _simulate(
-    jobs: list[TaskTemplate],
-    schedule: Schedule,
-    in_flight: Mapping[str, int],
-    orders: DeviceOrders | None,
-    takes: Takes,
+    jobs: list[TaskTemplate], schedule: Schedule, in_flight: Mapping[str, int], orders: DeviceOrders | None, takes: Takes
 ) -> list[ReplaySpan]:
     """Spans in order of time. Instance m·|jobs| + j is job j of micro-batch m; larger numbers are gates, which take no time."""
     parts, size = schedule.micro_batches, len(jobs)
@@ -212,8 +197,7 @@ def _simulate(
     if len(spans) < parts * size:
         stuck = sorted({str(job.resource) for i, job in enumerate(jobs) if waits[i] > 0 or queues[job.resource]})
         raise JobError(
-            f"orders: deadlock after {now_s:g} s, on {', '.join(stuck)}",
-            remedy="an order must not put a task before one that it needs",
+            f"orders: deadlock after {now_s:g} s, on {', '.join(stuck)}", remedy="an order must not put a task before one that it needs"
         )
     return spans
 
@@ -231,11 +215,7 @@ def _span(job: TaskTemplate, micro_batch: int, start_s: float, takes: Takes) -> 
 
 
 def _add_gates(
-    jobs: list[TaskTemplate],
-    schedule: Schedule,
-    in_flight: Mapping[str, int],
-    after: list[list[int]],
-    waits: list[int],
+    jobs: list[TaskTemplate], schedule: Schedule, in_flight: Mapping[str, int], after: list[list[int]], waits: list[int]
 ) -> None:
     """Gates of GPipe (backward passes of a device after all its forward passes) and 1F1B (a limit of micro-batches in flight)."""
     parts, size = schedule.micro_batches, len(jobs)
@@ -245,9 +225,7 @@ def _add_gates(
         gates: list[tuple[list[int], list[int]]] = []
         if schedule.kind == "gpipe":
             everyone = range(parts)
-            gates.append(
-                ([m * size + j for m in everyone for j in forward], [m * size + j for m in everyone for j in backward])
-            )
+            gates.append(([m * size + j for m in everyone for j in forward], [m * size + j for m in everyone for j in backward]))
         elif schedule.kind == "1f1b":
             k = in_flight[device]
             for m in range(k, parts):
@@ -290,16 +268,12 @@ class _StagePasses:
         self.now: dict[Resource, tuple[int, Pass, int]] = {}
         """Micro-batch, pass, and number of its tasks that have not begun."""
 
-    def next(
-        self, resource: Resource, queue: list[tuple[float, float, float, int]], plan: list[int] | None
-    ) -> int | None:
+    def next(self, resource: Resource, queue: list[tuple[float, float, float, int]], plan: list[int] | None) -> int | None:
         """Task that begins now, as `_next`, but from the running pass only until it has ended."""
         m, direction, left = self.now.get(resource, (0, "forward", 0))
         if left and plan is None:
             own = [entry for entry in queue if self._pass_of(entry[3]) == (m, direction)]
-            chosen: int | None = min(own)[
-                3
-            ]  # of a pass that has begun, something is always ready when the device is free
+            chosen: int | None = min(own)[3]  # of a pass that has begun, something is always ready when the device is free
             queue[:] = [entry for entry in queue if entry[3] != chosen]
             heapq.heapify(queue)
         else:

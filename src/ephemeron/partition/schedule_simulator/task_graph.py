@@ -27,9 +27,7 @@ def check_placement(graph: Graph, devices: Mapping[str, Device], placement: Mapp
         if at is None:
             raise JobError(f"placement: node {n.name} is on no device", remedy="place every node")
         if at not in devices:
-            raise JobError(
-                f"placement: node {n.name} is on {at}, which is no device", remedy=f"use {', '.join(devices)}"
-            )
+            raise JobError(f"placement: node {n.name} is on {at}, which is no device", remedy=f"use {', '.join(devices)}")
         if devices[at].kind not in n.forward_s:
             raise JobError(
                 f"device {at} is of the kind {devices[at].kind}, for which node {n.name} has no times",

@@ -97,8 +97,7 @@ def plan_to_json(plan: PlacementPlan) -> str:
     if plan.orders is not None:
         links = plan.orders.transfers.items()
         orders = _Orders(
-            compute=plan.orders.compute,
-            transfers=tuple(_LinkOrder(source=a, target=b, tasks=tasks) for (a, b), tasks in links),
+            compute=plan.orders.compute, transfers=tuple(_LinkOrder(source=a, target=b, tasks=tasks) for (a, b), tasks in links)
         )
     candidates = tuple(
         _Candidate(name=c.name, value_s=_finite(c.value_s), iteration_s=_finite(c.iteration_s), over_bytes=c.over_bytes)
@@ -135,9 +134,7 @@ def parse_plan(text: str, *, where: str = "plan") -> PlacementPlan:
     shared = {f.name: getattr(read, f.name) for f in dataclasses.fields(read)}
     orders = None
     if read.orders is not None:
-        orders = DeviceOrders(
-            compute=read.orders.compute, transfers={(k.source, k.target): k.tasks for k in read.orders.transfers}
-        )
+        orders = DeviceOrders(compute=read.orders.compute, transfers={(k.source, k.target): k.tasks for k in read.orders.transfers})
     candidates = tuple(
         PlacementCandidate(
             name=c.name,

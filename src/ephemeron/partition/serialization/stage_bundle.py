@@ -143,10 +143,7 @@ def make_bundle(split: ModelSplit, device: str, *, saved: Mapping[str, str] | No
     traced, program, seen = split.traced, split.traced.program, split.traced.observation
     mine = [s for s in split.stages if s.spec.device == device]
     owned = {n for n, d in owners(split).items() if d == device}
-    values = {
-        *(i.name for i in program.inputs), *(s.name for s in front_numbers(traced)),
-        *(p.name for s in mine for p in s.spec.inputs),
-    }  # fmt: skip
+    values = {*(i.name for i in program.inputs), *(s.name for s in front_numbers(traced)), *(p.name for s in mine for p in s.spec.inputs)}
     document = BundleDocument(
         device=device,
         specs=tuple(s.spec for s in split.stages),
@@ -156,9 +153,7 @@ def make_bundle(split: ModelSplit, device: str, *, saved: Mapping[str, str] | No
         evaluates=traced.evaluates,
         program=ProgramDocument(
             tracer=program.tracer,
-            inputs=tuple(
-                InputDocument(name=i.name, shape=to_json(i.shape), value=to_json(i.value)) for i in program.inputs
-            ),
+            inputs=tuple(InputDocument(name=i.name, shape=to_json(i.shape), value=to_json(i.value)) for i in program.inputs),
             numbers=tuple(step_to_json(s) for s in front_numbers(traced)),
             outputs=tuple(to_json(o) for o in program.outputs),
             in_spec=spec_to_json(program.in_spec),
@@ -249,11 +244,16 @@ def _stage_document(split: ModelSplit, stage: Stage) -> StageDocument:
     first: dict[int, str] = {}
     states = tuple(
         StateDocument(
-            name=name, same_as=first.setdefault(id(t), name), shape=tuple(t.shape), dtype=to_json(t.dtype),
-            parameter=isinstance(t, nn.Parameter), trained=t.requires_grad, persistent=name in persistent,
+            name=name,
+            same_as=first.setdefault(id(t), name),
+            shape=tuple(t.shape),
+            dtype=to_json(t.dtype),
+            parameter=isinstance(t, nn.Parameter),
+            trained=t.requires_grad,
+            persistent=name in persistent,
         )
         for name, t in _named(stage, duplicates=True)
-    )  # fmt: skip
+    )
     return StageDocument(
         steps=tuple(step_to_json(s) for s in steps),
         states=states,

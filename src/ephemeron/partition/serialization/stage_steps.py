@@ -21,9 +21,7 @@ from ephemeron.partition.tracing.program import Constant, OpaqueShape, Ref, Stat
 Resolve = Callable[[str], Any]
 """`module:name` -> the object."""
 _PLAIN = (bool, int, float, str, type(None))
-_NAMED: tuple[tuple[str, type], ...] = (
-    ("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format),
-)  # fmt: skip
+_NAMED: tuple[tuple[str, type], ...] = (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format))
 _HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "torch.linalg", "torch.fft", "torch.special")
 """Modules of functions whose `__module__` is wrong."""
 
@@ -72,8 +70,7 @@ def step_to_json(step: TracedStep) -> StepDocument:
         )
     except _NotSerializable as e:
         raise JobError(
-            f"{step.name} ({step.operator}) cannot be sent to another function: {e}",
-            remedy="train this model on one function: stages = 1",
+            f"{step.name} ({step.operator}) cannot be sent to another function: {e}", remedy="train this model on one function: stages = 1"
         ) from None
 
 
@@ -160,8 +157,7 @@ def spec_to_json(spec: TreeSpec) -> str:
         return treespec_dumps(spec)
     except (NotImplementedError, ValueError, TypeError) as e:
         raise JobError(
-            f"arguments or results of the model cannot be sent to another function: {e}",
-            remedy="nest tensors in lists, tuples and dicts",
+            f"arguments or results of the model cannot be sent to another function: {e}", remedy="nest tensors in lists, tuples and dicts"
         ) from None
 
 

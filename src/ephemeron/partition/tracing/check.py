@@ -27,9 +27,14 @@ from ephemeron.user_code import line_of
 Loss = Callable[[Any], torch.Tensor]
 """Loss of the model's result, one number."""
 _TOLERANCE = {
-    torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-2,
-    torch.complex128: 1e-10, torch.complex64: 1e-6, torch.complex32: 1e-2,
-}  # fmt: skip
+    torch.float64: 1e-10,
+    torch.float32: 1e-6,
+    torch.bfloat16: 1e-2,
+    torch.float16: 1e-2,
+    torch.complex128: 1e-10,
+    torch.complex64: 1e-6,
+    torch.complex32: 1e-2,
+}
 _COARSE = 0.1
 """Tolerance of floating types of eight bits."""
 _RATE = 0.01
@@ -49,13 +54,7 @@ class TracingCheck:
 
 
 def check(
-    original: nn.Module,
-    traced: Traced,
-    args: tuple[Any, ...],
-    kwargs: dict[str, object],
-    *,
-    loss: Loss | None = None,
-    steps: int = 3,
+    original: nn.Module, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, object], *, loss: Loss | None = None, steps: int = 3
 ) -> TracingCheck:
     """Comparison of two models, whose states do not change. The tolerance of float64 is 1e-10, of float32 1e-6.
 
@@ -79,14 +78,9 @@ def check(
         worst = max(worst, _compare(a, b, f"step {step + 1} of training", original, traced, args, kwargs))
         _apply(left)
         _apply(right)
-        worst = max(
-            worst,
-            _compare(_states(left), _states(right), f"step {step + 1} of training", original, traced, args, kwargs),
-        )
+        worst = max(worst, _compare(_states(left), _states(right), f"step {step + 1} of training", original, traced, args, kwargs))
     smaller = _smaller(left, right, args, kwargs, loss, original, traced)
-    return TracingCheck(
-        steps=steps, largest_difference=worst, smaller_batch=smaller, evaluation=_evaluates(left, right, args, kwargs)
-    )
+    return TracingCheck(steps=steps, largest_difference=worst, smaller_batch=smaller, evaluation=_evaluates(left, right, args, kwargs))
 
 
 def mean_square(result: Any) -> torch.Tensor:
@@ -136,9 +130,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def fresh(tree: Any) -> Any:
     """Copies of all tensors, detached from autograd's graph."""
-    return tree_map(
-        lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree
-    )
+    return tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree)
 
 
 def one_step(model: nn.Module, args: Any, kwargs: Any, loss: Loss, seed: int) -> dict[str, torch.Tensor]:
@@ -177,13 +169,7 @@ def _apply(model: nn.Module) -> None:
 
 
 def _compare(
-    a: dict[str, torch.Tensor],
-    b: dict[str, torch.Tensor],
-    where: str,
-    original: nn.Module,
-    traced: Traced,
-    args: Any,
-    kwargs: Any,
+    a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], where: str, original: nn.Module, traced: Traced, args: Any, kwargs: Any
 ) -> float:
     worst = 0.0
     for name in (*a, *(n for n in b if n not in a)):
@@ -240,9 +226,7 @@ def _first_wrong_module(original: nn.Module, traced: Traced, args: Any, kwargs: 
     return "an operator outside of any layer"
 
 
-def _smaller(
-    left: nn.Module, right: Traced, args: Any, kwargs: Any, loss: Loss, original: nn.Module, traced: Traced
-) -> bool:
+def _smaller(left: nn.Module, right: Traced, args: Any, kwargs: Any, loss: Loss, original: nn.Module, traced: Traced) -> bool:
     less = with_less(args, kwargs)
     if less is None or all(i.shape is None or None not in i.shape for i in traced.program.inputs):
         return False
@@ -254,9 +238,7 @@ def _smaller(
     try:
         b = one_step(other, *less, loss, 0)
     except Exception as e:
-        raise TraceMismatch(
-            f"a batch without its last sample fails in the traced model only: {line_of(e)[:300]}"
-        ) from e
+        raise TraceMismatch(f"a batch without its last sample fails in the traced model only: {line_of(e)[:300]}") from e
     _compare(a, b, "a batch without its last sample", original, traced, args, kwargs)
     return True
 
@@ -274,9 +256,5 @@ def _evaluates(left: nn.Module, right: Traced, args: Any, kwargs: Any) -> bool:
         return False
     one, two = _states(left), _states(right)
     pairs = [*zip(a, b, strict=False), *((one[n], two[n]) for n in one if n in two)]
-    same_names = (
-        set(one) == set(two) and len(a) == len(b) and set(canonical_names(left).values()) == set(canonical_names(right))
-    )
-    return same_names and all(
-        difference(x, y) <= tolerance(x.dtype) if isinstance(x, torch.Tensor) else x == y for x, y in pairs
-    )
+    same_names = set(one) == set(two) and len(a) == len(b) and set(canonical_names(left).values()) == set(canonical_names(right))
+    return same_names and all(difference(x, y) <= tolerance(x.dtype) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)

@@ -18,14 +18,7 @@ from torch import nn
 
 _OURS = str(Path(__file__).parents[2])
 _FOREIGN = (str(Path(torch.__file__).parent), _OURS, str(Path(sysconfig.get_paths()["stdlib"])))
-_DATA = (
-    "datadependent",
-    "data-dependent",
-    "_local_scalar_dense",
-    "unbacked",
-    "bool() of a traced",
-    "symbolically traced variables",
-)
+_DATA = ("datadependent", "data-dependent", "_local_scalar_dense", "unbacked", "bool() of a traced", "symbolically traced variables")
 _NUMBERS = ("'Proxy'", "__index__", "object of type Proxy")
 _DATA_REMEDY = "branch on sizes instead of values, or move that code to a module of its own, which stays on one device"
 
@@ -54,15 +47,9 @@ def diagnosed(e: BaseException, model: nn.Module) -> TracingDiagnosis:
     line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}: {linecache.getline(*lines[-1][:2]).strip()}" if lines else ""
     text = f"{type(e).__name__} {e}".lower()
     called = {name for _, _, name in frames}
-    if (
-        called & {"pack_padded_sequence", "pack_sequence", "pad_packed_sequence"}
-        or "packedsequence" in text
-        or "pack" in line
-    ):
+    if called & {"pack_padded_sequence", "pack_sequence", "pad_packed_sequence"} or "packedsequence" in text or "pack" in line:
         reason = "sequences are packed, whose sizes depend on values of a tensor"
-        remedy = (
-            "give the layer the padded batch and mask its result, or move packing and layer to a module of their own"
-        )
+        remedy = "give the layer the padded batch and mask its result, or move packing and layer to a module of their own"
     elif any(word in text for word in _DATA) or any(word.lower() in text for word in _NUMBERS):
         reason = "the code depends on values of a tensor (data-dependent)"
         remedy = _DATA_REMEDY

@@ -56,6 +56,4 @@ def _evaluated(step: TracedStep) -> TracedStep:
 
 
 def _with(step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> TracedStep:
-    return TracedStep(
-        name=step.name, target=step.target, args=args, kwargs=kwargs, module=step.module, origin=step.origin
-    )
+    return TracedStep(name=step.name, target=step.target, args=args, kwargs=kwargs, module=step.module, origin=step.origin)

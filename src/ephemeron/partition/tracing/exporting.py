@@ -35,18 +35,11 @@ class CannotTrace(Exception):
     def of(cls, e: BaseException, model: nn.Module) -> CannotTrace:
         """Exception with the line of the model's code at which a tracer failed."""
         found = diagnosed(e, model)
-        return cls(
-            f"{found.line}: {found.reason}" if found.line else found.reason, module=found.module, remedy=found.remedy
-        )
+        return cls(f"{found.line}: {found.reason}" if found.line else found.reason, module=found.module, remedy=found.remedy)
 
 
 def export_program(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, object],
-    *,
-    opaque: Sequence[str] = (),
-    open_batch: bool = True,
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], *, opaque: Sequence[str] = (), open_batch: bool = True
 ) -> TracedProgram:
     """Program of a model, whose state does not change.
 
@@ -117,9 +110,7 @@ def _smaller_calls(
     except Exception:  # noqa: BLE001 - the model accepts no other batch size
         return None
     same = len(smaller) == len(calls) and all(
-        a.module == b.module
-        and a.tensors == b.tensors
-        and [len(x[0]) for x in _shapes(a)] == [len(x[0]) for x in _shapes(b)]
+        a.module == b.module and a.tensors == b.tensors and [len(x[0]) for x in _shapes(a)] == [len(x[0]) for x in _shapes(b)]
         for a, b in zip(calls, smaller, strict=True)
     )
     return smaller if same else None
@@ -130,12 +121,7 @@ def _shapes(call: OpaqueCall) -> list[Any]:
 
 
 def _program(
-    made: torch.export.ExportedProgram,
-    operators: Mapping[Any, OpaqueCall],
-    names: Mapping[str, str],
-    given: list[Any],
-    *,
-    opaque: bool,
+    made: torch.export.ExportedProgram, operators: Mapping[Any, OpaqueCall], names: Mapping[str, str], given: list[Any], *, opaque: bool
 ) -> TracedProgram:
     signature = made.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -240,11 +226,7 @@ def _without_echoes(steps: list[TracedStep]) -> list[TracedStep]:
         first = s.args[0] if s.args else None
         state = first if isinstance(first, State) else same.get(first.name) if isinstance(first, Ref) else None
         changes = isinstance(s.target, torch._ops.OpOverload) and s.target._schema.is_mutable
-        if (
-            s.target is torch.ops.aten.copy_.default
-            and state
-            and s.args[1] in [Ref(n) for n in same if same[n] == state]
-        ):
+        if s.target is torch.ops.aten.copy_.default and state and s.args[1] in [Ref(n) for n in same if same[n] == state]:
             continue
         if changes and state is not None:
             same[s.name] = state

@@ -42,9 +42,7 @@ class _Tracer(fx.Tracer):
         return module_qualified_name in self.opaque or super().is_leaf_module(m, module_qualified_name)
 
 
-def symbolic_program(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], *, opaque: Sequence[str] = ()
-) -> TracedProgram:
+def symbolic_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], *, opaque: Sequence[str] = ()) -> TracedProgram:
     """Program of a model whose arguments are tensors or plain values without nesting.
 
     Raises:
@@ -91,13 +89,7 @@ def symbolic_program(
             found[node] = Ref(node.name)
             steps.append(_step(node, leaf))
     return TracedProgram(
-        tracer="torch.fx",
-        inputs=tuple(inputs),
-        steps=tuple(steps),
-        outputs=outputs,
-        in_spec=spec,
-        out_spec=out_spec,
-        constants=constants,
+        tracer="torch.fx", inputs=tuple(inputs), steps=tuple(steps), outputs=outputs, in_spec=spec, out_spec=out_spec, constants=constants
     )
 
 
@@ -125,12 +117,7 @@ def opaque_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, ob
         else:
             outputs.append(value)
     return TracedProgram(
-        tracer="one opaque node",
-        inputs=inputs,
-        steps=tuple(steps),
-        outputs=tuple(outputs),
-        in_spec=spec,
-        out_spec=call.spec,
+        tracer="one opaque node", inputs=inputs, steps=tuple(steps), outputs=tuple(outputs), in_spec=spec, out_spec=call.spec
     )
 
 
@@ -153,8 +140,6 @@ def _step(node: fx.Node, leaf: Any) -> TracedStep:
     args, kwargs = fx.node.map_arg(tuple(node.args), leaf), fx.node.map_arg(dict(node.kwargs), leaf)
     args, kwargs = tuple(args), dict(kwargs)
     if node.op == "call_module":
-        return TracedStep(
-            name=node.name, target=None, args=args, kwargs=kwargs, module=str(node.target), origin=str(node.target)
-        )
+        return TracedStep(name=node.name, target=None, args=args, kwargs=kwargs, module=str(node.target), origin=str(node.target))
     target: Any = _Method(str(node.target)) if node.op == "call_method" else node.target
     return TracedStep(name=node.name, target=target, args=args, kwargs=kwargs, origin=origin)

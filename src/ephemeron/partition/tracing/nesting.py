@@ -22,9 +22,7 @@ def register_dataclasses(tree: Any) -> None:
     Raises:
         JobError: a dataclass cannot be constructed from its fields; names it.
     """
-    while found := {
-        type(v): None for v in tree_leaves(tree) if dataclasses.is_dataclass(v) and not isinstance(v, type)
-    }:
+    while found := {type(v): None for v in tree_leaves(tree) if dataclasses.is_dataclass(v) and not isinstance(v, type)}:
         for kind in found:
             register(kind)
 

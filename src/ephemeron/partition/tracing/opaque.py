@@ -61,9 +61,7 @@ class Interceptor:
     def __init__(self, model: nn.Module, paths: Sequence[str]) -> None:
         self.model, self.paths = model, tuple(paths)
         self.calls: list[OpaqueCall] = []
-        self._replace: (
-            Callable[[OpaqueCall | None, str | None, Any, tuple[Any, ...], dict[str, object]], Any] | None
-        ) = None
+        self._replace: Callable[[OpaqueCall | None, str | None, Any, tuple[Any, ...], dict[str, object]], Any] | None = None
         self._inside = 0
 
     def record(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[OpaqueCall, ...]:
@@ -74,9 +72,7 @@ class Interceptor:
         return tuple(clone.calls)
 
     @contextmanager
-    def replacing(
-        self, calls: Sequence[OpaqueCall], smaller: Sequence[OpaqueCall] | None
-    ) -> Iterator[dict[Any, OpaqueCall]]:
+    def replacing(self, calls: Sequence[OpaqueCall], smaller: Sequence[OpaqueCall] | None) -> Iterator[dict[Any, OpaqueCall]]:
         """Context in which the n-th opaque call is a placeholder operator; gives the calls by operator."""
         operators: dict[Any, OpaqueCall] = {}
         pending = iter(range(len(calls)))
@@ -92,9 +88,7 @@ class Interceptor:
             operator = _operator(call, None if smaller is None else smaller[i])
             operators[operator] = call
             made = iter(operator(tensors))
-            return tree_unflatten(
-                [next(made) if t else v for v, t in zip(call.made, call.tensors, strict=True)], call.spec
-            )
+            return tree_unflatten([next(made) if t else v for v, t in zip(call.made, call.tensors, strict=True)], call.spec)
 
         self._replace = replace
         try:
@@ -152,9 +146,7 @@ def _call(module: str | None, function: Any, args: Any, kwargs: Any, made: Any) 
     return OpaqueCall(
         module=module,
         function=function,
-        shape=OpaqueShape(
-            arguments=tuple(None if h else a for a, h in zip(flat, holes, strict=True)), holes=holes, spec=spec
-        ),
+        shape=OpaqueShape(arguments=tuple(None if h else a for a, h in zip(flat, holes, strict=True)), holes=holes, spec=spec),
         given=tuple(tuple(a.shape) for a in flat if isinstance(a, torch.Tensor)),
         made=tuple((tuple(v.shape), v.dtype, v.device) if isinstance(v, torch.Tensor) else v for v in out),
         tensors=tuple(isinstance(v, torch.Tensor) for v in out),

@@ -138,9 +138,7 @@ def _is_free(step: TracedStep, seen: Observation, read: Sequence[str]) -> bool:
         return False
     if any(seen.values[n].kind == "other" for n in read):
         return getattr(step.target, "__name__", "") == "getitem"
-    return value.kind == "number" or (
-        value.kind == "tensor" and any(seen.values[n].storage == value.storage for n in read)
-    )
+    return value.kind == "number" or (value.kind == "tensor" and any(seen.values[n].storage == value.storage for n in read))
 
 
 def _groups(traced: Traced, home: Mapping[str, str], ties: Ties) -> dict[str, str]:

@@ -43,11 +43,7 @@ class SequentialPass:
         """Backward pass through all stages, last first, after `backward` of a loss of the result; then sums gradients of shared parameters."""
         gradients: dict[str, torch.Tensor] = {n: t.grad for n, t in self._ends.items() if t.grad is not None}
         for entered, left in zip(reversed(self._entered), reversed(self._left), strict=True):
-            ready = [
-                (t, gradients[n])
-                for n, t in left.items()
-                if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad
-            ]
+            ready = [(t, gradients[n]) for n, t in left.items() if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad]
             if ready:
                 torch.autograd.backward([t for t, _ in ready], [g for _, g in ready])
             for name, t in entered.items():
@@ -56,9 +52,7 @@ class SequentialPass:
         self.split.sum_shared_gradients()
 
 
-def train_step(
-    split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Any
-) -> tuple[Any, torch.Tensor]:
+def train_step(split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Any) -> tuple[Any, torch.Tensor]:
     """One forward and backward pass; gradients are added to those of the stages' parameters.
 
     Args:

@@ -90,10 +90,7 @@ class ModelSplit:
         """Sizes computed from the model's inputs."""
         steps = front_numbers(self.traced)
         front = TracedModule(
-            steps=steps,
-            outputs=[s.name for s in steps] + list(values),
-            random=(),
-            constants=self.traced.program.constants,
+            steps=steps, outputs=[s.name for s in steps] + list(values), random=(), constants=self.traced.program.constants
         )
         made = dict(values)
         front.run_steps(made)
@@ -138,9 +135,7 @@ class ModelSplit:
         return full_state(made, self.traced.__dict__["names"])
 
 
-def split(
-    traced: Traced, placement: Mapping[str, str], *, stages: Sequence[str] = (), ties: Ties = "together"
-) -> ModelSplit:
+def split(traced: Traced, placement: Mapping[str, str], *, stages: Sequence[str] = (), ties: Ties = "together") -> ModelSplit:
     """Stages of a model; their parameters are copies of the traced model's.
 
     Args:
@@ -162,8 +157,7 @@ def split(
     wanted = {r.name for r in leaves(list(traced.program.outputs)) if isinstance(r, Ref)}
     index = {s.name: i for i, s in enumerate(traced.program.steps)}
     bodies = [
-        sorted((s for n in names for s in by_name[n].steps if s.name not in numbers), key=lambda s: index[s.name])
-        for _, names in layout
+        sorted((s for n in names for s in by_name[n].steps if s.name not in numbers), key=lambda s: index[s.name]) for _, names in layout
     ]
     reads = [{n for s in body for n in references(s)} - {s.name for s in body} for body in bodies]
     copies: dict[str, Traced] = {}
@@ -185,9 +179,7 @@ def split(
 
 def _stage(spec: StageSpec, steps: Sequence[TracedStep], home: Traced, extra: Sequence[str]) -> Stage:
     """Stage with the parameters of its device's copy of the model."""
-    stage = Stage(
-        steps=steps, outputs=[p.name for p in spec.outputs], random=home._box.random, constants=home.program.constants
-    )
+    stage = Stage(steps=steps, outputs=[p.name for p in spec.outputs], random=home._box.random, constants=home.program.constants)
     stage.__dict__["spec"] = spec
     if any(s.module == "" for s in steps):
         stage.hold_module("", home.module_at(""))

@@ -41,9 +41,7 @@ def _check(operators: Sequence[Operator], placement: Mapping[str, str]) -> None:
     known = {o.name for o in operators}
     for name in placement:
         if name not in known:
-            raise JobError(
-                f"placement has {name}, which is no operator of the model", remedy="place the graph of this model"
-            )
+            raise JobError(f"placement has {name}, which is no operator of the model", remedy="place the graph of this model")
     at: dict[str, tuple[str, str]] = {}
     for o in operators:
         if o.name not in placement:
@@ -65,9 +63,7 @@ def _device_order(
     for o in operators:
         waits[placement[o.name]] |= {placement[b] for b in before[o.name]} - {placement[o.name]}
     if given:
-        wrong = sorted(set(given) ^ set(waits)) + [
-            d for k, d in enumerate(given) if d in waits and not waits[d] <= set(given[:k])
-        ]
+        wrong = sorted(set(given) ^ set(waits)) + [d for k, d in enumerate(given) if d in waits and not waits[d] <= set(given[:k])]
         if wrong or len(given) != len(waits):
             raise JobError(
                 f"stages = {', '.join(given)} is no order of the placement's devices in which tensors only go forward",
@@ -83,9 +79,7 @@ def _device_order(
     return order
 
 
-def _levels(
-    operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str]
-) -> dict[str, int]:
+def _levels(operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str]) -> dict[str, int]:
     """Most changes of device on a path to each operator; equal within a group."""
     level = {o.name: 0 for o in operators}
     groups: dict[str, list[str]] = {}

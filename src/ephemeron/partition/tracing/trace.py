@@ -100,9 +100,7 @@ def trace(
             _log.info("%s traced by %s, %d steps", type(model).__name__, program.tracer, len(program.steps))
             made.__dict__["evaluates"] = checked.evaluation
             modules = dict.fromkeys(s.module for s in program.steps if s.module is not None and s.shape is not None)
-            return Tracing(
-                model=made, checked=checked, opaque=tuple(modules), failures=tuple(failures), remedy="; ".join(remedies)
-            )
+            return Tracing(model=made, checked=checked, opaque=tuple(modules), failures=tuple(failures), remedy="; ".join(remedies))
     raise JobError(
         f"{type(model).__name__} cannot be traced: " + "; ".join(failures),
         remedy="; ".join(remedies) or "name modules that should be opaque with opaque=[…]",
@@ -110,11 +108,7 @@ def trace(
 
 
 def _attempts(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, object],
-    kept: list[str],
-    note: Callable[[CannotTrace], None],
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], kept: list[str], note: Callable[[CannotTrace], None]
 ) -> Sequence[Callable[[], TracedProgram]]:
     return (
         lambda: _with_opaque(model, args, kwargs, kept, note, open_batch=True),

@@ -148,8 +148,7 @@ def _check_input(i: Input, value: Any) -> None:
     if i.shape is None:
         if value is not i.value and value != i.value:
             raise JobError(
-                f"input {i.name} of the model = {value!r}, and was traced with {i.value!r}",
-                remedy="trace it again for this value",
+                f"input {i.name} of the model = {value!r}, and was traced with {i.value!r}", remedy="trace it again for this value"
             )
         return
     if not isinstance(value, torch.Tensor):

@@ -46,14 +46,7 @@ class TracedModule(nn.Module):
         constants: by name.
     """
 
-    def __init__(
-        self,
-        *,
-        steps: Sequence[TracedStep],
-        outputs: Sequence[str],
-        random: Iterable[str],
-        constants: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, *, steps: Sequence[TracedStep], outputs: Sequence[str], random: Iterable[str], constants: Mapping[str, Any]) -> None:
         super().__init__()
         self._box = _Box(steps, outputs, random)
         used = {r.name for s in steps for r in reads(s) if isinstance(r, Constant)}

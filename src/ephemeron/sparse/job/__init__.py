@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from ephemeron.sparse.job.trained import TrainedSparseModel, trained_model
 
 _MODULES = {
-    "TrainedSparseModel": "trained", "drive": "driving", "prepare": "preparing", "sparse_predictor": "predictor",
+    "TrainedSparseModel": "trained",
+    "drive": "driving",
+    "prepare": "preparing",
+    "sparse_predictor": "predictor",
     "trained_model": "trained",
-}  # fmt: skip
+}
 
 __all__ = ["TrainedSparseModel", "drive", "prepare", "sparse_predictor", "trained_model"]
 

@@ -35,18 +35,7 @@ from ephemeron.errors import (
     RunFailed,
     UserError,
 )
-from ephemeron.events import (
-    Ended,
-    Event,
-    Invoked,
-    Measured,
-    Note,
-    Progress,
-    RunEnded,
-    RunStarted,
-    StoreRequests,
-    Traffic,
-)
+from ephemeron.events import Ended, Event, Invoked, Measured, Note, Progress, RunEnded, RunStarted, StoreRequests, Traffic
 from ephemeron.functions.base import Call, Outcome, Platform, Reason
 from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.sparse.job.evaluation import Evaluations, read
@@ -84,9 +73,17 @@ _LAST_S = 10.0
 
 
 async def drive(
-    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str], stop: StopRequests, *,
-    new: bool, attach: bool = False, session: Path | None = None,
-) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
+    folder: RunFolder,
+    run: RunRecord,
+    spec: RunSpec,
+    on_event: OnEvent,
+    secrets: dict[str, str],
+    stop: StopRequests,
+    *,
+    new: bool,
+    attach: bool = False,
+    session: Path | None = None,
+) -> tuple[RunOutcome, CostMeter]:
     """Launches or resumes a sparse run, and supervises it to its end. The caller holds its lock.
 
     Args:
@@ -147,9 +144,7 @@ async def _clear(channel: Channel, store: str) -> None:
 def _error_of(outcome: Outcome, part: Part) -> FunctionError:
     """What a function without a report has ended with."""
     lines = outcome.error.strip().splitlines() or [outcome.status.replace("_", " ")]
-    if (
-        outcome.status == "error"
-    ):  # the error's line, then its traceback, which names the class otherwise and may end in a note
+    if outcome.status == "error":  # the error's line, then its traceback, which names the class otherwise and may end in a note
         return FunctionFailed(lines[0], rank=part.rank, attempt=part.attempt)
     return FunctionLost(lines[-1], rank=part.rank, attempt=part.attempt)
 
@@ -167,9 +162,8 @@ class SparseDriver(ShareWatcher):
     """
 
     def __init__(
-        self, folder: RunFolder, spec: RunSpec, platform: Platform, control: RunChannel, address: str, on_event: OnEvent, *,
-        origin: float,
-    ) -> None:  # fmt: skip
+        self, folder: RunFolder, spec: RunSpec, platform: Platform, control: RunChannel, address: str, on_event: OnEvent, *, origin: float
+    ) -> None:
         assert spec.sparse is not None
         self.meter = CostMeter(spec.prices)
         self.store_name = f"{spec.run_id}/store"
@@ -238,16 +232,15 @@ class SparseDriver(ShareWatcher):
         settings, token = self._program.spec, token_of(self._key.text)
         if self._program.test is not None:
             self._test = await asyncio.to_thread(TableDataset.open, self._program.test)
-        async with served(
-            settings.shards, settings.store, channel=self._address, name=self.store_name, token=token
-        ) as at, await SparseStore.connect(at.addresses, at.token) as store:  # fmt: skip
+        async with (
+            served(settings.shards, settings.store, channel=self._address, name=self.store_name, token=token) as at,
+            await SparseStore.connect(at.addresses, at.token) as store,
+        ):
             self._shards_traffic = at.traffic
             await self._check_store(store)
             await create_tables(store, self._model, optimizer_of(settings), self._spec.seed)
             done = max((e.epoch for e in events_of(self._folder) if isinstance(e, Measured)), default=0)
-            self._evaluations = Evaluations(
-                self._model, self._schedule, self._test, store, self._emit, self.now, after=done
-            )  # fmt: skip
+            self._evaluations = Evaluations(self._model, self._schedule, self._test, store, self._emit, self.now, after=done)
             self._shares = Shares(self._start_part(at), store, self._parts(at), self, at.check)
             helpers = [asyncio.ensure_future(work) for work in (self._evaluations.run(), self._look())]
             try:
@@ -269,10 +262,7 @@ class SparseDriver(ShareWatcher):
         """
         reported = next((e.rank for e in events_of(self._folder) if isinstance(e, Progress)), None)
         if reported is not None and await store.get(progress_key(self._spec.run_id, reported)) is None:
-            raise JobError(
-                f"the store of run {self._spec.run_id} was deleted, and what it has learnt with it",
-                remedy="train again",
-            )
+            raise JobError(f"the store of run {self._spec.run_id} was deleted, and what it has learnt with it", remedy="train again")
 
     async def _ending(self, store: SparseStore) -> RunOutcome:
         """The outcome, with the tables as they are now."""
@@ -287,8 +277,9 @@ class SparseDriver(ShareWatcher):
             return RunOutcome("stopped", [], arrays=weights)
         final = FinalState(
             iterations=max(self._schedule.count(rank) for rank in range(self._schedule.workers)),
-            metrics=self._evaluations.metrics or self._last_metrics(), weights_sha256=digest(weights),
-        )  # fmt: skip
+            metrics=self._evaluations.metrics or self._last_metrics(),
+            weights_sha256=digest(weights),
+        )
         return RunOutcome("finished", [], arrays=weights, final=final)
 
     def _last_metrics(self) -> dict[str, float | None]:
@@ -306,11 +297,16 @@ class SparseDriver(ShareWatcher):
         data: Any = None  # functions open it
         return [
             Part(
-                run=self._spec.run_id, rank=rank, attempt=latest.get(rank, -1) + 1, model=self._model, dataset=data,
-                schedule=self._schedule, addresses=at.addresses,
+                run=self._spec.run_id,
+                rank=rank,
+                attempt=latest.get(rank, -1) + 1,
+                model=self._model,
+                dataset=data,
+                schedule=self._schedule,
+                addresses=at.addresses,
             )
             for rank in range(self._schedule.workers)
-        ]  # fmt: skip
+        ]
 
     def _start_part(self, at: Served) -> Any:
         launched: set[int] = set()
@@ -334,14 +330,27 @@ class SparseDriver(ShareWatcher):
         """
         c, s = self._spec.configuration, self._schedule
         request = SparsePartRequest(
-            program=self._program, batch_size=s.batch_size, epochs=s.epochs, workers=s.workers, seed=s.seed,
-            addresses=at.addresses, session=part.session,
-        )  # fmt: skip
+            program=self._program,
+            batch_size=s.batch_size,
+            epochs=s.epochs,
+            workers=s.workers,
+            seed=s.seed,
+            addresses=at.addresses,
+            session=part.session,
+        )
         call = Call(
-            run=self._spec.run_id, rank=part.rank, attempt=part.attempt, memory_mb=c.memory_mb,
-            lifetime_s=c.function_timeout_s, channel=self._address, entry=ENTRY, reason=reason, origin=self._origin,
-            key=self._key.text, request=plain(request),
-        )  # fmt: skip
+            run=self._spec.run_id,
+            rank=part.rank,
+            attempt=part.attempt,
+            memory_mb=c.memory_mb,
+            lifetime_s=c.function_timeout_s,
+            channel=self._address,
+            entry=ENTRY,
+            reason=reason,
+            origin=self._origin,
+            key=self._key.text,
+            request=plain(request),
+        )
         invocation = await self._platform.invoke(call)
         try:
             outcome = await invocation.wait()
@@ -397,9 +406,7 @@ class SparseDriver(ShareWatcher):
     # -- events ---------------------------------------------------------------------------------------------
 
     async def _tell_requests(self) -> None:
-        tested = (
-            Traffic() if self._test is None else Traffic(gets=self._test.requests, bytes_down=self._test.nbytes_read)
-        )
+        tested = Traffic() if self._test is None else Traffic(gets=self._test.requests, bytes_down=self._test.nbytes_read)
         traffic = self._shards_traffic() + self._control.traffic + tested
         await self._emit(StoreRequests(t=self.now(), source=f"client-{self._began_at}", traffic=traffic))
 
@@ -430,15 +437,33 @@ class SparseDriver(ShareWatcher):
     def _started(self) -> RunStarted:
         spec, c, settings = self._spec, self._spec.configuration, self._program.spec
         return RunStarted(
-            t=self.now(), run_id=spec.run_id, job=spec.name, workers=c.workers, aggregators=0, memory_mb=c.memory_mb,
-            iterations=max(self._schedule.count(rank) for rank in range(c.workers)), epochs=spec.epochs, samples=spec.samples,
+            t=self.now(),
+            run_id=spec.run_id,
+            job=spec.name,
+            workers=c.workers,
+            aggregators=0,
+            memory_mb=c.memory_mb,
+            iterations=max(self._schedule.count(rank) for rank in range(c.workers)),
+            epochs=spec.epochs,
+            samples=spec.samples,
             configuration={
-                "model": settings.model.target, **{f"model.{k}": v for k, v in settings.model.options.items()},
-                "optimizer": settings.optimizer.target, **{f"optimizer.{k}": v for k, v in settings.optimizer.options.items()},
-                "pattern": "sparse store", "sync": c.sync, "shards": len(settings.store) or settings.shards,
-                "workers": c.workers, "memory_mb": c.memory_mb, "batch_size": c.batch_size, "compression": settings.values,
-                "function_timeout_s": c.function_timeout_s, "budget_usd": spec.budget_usd, "seed": spec.seed,
+                "model": settings.model.target,
+                **{f"model.{k}": v for k, v in settings.model.options.items()},
+                "optimizer": settings.optimizer.target,
+                **{f"optimizer.{k}": v for k, v in settings.optimizer.options.items()},
+                "pattern": "sparse store",
+                "sync": c.sync,
+                "shards": len(settings.store) or settings.shards,
+                "workers": c.workers,
+                "memory_mb": c.memory_mb,
+                "batch_size": c.batch_size,
+                "compression": settings.values,
+                "function_timeout_s": c.function_timeout_s,
+                "budget_usd": spec.budget_usd,
+                "seed": spec.seed,
             },
-            platform=self._platform.name, wall_time=self._began_at, merges_evaluations=True,
+            platform=self._platform.name,
+            wall_time=self._began_at,
+            merges_evaluations=True,
             notes=list(self._platform.unenforced),
-        )  # fmt: skip
+        )

@@ -34,9 +34,16 @@ class Evaluations:
     """
 
     def __init__(
-        self, model: SparseModel, schedule: Schedule, test: TableDataset | None, store: SparseStore,
-        emit: Callable[[Event], Awaitable[None]], now: Callable[[], float], *, after: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        model: SparseModel,
+        schedule: Schedule,
+        test: TableDataset | None,
+        store: SparseStore,
+        emit: Callable[[Event], Awaitable[None]],
+        now: Callable[[], float],
+        *,
+        after: int = 0,
+    ) -> None:
         self._model, self._schedule, self._test, self._store = model, schedule, test, store
         self._emit, self._now = emit, now
         self._due = self._done = after
@@ -78,18 +85,13 @@ class Evaluations:
             sums, samples = {"loss": self._losses[epoch]}, self._losses[epoch][1]
         else:
             weights = await read(self._store, self._model)
-            sums, samples = (
-                await asyncio.to_thread(evaluation_sums, self._model, weights, self._test),
-                len(self._test),
-            )
+            sums, samples = (await asyncio.to_thread(evaluation_sums, self._model, weights, self._test), len(self._test))
         self.metrics = {name: total / max(count, 1.0) for name, (total, count) in sums.items()}
         t = self._now()
         for event in (
-            Evaluated(
-                t=t, rank=0, attempt=0, epoch=epoch + 1, iteration=iteration, samples=samples, sums=dict(sums)
-            ),
+            Evaluated(t=t, rank=0, attempt=0, epoch=epoch + 1, iteration=iteration, samples=samples, sums=dict(sums)),
             Measured(t=t, rank=0, attempt=0, epoch=epoch + 1, iteration=iteration, metrics=dict(self.metrics)),
-        ):  # fmt: skip
+        ):
             await self._emit(event)
 
 

@@ -24,9 +24,7 @@ from ephemeron.training.job.sparse_spec import SparseProgram
 ENTRY = "sparse-part"
 LAST_S = 20.0
 """Seconds before the time limit at which a function stops where it is; at most a quarter of the limit."""
-PHASE_OF: dict[str, Phase] = {
-    "get_minibatch": "load", "get_model": "download", "compute": "compute", "send_gradient": "upload",
-}  # fmt: skip
+PHASE_OF: dict[str, Phase] = {"get_minibatch": "load", "get_model": "download", "compute": "compute", "send_gradient": "upload"}
 """Phases of a step, as runs name them."""
 
 
@@ -68,15 +66,21 @@ async def run_sparse_part(ctx: Context, request: SparsePartRequest) -> SparsePar
     dataset = await asyncio.to_thread(TableDataset.open, program.dataset)
     reporter = _Reporter(ctx, dataset)
     part = Part(
-        run=ctx.call.run, rank=ctx.call.rank, attempt=ctx.call.attempt, model=model_of(program.spec), dataset=dataset,
+        run=ctx.call.run,
+        rank=ctx.call.rank,
+        attempt=ctx.call.attempt,
+        model=model_of(program.spec),
+        dataset=dataset,
         schedule=Schedule(
-            rows=program.rows, batch_size=request.batch_size, epochs=request.epochs, workers=request.workers,
-            seed=request.seed,
+            rows=program.rows, batch_size=request.batch_size, epochs=request.epochs, workers=request.workers, seed=request.seed
         ),
-        addresses=request.addresses, ring=program.spec.ring, time_s=left_s - min(LAST_S, left_s / 4),
-        compression=compression_of(program.spec), session=request.session,
+        addresses=request.addresses,
+        ring=program.spec.ring,
+        time_s=left_s - min(LAST_S, left_s / 4),
+        compression=compression_of(program.spec),
+        session=request.session,
         token=os.environ.get(TOKEN_VARIABLE, "") if program.spec.store else token_of(ctx.call.key),
-    )  # fmt: skip
+    )
     try:
         report = await train(part, reporter.told)
     except JobError as e:
@@ -120,13 +124,20 @@ class _Reporter:
             spans.append((phase, start, start + seconds))
             start += seconds
         self._exchanged += Traffic(
-            direct_bytes_sent=report.bytes_up - before.bytes_up,
-            direct_bytes_received=report.bytes_down - before.bytes_down,
+            direct_bytes_sent=report.bytes_up - before.bytes_up, direct_bytes_received=report.bytes_down - before.bytes_down
         )
         ctx.emit(
             Progress(
-                t=now, rank=report.rank, attempt=report.attempt, iteration=report.steps - 1,
-                epoch=max(0, len(report.epochs) - 1), samples=report.samples - before.samples, loss=report.loss,
-                version=0, spans=spans, traffic=self.traffic, cpu_s=ctx.cpu_time(),
+                t=now,
+                rank=report.rank,
+                attempt=report.attempt,
+                iteration=report.steps - 1,
+                epoch=max(0, len(report.epochs) - 1),
+                samples=report.samples - before.samples,
+                loss=report.loss,
+                version=0,
+                spans=spans,
+                traffic=self.traffic,
+                cpu_s=ctx.cpu_time(),
             )
-        )  # fmt: skip
+        )

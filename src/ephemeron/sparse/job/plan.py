@@ -79,19 +79,35 @@ def plan_of(predictor: SparsePredictor, job: Job, c: Configuration) -> SparsePla
     assert job.sparse is not None
     p, budget = predictor.predicted(job, c), job.limits.budget_usd
     choice = SparseCandidate(
-        workers=c.workers, shards=len(job.sparse.store) or job.sparse.shards, memory_mb=c.memory_mb, predicted=p,
+        workers=c.workers,
+        shards=len(job.sparse.store) or job.sparse.shards,
+        memory_mb=c.memory_mb,
+        predicted=p,
         within_limits=budget is None or p.cost_usd <= budget,
-    )  # fmt: skip
+    )
     return SparsePlan(
-        job=job.name, batch_size=c.batch_size, epochs=job.epochs, objective="cost", deadline_s=job.limits.deadline_s,
-        budget_usd=budget, choice=choice, candidates=(choice,), notes=predictor.notes(c.batch_size),
-    )  # fmt: skip
+        job=job.name,
+        batch_size=c.batch_size,
+        epochs=job.epochs,
+        objective="cost",
+        deadline_s=job.limits.deadline_s,
+        budget_usd=budget,
+        choice=choice,
+        candidates=(choice,),
+        notes=predictor.notes(c.batch_size),
+    )
 
 
 def make_sparse_plan(
-    predictor: SparsePredictor, job: Job, limits: PlanLimits, *, objective: Literal["cost", "time"] = "cost",
-    shards: Sequence[int] = SHARDS, configured: Callable[..., Configuration], function_timeout_s: float | None = None,
-) -> SparsePlan:  # fmt: skip
+    predictor: SparsePredictor,
+    job: Job,
+    limits: PlanLimits,
+    *,
+    objective: Literal["cost", "time"] = "cost",
+    shards: Sequence[int] = SHARDS,
+    configured: Callable[..., Configuration],
+    function_timeout_s: float | None = None,
+) -> SparsePlan:
     """The cheapest, or fastest, number of functions and shards within the limits, of all that are tried.
 
     Args:
@@ -123,17 +139,21 @@ def make_sparse_plan(
             c = configured(variant, workers=workers, memory_mb=memory_mb, function_timeout_s=function_timeout_s)
             p = predictor.predicted(variant, c)
             within = p.seconds <= limits.seconds and p.cost_usd <= limits.usd
-            found.append(
-                SparseCandidate(workers=workers, shards=count, memory_mb=c.memory_mb, predicted=p, within_limits=within)
-            )
+            found.append(SparseCandidate(workers=workers, shards=count, memory_mb=c.memory_mb, predicted=p, within_limits=within))
     allowed = [each for each in found if each.within_limits]
     if not allowed:
         raise _infeasible(found, limits)
     return SparsePlan(
-        job=job.name, batch_size=batch_size, epochs=job.epochs, objective=objective, deadline_s=limits.deadline_s,
-        budget_usd=limits.budget_usd, choice=min(allowed, key=_key(objective)), candidates=tuple(found),
+        job=job.name,
+        batch_size=batch_size,
+        epochs=job.epochs,
+        objective=objective,
+        deadline_s=limits.deadline_s,
+        budget_usd=limits.budget_usd,
+        choice=min(allowed, key=_key(objective)),
+        candidates=tuple(found),
         notes=predictor.notes(batch_size),
-    )  # fmt: skip
+    )
 
 
 def _key(objective: Literal["cost", "time"]) -> Callable[[SparseCandidate], tuple[float, float]]:
@@ -157,8 +177,7 @@ def _infeasible(found: Sequence[SparseCandidate], limits: PlanLimits) -> PlanInf
             binding="deadline",
         )
     return PlanInfeasible(
-        f"deadline and budget exclude each other: the cheapest is {_told(cheapest)}, the fastest {_told(fastest)}",
-        binding="budget",
+        f"deadline and budget exclude each other: the cheapest is {_told(cheapest)}, the fastest {_told(fastest)}", binding="budget"
     )
 
 

@@ -175,9 +175,7 @@ def cpu_step_s(steps: StepCosts, batch: int, shards: int) -> float:
     return max(steps.load.at(batch) + own_s, own_s + steps.shard_s(batch, shards))
 
 
-def predict(
-    steps: StepCosts, run: RunCosts, work: SparseWork, c: SparseConfiguration, prices: Prices
-) -> SparsePrediction:  # fmt: skip
+def predict(steps: StepCosts, run: RunCosts, work: SparseWork, c: SparseConfiguration, prices: Prices) -> SparsePrediction:
     """Time and cost of a run.
 
     Args:
@@ -222,11 +220,18 @@ def predict(
     log = Traffic(puts=logged, gets=logged, polls=logged)  # read back, then a look whether it is still the shard's
     servers_usd = c.servers * prices.server_hour_usd * seconds / 3600 + prices.storage_usd(log)
     return SparsePrediction(
-        seconds=seconds, cost_usd=functions_usd + servers_usd, functions_usd=functions_usd, servers_usd=servers_usd,
-        start_s=run.launch_s + start_s, epoch_s=epoch_s, evaluation_s=evaluation_s, steps_per_s=rate,
-        bottleneck=bottleneck, invocations=c.workers * calls,
+        seconds=seconds,
+        cost_usd=functions_usd + servers_usd,
+        functions_usd=functions_usd,
+        servers_usd=servers_usd,
+        start_s=run.launch_s + start_s,
+        epoch_s=epoch_s,
+        evaluation_s=evaluation_s,
+        steps_per_s=rate,
+        bottleneck=bottleneck,
+        invocations=c.workers * calls,
         cpu_s=c.workers * (calls * run.start_cpu_s + once_s) + work.epochs * total * (load_s + own_s),
-    )  # fmt: skip
+    )
 
 
 def _decoded_rows(rows: Sequence[int], workers: int) -> float:

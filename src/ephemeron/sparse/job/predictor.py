@@ -17,13 +17,7 @@ import xxhash
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
-from ephemeron.sparse.job.prediction import (
-    SparseConfiguration,
-    SparsePrediction,
-    SparseWork,
-    StepCosts,
-    predict,
-)
+from ephemeron.sparse.job.prediction import SparseConfiguration, SparsePrediction, SparseWork, StepCosts, predict
 from ephemeron.sparse.job.preparing import opened_dataset, urls_of
 from ephemeron.sparse.job.profile import SparseProfile, load_sparse_profile
 from ephemeron.training.driver import run_dir
@@ -66,14 +60,21 @@ class SparsePredictor:
         check_platform(c.platform)
         s = job.sparse
         return predict(
-            self._steps, self.profile.run, self.work(job),
+            self._steps,
+            self.profile.run,
+            self.work(job),
             SparseConfiguration(
-                workers=c.workers, shards=len(s.store) or s.shards, servers=0 if s.store else s.shards, batch_size=c.batch_size,
-                memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s or Limits().lifetime_s,
-                mb_per_vcpu=Limits().mb_per_vcpu, cores=float(os.cpu_count() or 1),
+                workers=c.workers,
+                shards=len(s.store) or s.shards,
+                servers=0 if s.store else s.shards,
+                batch_size=c.batch_size,
+                memory_mb=c.memory_mb,
+                lifetime_s=c.function_timeout_s or Limits().lifetime_s,
+                mb_per_vcpu=Limits().mb_per_vcpu,
+                cores=float(os.cpu_count() or 1),
             ),
             self._prices,
-        )  # fmt: skip
+        )
 
     def work(self, job: Job) -> SparseWork:
         """What a job trains on.
@@ -83,9 +84,10 @@ class SparsePredictor:
         """
         train, test = urls_of(job)
         return SparseWork(
-            rows=tuple(p.rows for p in self._dataset(train).partitions), epochs=job.epochs,
+            rows=tuple(p.rows for p in self._dataset(train).partitions),
+            epochs=job.epochs,
             test_rows=0 if test is None else len(self._dataset(test)),
-        )  # fmt: skip
+        )
 
     def _dataset(self, url: str) -> TableDataset:
         if url not in self._datasets:
@@ -97,9 +99,7 @@ class SparsePredictor:
         low, high = self.profile.batches
         found = []
         if not low <= batch_size <= high:
-            found.append(
-                f"batch_size = {batch_size} is outside of what was measured, {low} to {high} samples: extrapolated"
-            )
+            found.append(f"batch_size = {batch_size} is outside of what was measured, {low} to {high} samples: extrapolated")
         if self._steps.pace >= 1.5:
             found.append(
                 f"the machine was busy when it was measured (load {self.profile.load_average:g}): steps took {self._steps.pace:.1f} "
@@ -109,9 +109,15 @@ class SparsePredictor:
 
 
 def sparse_predictor(
-    job: Job, *, platform: str = "local", profile: Path | None = None, use_cache: bool = True, prices_file: Path | None = None,
-    measures: bool = True, on_progress: OnProgress = lambda text: None,
-) -> SparsePredictor:  # fmt: skip
+    job: Job,
+    *,
+    platform: str = "local",
+    profile: Path | None = None,
+    use_cache: bool = True,
+    prices_file: Path | None = None,
+    measures: bool = True,
+    on_progress: OnProgress = lambda text: None,
+) -> SparsePredictor:
     """Predictions of a job, from its profile, which is measured if it is not known.
 
     Args:
@@ -132,9 +138,7 @@ def sparse_predictor(
     known = stored_profile(job) if use_cache else None
     if known is None:
         if not measures:
-            raise JobError(
-                f"job {job.name!r}, as it is now, has no profile; one is measured from some steps of it on this machine"
-            )
+            raise JobError(f"job {job.name!r}, as it is now, has no profile; one is measured from some steps of it on this machine")
         from ephemeron.sparse.job.profiling import measure
 
         on_progress("measuring steps of this sparse job on this machine, once")
@@ -185,7 +189,14 @@ def digest(job: Job) -> str:
     options = {key: value for key, value in s.model.options.items() if key not in _FREE_OPTIONS}
     data = opened_dataset(train)
     parts = (
-        s.model.target, sorted(options.items(), key=str), s.optimizer.target, s.ring, s.threshold, s.values, data.url,
-        [p.rows for p in data.partitions], test,
-    )  # fmt: skip
+        s.model.target,
+        sorted(options.items(), key=str),
+        s.optimizer.target,
+        s.ring,
+        s.threshold,
+        s.values,
+        data.url,
+        [p.rows for p in data.partitions],
+        test,
+    )
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())

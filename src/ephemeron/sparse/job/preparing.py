@@ -38,9 +38,7 @@ class DatasetUrls:
     """URL of the test data; empty: there are none."""
 
 
-def prepare(
-    job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, peer_timeout_s: float
-) -> Prepared:
+def prepare(job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, peer_timeout_s: float) -> Prepared:
     """Checks a sparse job, and makes the specification of its run. Nothing is started or stored.
 
     Raises:
@@ -58,9 +56,8 @@ def prepare(
     compression_of(spec)
     _check_places(c, spec.store, train)
     schedule = Schedule(
-        rows=tuple(p.rows for p in data.partitions), batch_size=c.batch_size, epochs=job.epochs, workers=c.workers,
-        seed=job.seed,
-    )  # fmt: skip
+        rows=tuple(p.rows for p in data.partitions), batch_size=c.batch_size, epochs=job.epochs, workers=c.workers, seed=job.seed
+    )
     steps = sum(schedule.per_epoch(rank) for rank in range(c.workers))
     if steps < c.workers:
         raise JobError(
@@ -71,19 +68,25 @@ def prepare(
     _check_rows(model, data)
     metrics = ("loss",) if tests is None else _check_rows(model, tests)
     run = RunSpec(
-        run_id=run_id, name=job.name, model=Target(target=spec.model.target, options=spec.model.options),
-        loss=Target(target=""), optimizer=Target(target=spec.optimizer.target, options=spec.optimizer.options),
-        sparse=SparseProgram(
-            spec=spec, dataset=data.url, test=None if tests is None else tests.url, rows=schedule.rows, metrics=metrics
-        ),
-        configuration=c, epochs=job.epochs, seed=job.seed, dtype="float32", samples=len(data), prices=prices,
-        budget_usd=job.limits.budget_usd, time_limit_s=job.limits.time_limit_s, peer_timeout_s=peer_timeout_s,
-        test_samples=0 if tests is None else len(tests), shares_evaluations=True,
-    )  # fmt: skip
-    call = Call(
-        run=run_id, rank=0, attempt=0, memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s, channel=c.store,
-        entry="sparse-part",
-    )  # fmt: skip
+        run_id=run_id,
+        name=job.name,
+        model=Target(target=spec.model.target, options=spec.model.options),
+        loss=Target(target=""),
+        optimizer=Target(target=spec.optimizer.target, options=spec.optimizer.options),
+        sparse=SparseProgram(spec=spec, dataset=data.url, test=None if tests is None else tests.url, rows=schedule.rows, metrics=metrics),
+        configuration=c,
+        epochs=job.epochs,
+        seed=job.seed,
+        dtype="float32",
+        samples=len(data),
+        prices=prices,
+        budget_usd=job.limits.budget_usd,
+        time_limit_s=job.limits.time_limit_s,
+        peer_timeout_s=peer_timeout_s,
+        test_samples=0 if tests is None else len(tests),
+        shares_evaluations=True,
+    )
+    call = Call(run=run_id, rank=0, attempt=0, memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s, channel=c.store, entry="sparse-part")
     check_call(call, workers=c.workers, limits=limits)
     return Prepared(job=job, spec=run, objects={}, model_bytes=_nbytes(model), test_samples=run.test_samples)
 
@@ -92,9 +95,7 @@ def schedule_of(spec: RunSpec) -> Schedule:
     """Which rows form which step of which function."""
     assert spec.sparse is not None
     c = spec.configuration
-    return Schedule(
-        rows=spec.sparse.rows, batch_size=c.batch_size, epochs=spec.epochs, workers=c.workers, seed=spec.seed
-    )
+    return Schedule(rows=spec.sparse.rows, batch_size=c.batch_size, epochs=spec.epochs, workers=c.workers, seed=spec.seed)
 
 
 def urls_of(job: Job) -> tuple[str, str | None]:
@@ -146,8 +147,7 @@ def _check_places(c: Configuration, store: Sequence[str], train: str) -> None:
         )
     if "://" not in train or train.startswith("file:"):
         raise JobError(
-            f"functions on {c.platform} do not reach {train}",
-            remedy="prepare the dataset in an object store, and give data.options.train",
+            f"functions on {c.platform} do not reach {train}", remedy="prepare the dataset in an object store, and give data.options.train"
         )
 
 

@@ -85,15 +85,17 @@ class SparseProfile:
     def _cpu_costs(self) -> StepCosts:
         power, factor = _power(self.cells)
         one = [cell for cell in self.cells if cell.shards == 1] or list(self.cells)
-        call, each, frame = _fitted(
-            self.cells, lambda cell: (1.0, cell.rows, cell.shards - 1.0), lambda cell: cell.exchange_cpu_s
-        )
+        call, each, frame = _fitted(self.cells, lambda cell: (1.0, cell.rows, cell.shards - 1.0), lambda cell: cell.exchange_cpu_s)
         request, row = _fitted(self.cells, lambda cell: (1.0, cell.rows / cell.shards), lambda cell: cell.shard_cpu_s)
         return StepCosts(
-            rows_factor=factor, rows_power=power, load=_line(one, lambda cell: cell.load_cpu_s),
-            compute=_line(one, lambda cell: cell.compute_cpu_s), exchange=Line(fixed=call, each=each), frame_s=frame,
+            rows_factor=factor,
+            rows_power=power,
+            load=_line(one, lambda cell: cell.load_cpu_s),
+            compute=_line(one, lambda cell: cell.compute_cpu_s),
+            exchange=Line(fixed=call, each=each),
+            frame_s=frame,
             shard=Line(fixed=request, each=row),
-        )  # fmt: skip
+        )
 
 
 def load_sparse_profile(path: str | Path) -> SparseProfile:
@@ -106,7 +108,7 @@ def load_sparse_profile(path: str | Path) -> SparseProfile:
     try:
         raw = json.loads(path.read_text())
     except OSError as e:
-        raise JobError(f"profile {path} cannot be read: {e.strerror}", remedy="make it with: ephemeron profile JOB") from None  # fmt: skip
+        raise JobError(f"profile {path} cannot be read: {e.strerror}", remedy="make it with: ephemeron profile JOB") from None
     except ValueError as e:
         raise JobError(f"profile {path} is no JSON: {e}", remedy="make it with: ephemeron profile JOB") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:

@@ -86,9 +86,7 @@ def measure(job: Job, *, limits: Limits | None = None, on_progress: OnProgress =
     batch = int(job.run.get("batch_size", BATCH_SIZE))  # type: ignore[call-overload]
     memory_mb = min(int(limits.mb_per_vcpu), limits.memory_max_mb)
     c = Configuration(workers=1, batch_size=batch, memory_mb=memory_mb, function_timeout_s=limits.lifetime_s).resolved()
-    program = prepare(
-        job, c, run_id="profile", limits=limits, prices=load_prices("objects", servers=True), peer_timeout_s=20.0
-    ).spec.sparse  # fmt: skip
+    program = prepare(job, c, run_id="profile", limits=limits, prices=load_prices("objects", servers=True), peer_timeout_s=20.0).spec.sparse
     assert program is not None
     dataset = TableDataset.open(program.dataset)
     model = model_of(program.spec)
@@ -105,10 +103,14 @@ def measure(job: Job, *, limits: Limits | None = None, on_progress: OnProgress =
 
     cells, run = blocking.run(lambda _: probed())
     return SparseProfile(
-        job=job.name, program=f"{program.spec.model.target}, {program.spec.optimizer.target}, {dataset.url}",
-        machine=this_machine(), measured_on=datetime.date.today().isoformat(), load_average=round(load, 2),
-        cells=tuple(cells), run=run,
-    )  # fmt: skip
+        job=job.name,
+        program=f"{program.spec.model.target}, {program.spec.optimizer.target}, {dataset.url}",
+        machine=this_machine(),
+        measured_on=datetime.date.today().isoformat(),
+        load_average=round(load, 2),
+        cells=tuple(cells),
+        run=run,
+    )
 
 
 def batches(rows: int, batch: int) -> tuple[int, ...]:
@@ -196,9 +198,15 @@ class _Probe:
     @classmethod
     @asynccontextmanager
     async def started(
-        cls, program: SparseProgram, model: SparseModel, rows: tuple[int, ...], seed: int, limits: Limits, memory_mb: int,
+        cls,
+        program: SparseProgram,
+        model: SparseModel,
+        rows: tuple[int, ...],
+        seed: int,
+        limits: Limits,
+        memory_mb: int,
         on_progress: OnProgress,
-    ) -> AsyncIterator[_Probe]:  # fmt: skip
+    ) -> AsyncIterator[_Probe]:
         """Starts the platform; nothing of it is left afterwards."""
         parent = run_dir.home() / "profiling"
         for left in parent.glob("sparse-*"):  # of a client that was killed
@@ -211,9 +219,16 @@ class _Probe:
             platform = await LocalPlatform.start(path, limits=limits, env={PRELOAD_VARIABLE: PRELOAD})
             stack.push_async_callback(platform.shutdown)
             yield cls(
-                platform=platform, folder=RunFolder(path), program=program, model=model, rows=rows, seed=seed,
-                limits=limits, memory_mb=memory_mb, on_progress=on_progress,
-            )  # fmt: skip
+                platform=platform,
+                folder=RunFolder(path),
+                program=program,
+                model=model,
+                rows=rows,
+                seed=seed,
+                limits=limits,
+                memory_mb=memory_mb,
+                on_progress=on_progress,
+            )
 
     async def measured(
         self, loaded: dict[int, _Local], partition_row_s: float, evaluation_row_s: float
@@ -227,9 +242,10 @@ class _Probe:
             began = time.monotonic()
             name = f"store-{shards}"
             address = (self.folder.path / "objects").resolve().as_uri()
-            async with served(
-                shards, (), channel=address, name=name, token=token_of(self.key.text)
-            ) as at, await SparseStore.connect(at.addresses, at.token) as store:  # fmt: skip
+            async with (
+                served(shards, (), channel=address, name=name, token=token_of(self.key.text)) as at,
+                await SparseStore.connect(at.addresses, at.token) as store,
+            ):
                 await create_tables(store, self.model, optimizer_of(self.program.spec), self.seed)
                 launches.append(time.monotonic() - began)
                 for size in sizes:
@@ -242,13 +258,18 @@ class _Probe:
                 read_s = max(read_s, time.monotonic() - began) if tables else read_s
         assert first is not None
         return cells, RunCosts(
-            launch_s=max(launches), start_s=first.start_s, start_cpu_s=first.start_cpu_s, exit_s=first.exit_s,
-            partition_row_s=partition_row_s, read_s=read_s, evaluation_row_s=evaluation_row_s,
-        )  # fmt: skip
+            launch_s=max(launches),
+            start_s=first.start_s,
+            start_cpu_s=first.start_cpu_s,
+            exit_s=first.exit_s,
+            partition_row_s=partition_row_s,
+            read_s=read_s,
+            evaluation_row_s=evaluation_row_s,
+        )
 
     async def _cell(
         self, size: int, shards: int, local: _Local, store: SparseStore, addresses: tuple[str, ...]
-    ) -> tuple[SparseCell, _Timing]:  # fmt: skip
+    ) -> tuple[SparseCell, _Timing]:
         """One function, from its call to its end.
 
         Raises:
@@ -259,13 +280,25 @@ class _Probe:
         attempt, self.calls = self.calls, self.calls + 1
         request = SparsePartRequest(
             program=dataclasses.replace(self.program, rows=self.rows, spec=dataclasses.replace(self.program.spec, store=())),
-            batch_size=size, epochs=epochs, workers=1, seed=self.seed, addresses=addresses, session="profile",
-        )  # fmt: skip
+            batch_size=size,
+            epochs=epochs,
+            workers=1,
+            seed=self.seed,
+            addresses=addresses,
+            session="profile",
+        )
         call = Call(
-            run=f"profile-{shards}-{size}", rank=0, attempt=attempt, memory_mb=self.memory_mb, lifetime_s=self.limits.lifetime_s,
-            channel=(self.folder.path / "objects").resolve().as_uri(), entry=ENTRY, origin=self.origin, key=self.key.text,
+            run=f"profile-{shards}-{size}",
+            rank=0,
+            attempt=attempt,
+            memory_mb=self.memory_mb,
+            lifetime_s=self.limits.lifetime_s,
+            channel=(self.folder.path / "objects").resolve().as_uri(),
+            entry=ENTRY,
+            origin=self.origin,
+            key=self.key.text,
             request=plain(request),
-        )  # fmt: skip
+        )
         before, invoked = await _cpu_s(store), time.time() - self.origin
         outcome = await (await self.platform.invoke(call)).wait()
         ended, shard_s = time.time() - self.origin, (await _cpu_s(store) - before) / shards
@@ -280,10 +313,16 @@ class _Probe:
         steps = reports[-1].iteration - reports[0].iteration
         function_s = max(0.0, (reports[-1].cpu_s or 0.0) - (reports[0].cpu_s or 0.0)) / max(1, steps)
         cell = SparseCell(
-            batch_size=size, shards=shards, steps=report.steps, rows=local.rows, load_cpu_s=local.load_s,
-            compute_cpu_s=local.compute_s, function_cpu_s=function_s, shard_cpu_s=shard_s / report.steps,
+            batch_size=size,
+            shards=shards,
+            steps=report.steps,
+            rows=local.rows,
+            load_cpu_s=local.load_s,
+            compute_cpu_s=local.compute_s,
+            function_cpu_s=function_s,
+            shard_cpu_s=shard_s / report.steps,
             step_us={phase: round(1e6 * report.seconds[phase] / report.steps, 1) for phase in PHASES},
-        )  # fmt: skip
+        )
         start_cpu_s = max(0.0, (reports[0].cpu_s or 0.0) - function_s * (reports[0].iteration + 1))
         return cell, _Timing(max(0.0, begun - invoked), start_cpu_s, max(0.0, ended - reports[-1].t))
 

@@ -62,13 +62,10 @@ def fitted_to(spec: SparseSpec, dataset: TableDataset) -> SparseSpec:
     sparse = [column for column in dataset.schema if column.kind == "sparse"]
     if len(sparse) != 1:
         names = ", ".join(column.name for column in sparse) or "none"
-        raise JobError(
-            f"{dataset.url} has not one sparse column: {names}", remedy='hash its columns: [[steps]] step = "hash"'
-        )
+        raise JobError(f"{dataset.url} has not one sparse column: {names}", remedy='hash its columns: [[steps]] step = "hash"')
     if spec.model.target in _LABELLED and not any(column.kind == "label" for column in dataset.schema):
         raise JobError(
-            f"{dataset.url} has no label, which sparse.model {spec.model.target} needs",
-            remedy="name the label column in the recipe",
+            f"{dataset.url} has no label, which sparse.model {spec.model.target} needs", remedy="name the label column in the recipe"
         )
     options, width = dict(spec.model.options), sparse[0].width
     if "features" in {f.name for f in dataclasses.fields(MODELS[spec.model.target])}:  # type: ignore[arg-type]

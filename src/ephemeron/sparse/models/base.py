@@ -100,9 +100,7 @@ class SparseModel(ABC):
         """Predictions for a batch; arguments as for `step`, labels are not looked at."""
 
     @abstractmethod
-    def evaluate(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> Mapping[str, tuple[float, float]]:
+    def evaluate(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> Mapping[str, tuple[float, float]]:
         """Sums of metrics over a batch, and what to divide each by: add both up over batches."""
 
 
@@ -149,9 +147,7 @@ def local(batch: Batch, features: int) -> Local:
             remedy="set the model's number of features to that of the dataset",
         )
     found, places = _distinct(batch.indices, features)
-    matrix = scipy_sparse().csr_array(
-        (batch.values, places, batch.indptr.astype(np.int32)), shape=(batch.samples, len(found))
-    )
+    matrix = scipy_sparse().csr_array((batch.values, places, batch.indptr.astype(np.int32)), shape=(batch.samples, len(found)))
     return Local(found, matrix)
 
 

@@ -10,18 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.errors import JobError
-from ephemeron.sparse.models.base import (
-    Batch,
-    Floats,
-    Indices,
-    LocatedRows,
-    SparseModel,
-    Step,
-    Table,
-    labels_of,
-    local,
-    located,
-)
+from ephemeron.sparse.models.base import Batch, Floats, Indices, LocatedRows, SparseModel, Step, Table, labels_of, local, located
 from ephemeron.sparse.models.linear import binary_sums, sigmoid
 
 FACTORS = "factors"
@@ -75,11 +64,7 @@ class FactorisationMachine(SparseModel):
         return _Scored(scores, matrix, weights, factors, sums)
 
     def step(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats], iteration: int = 0) -> Step:
-        found, labels, n = (
-            self._scored(batch, rows, values),
-            labels_of(batch, "a factorisation machine"),
-            max(1, batch.samples),
-        )
+        found, labels, n = (self._scored(batch, rows, values), labels_of(batch, "a factorisation machine"), max(1, batch.samples))
         if self.task == "regression":
             residual = found.scores - labels
             loss, errors = 0.5 * float(residual @ residual) / n, residual / n
@@ -102,9 +87,7 @@ class FactorisationMachine(SparseModel):
         scores = self._scored(batch, rows, values).scores
         return scores if self.task == "regression" else sigmoid(scores)
 
-    def evaluate(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> Mapping[str, tuple[float, float]]:
+    def evaluate(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> Mapping[str, tuple[float, float]]:
         scores, labels = self._scored(batch, rows, values).scores, labels_of(batch, "a factorisation machine")
         if self.task == "classification":
             return binary_sums(scores, labels)
@@ -179,8 +162,6 @@ class MatrixFactorisation(SparseModel):
         """float64[samples]: ratings."""
         return self._predicted(batch, rows, values)[0]
 
-    def evaluate(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> Mapping[str, tuple[float, float]]:
+    def evaluate(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> Mapping[str, tuple[float, float]]:
         residual = self._predicted(batch, rows, values)[0] - labels_of(batch, "matrix factorisation")
         return {"squared_error": (float(residual @ residual), batch.samples)}

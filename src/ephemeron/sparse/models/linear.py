@@ -10,19 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.errors import JobError
-from ephemeron.sparse.models.base import (
-    Batch,
-    Floats,
-    Indices,
-    Local,
-    LocatedRows,
-    SparseModel,
-    Step,
-    Table,
-    labels_of,
-    local,
-    located,
-)
+from ephemeron.sparse.models.base import Batch, Floats, Indices, Local, LocatedRows, SparseModel, Step, Table, labels_of, local, located
 
 WEIGHTS = "weights"
 
@@ -48,16 +36,12 @@ class _Linear(SparseModel):
         found = local(batch, self.features)
         return LocatedRows({WEIGHTS: np.append(found.features, self.features)}, found)
 
-    def _scores(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> tuple[Local, NDArray[np.float64]]:
+    def _scores(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> tuple[Local, NDArray[np.float64]]:
         """float64[samples, width]."""
         found, weights = located(batch, rows, self.features), values[WEIGHTS]
         return found, np.asarray(found.matrix @ weights[:-1], np.float64) + weights[-1]
 
-    def _gradients(
-        self, found: Local, errors: NDArray[np.float64], values: Mapping[str, Floats]
-    ) -> Mapping[str, Floats]:
+    def _gradients(self, found: Local, errors: NDArray[np.float64], values: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """From the derivative of the mean loss by the scores."""
         gradient = np.empty_like(values[WEIGHTS])
         gradient[:-1] = found.matrix.T @ errors.astype(np.float32)
@@ -86,9 +70,7 @@ class LogisticRegression(_Linear):
         """float64[samples]: probability of label 1."""
         return sigmoid(self._scores(batch, rows, values)[1][:, 0])
 
-    def evaluate(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> Mapping[str, tuple[float, float]]:
+    def evaluate(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> Mapping[str, tuple[float, float]]:
         scores = self._scores(batch, rows, values)[1][:, 0]
         return binary_sums(scores, labels_of(batch, "logistic regression"))
 
@@ -116,15 +98,10 @@ class Softmax(_Linear):
         """float64[samples, classes]: probabilities."""
         return np.exp(_log_softmax(self._scores(batch, rows, values)[1]))
 
-    def evaluate(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> Mapping[str, tuple[float, float]]:
+    def evaluate(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> Mapping[str, tuple[float, float]]:
         labels, logs = self._labels(batch), _log_softmax(self._scores(batch, rows, values)[1])
         right = float((logs.argmax(axis=1) == labels).sum()) if batch.samples else 0.0
-        return {
-            "loss": (-float(logs[np.arange(batch.samples), labels].sum()), batch.samples),
-            "accuracy": (right, batch.samples),
-        }
+        return {"loss": (-float(logs[np.arange(batch.samples), labels].sum()), batch.samples), "accuracy": (right, batch.samples)}
 
     def _labels(self, batch: Batch) -> NDArray[np.int64]:
         labels = labels_of(batch, "softmax regression")
@@ -154,10 +131,7 @@ def binary_sums(scores: NDArray[np.float64], labels: NDArray[Any]) -> Mapping[st
     """
     signs, margins = _margins(scores, labels)
     n = len(scores)
-    return {
-        "loss": (float(np.logaddexp(0, -margins).sum()), n),
-        "accuracy": (float(((scores > 0) == (signs > 0)).sum()), n),
-    }
+    return {"loss": (float(np.logaddexp(0, -margins).sum()), n), "accuracy": (float(((scores > 0) == (signs > 0)).sum()), n)}
 
 
 def _margins(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

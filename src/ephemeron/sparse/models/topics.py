@@ -127,9 +127,7 @@ class LatentDirichletAllocation(SparseModel):
         shares: NDArray[np.float64] = gamma / gamma.sum(axis=1, keepdims=True)
         return shares
 
-    def evaluate(
-        self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]
-    ) -> Mapping[str, tuple[float, float]]:
+    def evaluate(self, batch: Batch, rows: Mapping[str, Indices], values: Mapping[str, Floats]) -> Mapping[str, tuple[float, float]]:
         return {"loss": self._loss(self._inferred(batch, rows, values), values)}
 
 

@@ -40,25 +40,39 @@ class BlockingSparseStore:
 
     @classmethod
     def connect(
-        cls, addresses: Sequence[str] | Locate, token: Token, *, shards: int | None = None, client: str = "", attempt: int = 0,
-        values: str = "float32", compression: Compression | None = None, connect_s: float = 60.0, answer_s: float = 10.0,
-    ) -> Self:  # fmt: skip
+        cls,
+        addresses: Sequence[str] | Locate,
+        token: Token,
+        *,
+        shards: int | None = None,
+        client: str = "",
+        attempt: int = 0,
+        values: str = "float32",
+        compression: Compression | None = None,
+        connect_s: float = 60.0,
+        answer_s: float = 10.0,
+    ) -> Self:
         """Connects; see `SparseStore.connect`."""
         return cls(
             lambda: SparseStore.connect(
-                addresses, token, shards=shards, client=client, attempt=attempt, values=values, compression=compression,
-                connect_s=connect_s, answer_s=answer_s,
+                addresses,
+                token,
+                shards=shards,
+                client=client,
+                attempt=attempt,
+                values=values,
+                compression=compression,
+                connect_s=connect_s,
+                answer_s=answer_s,
             )
-        )  # fmt: skip
+        )
 
     @property
     def sequence(self) -> int:
         """See `SparseStore.sequence`."""
         return self.store.sequence
 
-    def create(
-        self, table: str, rows: int, width: int = 1, *, optimizer: Optimizer, initial: float | Initial = 0.0
-    ) -> TableInfo:
+    def create(self, table: str, rows: int, width: int = 1, *, optimizer: Optimizer, initial: float | Initial = 0.0) -> TableInfo:
         """See `SparseStore.create`."""
         return self._run(self.store.create(table, rows, width, optimizer=optimizer, initial=initial))
 
@@ -124,9 +138,7 @@ class BlockingSparseStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(flush=error is None)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -72,9 +72,15 @@ class Changes:
         await self._send(Kind.PUSH, info, rows, values, None)
 
     async def _send(
-        self, kind: Kind, info: TableInfo, rows: Indices, values: Floats, sequence: int | None,
-        code: codec.ValueCode = codec.ValueCode.FLOAT32, residual: Residual | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        info: TableInfo,
+        rows: Indices,
+        values: Floats,
+        sequence: int | None,
+        code: codec.ValueCode = codec.ValueCode.FLOAT32,
+        residual: Residual | None = None,
+    ) -> None:
         if sequence is None:
             sequence = self.sequence + 1
         elif sequence <= 0:
@@ -94,9 +100,16 @@ class Changes:
             link = self._links[shard]
             id = link.next_id()
             frame = pack(
-                kind, (encoded.data, data), code=encoded.code | code << 4,
-                table=info.numbers[shard], width=info.width, count=stop - begin, id=id, sequence=sequence, base=encoded.base,
-            )  # fmt: skip
+                kind,
+                (encoded.data, data),
+                code=encoded.code | code << 4,
+                table=info.numbers[shard],
+                width=info.width,
+                count=stop - begin,
+                id=id,
+                sequence=sequence,
+                base=encoded.base,
+            )
             link.change(sequence, id, frame)
             if link.waiting_bytes > _ASK_BYTES:
                 link.ask()

@@ -40,9 +40,7 @@ class SparseStore:
     earlier pushes. Indices may come in any order; ascending ones cost least (no sort, two bytes or less each on the connection).
     """
 
-    def __init__(
-        self, links: Sequence[ShardLink], *, values: str, compression: Compression, anonymous: bool = False
-    ) -> None:
+    def __init__(self, links: Sequence[ShardLink], *, values: str, compression: Compression, anonymous: bool = False) -> None:
         self.links = tuple(links)
         self._anonymous = anonymous
         self._reply_code = codec.VALUE_CODES[values]
@@ -52,9 +50,18 @@ class SparseStore:
 
     @classmethod
     async def connect(
-        cls, addresses: Sequence[str] | Locate, token: Token, *, shards: int | None = None, client: str = "", attempt: int = 0,
-        values: str = "float32", compression: Compression | None = None, connect_s: float = 60.0, answer_s: float = 10.0,
-    ) -> Self:  # fmt: skip
+        cls,
+        addresses: Sequence[str] | Locate,
+        token: Token,
+        *,
+        shards: int | None = None,
+        client: str = "",
+        attempt: int = 0,
+        values: str = "float32",
+        compression: Compression | None = None,
+        connect_s: float = 60.0,
+        answer_s: float = 10.0,
+    ) -> Self:
         """Connects to all shards.
 
         Args:
@@ -78,9 +85,7 @@ class SparseStore:
         """
         if values not in ("float32", "float16"):
             raise JobError(f"values = {values!r} is not known", remedy="use float32 or float16")
-        links = await open_links(
-            addresses, token, shards=shards, client=client, attempt=attempt, connect_s=connect_s, answer_s=answer_s
-        )
+        links = await open_links(addresses, token, shards=shards, client=client, attempt=attempt, connect_s=connect_s, answer_s=answer_s)
         return cls(links, values=values, compression=compression or Compression(), anonymous=not client)
 
     @property
@@ -108,9 +113,7 @@ class SparseStore:
         """Connections that were lost so far."""
         return sum(link.reconnects for link in self.links)
 
-    async def create(
-        self, table: str, rows: int, width: int = 1, *, optimizer: Optimizer, initial: float | Initial = 0.0
-    ) -> TableInfo:
+    async def create(self, table: str, rows: int, width: int = 1, *, optimizer: Optimizer, initial: float | Initial = 0.0) -> TableInfo:
         """Creates a table, or finds one with the same settings.
 
         Args:
@@ -131,11 +134,16 @@ class SparseStore:
             spec = build(
                 TableSpec,
                 {
-                    "name": table, "rows": rows, "width": width, "optimizer": document(optimizer), "initial": noise,
-                    "first": first, "stop": stop,
+                    "name": table,
+                    "rows": rows,
+                    "width": width,
+                    "optimizer": document(optimizer),
+                    "initial": noise,
+                    "first": first,
+                    "stop": stop,
                 },
                 where="table",
-            )  # fmt: skip
+            )
             requests.append(self._call(shard, "create", plain(spec), number=self._calls))
         replies = await asyncio.gather(*requests)
         return self._learn([build(TableReply, reply, where="table") for reply, _ in replies])
@@ -270,9 +278,7 @@ class SparseStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close(flush=error is None)
 
     def _learn(self, replies: Sequence[TableReply]) -> TableInfo:

@@ -37,11 +37,7 @@ class ValueCode(IntEnum):
     INT8 = 2
 
 
-VALUE_CODES: dict[str, ValueCode] = {
-    "float32": ValueCode.FLOAT32,
-    "float16": ValueCode.FLOAT16,
-    "int8": ValueCode.INT8,
-}
+VALUE_CODES: dict[str, ValueCode] = {"float32": ValueCode.FLOAT32, "float16": ValueCode.FLOAT16, "int8": ValueCode.INT8}
 _INDEX_TYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(t) for t in ("<i8", "<i4", "u1", "<u2", "<u4"))
 _VALUE_TYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(t) for t in ("<f4", "<f2", "i1"))
 

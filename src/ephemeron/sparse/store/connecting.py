@@ -17,9 +17,8 @@ Locate = Callable[[int], Awaitable[tuple[str, int]]]
 
 
 async def open_links(
-    addresses: Sequence[str] | Locate, token: Token, *, shards: int | None, client: str, attempt: int, connect_s: float,
-    answer_s: float,
-) -> list[ShardLink]:  # fmt: skip
+    addresses: Sequence[str] | Locate, token: Token, *, shards: int | None, client: str, attempt: int, connect_s: float, answer_s: float
+) -> list[ShardLink]:
     """Connections to all shards; see `SparseStore.connect`."""
     token = token_text(token)
     if callable(addresses):
@@ -32,11 +31,14 @@ async def open_links(
     name = client or f"anonymous-{secrets.token_hex(8)}"
     links = [
         ShardLink(
-            partial(locate, shard), token=token, connect_s=connect_s, answer_s=answer_s,
+            partial(locate, shard),
+            token=token,
+            connect_s=connect_s,
+            answer_s=answer_s,
             opening=OpenRequest(client=name, attempt=attempt, shard=shard, shards=count),
         )
         for shard in range(count)
-    ]  # fmt: skip
+    ]
     try:
         await asyncio.gather(*(link.open() for link in links))
     except BaseException:

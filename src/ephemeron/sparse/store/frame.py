@@ -75,9 +75,18 @@ class Head(NamedTuple):
 
 
 def pack(
-    kind: Kind, parts: tuple[Any, ...] = (), *, code: int = 0, table: int = 0, width: int = 0, count: int = 0, id: int = 0,
-    more: int = 0, sequence: int = 0, base: int = 0,
-) -> bytes:  # fmt: skip
+    kind: Kind,
+    parts: tuple[Any, ...] = (),
+    *,
+    code: int = 0,
+    table: int = 0,
+    width: int = 0,
+    count: int = 0,
+    id: int = 0,
+    more: int = 0,
+    sequence: int = 0,
+    base: int = 0,
+) -> bytes:
     """A frame. Every part, an object with the buffer interface, begins at a multiple of 8."""
     body: list[Any] = []
     nbytes = 0
@@ -118,9 +127,20 @@ def prefilled(kind: Kind, nbytes: int, **fields: int) -> tuple[bytearray, memory
     frame = bytearray(HEAD_BYTES + padded)
     get = fields.get
     _HEAD.pack_into(
-        frame, 0, _MAGIC, kind, get("code", 0), get("table", 0), get("width", 0), padded, get("count", 0), get("id", 0),
-        get("more", 0), get("sequence", 0), get("base", 0),
-    )  # fmt: skip
+        frame,
+        0,
+        _MAGIC,
+        kind,
+        get("code", 0),
+        get("table", 0),
+        get("width", 0),
+        padded,
+        get("count", 0),
+        get("id", 0),
+        get("more", 0),
+        get("sequence", 0),
+        get("base", 0),
+    )
     return frame, memoryview(frame)[HEAD_BYTES : HEAD_BYTES + nbytes]
 
 

@@ -111,8 +111,7 @@ async def run_sparse_shard(ctx: Context, request: SparseShardRequest) -> SparseS
     handing = loop.create_task(hand_over())
     try:
         end = await shard.run(
-            attempt=request.first + call.attempt,
-            predecessor_until=loop.time() + start_s + hand_over_s if call.reason == "relay" else None,
+            attempt=request.first + call.attempt, predecessor_until=loop.time() + start_s + hand_over_s if call.reason == "relay" else None
         )
     finally:
         handing.cancel()
@@ -140,18 +139,34 @@ class ShardFunctions:
     """
 
     def __init__(
-        self, platform: Platform, channel: Channel, *, run: str, key: SigningKey, address: str,
-        request: SparseShardRequest | None = None, memory_mb: int = 1769, lifetime_s: float | None = None, origin: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        platform: Platform,
+        channel: Channel,
+        *,
+        run: str,
+        key: SigningKey,
+        address: str,
+        request: SparseShardRequest | None = None,
+        memory_mb: int = 1769,
+        lifetime_s: float | None = None,
+        origin: float = 0.0,
+    ) -> None:
         request = request or SparseShardRequest()
         self.replacements = self.hand_overs = 0
         self._platform, self._channel = platform, framed(channel, owner="shard-functions")
         self._run, self._key = run, key
         self._request = replace(request, options=replace(request.options, name=f"{run}/store"))
         self._call = Call(
-            run=run, rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s or platform.limits.lifetime_s,
-            channel=address, entry=ENTRY, origin=origin, key=key.text,
-        )  # fmt: skip
+            run=run,
+            rank=0,
+            attempt=0,
+            memory_mb=memory_mb,
+            lifetime_s=lifetime_s or platform.limits.lifetime_s,
+            channel=address,
+            entry=ENTRY,
+            origin=origin,
+            key=key.text,
+        )
         self._directory = Directory(self._channel, f"{run}/store")
         self._budgets = [ProgressBudget(_MOST_LOSSES) for _ in range(request.options.shards)]
         self._ended: set[int] = set()
@@ -168,14 +183,16 @@ class ShardFunctions:
             await self._start(shard, 0)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    async def connect(
-        self, *, client: str = "", attempt: int = 0, compression: Compression | None = None
-    ) -> SparseStore:
+    async def connect(self, *, client: str = "", attempt: int = 0, compression: Compression | None = None) -> SparseStore:
         """A client of the store; see `SparseStore.connect`."""
         return await SparseStore.connect(
-            self._directory.locate, token_of(self._key.text), shards=self._request.options.shards, client=client,
-            attempt=attempt, compression=compression,
-        )  # fmt: skip
+            self._directory.locate,
+            token_of(self._key.text),
+            shards=self._request.options.shards,
+            client=client,
+            attempt=attempt,
+            compression=compression,
+        )
 
     async def stop(self, *, timeout_s: float = 60.0) -> None:
         """Ends all shards, which store their state first.
@@ -229,9 +246,7 @@ class ShardFunctions:
         """Starts a shard again. Where its successor is on the way already, one of both finds that the other has the claim."""
         first = event.error.strip().partition("\n")[0] or event.status
         if self._budgets[shard].ended(first):
-            _log.error(
-                "shard %d has died %d times in a row (%s): it is not replaced any more", shard, _MOST_LOSSES, first
-            )
+            _log.error("shard %d has died %d times in a row (%s): it is not replaced any more", shard, _MOST_LOSSES, first)
             self._ended.add(shard)
             self._changed.set()
             return

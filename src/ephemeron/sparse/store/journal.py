@@ -53,9 +53,15 @@ class Journal:
     """
 
     def __init__(
-        self, place: ShardPlace, state: ShardState, attempt: int, options: JournalOptions, *, durable: Callable[[], None],
+        self,
+        place: ShardPlace,
+        state: ShardState,
+        attempt: int,
+        options: JournalOptions,
+        *,
+        durable: Callable[[], None],
         ended: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.options = options
         self.snapshots = self.log_objects = 0
         """Written so far."""
@@ -219,9 +225,7 @@ class Journal:
         """Whether this process is still the shard's."""
         begun = asyncio.get_running_loop().time()
         try:
-            claimed = (
-                not self._over and await self._place.channel.fetch(self._place.attempt(self._attempt + 1)) is not None
-            )
+            claimed = not self._over and await self._place.channel.fetch(self._place.attempt(self._attempt + 1)) is not None
         except DamagedObject:
             claimed = True  # whoever it was
         if not self._over and not claimed:

@@ -13,15 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import (
-    ChannelError,
-    JobError,
-    ProtocolError,
-    RemoteError,
-    ServiceRefused,
-    ServiceUnreachable,
-    TokenRefused,
-)
+from ephemeron.errors import ChannelError, JobError, ProtocolError, RemoteError, ServiceRefused, ServiceUnreachable, TokenRefused
 from ephemeron.sparse.store.frame import HEAD_BYTES, FrameProtocol, Head, Kind, pack, pack_json, unpack_json
 from ephemeron.sparse.store.messages import ErrorReply, OpenReply, OpenRequest
 
@@ -55,9 +47,8 @@ class ShardLink:
     """
 
     def __init__(
-        self, where: Callable[[], Awaitable[tuple[str, int]]], *, token: str, opening: OpenRequest, connect_s: float,
-        answer_s: float,
-    ) -> None:  # fmt: skip
+        self, where: Callable[[], Awaitable[tuple[str, int]]], *, token: str, opening: OpenRequest, connect_s: float, answer_s: float
+    ) -> None:
         self.opening = opening
         self.sequence = 0
         """Last sequence number of a push that the shard has."""
@@ -285,7 +276,9 @@ class ShardLink:
     def _resume(self, wire: _Wire, reply: OpenReply) -> None:
         """Sends again, in their order, what was not answered."""
         if self._loses_none and reply.loses_none and reply.sequence < self.sequence:
-            text = f"shard {self.opening.shard} of the sparse store has lost acknowledged changes: it has {reply.sequence} of {self.sequence}"
+            text = (
+                f"shard {self.opening.shard} of the sparse store has lost acknowledged changes: it has {reply.sequence} of {self.sequence}"
+            )
             wire.end(ConnectionAbortedError(text))
             return self._fail(ServiceUnreachable(text))
         self._loses_none = reply.loses_none

@@ -48,9 +48,16 @@ async def multi_get(links: Sequence[ShardLink], info: TableInfo, indices: ArrayL
         link = links[shard]
         id = link.next_id()
         frame = pack(
-            Kind.GET, (encoded.data,), code=encoded.code, table=info.numbers[shard], width=info.width,
-            count=stop - begin, id=id, more=code, base=encoded.base,
-        )  # fmt: skip
+            Kind.GET,
+            (encoded.data,),
+            code=encoded.code,
+            table=info.numbers[shard],
+            width=info.width,
+            count=stop - begin,
+            id=id,
+            more=code,
+            base=encoded.base,
+        )
         link.request(id, frame, sink)
     await gather.future
     return out

@@ -48,9 +48,7 @@ class ShardPlace:
 
     def __init__(self, channel: Channel, name: str, shard: int) -> None:
         if NAME.fullmatch(name) is None:
-            raise JobError(
-                f"name {name!r} of a sparse store", remedy="use letters, digits, dots, dashes and underscores"
-            )
+            raise JobError(f"name {name!r} of a sparse store", remedy="use letters, digits, dots, dashes and underscores")
         self.channel, self.name, self.shard = channel, name, shard
         self._prefix = f"{name}/shard-{shard:04d}/"
 
@@ -101,9 +99,7 @@ class ShardPlace:
     async def logged(self) -> list[tuple[int, int]]:
         """Attempt and number of all objects of the log, in their order."""
         prefix = f"{self._prefix}log-"
-        return sorted(
-            (int(a), int(n)) for a, n in (key[len(prefix) :].split("-") for key in await self.channel.list(prefix))
-        )
+        return sorted((int(a), int(n)) for a, n in (key[len(prefix) :].split("-") for key in await self.channel.list(prefix)))
 
     async def keys(self, kind: str) -> list[str]:
         """All keys of a kind: `attempt`, `snapshot`, `log` or `final`."""
@@ -154,7 +150,5 @@ class Directory:
             if claim is not None:
                 return claim.shards
             if loop.time() >= deadline:
-                raise ServiceUnreachable(
-                    f"no shard of the sparse store {self._name!r} has started within {timeout_s:g} s"
-                )
+                raise ServiceUnreachable(f"no shard of the sparse store {self._name!r} has started within {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)

@@ -75,15 +75,11 @@ class ShardProcesses:
         frozen_s: seconds without a report after which a process is killed, and started again.
     """
 
-    def __init__(
-        self, options: Sequence[ShardOptions], *, token: Token, channel: str = "", frozen_s: float = 30.0
-    ) -> None:
+    def __init__(self, options: Sequence[ShardOptions], *, token: Token, channel: str = "", frozen_s: float = 30.0) -> None:
         if not token:
             raise JobError("a sparse store has no token", remedy=f"set {TOKEN_VARIABLE} to a long random text")
         token = token_text(token)
-        self._settings = [
-            ProcessSettings(options=o, channel=channel, token=token, report_s=frozen_s / 6) for o in options
-        ]
+        self._settings = [ProcessSettings(options=o, channel=channel, token=token, report_s=frozen_s / 6) for o in options]
         self._frozen_s = frozen_s
         self._processes: list[asyncio.subprocess.Process | None] = [None] * len(options)
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,10 +157,7 @@ class ShardProcesses:
 
     async def _start(self, shard: int) -> None:
         process = await asyncio.create_subprocess_exec(
-            *own_processes.command("sparse-shard"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            *own_processes.command("sparse-shard"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
         self._processes[shard] = process
         assert process.stdin is not None
@@ -238,9 +231,11 @@ async def _serve(settings: ProcessSettings, tell: Callable[[ProcessReport], None
     channel = open_channel(settings.channel) if settings.channel else None
     place = None if channel is None else framed(channel, owner=f"shard-{options.shard}-{os.getpid()}")
     shard = Shard(
-        options, token=settings.token, channel=place,
+        options,
+        token=settings.token,
+        channel=place,
         ready=lambda host, port: tell(ProcessReport(host=host, port=port, attempt=shard.attempt)),
-    )  # fmt: skip
+    )
 
     def now(end: str = "") -> ProcessReport:
         status, traffic = shard.status, Traffic() if place is None else place.traffic

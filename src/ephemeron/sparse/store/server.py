@@ -72,8 +72,7 @@ def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
         return listen_tcp(host, port, allow_remote=allow_remote)
     except OSError as e:
         raise JobError(
-            f"cannot listen at {host}:{port}: {(e.strerror or str(e)).partition(' (while')[0]}",
-            remedy="give another address",
+            f"cannot listen at {host}:{port}: {(e.strerror or str(e)).partition(' (while')[0]}", remedy="give another address"
         ) from None
 
 
@@ -150,11 +149,20 @@ class ShardServer:
         state = self.state
         snapshots, log_objects = self.journal.statistics if self.journal is not None else (0, 0)
         return ShardStatus(
-            shard=state.shard, attempt=self.attempt, tables={t.spec.name: t.spec for t in state.tables},
-            keys=len(state.keys), clients=len(state.clients), connections=len(self.connections), gets=state.gets,
-            pushes=state.pushes, repeated=state.repeated, nbytes=sum(t.nbytes for t in state.tables),
-            snapshots=snapshots, log_objects=log_objects, cpu_s=time.process_time(),
-        )  # fmt: skip
+            shard=state.shard,
+            attempt=self.attempt,
+            tables={t.spec.name: t.spec for t in state.tables},
+            keys=len(state.keys),
+            clients=len(state.clients),
+            connections=len(self.connections),
+            gets=state.gets,
+            pushes=state.pushes,
+            repeated=state.repeated,
+            nbytes=sum(t.nbytes for t in state.tables),
+            snapshots=snapshots,
+            log_objects=log_objects,
+            cpu_s=time.process_time(),
+        )
 
 
 class _Connection(FrameProtocol):
@@ -177,9 +185,7 @@ class _Connection(FrameProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.sockets.add(self)
         stranger = ConnectionResetError("too many connections without a proof of the token")
-        self._settle = self._server.unproved.admit(
-            origin(transport.get_extra_info("socket")), lambda: self.end(stranger)
-        )
+        self._settle = self._server.unproved.admit(origin(transport.get_extra_info("socket")), lambda: self.end(stranger))
         super().connection_made(transport)
         if self._server.stopped:  # accepted in its last moment
             self.end(ConnectionResetError("this shard was closed"))
@@ -286,9 +292,7 @@ class _Connection(FrameProtocol):
     def replaced(self) -> None:
         """Tells the client that another one has its name, and ends the connection."""
         assert self.client is not None
-        text = (
-            f"client {self.client.name!r}, attempt {self.attempt}, has been replaced by attempt {self.client.attempt}"
-        )
+        text = f"client {self.client.name!r}, attempt {self.attempt}, has been replaced by attempt {self.client.attempt}"
         self.send(pack_json(Kind.ERROR, plain(ErrorReply(kind="replaced", text=text))))
         if self.transport is not None:
             self.transport.close()
@@ -302,9 +306,12 @@ class _Connection(FrameProtocol):
         if self._server.journal is None:
             self.client.durable = self.client.sequence
         reply = OpenReply(
-            sequence=self.client.durable, calls=self.client.calls, shard=self._state.shard, attempt=self._server.attempt,
+            sequence=self.client.durable,
+            calls=self.client.calls,
+            shard=self._state.shard,
+            attempt=self._server.attempt,
             loses_none=self._server.journal is not None and self._server.journal.loses_none,
-        )  # fmt: skip
+        )
         self._out.append(pack_json(Kind.REPLY, plain(reply), id=head.id, sequence=self.client.durable))
 
     def _get(self, head: Head, body: memoryview) -> None:
@@ -370,9 +377,7 @@ class _Connection(FrameProtocol):
     async def _snapshot(self, head: Head) -> None:
         journal = self._server.journal
         if journal is None:
-            error = ErrorReply(
-                kind="user", text="this store keeps no snapshots", remedy="start it with a place for them"
-            )
+            error = ErrorReply(kind="user", text="this store keeps no snapshots", remedy="start it with a place for them")
             self._refuse(head, error)
         else:
             try:

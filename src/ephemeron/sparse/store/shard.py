@@ -58,9 +58,13 @@ class Shard:
     """
 
     def __init__(
-        self, options: ShardOptions, *, token: str, channel: Channel | None = None,
+        self,
+        options: ShardOptions,
+        *,
+        token: str,
+        channel: Channel | None = None,
         ready: Callable[[str, int], None] = lambda host, port: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.options = options
         self.attempt = 1
         self.stop = asyncio.Event()

@@ -61,14 +61,20 @@ class Capture:
         self._tables = [TableCapture(table) for table in state.tables]
         self._keys = dict(state.keys)
         self.head = SnapshotHead(
-            version=_VERSION, shard=state.shard, shards=state.shards, tables=tuple(t.spec for t in self._tables),
+            version=_VERSION,
+            shard=state.shard,
+            shards=state.shards,
+            tables=tuple(t.spec for t in self._tables),
             rows_per_part=tuple(
                 max(1, _PART_BYTES // (4 * t.spec.width * (1 + len(table.optimizer.slots))))
                 for t, table in zip(self._tables, state.tables, strict=True)
             ),
-            clients=tuple(SnapshotClient(name=c.name, attempt=c.attempt, sequence=c.sequence, calls=c.calls) for c in state.clients.values()),
-            keys={name: len(value) for name, value in self._keys.items()}, log=log,
-        )  # fmt: skip
+            clients=tuple(
+                SnapshotClient(name=c.name, attempt=c.attempt, sequence=c.sequence, calls=c.calls) for c in state.clients.values()
+            ),
+            keys={name: len(value) for name, value in self._keys.items()},
+            log=log,
+        )
 
     async def write(self, place: ShardPlace, attempt: int, number: int) -> None:
         """Stores it, its head last. All is read back: what precedes it is deleted afterwards."""
@@ -149,9 +155,7 @@ async def recover(place: ShardPlace, shard: int, shards: int) -> ShardState:
             remedy="start it with the same number of shards, or under another name",
         )
     if any(later > attempt for later, _ in logged):
-        raise CorruptMessage(
-            _incomplete("no snapshot that the log begins with can be read"), key=place.snapshot(*found[-1])
-        )
+        raise CorruptMessage(_incomplete("no snapshot that the log begins with can be read"), key=place.snapshot(*found[-1]))
     last = max((number for of, number in logged if of == attempt), default=-1)
     for number in range(at, last + 1):
         key = place.log(attempt, number)

@@ -17,14 +17,7 @@ from ephemeron.config.typed import build, near, plain
 from ephemeron.errors import JobError, ProtocolError
 from ephemeron.sparse.store import codec
 from ephemeron.sparse.store.frame import Head, Kind, unpack_json
-from ephemeron.sparse.store.messages import (
-    FoundReply,
-    Initial,
-    NameRequest,
-    OpenRequest,
-    TableReply,
-    TableSpec,
-)
+from ephemeron.sparse.store.messages import FoundReply, Initial, NameRequest, OpenRequest, TableReply, TableSpec
 from ephemeron.sparse.store.optimizers import Floats, Indices, Optimizer, optimizer
 
 _BLOCK = 4096
@@ -58,9 +51,7 @@ class Table:
         slots: arrays of the optimiser, as wide as the weights; None: zeros.
     """
 
-    def __init__(
-        self, spec: TableSpec, *, weights: Floats | None = None, slots: Mapping[str, Floats] | None = None
-    ) -> None:
+    def __init__(self, spec: TableSpec, *, weights: Floats | None = None, slots: Mapping[str, Floats] | None = None) -> None:
         self.spec = spec
         self.optimizer: Optimizer = optimizer(spec.optimizer, where=f"optimizer of table {spec.name!r}")
         shape = (spec.stop - spec.first, spec.width)
@@ -137,9 +128,7 @@ class ShardState:
     def check(self, client: ClientState, attempt: int) -> None:
         """Refuses a client whose name belongs to a later attempt."""
         if attempt < client.attempt:
-            raise ClientReplaced(
-                f"client {client.name!r}, attempt {attempt}, has been replaced by attempt {client.attempt}"
-            )
+            raise ClientReplaced(f"client {client.name!r}, attempt {attempt}, has been replaced by attempt {client.attempt}")
 
     def leave(self, client: ClientState) -> None:
         """Forgets a client that will not send or resend anything."""
@@ -232,9 +221,7 @@ class ShardState:
 
     def _table(self, head: Head) -> Table:
         if head.table >= len(self.tables):
-            raise JobError(
-                f"no table of number {head.table}", remedy=near("", self._numbers, what="tables of this shard")
-            )
+            raise JobError(f"no table of number {head.table}", remedy=near("", self._numbers, what="tables of this shard"))
         table = self.tables[head.table]
         if head.width != table.spec.width:
             raise JobError(f"table {table.spec.name!r} has rows of {table.spec.width} values, not {head.width}")
@@ -252,8 +239,7 @@ class ShardState:
         if least < 0 or most >= size:
             wrong = table.spec.first + int(least if least < 0 else most)
             raise JobError(
-                f"index {wrong} is not in table {table.spec.name!r} of this shard, rows {table.spec.first} to "
-                f"{table.spec.stop - 1}"
+                f"index {wrong} is not in table {table.spec.name!r} of this shard, rows {table.spec.first} to {table.spec.stop - 1}"
             )
         if distinct and count > 1 and (rows[1:] <= rows[:-1]).any():
             raise ProtocolError("the indices of a push are not ascending and distinct")
@@ -271,7 +257,5 @@ def initial_weights(initial: Initial, first: int, rows: int, width: int) -> Floa
         for block in range(first // _BLOCK, -(-(first + rows) // _BLOCK)):
             noise = np.random.default_rng([initial.seed, block]).standard_normal((_BLOCK, width), np.float32)
             begin, stop = max(first, block * _BLOCK), min(first + rows, (block + 1) * _BLOCK)
-            weights[begin - first : stop - first] += (
-                np.float32(initial.std) * noise[begin - block * _BLOCK : stop - block * _BLOCK]
-            )
+            weights[begin - first : stop - first] += np.float32(initial.std) * noise[begin - block * _BLOCK : stop - block * _BLOCK]
     return weights

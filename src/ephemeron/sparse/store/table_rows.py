@@ -40,7 +40,7 @@ class TableInfo:
         if shards == 1:
             return [(0, 0, rows.size)]
         cuts = np.searchsorted(rows, self.bounds)
-        return [(shard, int(cuts[shard]), int(cuts[shard + 1])) for shard in range(shards) if cuts[shard] < cuts[shard + 1]]  # fmt: skip
+        return [(shard, int(cuts[shard]), int(cuts[shard + 1])) for shard in range(shards) if cuts[shard] < cuts[shard + 1]]
 
 
 def as_indices(indices: ArrayLike) -> Indices:
@@ -79,8 +79,7 @@ def combined(info: TableInfo, indices: ArrayLike, values: ArrayLike) -> tuple[In
         gradient = gradient[:, None]
     if gradient.shape != (rows.size, info.width):
         raise JobError(
-            f"table {info.name!r} has rows of {info.width} values: a gradient of shape {gradient.shape} does not match "
-            f"{rows.size} indices",
+            f"table {info.name!r} has rows of {info.width} values: a gradient of shape {gradient.shape} does not match {rows.size} indices",
             remedy=f"give the shape ({rows.size}, {info.width})",
         )
     if not rows.size:

@@ -43,9 +43,7 @@ class Schedule:
         """Partition, start and stop of a function's minibatches of an epoch, in their order."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
         every = [
-            (int(p), start, min(start + self.batch_size, self.rows[p]))
-            for p in order
-            for start in range(0, self.rows[p], self.batch_size)
+            (int(p), start, min(start + self.batch_size, self.rows[p])) for p in order for start in range(0, self.rows[p], self.batch_size)
         ]
         first, stop = (len(every) * r // self.workers for r in (rank, rank + 1))
         return every[first:stop]

@@ -116,14 +116,10 @@ async def train(part: Part, on_report: OnReport = _ignore) -> PartReport:
     """
     token = part.token or os.environ.get(TOKEN_VARIABLE, "")
     if not token:
-        raise JobError(
-            f"{TOKEN_VARIABLE} is not set in the function", remedy="set it where functions get their variables"
-        )
+        raise JobError(f"{TOKEN_VARIABLE} is not set in the function", remedy="set it where functions get their variables")
     began = time.monotonic()
     client = f"{part.run}-{part.rank}"
-    async with await SparseStore.connect(
-        part.addresses, token, client=client, attempt=part.attempt, compression=part.compression
-    ) as store:
+    async with await SparseStore.connect(part.addresses, token, client=client, attempt=part.attempt, compression=part.compression) as store:
         return await _Share(part, store, on_report).trained(ends_at=began + part.time_s)
 
 
@@ -182,9 +178,8 @@ class _Share:
         # What was sent after the last report may have been lost with the predecessor, or be there.
         sent = -(-self._store.sequence // len(self._tables))
         self._report = replace(
-            report, repeated=report.repeated + max(0, sent - report.steps), attempt=self._part.attempt, began_at=time.time(),
-            at=time.time(),
-        )  # fmt: skip
+            report, repeated=report.repeated + max(0, sent - report.steps), attempt=self._part.attempt, began_at=time.time(), at=time.time()
+        )
         await self._store.set(self._key, json.dumps(plain(self._report)).encode())
         self._begin()
 
@@ -212,13 +207,17 @@ class _Share:
         store, before, began = self._store, self._report, time.perf_counter()
         await store.flush()
         self._report = replace(
-            before, steps=done, samples=before.samples + self._samples,
+            before,
+            steps=done,
+            samples=before.samples + self._samples,
             loss=float(np.mean(self._losses)) if self._losses else before.loss,
-            seconds={phase: before.seconds[phase] + self._spent[phase] for phase in PHASES}, finished=finished,
-            bytes_up=before.bytes_up + store.bytes_up - self._up, at=time.time(),
+            seconds={phase: before.seconds[phase] + self._spent[phase] for phase in PHASES},
+            finished=finished,
+            bytes_up=before.bytes_up + store.bytes_up - self._up,
+            at=time.time(),
             bytes_down=before.bytes_down + store.bytes_down - self._down,
             epochs=[self._epochs.get(epoch, (0.0, 0)) for epoch in range(max(self._epochs, default=-1) + 1)],
-        )  # fmt: skip
+        )
         # Told first: a function that is killed in between is replaced by one that tells these steps again, and none is missing.
         self._on_report(before, self._report, time.perf_counter() - began)
         await store.set(self._key, json.dumps(plain(self._report)).encode())

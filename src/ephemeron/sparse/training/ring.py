@@ -46,9 +46,15 @@ class Ring:
     """
 
     def __init__(
-        self, dataset: TableDataset, schedule: Schedule, rank: int, rows: Callable[[Batch], Mapping[str, Indices]], *,
-        after: int = 0, size: int = 16,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: TableDataset,
+        schedule: Schedule,
+        rank: int,
+        rows: Callable[[Batch], Mapping[str, Indices]],
+        *,
+        after: int = 0,
+        size: int = 16,
+    ) -> None:
         self._dataset, self._schedule, self._rows = dataset, schedule, rows
         self._partitions: dict[int, Future[_Partition]] = {}
         """By number, the one that was used last at the end."""
@@ -63,9 +69,7 @@ class Ring:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
         while self._thread is not None and self._thread.is_alive():
             try:

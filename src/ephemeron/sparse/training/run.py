@@ -71,11 +71,25 @@ class Progress:
 
 
 def fit(
-    model: SparseModel, dataset: TableDataset | str | Path, optimizer: Optimizer, *, test: TableDataset | str | Path | None = None,
-    epochs: int = 1, batch_size: int = 1000, workers: int = 4, shards: int = 1, seed: int = 0, store: Sequence[str] = (),
-    compression: Compression | None = None, executor: FunctionExecutor | None = None, function_s: float = 600.0, ring: int = 16,
-    name: str = "sparse", channel: str | None = "", on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> SparseResult:  # fmt: skip
+    model: SparseModel,
+    dataset: TableDataset | str | Path,
+    optimizer: Optimizer,
+    *,
+    test: TableDataset | str | Path | None = None,
+    epochs: int = 1,
+    batch_size: int = 1000,
+    workers: int = 4,
+    shards: int = 1,
+    seed: int = 0,
+    store: Sequence[str] = (),
+    compression: Compression | None = None,
+    executor: FunctionExecutor | None = None,
+    function_s: float = 600.0,
+    ring: int = 16,
+    name: str = "sparse",
+    channel: str | None = "",
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> SparseResult:
     """Trains a model by asynchronous SGD.
 
     Args:
@@ -112,9 +126,7 @@ def fit(
         raise JobError(f"store is given, and {TOKEN_VARIABLE} is not set", remedy="set it to the token of the store")
     data = opened(dataset)
     tests = None if test is None else opened(test)
-    schedule = Schedule(
-        rows=tuple(p.rows for p in data.partitions), batch_size=batch_size, epochs=epochs, workers=workers, seed=seed
-    )
+    schedule = Schedule(rows=tuple(p.rows for p in data.partitions), batch_size=batch_size, epochs=epochs, workers=workers, seed=seed)
     check(model, data, schedule)
 
     async def train() -> SparseResult:
@@ -124,18 +136,24 @@ def fit(
                 try:
                     parts = [
                         Part(
-                            run=name, rank=rank, attempt=0, model=model, dataset=data, schedule=schedule,
-                            addresses=at.addresses, ring=ring, time_s=function_s, compression=compression or Compression(),
+                            run=name,
+                            rank=rank,
+                            attempt=0,
+                            model=model,
+                            dataset=data,
+                            schedule=schedule,
+                            addresses=at.addresses,
+                            ring=ring,
+                            time_s=function_s,
+                            compression=compression or Compression(),
                         )
                         for rank in range(workers)
-                    ]  # fmt: skip
+                    ]
                     async with await SparseStore.connect(at.addresses, at.token) as client:
                         await create_tables(client, model, optimizer, seed)
                         began = time.monotonic()
                         telling = _Telling(sum(schedule.count(rank) for rank in range(workers)), on_progress)
-                        reports = await Shares(
-                            lambda part: pool.submit(train_part, part), client, parts, telling, at.check
-                        ).trained()
+                        reports = await Shares(lambda part: pool.submit(train_part, part), client, parts, telling, at.check).trained()
                         seconds, bill = time.monotonic() - began, pool.bill()
                         weights = {table: await client.read(table) for table in model.tables}
                 finally:
@@ -143,9 +161,15 @@ def fit(
                         await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         metrics = {} if tests is None else evaluate(model, weights, tests)
         return SparseResult(
-            model=model, weights=weights, metrics=metrics, steps=sum(r.steps for r in reports), seconds=seconds,
-            samples=sum(r.samples for r in reports), parts=reports, bill=bill,
-        )  # fmt: skip
+            model=model,
+            weights=weights,
+            metrics=metrics,
+            steps=sum(r.steps for r in reports),
+            seconds=seconds,
+            samples=sum(r.samples for r in reports),
+            parts=reports,
+            bill=bill,
+        )
 
     return blocking(lambda interrupts: train())
 
@@ -156,9 +180,7 @@ def evaluate(model: SparseModel, weights: Mapping[str, Floats], dataset: TableDa
     return {metric: total / max(count, 1.0) for metric, (total, count) in sums.items()}
 
 
-def evaluation_sums(
-    model: SparseModel, weights: Mapping[str, Floats], dataset: TableDataset
-) -> dict[str, tuple[float, float]]:
+def evaluation_sums(model: SparseModel, weights: Mapping[str, Floats], dataset: TableDataset) -> dict[str, tuple[float, float]]:
     """By metric, its total over all rows of a dataset, and what to divide it by."""
     sums: dict[str, tuple[float, float]] = {}
     for batch in _batches(dataset):
@@ -199,9 +221,12 @@ async def create_tables(store: SparseStore, model: SparseModel, optimizer: Optim
     """Makes the tables of a model, or finds them."""
     for name, table in model.tables.items():
         await store.create(
-            name, table.rows, table.width, optimizer=Sum() if table.adds else optimizer,
+            name,
+            table.rows,
+            table.width,
+            optimizer=Sum() if table.adds else optimizer,
             initial=Initial(value=table.value, std=table.std, seed=seed),
-        )  # fmt: skip
+        )
 
 
 def opened(dataset: TableDataset | str | Path) -> TableDataset:

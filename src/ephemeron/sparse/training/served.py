@@ -36,9 +36,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(
-    shards: int, store: Sequence[str], *, channel: str | None = "", name: str, token: str = ""
-) -> AsyncIterator[Served]:
+async def served(shards: int, store: Sequence[str], *, channel: str | None = "", name: str, token: str = "") -> AsyncIterator[Served]:
     """Starts shards as processes of this machine unless a store is given, and ends them.
 
     Args:
@@ -67,13 +65,7 @@ async def served(
             if kept.done() and not kept.cancelled():
                 kept.result()
 
-        yield Served(
-            addresses=tuple(addresses),
-            token=token,
-            pids=lambda: processes.pids,
-            check=check,
-            traffic=lambda: processes.traffic,
-        )
+        yield Served(addresses=tuple(addresses), token=token, pids=lambda: processes.pids, check=check, traffic=lambda: processes.traffic)
 
 
 @contextmanager

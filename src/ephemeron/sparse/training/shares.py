@@ -74,9 +74,13 @@ class Shares:
     """
 
     def __init__(
-        self, start: Callable[[Part], PartTask], store: SparseStore, parts: Sequence[Part], watcher: ShareWatcher,
+        self,
+        start: Callable[[Part], PartTask],
+        store: SparseStore,
+        parts: Sequence[Part],
+        watcher: ShareWatcher,
         check: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._start, self._store, self._watcher, self._check = start, store, watcher, check
         self._session = secrets.token_hex(8)
         self._parts = [replace(part, session=self._session) for part in parts]

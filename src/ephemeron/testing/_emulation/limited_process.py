@@ -36,9 +36,7 @@ def on_loopback(variables: Mapping[str, str]) -> dict[str, str]:
 class LimitedProcess:
     """One process in a control group of its own. Made by `start`."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, group: ControlGroup, on_line: Callable[[str], None]
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, group: ControlGroup, on_line: Callable[[str], None]) -> None:
         self.pid = process.pid
         self.group = group
         self._process = process
@@ -46,9 +44,15 @@ class LimitedProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], enforcement: Enforcement, *, memory_mb: int, env: Mapping[str, str],
-        folder: Path | None, on_line: Callable[[str], None],
-    ) -> LimitedProcess:  # fmt: skip
+        cls,
+        command: Sequence[str],
+        enforcement: Enforcement,
+        *,
+        memory_mb: int,
+        env: Mapping[str, str],
+        folder: Path | None,
+        on_line: Callable[[str], None],
+    ) -> LimitedProcess:
         """Starts a process that runs the command once its limits are set.
 
         Args:
@@ -61,10 +65,19 @@ class LimitedProcess:
         """
         group = enforcement.group(os.getpid(), next(_numbers), memory_mb=memory_mb)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", str(_BOOTSTRAP), str(os.getpid()), *command, env=env, cwd=folder,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True, limit=MIB,
-        )  # fmt: skip
+            sys.executable,
+            "-P",
+            str(_BOOTSTRAP),
+            str(os.getpid()),
+            *command,
+            env=env,
+            cwd=folder,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            limit=MIB,
+        )
         with contextlib.suppress(ProcessLookupError):
             group.add(process.pid)
         assert process.stdin is not None

@@ -9,9 +9,7 @@ import sys
 
 from ephemeron.testing.lambda_service.service import LambdaService
 
-PASSED_ON = (
-    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_CA",
-)  # fmt: skip
+PASSED_ON = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_CA")
 """Variables of this process that functions get: addresses of their stores."""
 
 
@@ -24,9 +22,7 @@ def main() -> None:
     parser.add_argument("--deliver-twice", type=int, default=0, metavar="N", help="run the next N calls twice")
     wanted = parser.parse_args()
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    service = LambdaService(
-        port=wanted.port, region=wanted.region, concurrency=wanted.concurrency, environment=environment
-    )
+    service = LambdaService(port=wanted.port, region=wanted.region, concurrency=wanted.concurrency, environment=environment)
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the thread starts, which inherits it
     with service:

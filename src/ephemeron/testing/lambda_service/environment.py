@@ -80,9 +80,18 @@ class LambdaEnvironment:
     """
 
     def __init__(
-        self, function: LambdaFunction, enforcement: Enforcement, *, variables: Mapping[str, str], region: str, folder: Path,
-        log: Log, stream: str, host: str = LOOPBACK, launcher: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        function: LambdaFunction,
+        enforcement: Enforcement,
+        *,
+        variables: Mapping[str, str],
+        region: str,
+        folder: Path,
+        log: Log,
+        stream: str,
+        host: str = LOOPBACK,
+        launcher: Sequence[str] = (),
+    ) -> None:
         self.function, self.stream = function, stream
         self.pid = 0
         self.work: Work | None = None
@@ -116,9 +125,13 @@ class LambdaEnvironment:
         self._server = await listen(self._runtime_api(), host=self._host)
         self._began = time.monotonic()
         self._process = await LimitedProcess.start(
-            [*self._launcher, sys.executable, "-P", "-m", "awslambdaric", self.function.handler], self._enforcement,
-            memory_mb=self.function.memory_mb, env=self._environment(), folder=self.function.folder, on_line=self._log,
-        )  # fmt: skip
+            [*self._launcher, sys.executable, "-P", "-m", "awslambdaric", self.function.handler],
+            self._enforcement,
+            memory_mb=self.function.memory_mb,
+            env=self._environment(),
+            folder=self.function.folder,
+            on_line=self._log,
+        )
         self.pid = self._process.pid
         self._tasks = [asyncio.create_task(work()) for work in (self._watch, self._await_end)]
 
@@ -222,15 +235,28 @@ class LambdaEnvironment:
         # The deployed code comes first, as where the runtime client puts its folder before all others.
         path = os.pathsep.join(filter(None, (str(function.folder), mine.get("PYTHONPATH"))))
         return {
-            **inherited(), "LANG": "en_US.UTF-8", "TZ": ":UTC", "TMPDIR": str(self._tmp), "HOME": str(self._tmp),
-            "AWS_ACCESS_KEY_ID": "ASIALOCALFUNCTION", "AWS_SECRET_ACCESS_KEY": "local", "AWS_SESSION_TOKEN": "local",
-            **mine, "PYTHONPATH": path,
-            "AWS_LAMBDA_RUNTIME_API": f"{self._host}:{self._server.port}", "AWS_LAMBDA_FUNCTION_NAME": function.name,
-            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
-            "AWS_LAMBDA_LOG_GROUP_NAME": function.log_group, "AWS_LAMBDA_LOG_STREAM_NAME": self.stream,
-            "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand", "AWS_REGION": self._region,
-            "AWS_DEFAULT_REGION": self._region, "LAMBDA_TASK_ROOT": str(function.folder), "_HANDLER": function.handler,
-        }  # fmt: skip
+            **inherited(),
+            "LANG": "en_US.UTF-8",
+            "TZ": ":UTC",
+            "TMPDIR": str(self._tmp),
+            "HOME": str(self._tmp),
+            "AWS_ACCESS_KEY_ID": "ASIALOCALFUNCTION",
+            "AWS_SECRET_ACCESS_KEY": "local",
+            "AWS_SESSION_TOKEN": "local",
+            **mine,
+            "PYTHONPATH": path,
+            "AWS_LAMBDA_RUNTIME_API": f"{self._host}:{self._server.port}",
+            "AWS_LAMBDA_FUNCTION_NAME": function.name,
+            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
+            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
+            "AWS_LAMBDA_LOG_GROUP_NAME": function.log_group,
+            "AWS_LAMBDA_LOG_STREAM_NAME": self.stream,
+            "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand",
+            "AWS_REGION": self._region,
+            "AWS_DEFAULT_REGION": self._region,
+            "LAMBDA_TASK_ROOT": str(function.folder),
+            "_HANDLER": function.handler,
+        }
 
     def _freeze(self) -> None:
         assert self._process is not None
@@ -311,17 +337,11 @@ class LambdaEnvironment:
 
 def _json_report(work: Work, took_ms: float, done: InvocationDone) -> str:
     """The report of a function on managed instances."""
-    record: dict[str, object] = {
-        "requestId": work.request_id,
-        "metrics": {"durationMs": round(took_ms, 3)},
-        "status": "success",
-    }
+    record: dict[str, object] = {"requestId": work.request_id, "metrics": {"durationMs": round(took_ms, 3)}, "status": "success"}
     if done.error:
         kind = str(json.loads(done.payload or b"{}").get("errorType", ""))
         record |= {"status": "timeout" if kind == "Sandbox.Timedout" else "error", "errorType": kind}
-    return json.dumps(
-        {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "type": "platform.report", "record": record}
-    )
+    return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "type": "platform.report", "record": record})
 
 
 def _failure(kind: str, text: str) -> InvocationDone:

@@ -35,12 +35,7 @@ class LambdaApiError(Exception):
 
     def response(self) -> Response:
         """The answer in the format of the Lambda API."""
-        body = {
-            "__type": self.kind,
-            "Type": "User" if self.status < 500 else "Service",
-            "Message": str(self),
-            "message": str(self),
-        }
+        body = {"__type": self.kind, "Type": "User" if self.status < 500 else "Service", "Message": str(self), "message": str(self)}
         return json_response(body, status=self.status, headers={"x-amzn-ErrorType": self.kind})
 
 
@@ -94,12 +89,24 @@ class LambdaFunction:
         """A FunctionConfiguration."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000+0000", time.gmtime(self.modified))
         out: dict[str, object] = {
-            "FunctionName": self.name, "FunctionArn": self.arn, "Role": self.role, "CodeSize": self.code_size,
-            "CodeSha256": self.code_sha256, "Timeout": self.timeout_s, "MemorySize": self.memory_mb,
-            "LastModified": stamp, "Version": "$LATEST", "PackageType": self.package, "State": state,
-            "LastUpdateStatus": update, "RevisionId": str(self.revision), "Environment": {"Variables": self.environment},
-            "EphemeralStorage": {"Size": 512}, "Architectures": ["x86_64"], **self.extras,
-        }  # fmt: skip
+            "FunctionName": self.name,
+            "FunctionArn": self.arn,
+            "Role": self.role,
+            "CodeSize": self.code_size,
+            "CodeSha256": self.code_sha256,
+            "Timeout": self.timeout_s,
+            "MemorySize": self.memory_mb,
+            "LastModified": stamp,
+            "Version": "$LATEST",
+            "PackageType": self.package,
+            "State": state,
+            "LastUpdateStatus": update,
+            "RevisionId": str(self.revision),
+            "Environment": {"Variables": self.environment},
+            "EphemeralStorage": {"Size": 512},
+            "Architectures": ["x86_64"],
+            **self.extras,
+        }
         if self.package == "Zip":
             out |= {"Handler": self.handler, "Runtime": self.runtime}
         return out
@@ -139,9 +146,7 @@ class Functions:
         name = str(wanted["FunctionName"])
         if name in self._all:
             raise LambdaApiError(409, "ResourceConflictException", f"Function already exist: {name}")
-        function = LambdaFunction(
-            name=name, arn=self._arn(name), role=str(wanted["Role"]), package=str(wanted.get("PackageType", "Zip"))
-        )
+        function = LambdaFunction(name=name, arn=self._arn(name), role=str(wanted["Role"]), package=str(wanted.get("PackageType", "Zip")))
         self._configure(function, wanted)
         self._take_code(function, wanted.get("Code", {}))
         function.published = wanted.get("PublishTo") == "LATEST_PUBLISHED"
@@ -178,37 +183,30 @@ class Functions:
         return f"arn:aws:lambda:{self._region}:{ACCOUNT}:function:{name}"
 
     def _configure(self, function: LambdaFunction, wanted: Mapping[str, Any]) -> None:
-        memory, timeout = (
-            int(wanted.get("MemorySize", function.memory_mb)),
-            int(wanted.get("Timeout", function.timeout_s)),
-        )
+        memory, timeout = (int(wanted.get("MemorySize", function.memory_mb)), int(wanted.get("Timeout", function.timeout_s)))
         managed = bool(wanted.get("CapacityProviderConfig") or function.calls)
         most_mb, most_s = (32_768, 5_400) if managed else (10_240, 900)
         if not 128 <= memory <= most_mb:
-            raise _invalid(f"1 validation error detected: Value '{memory}' at 'memorySize' failed to satisfy constraint: "
-                           f"Member must have value between 128 and {most_mb}")  # fmt: skip
+            raise _invalid(
+                f"1 validation error detected: Value '{memory}' at 'memorySize' failed to satisfy constraint: "
+                f"Member must have value between 128 and {most_mb}"
+            )
         if memory > self.memory_quota_mb and not managed:
             raise _invalid(
                 f"'MemorySize' value failed to satisfy constraint: Member must have value less than or equal to {self.memory_quota_mb}"
             )
         if not 1 <= timeout <= most_s:
-            raise _invalid(f"1 validation error detected: Value '{timeout}' at 'timeout' failed to satisfy constraint: "
-                           f"Member must have value between 1 and {most_s}")  # fmt: skip
+            raise _invalid(
+                f"1 validation error detected: Value '{timeout}' at 'timeout' failed to satisfy constraint: "
+                f"Member must have value between 1 and {most_s}"
+            )
         function.memory_mb, function.timeout_s = memory, timeout
         function.handler = str(wanted.get("Handler", function.handler))
         function.runtime = str(wanted.get("Runtime", function.runtime))
         function.role = str(wanted.get("Role", function.role))
         if "Environment" in wanted:
             function.environment = dict(wanted["Environment"].get("Variables", {}))
-        kept = (
-            "Description",
-            "VpcConfig",
-            "Layers",
-            "LoggingConfig",
-            "ImageConfig",
-            "Architectures",
-            "CapacityProviderConfig",
-        )
+        kept = ("Description", "VpcConfig", "Layers", "LoggingConfig", "ImageConfig", "Architectures", "CapacityProviderConfig")
         function.extras = function.extras | {name: wanted[name] for name in kept if name in wanted}
 
     def _take_code(self, function: LambdaFunction, code: Mapping[str, Any]) -> None:
@@ -220,9 +218,7 @@ class Functions:
             raise _invalid("this service takes code as ZipFile or ImageUri only")
         data = base64.b64decode(code["ZipFile"])
         if len(data) > MOST_ZIPPED:
-            raise LambdaApiError(
-                413, "RequestEntityTooLargeException", f"Request must be smaller than {MOST_ZIPPED} bytes"
-            )
+            raise LambdaApiError(413, "RequestEntityTooLargeException", f"Request must be smaller than {MOST_ZIPPED} bytes")
         function.folder = self._unzip(function, data)
         function.code_size = len(data)
         function.code_sha256 = base64.b64encode(hashlib.sha256(data).digest()).decode()

@@ -48,9 +48,14 @@ class Invoker:
     """
 
     def __init__(
-        self, make: Make, *, concurrency: int, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
+        self,
+        make: Make,
+        *,
+        concurrency: int,
+        retry_after_s: Sequence[float] = RETRY_AFTER_S,
+        queue_pause_s: float = 1.0,
         idle_s: float = 300.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.concurrency = concurrency
         self.faults = FaultConfig()
         self.dropped: list[str] = []
@@ -67,9 +72,7 @@ class Invoker:
         """All that live, busy ones first."""
         return [*self.busy, *(e for idle in self._idle.values() for e in idle)]
 
-    async def invoke(
-        self, function: LambdaFunction, request: HttpRequest, *, find: Callable[[str], LambdaFunction]
-    ) -> Response:
+    async def invoke(self, function: LambdaFunction, request: HttpRequest, *, find: Callable[[str], LambdaFunction]) -> Response:
         """Answers one Invoke request.
 
         Args:
@@ -90,12 +93,7 @@ class Invoker:
             raise LambdaApiError(400, "InvalidRequestContentException", text) from None
         if self.faults.take("throttle"):
             raise LambdaApiError(429, "TooManyRequestsException", "Rate Exceeded.")
-        work = Work(
-            request_id=str(uuid.uuid4()),
-            payload=request.body or b"{}",
-            arn=function.arn,
-            trace=_trace(function, request),
-        )
+        work = Work(request_id=str(uuid.uuid4()), payload=request.body or b"{}", arn=function.arn, trace=_trace(function, request))
         headers = {"x-amzn-RequestId": work.request_id}
         if kind == "DryRun":
             return Response(status=204, headers=headers)
@@ -112,9 +110,7 @@ class Invoker:
             headers["X-Amz-Function-Error"] = done.error
         return Response(headers={**headers, "X-Amz-Executed-Version": "$LATEST"}, body=done.payload)
 
-    async def expire(
-        self, *, everything: bool = False, keep: Callable[[LambdaEnvironment], bool] = lambda e: True
-    ) -> None:
+    async def expire(self, *, everything: bool = False, keep: Callable[[LambdaEnvironment], bool] = lambda e: True) -> None:
         """Ends environments that are dead, out of date, or have been idle for too long."""
         now = time.monotonic()
         for idle in list(self._idle.values()):
@@ -167,12 +163,15 @@ class Invoker:
             if not environment.pid:
                 if function.folder is None:
                     text = f"this service runs no images ({function.image}); deploy a ZIP to try it here"
-                    return InvocationDone(payload=json.dumps({"errorType": "Runtime.InvalidImage", "errorMessage": text}).encode(),
-                                error="Unhandled")  # fmt: skip
+                    return InvocationDone(
+                        payload=json.dumps({"errorType": "Runtime.InvalidImage", "errorMessage": text}).encode(), error="Unhandled"
+                    )
                 await environment.start()
             done = await environment.run(work)
             if len(done.payload) > SYNCHRONOUS_BYTES:
-                text = f"Response payload size ({len(done.payload)} bytes) exceeded maximum allowed payload size ({SYNCHRONOUS_BYTES} bytes)."
+                text = (
+                    f"Response payload size ({len(done.payload)} bytes) exceeded maximum allowed payload size ({SYNCHRONOUS_BYTES} bytes)."
+                )
                 size = {"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}
                 done = InvocationDone(payload=json.dumps(size).encode(), error="Unhandled")
             return done
@@ -200,9 +199,7 @@ def _trace(function: LambdaFunction, request: HttpRequest) -> str:
     with contextlib.suppress(StopIteration):
         parts = request.headers.get("x-amzn-trace-id", "").split(";")
         root = next(part.removeprefix("Root=") for part in parts if part.startswith("Root="))
-    return (
-        f"Root={root};Parent={uuid.uuid4().hex[:16]};Sampled=0;Lineage=1:{abs(hash(function.name)) % 2**32:08x}:{links}"
-    )
+    return f"Root={root};Parent={uuid.uuid4().hex[:16]};Sampled=0;Lineage=1:{abs(hash(function.name)) % 2**32:08x}:{links}"
 
 
 def _links(trace: str) -> int:

@@ -42,9 +42,7 @@ class Logs:
     def write(self, group: str, stream: str, message: str) -> None:
         """Appends a line."""
         self._n += 1
-        self.groups[group].append(
-            CloudWatchLine(timestamp=int(time.time() * 1000), n=self._n, stream=stream, message=message.rstrip("\n"))
-        )
+        self.groups[group].append(CloudWatchLine(timestamp=int(time.time() * 1000), n=self._n, stream=stream, message=message.rstrip("\n")))
 
     async def handle(self, request: HttpRequest) -> Response:
         """Answers a CloudWatch Logs request (JSON 1.1: the operation is a header)."""
@@ -55,16 +53,12 @@ class Logs:
             return json_response({}) if self.groups.pop(group, None) is not None else _no_group()
         if action == "DescribeLogGroups":
             prefix = str(wanted.get("logGroupNamePrefix", ""))
-            return json_response(
-                {"logGroups": [{"logGroupName": g} for g in sorted(self.groups) if g.startswith(prefix)]}
-            )
+            return json_response({"logGroups": [{"logGroupName": g} for g in sorted(self.groups) if g.startswith(prefix)]})
         if action not in ("FilterLogEvents", "GetLogEvents"):
             return _error("UnknownOperationException", f"{action or 'no operation'} is not spoken here")
         if group not in self.groups:
             return _no_group()
-        return json_response(
-            self._filtered(group, wanted) if action == "FilterLogEvents" else self._stream(group, wanted)
-        )
+        return json_response(self._filtered(group, wanted) if action == "FilterLogEvents" else self._stream(group, wanted))
 
     def _filtered(self, group: str, wanted: Mapping[str, Any]) -> dict[str, object]:
         streams = wanted.get("logStreamNames")
@@ -79,13 +73,16 @@ class Logs:
         return {
             "events": [
                 {
-                    "logStreamName": line.stream, "timestamp": line.timestamp, "message": line.message,
-                    "ingestionTime": line.timestamp, "eventId": str(line.n),
+                    "logStreamName": line.stream,
+                    "timestamp": line.timestamp,
+                    "message": line.message,
+                    "ingestionTime": line.timestamp,
+                    "eventId": str(line.n),
                 }
                 for line in page
             ],
             **more,
-        }  # fmt: skip
+        }
 
     def _stream(self, group: str, wanted: Mapping[str, Any]) -> dict[str, object]:
         lines = [line for line in _between(self.groups[group], wanted) if line.stream == wanted.get("logStreamName")]

@@ -56,9 +56,7 @@ class Guard:
         if key in self.expired:
             raise LambdaApiError(403, "ExpiredTokenException", "The security token included in the request is expired")
         if key in self.unknown:
-            raise LambdaApiError(
-                403, "UnrecognizedClientException", "The security token included in the request is invalid."
-            )
+            raise LambdaApiError(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
         if scope != region:
             text = f"Credential should be scoped to a valid region, not '{scope}'."
             raise LambdaApiError(403, "InvalidSignatureException", text)
@@ -84,19 +82,26 @@ class LambdaService(EmulatedService):
     """
 
     def __init__(
-        self, *, region: str = "us-east-1", concurrency: int = 1_000, environment: Mapping[str, str] | None = None,
-        port: int = 0, enforce: bool = True, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
-        idle_s: float = 300.0, memory_quota_mb: int = 10_240, host: str = LOOPBACK,
+        self,
+        *,
+        region: str = "us-east-1",
+        concurrency: int = 1_000,
+        environment: Mapping[str, str] | None = None,
+        port: int = 0,
+        enforce: bool = True,
+        retry_after_s: Sequence[float] = RETRY_AFTER_S,
+        queue_pause_s: float = 1.0,
+        idle_s: float = 300.0,
+        memory_quota_mb: int = 10_240,
+        host: str = LOOPBACK,
         launcher: Callable[[], Sequence[str]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__("lambda", port, host)
         self._launcher = launcher
         self.region = region
         self.guard = Guard()
         self.logs = Logs()
-        self.invoker = Invoker(
-            self._make, concurrency=concurrency, retry_after_s=retry_after_s, queue_pause_s=queue_pause_s, idle_s=idle_s
-        )
+        self.invoker = Invoker(self._make, concurrency=concurrency, retry_after_s=retry_after_s, queue_pause_s=queue_pause_s, idle_s=idle_s)
         self.functions = Functions(self._folder / "code", region)
         self.functions.memory_quota_mb = memory_quota_mb
         self._variables = dict(environment or {})
@@ -112,11 +117,13 @@ class LambdaService(EmulatedService):
         async def look() -> list[RunningLambdaService]:
             return [
                 RunningLambdaService(
-                    pid=e.pid, function=e.function.name, request_id=e.work.request_id if e.work else "",
+                    pid=e.pid,
+                    function=e.function.name,
+                    request_id=e.work.request_id if e.work else "",
                     payload=e.work.payload if e.work else b"",
                 )
                 for e in self.invoker.environments
-            ]  # fmt: skip
+            ]
 
         return self._do(look())
 
@@ -158,9 +165,7 @@ class LambdaService(EmulatedService):
                         self.guard.check(request, f"lambda:{action}", self.region)
                         answered = await work(request, **found.groupdict())
                         return _with_id(answered)
-                raise LambdaApiError(
-                    404, "UnknownOperationException", f"{request.method} {request.path} is not spoken here"
-                )
+                raise LambdaApiError(404, "UnknownOperationException", f"{request.method} {request.path} is not spoken here")
             except LambdaApiError as e:
                 return _with_id(e.response())
             except (ValueError, KeyError, TypeError) as e:
@@ -203,18 +208,14 @@ class LambdaService(EmulatedService):
         if wanted not in ("", "$LATEST.PUBLISHED") or (wanted and not (function.calls and function.published)):
             raise LambdaApiError(404, "ResourceNotFoundException", f"Function not found: {function.arn}:{wanted}")
         if function.calls and not wanted:
-            raise LambdaApiError(
-                400, "InvalidParameterValueException", "$LATEST of a function on managed instances is not invoked"
-            )
+            raise LambdaApiError(400, "InvalidParameterValueException", "$LATEST of a function on managed instances is not invoked")
         return function
 
     async def _put_events(self, request: HttpRequest, name: str) -> Response:
         function, wanted = self.functions.find(name), request.json()
         retries, age = int(wanted.get("MaximumRetryAttempts", 2)), float(wanted.get("MaximumEventAgeInSeconds", 21_600))
         if not 0 <= retries <= 2 or not 60 <= age <= 21_600:
-            raise LambdaApiError(
-                400, "InvalidParameterValueException", "retries are 0 to 2, the event age 60 to 21600 seconds"
-            )
+            raise LambdaApiError(400, "InvalidParameterValueException", "retries are 0 to 2, the event age 60 to 21600 seconds")
         function.retries, function.event_age_s = retries, age
         function.events_configured = True
         return await self._get_events(request, name)
@@ -224,8 +225,9 @@ class LambdaService(EmulatedService):
         if not function.events_configured:
             text = f"The function {function.arn} doesn't have an EventInvokeConfig"
             raise LambdaApiError(404, "ResourceNotFoundException", text)
-        return json_response({"FunctionArn": function.arn, "MaximumRetryAttempts": function.retries,
-                              "MaximumEventAgeInSeconds": int(function.event_age_s)})  # fmt: skip
+        return json_response(
+            {"FunctionArn": function.arn, "MaximumRetryAttempts": function.retries, "MaximumEventAgeInSeconds": int(function.event_age_s)}
+        )
 
     async def _put_recursion(self, request: HttpRequest, name: str) -> Response:
         self.functions.find(name).recursion = str(request.json()["RecursiveLoop"])
@@ -249,13 +251,18 @@ class LambdaService(EmulatedService):
     async def _account(self, request: HttpRequest) -> Response:
         limit = self.invoker.concurrency
         reserved = sum(f.reserved or 0 for f in self.functions)
-        return json_response({
-            "AccountLimit": {
-                "ConcurrentExecutions": limit, "UnreservedConcurrentExecutions": limit - reserved,
-                "CodeSizeUnzipped": 262_144_000, "CodeSizeZipped": 52_428_800, "TotalCodeSize": 80_530_636_800,
-            },
-            "AccountUsage": {"FunctionCount": len(list(self.functions)), "TotalCodeSize": 0},
-        })  # fmt: skip
+        return json_response(
+            {
+                "AccountLimit": {
+                    "ConcurrentExecutions": limit,
+                    "UnreservedConcurrentExecutions": limit - reserved,
+                    "CodeSizeUnzipped": 262_144_000,
+                    "CodeSizeZipped": 52_428_800,
+                    "TotalCodeSize": 80_530_636_800,
+                },
+                "AccountUsage": {"FunctionCount": len(list(self.functions)), "TotalCodeSize": 0},
+            }
+        )
 
     # -- environments---------------------------------------------------------------------------------------
 
@@ -263,10 +270,16 @@ class LambdaService(EmulatedService):
         stream = self._shared_stream(function) or f"2026/01/01/[$LATEST]{uuid.uuid4().hex}"
         variables = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **self._variables}
         return LambdaEnvironment(
-            function, self._enforcement, variables=variables, region=self.region, folder=self._folder, stream=stream,
-            log=lambda message: self.logs.write(function.log_group, stream, message), host=self.host,
+            function,
+            self._enforcement,
+            variables=variables,
+            region=self.region,
+            folder=self._folder,
+            stream=stream,
+            log=lambda message: self.logs.write(function.log_group, stream, message),
+            host=self.host,
             launcher=self._launcher(),
-        )  # fmt: skip
+        )
 
     def _shared_stream(self, function: LambdaFunction) -> str:
         """Log stream of an environment of managed instances that has room for one more process; empty: there is none."""

@@ -38,9 +38,15 @@ class Fleet:
     """
 
     def __init__(
-        self, folder: Path, enforcement: Enforcement, *, memory_gb: float, variables: Mapping[str, str], ahead: int,
+        self,
+        folder: Path,
+        enforcement: Enforcement,
+        *,
+        memory_gb: float,
+        variables: Mapping[str, str],
+        ahead: int,
         on_line: Callable[[str, str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.faults, self.memory_gb = FaultConfig(), memory_gb
         self.all: dict[str, Microvm] = {}
         self.requests: list[Mapping[str, Any]] = []
@@ -59,9 +65,15 @@ class Fleet:
         """A MicroVM that has not been started."""
         id = f"microvm-{uuid.uuid4()}"
         return Microvm(
-            id, arn, version, request, folder=self._folder / f"vm-{next(_names)}",
-            enforcement=self._enforcement, variables=self._variables, on_line=lambda line: self._on_line(id, line),
-        )  # fmt: skip
+            id,
+            arn,
+            version,
+            request,
+            folder=self._folder / f"vm-{next(_names)}",
+            enforcement=self._enforcement,
+            variables=self._variables,
+            on_line=lambda line: self._on_line(id, line),
+        )
 
     def run(self, image: Image, version: ImageVersion, request: Mapping[str, Any]) -> Microvm:
         """Starts one; the same one for the same client token.
@@ -75,9 +87,7 @@ class Fleet:
                 raise ServiceError("ConflictException", "the client token was used with other parameters")
             return known
         if (sum(m.version.memory_mb for m in self.running()) + version.memory_mb) / 1024 > self.memory_gb:
-            raise ServiceError(
-                "ServiceQuotaExceededException", f"the quota of {self.memory_gb:g} GB of memory is exceeded"
-            )
+            raise ServiceError("ServiceQuotaExceededException", f"the quota of {self.memory_gb:g} GB of memory is exceeded")
         self.requests.append(request)
         spares = self._spares.get((image.arn, version.number))
         made = spares.pop(0) if spares else self.make(image.arn, version, request)

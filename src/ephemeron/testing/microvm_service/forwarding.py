@@ -13,9 +13,8 @@ _KEPT_BACK = ("x-aws-proxy-auth", "x-aws-proxy-port", "host")
 
 
 async def forward(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, request: HttpRequest, path: str,
-    more: Mapping[str, str], port: int,
-) -> None:  # fmt: skip
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, request: HttpRequest, path: str, more: Mapping[str, str], port: int
+) -> None:
     """Sends a request on to a port of loopback, and then all bytes of both ends, until one of them closes.
 
     Args:

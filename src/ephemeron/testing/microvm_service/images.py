@@ -80,12 +80,7 @@ class Image:
 
     def summary(self) -> dict[str, Any]:
         """Members that several answers have."""
-        out: dict[str, Any] = {
-            "imageArn": self.arn,
-            "name": self.name,
-            "state": self.state,
-            "createdAt": self.created_at,
-        }
+        out: dict[str, Any] = {"imageArn": self.arn, "name": self.name, "state": self.state, "createdAt": self.created_at}
         if (active := self.active()) is not None:
             out["latestActiveImageVersion"] = active.number
         failed = [v for v in self.versions if v.state == "FAILED"]

@@ -48,9 +48,17 @@ class Microvm:
     """
 
     def __init__(
-        self, id: str, arn: str, version: ImageVersion, request: Mapping[str, Any], *, folder: Path,
-        enforcement: Enforcement, variables: Mapping[str, str], on_line: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        id: str,
+        arn: str,
+        version: ImageVersion,
+        request: Mapping[str, Any],
+        *,
+        folder: Path,
+        enforcement: Enforcement,
+        variables: Mapping[str, str],
+        on_line: Callable[[str], None],
+    ) -> None:
         self.id, self.arn, self.version, self.request = id, arn, version, request
         self._reserved = ReservedPort()
         self.port = self._reserved.number
@@ -94,9 +102,15 @@ class Microvm:
         mine = on_loopback({**self._variables, **self.version.request.get("environmentVariables", {})})
         path = os.pathsep.join(filter(None, (str(_GUEST), str(root), mine.get("PYTHONPATH"))))
         env = {
-            **inherited(), "LANG": "C.UTF-8", "TMPDIR": str(self._folder), "HOME": str(self._folder), **mine,
-            "PYTHONPATH": path, ADDRESS: f"127.0.0.1:{self.port}", "EPHEMERON_GUEST_CLOCK": str(clock),
-        }  # fmt: skip
+            **inherited(),
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(self._folder),
+            "HOME": str(self._folder),
+            **mine,
+            "PYTHONPATH": path,
+            ADDRESS: f"127.0.0.1:{self.port}",
+            "EPHEMERON_GUEST_CLOCK": str(clock),
+        }
         command = [sys.executable if part.startswith("python") else part for part in self.version.command]
         self._process = await LimitedProcess.start(
             command, self._enforcement, memory_mb=memory_mb, env=env, folder=root, on_line=self._on_line
@@ -123,9 +137,7 @@ class Microvm:
             return Response()
         headers = {"Host": "localhost", "Content-Type": "application/json"}
         async with asyncio.timeout(limit_s or float(hooks.get(f"{name}TimeoutInSeconds", 1))):
-            return await ask(
-                "127.0.0.1", self.port, "POST", f"{HOOKS}/{name}", headers=headers, body=json.dumps(dict(body)).encode()
-            )
+            return await ask("127.0.0.1", self.port, "POST", f"{HOOKS}/{name}", headers=headers, body=json.dumps(dict(body)).encode())
 
     def port_of(self, wanted: int) -> int:
         """Port of this machine for a port of the MicroVM: that, if one of its processes listens there, else that of its hooks."""

@@ -15,9 +15,17 @@ SERVICE = "lambda-microvms"
 _NOT_BLANK = r"[^\s]+"
 _FIELD = re.compile(r"\{(\w+)\}")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str, "integer": int, "long": int, "boolean": bool, "timestamp": (int, float), "structure": dict, "list": list,
-    "map": dict, "double": (int, float), "float": (int, float),
-}  # fmt: skip
+    "string": str,
+    "integer": int,
+    "long": int,
+    "boolean": bool,
+    "timestamp": (int, float),
+    "structure": dict,
+    "list": list,
+    "map": dict,
+    "double": (int, float),
+    "float": (int, float),
+}
 
 
 class ServiceError(Exception):
@@ -47,9 +55,7 @@ class WireModel:
         self._routes = []
         for name in self._model.operation_names:
             http = self._model.operation_model(name).http
-            pattern = _FIELD.sub(
-                r"(?P<\1>[^/]+)", re.escape(http["requestUri"]).replace(r"\{", "{").replace(r"\}", "}")
-            )
+            pattern = _FIELD.sub(r"(?P<\1>[^/]+)", re.escape(http["requestUri"]).replace(r"\{", "{").replace(r"\}", "}"))
             self._routes.append((http["method"], re.compile(pattern), name))
 
     def parse(self, request: HttpRequest) -> Operation:
@@ -109,9 +115,7 @@ def _problem(shape: Any, given: object, where: str) -> str:
     kind, limits = shape.type_name, shape.metadata
     if not isinstance(given, _TYPES[kind]) or (isinstance(given, bool) and kind != "boolean"):
         return f"{where}: {value!r} is no {kind}"
-    size = (
-        value if kind in ("integer", "long", "double", "float") else len(value) if hasattr(value, "__len__") else None
-    )
+    size = value if kind in ("integer", "long", "double", "float") else len(value) if hasattr(value, "__len__") else None
     if size is not None and not limits.get("min", size) <= size <= limits.get("max", size):
         return f"{where}: {size} is not within {limits.get('min', '')} and {limits.get('max', '')}"
     if kind == "string":

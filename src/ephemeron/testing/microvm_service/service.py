@@ -69,9 +69,17 @@ class MicrovmService(EmulatedService):
     """
 
     def __init__(
-        self, *, region: str = "us-east-1", memory_gb: float = 400.0, ahead: int = 0, launches_s: float = 5.0,
-        environment: Mapping[str, str] | None = None, fetch: Fetch | None = None, port: int = 0, enforce: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        region: str = "us-east-1",
+        memory_gb: float = 400.0,
+        ahead: int = 0,
+        launches_s: float = 5.0,
+        environment: Mapping[str, str] | None = None,
+        fetch: Fetch | None = None,
+        port: int = 0,
+        enforce: bool = True,
+    ) -> None:
         super().__init__("microvms", port)
         self.region, self.guard, self.launches_s = region, Guard(), launches_s
         self.output: deque[str] = deque(maxlen=_LINES)
@@ -100,9 +108,13 @@ class MicrovmService(EmulatedService):
                 "AWS_SESSION_TOKEN": "local",
             }
             self._fleet = Fleet(
-                self._folder / "microvms", self._enforcement, memory_gb=self._memory_gb, variables={**here, **self._variables},
-                ahead=self._ahead, on_line=lambda id, line: self.output.append(f"{id} {line.rstrip()}"),
-            )  # fmt: skip
+                self._folder / "microvms",
+                self._enforcement,
+                memory_gb=self._memory_gb,
+                variables={**here, **self._variables},
+                ahead=self._ahead,
+                on_line=lambda id, line: self.output.append(f"{id} {line.rstrip()}"),
+            )
         return self._fleet
 
     @property
@@ -163,12 +175,20 @@ class MicrovmService(EmulatedService):
 
     def _operations(self) -> Mapping[str, Callable[[Mapping[str, Any]], Coroutine[Any, Any, Mapping[str, Any]]]]:
         return {
-            "CreateMicrovmImage": self._create_image, "UpdateMicrovmImage": self._update_image,
-            "GetMicrovmImage": self._get_image, "GetMicrovmImageVersion": self._get_version,
-            "ListMicrovmImages": self._list_images, "DeleteMicrovmImage": self._delete_image, "RunMicrovm": self._run_microvm,
-            "GetMicrovm": self._get, "ListMicrovms": self._list, "SuspendMicrovm": self._suspend,
-            "ResumeMicrovm": self._resume, "TerminateMicrovm": self._terminate, "CreateMicrovmAuthToken": self._token,
-        }  # fmt: skip
+            "CreateMicrovmImage": self._create_image,
+            "UpdateMicrovmImage": self._update_image,
+            "GetMicrovmImage": self._get_image,
+            "GetMicrovmImageVersion": self._get_version,
+            "ListMicrovmImages": self._list_images,
+            "DeleteMicrovmImage": self._delete_image,
+            "RunMicrovm": self._run_microvm,
+            "GetMicrovm": self._get,
+            "ListMicrovms": self._list,
+            "SuspendMicrovm": self._suspend,
+            "ResumeMicrovm": self._resume,
+            "TerminateMicrovm": self._terminate,
+            "CreateMicrovmAuthToken": self._token,
+        }
 
     def _quota(self, request: HttpRequest, target: str) -> Response:
         """Service Quotas, as far as it is asked here; CloudWatch Logs, which has no groups."""
@@ -179,9 +199,7 @@ class MicrovmService(EmulatedService):
         if not target.endswith(".GetServiceQuota") or name is None:
             return json_response({"__type": "NoSuchResourceException"}, status=400)
         value = self.launches_s if name == "launches_s" else self.fleet.memory_gb
-        return json_response(
-            {"Quota": {"QuotaCode": request.json()["QuotaCode"], "ServiceCode": "lambda", "Value": value}}
-        )
+        return json_response({"Quota": {"QuotaCode": request.json()["QuotaCode"], "ServiceCode": "lambda", "Value": value}})
 
     # -- images ---------------------------------------------------------------------------------------------
 
@@ -206,8 +224,14 @@ class MicrovmService(EmulatedService):
     async def _get_version(self, p: Mapping[str, Any]) -> Mapping[str, Any]:
         image = self.images.find(p["imageIdentifier"])
         version = image.version(p["imageVersion"])
-        out = {**version.described(), "imageArn": image.arn, "imageVersion": version.number, "state": version.state,
-               "status": version.status, "createdAt": version.created_at}  # fmt: skip
+        out = {
+            **version.described(),
+            "imageArn": image.arn,
+            "imageVersion": version.number,
+            "state": version.state,
+            "status": version.status,
+            "createdAt": version.created_at,
+        }
         return {**out, "stateReason": version.reason} if version.reason else out
 
     async def _list_images(self, p: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -271,10 +295,15 @@ class MicrovmService(EmulatedService):
     def _described(self, m: Microvm) -> dict[str, Any]:
         names = ("executionRoleArn", "idlePolicy", "ingressNetworkConnectors", "egressNetworkConnectors")
         out: dict[str, Any] = {
-            "microvmId": m.id, "state": m.state, "endpoint": f"{self.url}/endpoint/{m.id}", "imageArn": m.arn,
-            "imageVersion": m.version.number, "maximumDurationInSeconds": m.maximum_s, "startedAt": m.started_at,
+            "microvmId": m.id,
+            "state": m.state,
+            "endpoint": f"{self.url}/endpoint/{m.id}",
+            "imageArn": m.arn,
+            "imageVersion": m.version.number,
+            "maximumDurationInSeconds": m.maximum_s,
+            "startedAt": m.started_at,
             **{name: m.request[name] for name in names if name in m.request},
-        }  # fmt: skip
+        }
         if m.terminated_at:
             out["terminatedAt"] = m.terminated_at
         return {**out, "stateReason": m.reason} if m.reason else out
@@ -284,8 +313,7 @@ class MicrovmService(EmulatedService):
         found = [m for m in reversed(self.fleet.all.values()) if wanted in (None, m.arn)]
         first, most = int(p.get("nextToken") or 0), int(p.get("maxResults", 50))
         page = found[first : first + most]
-        items = [{name: self._described(m)[name] for name in ("microvmId", "state", "imageArn", "imageVersion", "startedAt")}
-                 for m in page]  # fmt: skip
+        items = [{name: self._described(m)[name] for name in ("microvmId", "state", "imageArn", "imageVersion", "startedAt")} for m in page]
         more = first + most < len(found)
         return {"items": items, "nextToken": str(first + most)} if more else {"items": items}
 
@@ -312,10 +340,7 @@ class MicrovmService(EmulatedService):
         return {"authToken": {"X-aws-proxy-auth": token}}
 
     async def _through_endpoint(self, request: HttpRequest, id: str, path: str) -> Response:
-        token, port = (
-            self._tokens.get(request.headers.get(TOKEN_HEADER, "")),
-            int(request.headers.get(PORT_HEADER, 8080)),
-        )
+        token, port = (self._tokens.get(request.headers.get(TOKEN_HEADER, "")), int(request.headers.get(PORT_HEADER, 8080)))
         microvm = self.fleet.all.get(id)
         if microvm is None or token is None or token.microvm != id or token.until < time.time():
             return json_response({"message": "the token is missing, of another MicroVM, or has expired"}, status=403)

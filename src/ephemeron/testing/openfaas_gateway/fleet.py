@@ -31,9 +31,14 @@ class Fleet:
     """
 
     def __init__(
-        self, images: dict[str, Image], enforcement: Enforcement, *, environment: Callable[[GatewayFunction], dict[str, str]],
-        folder: Path, rng: random.Random,
-    ) -> None:  # fmt: skip
+        self,
+        images: dict[str, Image],
+        enforcement: Enforcement,
+        *,
+        environment: Callable[[GatewayFunction], dict[str, str]],
+        folder: Path,
+        rng: random.Random,
+    ) -> None:
         self._images, self._enforcement, self._environment = images, enforcement, environment
         self._folder, self._rng = folder, rng
         self._replicas: dict[str, list[Replica]] = defaultdict(list)
@@ -64,9 +69,7 @@ class Fleet:
         image = self._images.get(function.image)
         for _ in range(function.replicas - len(current) if image is not None else 0):
             assert image is not None
-            replica = Replica(
-                function, image, self._enforcement, variables=self._environment(function), folder=self._folder
-            )  # fmt: skip
+            replica = Replica(function, image, self._enforcement, variables=self._environment(function), folder=self._folder)
             mine.append(replica)
             replica.start()
 

@@ -85,11 +85,21 @@ class GatewayFunction:
         """`FunctionStatus` of the API."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.created_at))
         return {
-            "name": self.name, "image": self.image, "namespace": "openfaas-fn", "envProcess": self.process,
-            "envVars": self.variables, "labels": self.labels, "annotations": self.annotations, "secrets": self.secrets,
-            "limits": self.limits or None, "requests": self.requests or None, "invocationCount": self.invocations,
-            "replicas": self.replicas, "availableReplicas": available, "createdAt": stamp,
-        }  # fmt: skip
+            "name": self.name,
+            "image": self.image,
+            "namespace": "openfaas-fn",
+            "envProcess": self.process,
+            "envVars": self.variables,
+            "labels": self.labels,
+            "annotations": self.annotations,
+            "secrets": self.secrets,
+            "limits": self.limits or None,
+            "requests": self.requests or None,
+            "invocationCount": self.invocations,
+            "replicas": self.replicas,
+            "availableReplicas": available,
+            "createdAt": stamp,
+        }
 
 
 def parse(value: Mapping[str, Any], *, known_secrets: frozenset[str]) -> GatewayFunction:
@@ -120,10 +130,18 @@ def parse(value: Mapping[str, Any], *, known_secrets: frozenset[str]) -> Gateway
     except ValueError:
         raise GatewayApiError(400, "label com.openfaas.scale.min is no number") from None
     return GatewayFunction(
-        name=name, image=image, replicas=replicas, variables=texts["envVars"], labels=texts["labels"],
-        annotations=texts["annotations"], secrets=list(value.get("secrets") or ()), limits=texts["limits"],
-        requests=texts["requests"], process=str(value.get("envProcess") or ""), created_at=time.time(),
-    )  # fmt: skip
+        name=name,
+        image=image,
+        replicas=replicas,
+        variables=texts["envVars"],
+        labels=texts["labels"],
+        annotations=texts["annotations"],
+        secrets=list(value.get("secrets") or ()),
+        limits=texts["limits"],
+        requests=texts["requests"],
+        process=str(value.get("envProcess") or ""),
+        created_at=time.time(),
+    )
 
 
 def quantity(text: str) -> float:

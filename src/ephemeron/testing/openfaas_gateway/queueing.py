@@ -76,12 +76,7 @@ class Queue:
             return
         for _ in range(copies):
             self._waiting.put_nowait(
-                _Message(
-                    function=function,
-                    request=request,
-                    callback=request.headers.get("x-callback-url", ""),
-                    call_id=call_id,
-                )
+                _Message(function=function, request=request, callback=request.headers.get("x-callback-url", ""), call_id=call_id)
             )
 
     async def close(self) -> None:
@@ -122,16 +117,15 @@ class Queue:
 
     async def _call_back(self, message: _Message, answer: Response, took_s: float) -> None:
         parts = urlsplit(message.callback)
-        kept = {
-            name: value
-            for name, value in answer.headers.items()
-            if name.lower() not in (*_HOP, "x-call-id", "x-duration-seconds")
-        }
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in (*_HOP, "x-call-id", "x-duration-seconds")}
         headers = {
-            **kept, "X-Call-Id": message.call_id, "X-Duration-Seconds": f"{took_s:f}",
-            "X-Function-Status": str(answer.status), "X-Function-Name": message.function,
+            **kept,
+            "X-Call-Id": message.call_id,
+            "X-Duration-Seconds": f"{took_s:f}",
+            "X-Function-Status": str(answer.status),
+            "X-Function-Name": message.function,
             "User-Agent": "openfaas-gateway-of-ephemeron/1",
-        }  # fmt: skip
+        }
         if message.tries:
             headers |= {"X-Retry": str(message.tries)}
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, IndexError):  # no listener there

@@ -52,8 +52,8 @@ class Replica:
     """
 
     def __init__(
-        self, function: GatewayFunction, image: Image, enforcement: Enforcement, *, variables: Mapping[str, str], folder: Path,
-    ) -> None:  # fmt: skip
+        self, function: GatewayFunction, image: Image, enforcement: Enforcement, *, variables: Mapping[str, str], folder: Path
+    ) -> None:
         self.function = function
         self._reserved = ReservedPort()
         self.port = self._reserved.number
@@ -106,9 +106,7 @@ class Replica:
         exec_s = min(self._exec_s, seconds(request.headers.get("x-timeout", ""), self._exec_s))
         headers = {name: value for name, value in request.headers.items() if name not in _HOP}
         target = request.path + (f"?{request.query}" if request.query else "")
-        asking = asyncio.create_task(
-            ask("127.0.0.1", self.port, request.method, target, headers=headers, body=request.body)
-        )
+        asking = asyncio.create_task(ask("127.0.0.1", self.port, request.method, target, headers=headers, body=request.body))
         ended = asyncio.create_task(self._ended.wait())
         try:
             limit_s = min(exec_s or self._write_s, self._write_s)
@@ -167,9 +165,13 @@ class Replica:
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         self._process = await LimitedProcess.start(
-            command, self._enforcement, memory_mb=self.function.memory_mb or 1 << 20, env=self._environment(),
-            folder=self._image.folder, on_line=self._print,
-        )  # fmt: skip
+            command,
+            self._enforcement,
+            memory_mb=self.function.memory_mb or 1 << 20,
+            env=self._environment(),
+            folder=self._image.folder,
+            on_line=self._print,
+        )
         self.pid = self._process.pid
         self._process.group.set_cpu(self.function.cpus)
         probing = asyncio.create_task(self._probe())
@@ -184,9 +186,15 @@ class Replica:
 
     def _environment(self) -> dict[str, str]:
         return {
-            **inherited(), "LANG": "C.UTF-8", "HOME": str(self._tmp), "TMPDIR": str(self._tmp), **self._image.variables,
-            **self._more, **on_loopback(self.function.variables), "http_upstream_url": f"http://127.0.0.1:{self.port}",
-        }  # fmt: skip
+            **inherited(),
+            "LANG": "C.UTF-8",
+            "HOME": str(self._tmp),
+            "TMPDIR": str(self._tmp),
+            **self._image.variables,
+            **self._more,
+            **on_loopback(self.function.variables),
+            "http_upstream_url": f"http://127.0.0.1:{self.port}",
+        }
 
     async def _probe(self) -> None:
         """Probes like the kubelet: often until the first success, then at the period of the function."""
@@ -199,9 +207,7 @@ class Replica:
 
     async def _answers(self) -> bool:
         try:
-            return (
-                await ask("127.0.0.1", self.port, "GET", self._ready_path or "/")
-            ).status < 400 or not self._ready_path
+            return (await ask("127.0.0.1", self.port, "GET", self._ready_path or "/")).status < 400 or not self._ready_path
         except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
             return False
 

@@ -56,9 +56,15 @@ class OpenFaasGateway(EmulatedService):
     """
 
     def __init__(
-        self, *, password: str = "", user: str = "admin", environment: Mapping[str, str] | None = None, inflight: int = 10,
-        port: int = 0, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        password: str = "",
+        user: str = "admin",
+        environment: Mapping[str, str] | None = None,
+        inflight: int = 10,
+        port: int = 0,
+        seed: int = 0,
+    ) -> None:
         super().__init__("openfaas", port)
         self._user, self._password = user, password
         self._variables = dict(environment or {})
@@ -66,9 +72,7 @@ class OpenFaasGateway(EmulatedService):
         self._functions: dict[str, GatewayFunction] = {}
         self._secrets: dict[str, str] = {}
         self.enforcement: Enforcement = detect()
-        self._fleet = Fleet(
-            self._images, self.enforcement, environment=self._environment, folder=self._folder, rng=random.Random(seed)
-        )
+        self._fleet = Fleet(self._images, self.enforcement, environment=self._environment, folder=self._folder, rng=random.Random(seed))
         self._workflows = Workflows(self._deliver, lambda: list(self._functions))
         self.queue = Queue(self._deliver, self._find, inflight=inflight)
 
@@ -90,9 +94,7 @@ class OpenFaasGateway(EmulatedService):
 
         async def look() -> list[RunningGateway]:
             return [
-                RunningGateway(
-                    pid=r.pid, function=r.function.name, ready=r.ready, body=r.serving[0].body if r.serving else b""
-                )
+                RunningGateway(pid=r.pid, function=r.function.name, ready=r.ready, body=r.serving[0].body if r.serving else b"")
                 for r in self._fleet.all
             ]
 
@@ -161,9 +163,7 @@ class OpenFaasGateway(EmulatedService):
         if not headers.get("x-call-id"):
             headers["x-call-id"] = told["X-Call-Id"] = str(uuid.uuid4())
         headers["x-start-time"] = told["X-Start-Time"] = str(time.time_ns())
-        inner = HttpRequest(
-            method=request.method, path=path or "/", headers=headers, body=request.body, query=request.query
-        )
+        inner = HttpRequest(method=request.method, path=path or "/", headers=headers, body=request.body, query=request.query)
         if kind == "async-function":
             if request.method != "POST":
                 raise GatewayApiError(405, "")
@@ -237,9 +237,7 @@ class OpenFaasGateway(EmulatedService):
         if not name or text is None:
             raise GatewayApiError(400, "a secret has a name and a value")
         if (request.method == "PUT") != (name in self._secrets):
-            raise GatewayApiError(
-                404 if request.method == "PUT" else 400, f"secret {name!r}: no such, or there already"
-            )
+            raise GatewayApiError(404 if request.method == "PUT" else 400, f"secret {name!r}: no such, or there already")
         self._secrets[name] = str(text)
         return Response(status=202 if request.method == "PUT" else 201)
 
@@ -251,8 +249,18 @@ class OpenFaasGateway(EmulatedService):
     async def _logs(self, request: HttpRequest) -> Response:
         function = self._find(parse_qs(request.query).get("name", [""])[0])
         lines = sorted(line for replica in self._fleet.of(function.name) for line in replica.log)
-        texts = [json.dumps({"name": function.name, "namespace": "openfaas-fn", "instance": "", "text": text,
-                             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}) for at, text in lines]  # fmt: skip
+        texts = [
+            json.dumps(
+                {
+                    "name": function.name,
+                    "namespace": "openfaas-fn",
+                    "instance": "",
+                    "text": text,
+                    "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
+                }
+            )
+            for at, text in lines
+        ]
         return Response(headers={"Content-Type": "application/x-ndjson"}, body="\n".join([*texts, ""]).encode())
 
     # -- living ---------------------------------------------------------------------------------------------

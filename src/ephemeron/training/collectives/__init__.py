@@ -6,15 +6,7 @@ from ephemeron.errors import JobError
 from ephemeron.training.collectives._tasks import all_of
 from ephemeron.training.collectives.arrived import ArrivedReduce
 from ephemeron.training.collectives.chunking import CHUNK_BYTES, chunk_elements
-from ephemeron.training.collectives.group import (
-    Collective,
-    Group,
-    NoTrace,
-    Reduced,
-    ReductionStatus,
-    StalledPeers,
-    Trace,
-)
+from ephemeron.training.collectives.group import Collective, Group, NoTrace, Reduced, ReductionStatus, StalledPeers, Trace
 from ephemeron.training.collectives.kreduce import KReduce
 from ephemeron.training.collectives.object_wait import handle_timeout, wait_for_object
 from ephemeron.training.collectives.server import ServerAccumulate, ServerReduce
@@ -22,9 +14,7 @@ from ephemeron.training.collectives.single import SingleRank
 from ephemeron.training.collectives.state import CollectiveState
 
 
-def collective_for(
-    pattern: str, group: Group, *, asynchronous: bool = False, chunk_bytes: int = CHUNK_BYTES
-) -> Collective:
+def collective_for(pattern: str, group: Group, *, asynchronous: bool = False, chunk_bytes: int = CHUNK_BYTES) -> Collective:
     """The collective of a pattern.
 
     Args:
@@ -41,8 +31,7 @@ def collective_for(
         server = group.channel.reducer()
         if server is None:
             raise JobError(
-                "pattern 'parameter-server' needs a channel that can add",
-                remedy="use --channel parameter_server or ps://host:port",
+                "pattern 'parameter-server' needs a channel that can add", remedy="use --channel parameter_server or ps://host:port"
             )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
     if group.mesh is not None and group.world > 1 and group.policy.deterministic:
@@ -58,9 +47,7 @@ def collective_for(
     if pattern == "pipelined":
         if not chunk_bytes:
             return KReduce(group)
-        return KReduce(
-            group, chunk_size=chunk_elements(group.size, group.aggregators, group.dtype.itemsize, chunk_bytes)
-        )
+        return KReduce(group, chunk_size=chunk_elements(group.size, group.aggregators, group.dtype.itemsize, chunk_bytes))
     return KReduce(group) if group.policy.waits_for_all else ArrivedReduce(group)
 
 

@@ -36,9 +36,7 @@ class ArrivedStallSearch(StallSearch):
         read: by shard, numbers of iterations folded in after the last version that was applied, by rank.
     """
 
-    def __init__(
-        self, group: Group, chunks: list[Chunk], garbage: ObjectGC, read: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, group: Group, chunks: list[Chunk], garbage: ObjectGC, read: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(group, chunks, garbage)
         self._read = read
 
@@ -56,9 +54,11 @@ class ArrivedStallSearch(StallSearch):
         read = self._read.get(chunk.label, (self.g.policy.first,) * self.g.world)
         sent = set(await self.g.channel.list(self.g.keys.exchanged))
         missing = [
-            (t, r) for r in range(self.g.world) for t in range(read[r], barrier)
+            (t, r)
+            for r in range(self.g.world)
+            for t in range(read[r], barrier)
             if r != chunk.owner and self.g.keys.contribution(t, r, chunk.label) not in sent
-        ]  # fmt: skip
+        ]
         first = min((t for t, _ in missing), default=version)
         return await self._contributors(version, first, [r for t, r in missing if t == first], chunk)
 
@@ -125,9 +125,7 @@ class ArrivedReduce(KReduce):
         total.weight *= self.g.world / marks.contributions
         await self._publish(version, chunk, total, self._folded(marks), marks.numbers)
 
-    async def _arrived(
-        self, iteration: int, rank: int, chunk: Chunk, *, wait: bool
-    ) -> tuple[np.ndarray, MessageHeader] | None:
+    async def _arrived(self, iteration: int, rank: int, chunk: Chunk, *, wait: bool) -> tuple[np.ndarray, MessageHeader] | None:
         loop = asyncio.get_running_loop()
         pace = self._pace(f"c.{rank}")
         if wait:

@@ -72,9 +72,13 @@ def best_chunk_bytes(workers: int, aggregators: int, *, model_bytes: int, cost: 
 
     def predicted(chunks: int) -> float:
         bound_s = round_bound_s(
-            workers, aggregators, model_bytes=model_bytes, latency_s=cost.latency_s,
-            bandwidth_mb_s=cost.bandwidth_mb_s, pipelined=chunks > 1,
-        )  # fmt: skip
+            workers,
+            aggregators,
+            model_bytes=model_bytes,
+            latency_s=cost.latency_s,
+            bandwidth_mb_s=cost.bandwidth_mb_s,
+            pipelined=chunks > 1,
+        )
         if cost.serial:
             bound_s = max(bound_s, sent * transfer_s)
         return bound_s + (transfer_s / chunks if chunks > 1 else 0.0) + chunks * sent * cost.service_s
@@ -115,6 +119,4 @@ async def measure_requests(channel: Channel, prefix: str) -> RequestCost:
         await channel.delete(keys)
     # A burst over a store that answers all at once takes one latency; what it takes longer is service, one by one.
     service_s = max(0.0, burst_s - latency_s) / (BURST - 1)
-    return RequestCost(
-        latency_s=latency_s, service_s=service_s, bandwidth_mb_s=_LARGE / MB / max(transfer_s, 1e-3)
-    )  # fmt: skip
+    return RequestCost(latency_s=latency_s, service_s=service_s, bandwidth_mb_s=_LARGE / MB / max(transfer_s, 1e-3))

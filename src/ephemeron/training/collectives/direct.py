@@ -62,8 +62,13 @@ class DirectReduce(PieceExchange):
     """
 
     def __init__(
-        self, group: Group, mesh: Mesh, *, replays: bool = True, division: Division = Division()  # noqa: B008
-    ) -> None:  # fmt: skip
+        self,
+        group: Group,
+        mesh: Mesh,
+        *,
+        replays: bool = True,
+        division: Division = Division(),  # noqa: B008
+    ) -> None:
         super().__init__(group, mesh, replays=replays, division=division)
         self._asks: tuple[int, list[int]] = 0, []
         """Iteration of which this rank asks what its predecessor has sent, and the ranks that have not answered."""
@@ -223,9 +228,12 @@ class DirectReduce(PieceExchange):
         """Asks a rank for a version; what it holds of it arrives before its answer. None: it does not answer."""
         try:
             data = await self.mesh.request(
-                self._members[rank], Kind.MISSING, pack_indices(missing, len(self.pieces)), number=number,
+                self._members[rank],
+                Kind.MISSING,
+                pack_indices(missing, len(self.pieces)),
+                number=number,
                 timeout_s=GRACE_SHARE * self.g.wait_timeout_s(1),
-            )  # fmt: skip
+            )
         except LinkFailed:
             return None
         return MissingAnswer.of(data)
@@ -309,9 +317,7 @@ class DirectReduce(PieceExchange):
             for piece in self.mine if version.number >= applied else ():
                 flags = version.done[piece.number]
                 if flags is not None:
-                    arrays[f"{_MERGED}{version.number}.{piece.number}.{flags}"] = version.vector[
-                        piece.start : piece.stop
-                    ]
+                    arrays[f"{_MERGED}{version.number}.{piece.number}.{flags}"] = version.vector[piece.start : piece.stop]
             if version.uploaded and version.payloads is not None and version.header is not None:
                 arrays[f"{_SENT}{version.number}.header"] = np.frombuffer(version.header.pack(), dtype=np.uint8)
                 for index, payload in version.payloads.items():
@@ -337,16 +343,12 @@ class DirectReduce(PieceExchange):
         """Restores an own contribution, which others may have lost."""
         version = self._version(number)
         version.header = header = ContributionHeader.of(arrays[f"{_SENT}{number}.header"].tobytes())
-        payloads: dict[int, list[Buffer]] = {
-            p.number: [arrays[f"{_SENT}{number}.{p.number}"].tobytes()] for p in self.pieces
-        }
+        payloads: dict[int, list[Buffer]] = {p.number: [arrays[f"{_SENT}{number}.{p.number}"].tobytes()] for p in self.pieces}
         version.payloads = payloads
         version.sent, version.uploaded = set(payloads), True
         for piece in self.summing:
             if version.done[piece.number] is None:
-                self._add(
-                    version, piece, self.g.rank, self._decoded(self.upward, payloads[piece.number], piece), header, None
-                )
+                self._add(version, piece, self.g.rank, self._decoded(self.upward, payloads[piece.number], piece), header, None)
         for rank in self.others:
             self._send_again(version, rank)
 

@@ -15,13 +15,7 @@ from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.connection import CommonBody
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import IN_PLACE, SHARED, Head, Kind
-from ephemeron.training.collectives.direct_messages import (
-    ContributionHeader,
-    Division,
-    MergedHeader,
-    Piece,
-    layout,
-)
+from ephemeron.training.collectives.direct_messages import ContributionHeader, Division, MergedHeader, Piece, layout
 from ephemeron.training.collectives.direct_version import PieceSum, Version
 from ephemeron.training.collectives.group import Collective, Group
 from ephemeron.training.tensors import Compressor, codec_by_name
@@ -39,8 +33,13 @@ class PieceExchange(Collective):
     overlaps = True
 
     def __init__(
-        self, group: Group, mesh: Mesh, *, replays: bool = True, division: Division = Division()  # noqa: B008
-    ) -> None:  # fmt: skip
+        self,
+        group: Group,
+        mesh: Mesh,
+        *,
+        replays: bool = True,
+        division: Division = Division(),  # noqa: B008
+    ) -> None:
         self.g, self.mesh, self.replays = group, mesh, replays
         self.upward = Compressor(codec_by_name(group.compression), group.size, group.dtype)
         # See `KReduce`: merged pieces are compressed without error feedback.
@@ -115,9 +114,7 @@ class PieceExchange(Collective):
         version.payloads, status = payloads, self.g.status
         if version.header is None:
             flags = self._flags.pop(version.number, flags)
-            version.header = ContributionHeader(
-                flags, weight, status.applied, status.durable, status.busy_s, status.spent_usd
-            )
+            version.header = ContributionHeader(flags, weight, status.applied, status.durable, status.busy_s, status.spent_usd)
 
     def _contribute(self, version: Version, pieces: Sequence[Piece]) -> None:
         """Sends pieces of this rank's contribution to their owners, and adds those that it owns itself."""
@@ -201,9 +198,8 @@ class PieceExchange(Collective):
         return version.sums.get(piece.number), rank
 
     def _add(
-        self, version: Version, piece: Piece, rank: int, part: np.ndarray, header: ContributionHeader,
-        memory: memoryview | None,
-    ) -> None:  # fmt: skip
+        self, version: Version, piece: Piece, rank: int, part: np.ndarray, header: ContributionHeader, memory: memoryview | None
+    ) -> None:
         sums, at = self._sums(version, piece, rank)
         if sums is None or sums.held[at]:
             return
@@ -235,9 +231,7 @@ class PieceExchange(Collective):
         if piece.owner != EVERY:
             self._send_merged(version, piece, self._readers(piece), payload)
 
-    def _send_merged(
-        self, version: Version, piece: Piece, ranks: Iterable[int], payload: Sequence[Buffer] | None = None
-    ) -> None:
+    def _send_merged(self, version: Version, piece: Piece, ranks: Iterable[int], payload: Sequence[Buffer] | None = None) -> None:
         flags = version.done[piece.number]
         assert flags is not None
         if payload is None:  # rounding what is rounded already gives the same bytes

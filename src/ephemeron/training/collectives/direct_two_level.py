@@ -23,11 +23,7 @@ from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import SHARED, Head, Kind
 from ephemeron.training.collectives.direct import DirectReduce
 from ephemeron.training.collectives.direct_exchange import EVERY, unused
-from ephemeron.training.collectives.direct_messages import (
-    ContributionHeader,
-    Division,
-    Piece,
-)
+from ephemeron.training.collectives.direct_messages import ContributionHeader, Division, Piece
 from ephemeron.training.collectives.direct_version import PieceSum, Version
 from ephemeron.training.collectives.group import Group
 
@@ -78,9 +74,17 @@ class TwoLevelVersion(Version):
     __slots__ = ("block_sums", "partials", "scratch")
 
     def __init__(
-        self, number: int, vector: np.ndarray, pieces: list[Piece], mine: list[Piece], blocks: int, *,
-        scratch: np.ndarray, summing: list[Piece], ranks: int,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        vector: np.ndarray,
+        pieces: list[Piece],
+        mine: list[Piece],
+        blocks: int,
+        *,
+        scratch: np.ndarray,
+        summing: list[Piece],
+        ranks: int,
+    ) -> None:
         super().__init__(number, vector, pieces, mine, blocks)
         self.scratch = scratch
         self.block_sums: dict[int, PieceSum] = {}
@@ -103,9 +107,14 @@ class TwoLevelReduce(DirectReduce):
     """
 
     def __init__(
-        self, group: Group, mesh: Mesh, *, ranks_per_machine: int, replays: bool = True,
+        self,
+        group: Group,
+        mesh: Mesh,
+        *,
+        ranks_per_machine: int,
+        replays: bool = True,
         division: Division = Division(),  # noqa: B008
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.blocks = Blocks(group.world, ranks_per_machine)
         self.block = self.blocks.of(group.rank)
         self.mates = [r for r in self.blocks.ranks(self.block) if r != group.rank]
@@ -169,9 +178,15 @@ class TwoLevelReduce(DirectReduce):
             return super()._new_version(number)
         size, dtype = sum(p.stop - p.start for p in self.summing), self.g.dtype
         return TwoLevelVersion(
-            number, unused(self._spare, self.g.size, dtype), self.pieces, self.mine, self.blocks.number,
-            scratch=unused(self._scratch, size, dtype), summing=self.summing, ranks=len(self.mates) + 1,
-        )  # fmt: skip
+            number,
+            unused(self._spare, self.g.size, dtype),
+            self.pieces,
+            self.mine,
+            self.blocks.number,
+            scratch=unused(self._scratch, size, dtype),
+            summing=self.summing,
+            ranks=len(self.mates) + 1,
+        )
 
     def _retire(self, version: Version) -> None:
         super()._retire(version)
@@ -194,9 +209,7 @@ class TwoLevelReduce(DirectReduce):
         part = sums.total()
         status, known = self.g.status, [self.applied[r] for r in self.mates]
         durable = min([status.durable, *(self.durable_at[r] for r in self.mates)])
-        header = ContributionHeader(
-            sums.flags, sums.weight, min([status.applied, *known]), durable, status.busy_s, status.spent_usd
-        )
+        header = ContributionHeader(sums.flags, sums.weight, min([status.applied, *known]), durable, status.busy_s, status.spent_usd)
         if piece.owner == self.g.rank:
             self._add_block(version, piece, self.block, part, header, None)
         elif version.done[piece.number] is None:
@@ -208,9 +221,8 @@ class TwoLevelReduce(DirectReduce):
         self._send(piece.owner, Kind.PARTIAL, version.number, piece.number, header.pack(), payload)
 
     def _add_block(
-        self, version: TwoLevelVersion, piece: Piece, block: int, part: np.ndarray, header: ContributionHeader,
-        memory: memoryview | None,
-    ) -> None:  # fmt: skip
+        self, version: TwoLevelVersion, piece: Piece, block: int, part: np.ndarray, header: ContributionHeader, memory: memoryview | None
+    ) -> None:
         sums = version.sums.get(piece.number)
         if sums is None or sums.held[block]:
             return

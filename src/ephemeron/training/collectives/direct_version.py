@@ -35,9 +35,7 @@ class PieceSum:
         """Whether all contributions are added."""
         return self.next == len(self.held)
 
-    def take(
-        self, rank: int, part: np.ndarray, header: ContributionHeader, memory: memoryview | None = None
-    ) -> list[memoryview]:
+    def take(self, rank: int, part: np.ndarray, header: ContributionHeader, memory: memoryview | None = None) -> list[memoryview]:
         """Takes a contribution in, adds all whose turn has come, and returns the memory that is free again.
 
         Args:
@@ -107,9 +105,25 @@ class Version:
     """
 
     __slots__ = (
-        "awaited", "complete", "done", "first_merged", "flags", "header", "heard", "left", "mine_left", "number", "payloads", "receiving",
-        "sent", "sums", "uploaded", "vector", "view", "waiters",
-    )  # fmt: skip
+        "awaited",
+        "complete",
+        "done",
+        "first_merged",
+        "flags",
+        "header",
+        "heard",
+        "left",
+        "mine_left",
+        "number",
+        "payloads",
+        "receiving",
+        "sent",
+        "sums",
+        "uploaded",
+        "vector",
+        "view",
+        "waiters",
+    )
 
     def __init__(self, number: int, vector: np.ndarray, pieces: list[Piece], mine: list[Piece], world: int) -> None:
         self.number, self.vector = number, vector

@@ -49,10 +49,11 @@ class ObjectGC:
     def state(self) -> GarbageState:
         """State for a successor of this aggregator."""
         return GarbageState(
-            applied=dict(self.applied), durable=dict(self.durable),
+            applied=dict(self.applied),
+            durable=dict(self.durable),
             contributions={v: tuple(keys) for v, keys in self._contributions.items()},
             merged={v: tuple(keys) for v, keys in self._merged.items()},
-        )  # fmt: skip
+        )
 
     def load(self, state: GarbageState) -> None:
         """Restores what `state` returned."""

@@ -73,9 +73,7 @@ class KReduce(Collective):
         self.downward = Compressor(down, group.size, group.dtype)
         self.garbage = ObjectGC(group.world)
         self.stalled = self._stall_search()
-        self._receiver = ObjectReceiver(
-            group.channel, group.trace, poll_worth_s=group.poll_worth_s, on_timeout=group.on_timeout
-        )
+        self._receiver = ObjectReceiver(group.channel, group.trace, poll_worth_s=group.poll_worth_s, on_timeout=group.on_timeout)
         self._reference = self._appeared = 0.0
         self._comparable = True
         """Whether times since the reference compare with those of earlier iterations."""
@@ -172,9 +170,15 @@ class KReduce(Collective):
             return unpack(data, key=key)
 
         (header, part), _ = await self._receiver.receive(
-            key, f"c.{rank}.{chunk.label}", phase="aggregate", reference=self._reference if self._comparable else None,
-            timeout_s=lambda: self.g.wait_timeout_s(1), stalled=stalled, decode=decode, sent_at=_sent_at,
-        )  # fmt: skip
+            key,
+            f"c.{rank}.{chunk.label}",
+            phase="aggregate",
+            reference=self._reference if self._comparable else None,
+            timeout_s=lambda: self.g.wait_timeout_s(1),
+            stalled=stalled,
+            decode=decode,
+            sent_at=_sent_at,
+        )
         return part, header
 
     async def _take_merged(self, version: int, chunk: Chunk) -> None:
@@ -194,9 +198,7 @@ class KReduce(Collective):
         self.garbage.update(header.rank, applied=header.applied, durable=header.durable)
         total.add(part, header)
 
-    async def _publish(
-        self, version: int, chunk: Chunk, total: ChunkSum, used: Used, marks: tuple[int, ...] = ()
-    ) -> None:
+    async def _publish(self, version: int, chunk: Chunk, total: ChunkSum, used: Used, marks: tuple[int, ...] = ()) -> None:
         """Stores the mean of a chunk, made of the iterations `used`, by rank."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -285,10 +287,15 @@ class KReduce(Collective):
             return (header, part) if self._counts(chunk, header) else None
 
         (header, part), appeared = await self._receiver.receive(
-            key, f"m.{chunk.label}", phase="download", reference=self._reference if self._comparable else None,
-            timeout_s=lambda: self.g.wait_timeout_s(2), stalled=lambda: self.stalled.merged(version, chunk),
-            decode=decode, sent_at=_sent_at,
-        )  # fmt: skip
+            key,
+            f"m.{chunk.label}",
+            phase="download",
+            reference=self._reference if self._comparable else None,
+            timeout_s=lambda: self.g.wait_timeout_s(2),
+            stalled=lambda: self.stalled.merged(version, chunk),
+            decode=decode,
+            sent_at=_sent_at,
+        )
         self._appeared = max(self._appeared, appeared or 0.0)
         vector[chunk.start : chunk.stop] = part
         self.g.on_message(chunk.owner, header.busy_s, header.spent_usd)
@@ -393,14 +400,22 @@ class KReduce(Collective):
 
     # -- messages -----------------------------------------------------------------------------------------
 
-    def _header(
-        self, kind: Kind, iteration: int, weight: float, flags: int, marks: tuple[int, ...] = ()
-    ) -> MessageHeader:
+    def _header(self, kind: Kind, iteration: int, weight: float, flags: int, marks: tuple[int, ...] = ()) -> MessageHeader:
         return MessageHeader(
-            kind=kind, rank=self.g.rank, attempt=self.g.attempt, iteration=iteration, shard=0, weight=weight,
-            applied=self.g.status.applied, durable=self.g.status.durable, flags=flags,
-            sent_at=self.g.trace.run_time(), busy_s=self.g.status.busy_s, spent_usd=self.g.status.spent_usd, marks=marks,
-        )  # fmt: skip
+            kind=kind,
+            rank=self.g.rank,
+            attempt=self.g.attempt,
+            iteration=iteration,
+            shard=0,
+            weight=weight,
+            applied=self.g.status.applied,
+            durable=self.g.status.durable,
+            flags=flags,
+            sent_at=self.g.trace.run_time(),
+            busy_s=self.g.status.busy_s,
+            spent_usd=self.g.status.spent_usd,
+            marks=marks,
+        )
 
     def _pack(self, by: Compressor, header: MessageHeader, chunk: Chunk, payload: list[Buffer]) -> list[Buffer]:
         header = dataclasses.replace(header, shard=chunk.owner)

@@ -30,18 +30,24 @@ class ObjectReceiver:
     """
 
     def __init__(
-        self, channel: Channel, trace: Trace, *, poll_worth_s: float,
-        on_timeout: Callable[[StalledPeers], Awaitable[None]],
-    ) -> None:  # fmt: skip
+        self, channel: Channel, trace: Trace, *, poll_worth_s: float, on_timeout: Callable[[StalledPeers], Awaitable[None]]
+    ) -> None:
         self._channel, self._trace, self._on_timeout = channel, trace, on_timeout
         self._predictor = ArrivalPredictor(channel.traits.latency_s, poll_worth_s)
         self._polled = not channel.traits.waits
 
     async def receive(
-        self, key: str, stream: str, *, phase: Phase, reference: float | None, timeout_s: Callable[[], float],
-        stalled: Callable[[], Awaitable[StalledPeers]], decode: Callable[[memoryview], T | None],
+        self,
+        key: str,
+        stream: str,
+        *,
+        phase: Phase,
+        reference: float | None,
+        timeout_s: Callable[[], float],
+        stalled: Callable[[], Awaitable[StalledPeers]],
+        decode: Callable[[memoryview], T | None],
         sent_at: Callable[[T], float],
-    ) -> tuple[T, float | None]:  # fmt: skip
+    ) -> tuple[T, float | None]:
         """Waits for one object.
 
         Args:
@@ -64,9 +70,8 @@ class ObjectReceiver:
         began = loop.time()
         predicted = self._predictor.predict(stream, reference) if self._polled and reference is not None else None
         value, received, found, late = await wait_for_object(
-            self._channel, key, timeout_s=timeout_s, stalled=stalled, on_timeout=self._on_timeout, accept=decode,
-            expected_at=predicted,
-        )  # fmt: skip
+            self._channel, key, timeout_s=timeout_s, stalled=stalled, on_timeout=self._on_timeout, accept=decode, expected_at=predicted
+        )
         appeared = None
         if self._polled:
             age_s = self._trace.run_time() - (loop.time() - found) - sent_at(value)

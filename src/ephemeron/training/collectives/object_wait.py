@@ -85,9 +85,7 @@ async def wait_for_object(
         due, suspects = loop.time() + timeout_s(), None
 
 
-async def handle_timeout(
-    on_timeout: Callable[[StalledPeers], Awaitable[None]], stalled: StalledPeers, missing: ChannelTimeout
-) -> None:
+async def handle_timeout(on_timeout: Callable[[StalledPeers], Awaitable[None]], stalled: StalledPeers, missing: ChannelTimeout) -> None:
     """Calls `on_timeout`; its error then names the missing key and what was found in its place."""
     try:
         await on_timeout(stalled)

@@ -100,9 +100,7 @@ class ServerReduce(Collective):
     async def collect_garbage(self) -> None:
         if self.g.rank == 0 and self._deleted < self._durable:
             shards = range(len(self.bounds))
-            await self.g.channel.delete(
-                [self.g.keys.merged(v, s) for v in range(self._deleted, self._durable) for s in shards]
-            )
+            await self.g.channel.delete([self.g.keys.merged(v, s) for v in range(self._deleted, self._durable) for s in shards])
             self._deleted = self._durable
 
 
@@ -128,9 +126,7 @@ class ServerAccumulate(Collective):
         for shard, (a, b) in enumerate(self.bounds):
             try:
                 part = np.ascontiguousarray(initial[a:b])
-                await self.g.channel.put(
-                    self._key(shard), [memoryview(part.data).cast("B")] if part.size else [b""], create=True
-                )
+                await self.g.channel.put(self._key(shard), [memoryview(part.data).cast("B")] if part.size else [b""], create=True)
             except KeyExists:
                 pass
 
@@ -160,7 +156,5 @@ class ServerAccumulate(Collective):
         parts = []
         for shard in range(len(self.bounds)):
             deadline = asyncio.get_running_loop().time() + self.g.wait_timeout_s(1)
-            parts.append(
-                np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype)
-            )
+            parts.append(np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype))
         return np.concatenate(parts)

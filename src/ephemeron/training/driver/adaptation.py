@@ -71,9 +71,7 @@ class Adaptation:
                 self._compute_s.append(sum(end - start for phase, start, end in event.spans if phase == "compute"))
                 if event.rank == 0:
                     self._ends.append(event.t)
-                    if event.iteration + 1 < self.spec.iterations and self.spec.timeline.starts_epoch(
-                        event.iteration + 1
-                    ):
+                    if event.iteration + 1 < self.spec.iterations and self.spec.timeline.starts_epoch(event.iteration + 1):
                         return self._epoch_ended(event.iteration + 1, event.t, meter)
         return None
 
@@ -90,9 +88,7 @@ class Adaptation:
         now = self.project(self.spec.configuration.workers, iteration, t, meter)
         if self._holds(now, SLACK):
             return None
-        most = min(
-            self.limits.concurrency, MOST_FACTOR * now.workers, self.spec.samples // self.spec.configuration.batch_size
-        )
+        most = min(self.limits.concurrency, MOST_FACTOR * now.workers, self.spec.samples // self.spec.configuration.batch_size)
         others = [self.project(workers, iteration, t, meter) for workers in range(1, max(1, most) + 1)]
         fitting = [rest for rest in others if self._holds(rest, 1.0)]
         if fitting:
@@ -134,8 +130,14 @@ class Adaptation:
 
 def _members(spec: RunSpec, event: GenerationStarted) -> Generation:
     return Generation(
-        number=event.generation, from_iteration=event.from_iteration, from_epoch=event.from_epoch,
-        used_samples=spec.timeline.used_before(event.from_iteration), workers=event.workers, memory_mb=event.memory_mb,
-        aggregators=event.aggregators, batch_size=event.batch_size,
-        nonaggregator_batch_size=event.nonaggregator_batch_size, request=event.request,
-    )  # fmt: skip
+        number=event.generation,
+        from_iteration=event.from_iteration,
+        from_epoch=event.from_epoch,
+        used_samples=spec.timeline.used_before(event.from_iteration),
+        workers=event.workers,
+        memory_mb=event.memory_mb,
+        aggregators=event.aggregators,
+        batch_size=event.batch_size,
+        nonaggregator_batch_size=event.nonaggregator_batch_size,
+        request=event.request,
+    )

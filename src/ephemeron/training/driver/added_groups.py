@@ -67,9 +67,7 @@ def _asked(folder: RunFolder) -> list[RunGroup]:
         return []
     names = {path.name.removesuffix(".json") for path in (folder.path / JOINS).glob("*.json")}
     waiting = sorted(name for name in names if not name.endswith(".answer") and f"{name}.answer" not in names)
-    return [
-        build(RunGroup, folder.read(f"{JOINS}/{name}.json") or {}, where=f"{JOINS}/{name}.json") for name in waiting
-    ]
+    return [build(RunGroup, folder.read(f"{JOINS}/{name}.json") or {}, where=f"{JOINS}/{name}.json") for name in waiting]
 
 
 class AddedGroups:
@@ -106,9 +104,7 @@ class AddedGroups:
                 self._folder.write(f"{JOINS}/{group.name}.answer.json", {"error": error})
 
     def _described_next(self, ready: PreparedGroups) -> GroupStarted:
-        first = max(
-            max(g.first_rank + g.workers, g.more_ranks + max(0, g.most_workers - g.workers)) for g in self._described
-        )
+        first = max(max(g.first_rank + g.workers, g.more_ranks + max(0, g.most_workers - g.workers)) for g in self._described)
         found = described_group(ready.spec.configuration.groups[-1], ready.members[-1], first)
         return dataclasses.replace(found, more_ranks=first + found.workers)
 
@@ -149,31 +145,33 @@ def with_group(ready: PreparedGroups, group: RunGroup) -> PreparedGroups:
     again = partial(
         prepared_member,
         dataclasses.replace(
-            request, job=job_of(job, group, own.workers / workers), configuration=own, loggers=(),
-            prices_file=group.prices or request.prices_file, cloud=cloud_of_group(request, own),
+            request,
+            job=job_of(job, group, own.workers / workers),
+            configuration=own,
+            loggers=(),
+            prices_file=group.prices or request.prices_file,
+            cloud=cloud_of_group(request, own),
         ),
-        group, run_id=f"{ready.run_id}-{group.name}", part=part,
-    )  # fmt: skip
+        group,
+        run_id=f"{ready.run_id}-{group.name}",
+        part=part,
+    )
     found = again()
     membership = _membership(ready, group, found)
     member = found.in_group(membership)
     spec = dataclasses.replace(
-        ready.spec, samples=ready.spec.samples + found.prepared.spec.samples,
+        ready.spec,
+        samples=ready.spec.samples + found.prepared.spec.samples,
         configuration=dataclasses.replace(ready.spec.configuration, workers=workers, groups=c.groups),
-    )  # fmt: skip
+    )
     return dataclasses.replace(
-        ready, request=request, members=(*ready.members, member), spec=spec,
-        again=(*ready.again, partial(in_group, again, membership)),
-    )  # fmt: skip
+        ready, request=request, members=(*ready.members, member), spec=spec, again=(*ready.again, partial(in_group, again, membership))
+    )
 
 
 def _membership(ready: PreparedGroups, group: RunGroup, found: PreparedRun) -> GroupMembership:
     """The group in the run: it exchanges as often as the others do."""
-    first, c, iterations = (
-        ready.members[0].prepared.spec.group,
-        ready.request.configuration,
-        found.prepared.spec.iterations,
-    )
+    first, c, iterations = (ready.members[0].prepared.spec.group, ready.request.configuration, found.prepared.spec.iterations)
     assert first is not None
     every = first.every
     if not group_sync(c).auto:
@@ -186,9 +184,14 @@ def _membership(ready: PreparedGroups, group: RunGroup, found: PreparedRun) -> G
         every = min(group_sync(c).every(wanted), (iterations - 1) // first.rounds if first.rounds else iterations)
         importlib.import_module("ephemeron.geo.policies").checked_sync(c.region_sync, c.region_compression, every)
     return dataclasses.replace(
-        first, index=len(ready.members), names=(*_names(ready), group.name), every=every, joins=True,
-        iterations=(*(m.prepared.spec.iterations for m in ready.members), iterations), network=network_of(dataclasses.replace(c, groups=(*c.groups, group)), group),
-    )  # fmt: skip
+        first,
+        index=len(ready.members),
+        names=(*_names(ready), group.name),
+        every=every,
+        joins=True,
+        iterations=(*(m.prepared.spec.iterations for m in ready.members), iterations),
+        network=network_of(dataclasses.replace(c, groups=(*c.groups, group)), group),
+    )
 
 
 def _names(ready: PreparedGroups) -> tuple[str, ...]:

@@ -13,12 +13,7 @@ from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.validation import check_call as platform_check
 from ephemeron.functions.world import ComputeModel
 from ephemeron.training.job import Configuration, Job
-from ephemeron.training.planner.model.bounds import (
-    RUNTIME_MB,
-    SHORTER_EVALUATIONS,
-    fewest_stages,
-    iteration_lower_bound_s,
-)
+from ephemeron.training.planner.model.bounds import RUNTIME_MB, SHORTER_EVALUATIONS, fewest_stages, iteration_lower_bound_s
 from ephemeron.units import MB, MIB
 
 
@@ -39,9 +34,7 @@ def check_call(call: Call, *, workers: int, limits: Limits) -> None:
         )
 
 
-def check_memory(
-    quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float = math.inf
-) -> None:
+def check_memory(quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float = math.inf) -> None:
     """Checks that runtime, parameters, gradients, one merged vector, the optimiser's copies and the data fit the quota.
 
     Args:
@@ -54,15 +47,12 @@ def check_memory(
     needed = RUNTIME_MB + (model_bytes * (3 + optimizer_copies) + data_bytes) / MIB
     if needed > quota_mb:
         parts = fewest_stages(
-            model_bytes * (3 + optimizer_copies) / MIB,
-            fixed_mb=RUNTIME_MB + data_bytes / MIB,
-            most_mb=min(quota_mb, most_mb),
+            model_bytes * (3 + optimizer_copies) / MIB, fixed_mb=RUNTIME_MB + data_bytes / MIB, most_mb=min(quota_mb, most_mb)
         )
         split = None if parts is None else f"split it: --stages {parts}"
         if needed > most_mb:
             raise PlanInfeasible(
-                f"{needed:.0f} MB do not fit one function of at most {most_mb:.0f} MB; {split or 'use a smaller model'}",
-                binding="memory",
+                f"{needed:.0f} MB do not fit one function of at most {most_mb:.0f} MB; {split or 'use a smaller model'}", binding="memory"
             )
         raise PlanInfeasible(
             f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb"
@@ -72,9 +62,16 @@ def check_memory(
 
 
 def check_time(
-    job: Job, configuration: Configuration, *, iterations: int, model_bytes: int, latency_s: float,
-    bandwidth_mb_s: float | None, compute: ComputeModel | None, tested: int = 0,
-) -> None:  # fmt: skip
+    job: Job,
+    configuration: Configuration,
+    *,
+    iterations: int,
+    model_bytes: int,
+    latency_s: float,
+    bandwidth_mb_s: float | None,
+    compute: ComputeModel | None,
+    tested: int = 0,
+) -> None:
     """Checks deadline and function timeout against lower bounds of the network and the compute model.
 
     Args:
@@ -94,8 +91,7 @@ def check_time(
         )
     if each > configuration.function_timeout_s:
         raise PlanInfeasible(
-            f"one iteration needs at least {each:.3g} s, the function timeout is {configuration.function_timeout_s:g} s",
-            binding="lifetime",
+            f"one iteration needs at least {each:.3g} s, the function timeout is {configuration.function_timeout_s:g} s", binding="lifetime"
         )
     if compute is not None and tested:
         loading_s = latency_s + (model_bytes / (bandwidth_mb_s * MB) if bandwidth_mb_s else 0.0)

@@ -22,14 +22,7 @@ from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
-from ephemeron.training.driver.launch import (
-    LaunchRequest,
-    admitted,
-    begun,
-    platform_limits,
-    prepared_run,
-    service_of,
-)
+from ephemeron.training.driver.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
@@ -67,9 +60,7 @@ def _checked_configuration(c: Configuration) -> Configuration:
     return c
 
 
-def configure(
-    job: Job | Program, *, on_note: Callable[[str], None] = warnings.warn, **overrides: object
-) -> Configuration:
+def configure(job: Job | Program, *, on_note: Callable[[str], None] = warnings.warn, **overrides: object) -> Configuration:
     """The configuration of a run: explicit options over those of the job's `[run]` table over defaults of the platform.
 
     Args:
@@ -116,9 +107,7 @@ def configured(values: Mapping[str, object]) -> Configuration:
         channel = "parameter_server"
     if c.platform == "simulated":
         if channel not in ("folder", "memory", "parameter_server", "direct"):
-            raise JobError(
-                f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own"
-            )
+            raise JobError(f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own")
         channel = channel if channel in ("parameter_server", "direct") else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
@@ -128,9 +117,7 @@ def configured(values: Mapping[str, object]) -> Configuration:
             remedy="write it behind: --channel direct+s3://bucket/prefix",
         )
     if c.direct and (not c.store or is_direct(c.store)):
-        raise JobError(
-            f"channel {channel!r} names no store", remedy="write direct, or for example direct+s3://bucket/prefix"
-        )
+        raise JobError(f"channel {channel!r} names no store", remedy="write direct, or for example direct+s3://bucket/prefix")
     if c.platform in CLOUDS:  # its function has the memory and the time limit that it was deployed with
         return c
     memory_mb = c.memory_mb
@@ -139,9 +126,12 @@ def configured(values: Mapping[str, object]) -> Configuration:
 
         memory_mb = SIMULATED_MEMORY_MB if c.platform == "simulated" else default_memory_mb(c.workers)
     return dataclasses.replace(
-        c, channel=channel, memory_mb=memory_mb, memory_is_default=not c.memory_mb,
+        c,
+        channel=channel,
+        memory_mb=memory_mb,
+        memory_is_default=not c.memory_mb,
         function_timeout_s=c.function_timeout_s or limits.lifetime_s,
-    )  # fmt: skip
+    )
 
 
 def _name_regions(values: dict[str, object]) -> None:
@@ -175,11 +165,21 @@ def _count_stages(values: dict[str, object]) -> None:
 
 
 def train(
-    job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    on_event: OnEvent | None = None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: StoredPlan | None = None,
-    profile: Profile | None = None, cloud: Settings | Sequence[Settings] | None = None, check: bool = True,
-    loggers: Sequence[LoggerChoice] | None = None, **options: object,
-) -> Result:  # fmt: skip
+    job: Job | Program,
+    configuration: Configuration | None = None,
+    *,
+    faults: Sequence[Fault] = (),
+    prices_file: Path | None = None,
+    on_event: OnEvent | None = None,
+    out: Path | None = None,
+    peer_timeout_s: float = 20.0,
+    plan: StoredPlan | None = None,
+    profile: Profile | None = None,
+    cloud: Settings | Sequence[Settings] | None = None,
+    check: bool = True,
+    loggers: Sequence[LoggerChoice] | None = None,
+    **options: object,
+) -> Result:
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
 
     Args:
@@ -206,9 +206,17 @@ def train(
         RunFailed: the run failed. Its `result` has the summary and the folder of the run.
     """
     request = launch_request(
-        job, configuration, faults=faults, prices_file=prices_file, peer_timeout_s=peer_timeout_s, plan=plan,
-        profile=profile, cloud=cloud, loggers=loggers, **options,
-    )  # fmt: skip
+        job,
+        configuration,
+        faults=faults,
+        prices_file=prices_file,
+        peer_timeout_s=peer_timeout_s,
+        plan=plan,
+        profile=profile,
+        cloud=cloud,
+        loggers=loggers,
+        **options,
+    )
     if request.configuration.groups:
         from ephemeron.training.driver.group_runs import train_groups
 
@@ -221,24 +229,30 @@ def train(
             from ephemeron.functions import simulation
 
             ending, ledger = blocking.run(
-                lambda _: lifecycle.simulate(prepared, run.folder, request.job.simulation, run.log.on_event),
-                runner=simulation.run,
+                lambda _: lifecycle.simulate(prepared, run.folder, request.job.simulation, run.log.on_event), runner=simulation.run
             )
         else:
             ending, ledger = blocking.run(
                 lambda interrupts: lifecycle.drive(
-                    run.folder, run.record, prepared.spec, run.log.on_event, ready.secrets, interrupts,
-                    prepared=prepared,
+                    run.folder, run.record, prepared.spec, run.log.on_event, ready.secrets, interrupts, prepared=prepared
                 )
-            )  # fmt: skip
+            )
         return _checked(run.conclude(ending, ledger, out), check)
 
 
 def launch_request(
-    job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    peer_timeout_s: float = 20.0, plan: StoredPlan | None = None, profile: Profile | None = None,
-    cloud: Settings | Sequence[Settings] | None = None, loggers: Sequence[LoggerChoice] | None = None, **options: object,
-) -> LaunchRequest:  # fmt: skip
+    job: Job | Program,
+    configuration: Configuration | None = None,
+    *,
+    faults: Sequence[Fault] = (),
+    prices_file: Path | None = None,
+    peer_timeout_s: float = 20.0,
+    plan: StoredPlan | None = None,
+    profile: Profile | None = None,
+    cloud: Settings | Sequence[Settings] | None = None,
+    loggers: Sequence[LoggerChoice] | None = None,
+    **options: object,
+) -> LaunchRequest:
     """The arguments of `train`, with job and configuration as they hold.
 
     Raises:
@@ -248,10 +262,16 @@ def launch_request(
     if configuration is not None and (named := options.keys() & {f.name for f in dataclasses.fields(Configuration)}):
         raise JobError(f"{min(named)} is given beside a configuration", remedy="give it to configure(…) instead")
     return LaunchRequest(
-        job=job, configuration=configure(job) if configuration is None else _checked_configuration(configuration),
-        faults=faults, prices_file=prices_file, peer_timeout_s=peer_timeout_s, plan=plan, profile=profile, cloud=cloud,
+        job=job,
+        configuration=configure(job) if configuration is None else _checked_configuration(configuration),
+        faults=faults,
+        prices_file=prices_file,
+        peer_timeout_s=peer_timeout_s,
+        plan=plan,
+        profile=profile,
+        cloud=cloud,
         loggers=loggers,
-    )  # fmt: skip
+    )
 
 
 def _checked(result: Result, check: bool) -> Result:
@@ -259,9 +279,13 @@ def _checked(result: Result, check: bool) -> Result:
 
 
 def dry_run(
-    job: Job | Program, configuration: Configuration | None = None, *, prices_file: Path | None = None,
-    cloud: Settings | None = None, **options: object,
-) -> DryRun:  # fmt: skip
+    job: Job | Program,
+    configuration: Configuration | None = None,
+    *,
+    prices_file: Path | None = None,
+    cloud: Settings | None = None,
+    **options: object,
+) -> DryRun:
     """Checks a run without starting a function: builds everything, does two steps in a process with a function's memory, repeats
     them, restores them from a saved state, and estimates time and cost.
 
@@ -275,22 +299,22 @@ def dry_run(
 
     job = job_of(job, options)
     if job.sparse is not None:
-        raise JobError(
-            "this dry run is of a program of PyTorch", remedy="predict a sparse job with: ephemeron train JOB --dry-run"
-        )
+        raise JobError("this dry run is of a program of PyTorch", remedy="predict a sparse job with: ephemeron train JOB --dry-run")
     c = configure(job) if configuration is None else _checked_configuration(configuration)
     if c.groups:
         raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")
     c, _, _, limits, _ = admitted(job, c, cloud)
-    return dry_runs.dry_run(
-        job, c, limits=limits, prices=load_prices(service_of(c.store), prices_file, platform=c.platform)
-    )
+    return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(service_of(c.store), prices_file, platform=c.platform))
 
 
 def attach(
-    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
+    run_id: str,
+    *,
+    on_event: OnEvent = lambda event: None,
+    out: Path | None = None,
+    check: bool = True,
     loggers: Sequence[LoggerChoice] = (),
-) -> Result:  # fmt: skip
+) -> Result:
     """Supervises a running run from this process, or collects the result of one that has ended.
 
     While another client drives the run, its events are only shown, and an interrupt ends only this call. When that client ends,
@@ -334,9 +358,14 @@ def attach(
 
 
 def resume(
-    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
-    keep_code: bool = False, loggers: Sequence[LoggerChoice] = (),
-) -> Result:  # fmt: skip
+    run_id: str,
+    *,
+    on_event: OnEvent = lambda event: None,
+    out: Path | None = None,
+    check: bool = True,
+    keep_code: bool = False,
+    loggers: Sequence[LoggerChoice] = (),
+) -> Result:
     """Continues a stopped or failed run: every rank starts from its newest checkpoint, with the current code of the job.
 
     The functions of a suspended run go on where they were, with the code that they have.
@@ -435,9 +464,14 @@ def suspend(run_id: str) -> tuple[str, int]:
 
 
 def resize(
-    run_id: str, *, workers: int | None = None, memory_mb: int | None = None, aggregators: int | None = None,
-    batch_size: int | None = None, nonaggregator_batch_size: int | None = None,
-) -> Generation | None:  # fmt: skip
+    run_id: str,
+    *,
+    workers: int | None = None,
+    memory_mb: int | None = None,
+    aggregators: int | None = None,
+    batch_size: int | None = None,
+    nonaggregator_batch_size: int | None = None,
+) -> Generation | None:
     """Changes the functions of a running run. They agree on an iteration from which on the new ones train.
 
     With global sampling that is one of the next iterations, else the first one of an epoch, so that every sample is still used
@@ -458,9 +492,12 @@ def resize(
         UserError: it is not running, nothing would change, or its functions cannot change so.
     """
     wanted = Resize(
-        workers=workers, memory_mb=memory_mb, aggregators=aggregators, batch_size=batch_size,
+        workers=workers,
+        memory_mb=memory_mb,
+        aggregators=aggregators,
+        batch_size=batch_size,
         nonaggregator_batch_size=nonaggregator_batch_size,
-    )  # fmt: skip
+    )
     if not wanted.changes:
         raise JobError("nothing is to change", remedy="give workers, memory_mb, aggregators or batch_size")
     folder, run, spec = open_run(run_id)
@@ -470,6 +507,4 @@ def resize(
 
 def _refuse_groups(run: RunRecord, what: str) -> None:
     if run.platform == GROUPS:
-        raise UserError(
-            f"run {run.run_id} has several groups of functions and cannot be {what}; stop and resume work on it"
-        )
+        raise UserError(f"run {run.run_id} has several groups of functions and cannot be {what}; stop and resume work on it")

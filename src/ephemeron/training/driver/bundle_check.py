@@ -82,9 +82,10 @@ def check_bundle(job: Job, code: bytes) -> None:
     listed = ", ".join(str(p) for p in others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
     raise JobError(
         f"{'model' if job.task is None else 'task'} {job.program.target} can be built here, but not from the files that are sent to the functions: {problem}",
-        remedy=f"files left out: {listed}; name what is needed in code_include" if others
+        remedy=f"files left out: {listed}; name what is needed in code_include"
+        if others
         else "put what it needs into a folder of 'code', and open it relative to __file__",
-    )  # fmt: skip
+    )
 
 
 def _build(job: Job, folders: list[Path]) -> None:
@@ -99,14 +100,12 @@ def _build(job: Job, folders: list[Path]) -> None:
 
 def _alone(job: Job, folders: list[Path], place: Path) -> str:
     """The problem that a new process has with the bundle; empty: none."""
-    wanted = _Trial(
-        model=job.model, loss=job.loss, task=job.task, seed=job.seed, dtype=job.dtype, folders=tuple(folders)
-    )
+    wanted = _Trial(model=job.model, loss=job.loss, task=job.task, seed=job.seed, dtype=job.dtype, folders=tuple(folders))
     command = [sys.executable, "-P", "-m", __name__]
     try:
         done = subprocess.run(
             command, input=json.dumps(plain(wanted)), capture_output=True, text=True, cwd=place / "cwd", timeout=_ALONE_S, check=False
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return f"it takes more than {_ALONE_S:g} s"
     lines = done.stderr.strip().splitlines()

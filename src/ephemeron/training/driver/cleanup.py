@@ -101,9 +101,14 @@ async def _look(folder: RunFolder) -> RemainingObjects:
             problem = " ".join(str(e).split())
             _log.warning("objects of run %s cannot be listed: %s", folder.run_id, problem)
     return RemainingObjects(
-        folder=folder, status=status_of(folder), address=address, keys=tuple(found), nbytes=sum(found.values()),
-        folder_bytes=bytes_below(folder.path, without=folder.objects), problem=problem,
-    )  # fmt: skip
+        folder=folder,
+        status=status_of(folder),
+        address=address,
+        keys=tuple(found),
+        nbytes=sum(found.values()),
+        folder_bytes=bytes_below(folder.path, without=folder.objects),
+        problem=problem,
+    )
 
 
 async def _objects(channel: Channel, run: str) -> dict[str, int]:

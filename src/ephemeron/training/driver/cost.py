@@ -29,14 +29,7 @@ from ephemeron.events import (
     Woken,
 )
 from ephemeron.training.driver.membership import Membership
-from ephemeron.training.driver.records import (
-    Bill,
-    GenerationSummary,
-    GroupSummary,
-    RegionSummary,
-    ResultSummary,
-    RunTraffic,
-)
+from ephemeron.training.driver.records import Bill, GenerationSummary, GroupSummary, RegionSummary, ResultSummary, RunTraffic
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.region_activity import RegionActivity
@@ -248,11 +241,15 @@ class GroupMeter:
         """The group as a region, until `t`."""
         activity = self.activity
         return RegionSummary(
-            name=self.started.name, iterations=self.iterations(),
-            waiting_share=round(activity.waiting_share, 4), wan_bytes_sent=activity.wan_bytes_sent,
-            wan_bytes_received=activity.wan_bytes_received, cost_usd=round(self.cost_usd(t), 9),
-            wan_kernel_bytes_sent=activity.wan_kernel_bytes_sent, wan_kernel_bytes_received=activity.wan_kernel_bytes_received,
-        )  # fmt: skip
+            name=self.started.name,
+            iterations=self.iterations(),
+            waiting_share=round(activity.waiting_share, 4),
+            wan_bytes_sent=activity.wan_bytes_sent,
+            wan_bytes_received=activity.wan_bytes_received,
+            cost_usd=round(self.cost_usd(t), 9),
+            wan_kernel_bytes_sent=activity.wan_kernel_bytes_sent,
+            wan_kernel_bytes_received=activity.wan_kernel_bytes_received,
+        )
 
     def cost_usd(self, t: float) -> float:
         """Everything until `t`."""
@@ -262,12 +259,18 @@ class GroupMeter:
         """Work and cost until `t`."""
         g = self.started
         return GroupSummary(
-            name=g.name, platform=g.platform, workers=g.workers, memory_mb=g.memory_mb, samples=g.samples,
+            name=g.name,
+            platform=g.platform,
+            workers=g.workers,
+            memory_mb=g.memory_mb,
+            samples=g.samples,
             iterations=self.iterations(),
-            invocations=self.meter.invocations, gb_seconds=round(self.meter.gb_seconds_at(t), 6),
-            cost_usd=round(self.cost_usd(t), 9), prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
+            invocations=self.meter.invocations,
+            gb_seconds=round(self.meter.gb_seconds_at(t), 6),
+            cost_usd=round(self.cost_usd(t), 9),
+            prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
             released_s=round(self.activity.released_s, 3),
-        )  # fmt: skip
+        )
 
 
 def _amount(traffic: Traffic) -> tuple[int, int]:
@@ -282,9 +285,7 @@ def servers_of(spec: RunSpec) -> int:
     return 1 if spec.configuration.store.startswith(("ps://", "parameter_server")) else 0
 
 
-def summarize(
-    meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None, causes: Sequence[str] = ()
-) -> ResultSummary:
+def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None, causes: Sequence[str] = ()) -> ResultSummary:
     """Result of a run.
 
     Args:
@@ -299,26 +300,44 @@ def summarize(
     done = meter.finished(c.workers)
     metrics = latest_metrics(meter)
     return ResultSummary(
-        run_id=spec.run_id, status=status, causes=tuple(causes), seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),
-        workers=c.workers, aggregators=c.aggregators, memory_mb=c.memory_mb, batch_size_aggregator=c.batch_size,
-        batch_size_nonaggregator=c.nonaggregator_batch_size, stages=c.stages, replicas=c.group,
-        micro_batches=c.micro_batches, schedule=c.micro_batch_schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
-        exchange=c.exchanged, local_steps=c.local_steps, compression=c.compression, iterations=done if final is None or meter.groups else final.iterations,
+        run_id=spec.run_id,
+        status=status,
+        causes=tuple(causes),
+        seconds=round(t, 3),
+        cost_usd=round(meter.cost_usd(t, servers), 9),
+        workers=c.workers,
+        aggregators=c.aggregators,
+        memory_mb=c.memory_mb,
+        batch_size_aggregator=c.batch_size,
+        batch_size_nonaggregator=c.nonaggregator_batch_size,
+        stages=c.stages,
+        replicas=c.group,
+        micro_batches=c.micro_batches,
+        schedule=c.micro_batch_schedule,
+        pattern=c.pattern,
+        sync=c.sync,
+        channel=c.channel,
+        exchange=c.exchanged,
+        local_steps=c.local_steps,
+        compression=c.compression,
+        iterations=done if final is None or meter.groups else final.iterations,
         invocations=meter.invocations,
         metrics=metrics if final is None else final.metrics,
         traffic=RunTraffic.of(meter.traffic),
         billed=Bill(
-            gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations,
-            storage_usd=round(meter.storage_usd(t, servers), 9),
+            gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t, servers), 9)
         ),
         weights_sha256=None if final is None else final.weights_sha256,
         generations=_generations(meter, spec),
         groups=tuple(group.summary(t) for group in meter.groups),
         regions=tuple(group.region(t) for group in meter.groups),
-        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()}, step_us=_step_us(meter, spec),
+        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
+        step_us=_step_us(meter, spec),
         platform="+".join(dict.fromkeys(g.started.platform for g in meter.groups)) or c.platform,
-        best_iteration=None if final is None else final.best, budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
-    )  # fmt: skip
+        best_iteration=None if final is None else final.best,
+        budget_usd=spec.budget_usd,
+        prices=f"{meter.prices.name}, {meter.prices.as_of}",
+    )
 
 
 def _step_us(meter: CostMeter, spec: RunSpec) -> dict[Phase, float]:
@@ -333,10 +352,7 @@ def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ..
     """All generations, the first one included."""
     c, later = spec.configuration, [event for _, event in sorted(meter.members.later.items())]
     first = GenerationSummary(from_iteration=0, workers=c.workers, memory_mb=c.memory_mb)
-    return (
-        first,
-        *(GenerationSummary(from_iteration=e.from_iteration, workers=e.workers, memory_mb=e.memory_mb) for e in later),
-    )
+    return (first, *(GenerationSummary(from_iteration=e.from_iteration, workers=e.workers, memory_mb=e.memory_mb) for e in later))
 
 
 def latest_metrics(ledger: CostMeter) -> Metrics:

@@ -64,9 +64,7 @@ def diagnose(
         workers: how many functions have to fit at once.
     """
     if platform == "simulated":
-        yield CheckResult(
-            step="platform", ok=True, text="simulated functions run in this process, in virtual time: nothing to check"
-        )
+        yield CheckResult(step="platform", ok=True, text="simulated functions run in this process, in virtual time: nothing to check")
         return
     public, secrets = public_address(channel)
     given = {"platform": platform, "workers": workers, "channel": public}
@@ -83,15 +81,11 @@ def diagnose(
                 yield CheckResult(step=step, ok=True, text=text)
             if public:
                 # As `train` does it: what it would refuse is refused here, with the same words.
-                c, limits = run_platform.admit(
-                    where, dataclasses.replace(c, memory_mb=0, function_timeout_s=0.0), settings, secrets
-                )
+                c, limits = run_platform.admit(where, dataclasses.replace(c, memory_mb=0, function_timeout_s=0.0), settings, secrets)
                 yield CheckResult(step=step, ok=True, text=_fit(c, limits))
         step = "channel"
         if not public and platform != "local":
-            yield CheckResult(
-                step=step, ok=True, text="no --channel given: no object was tried, and no function called"
-            )
+            yield CheckResult(step=step, ok=True, text="no --channel given: no object was tried, and no function called")
             return
         with environment(secrets), tempfile.TemporaryDirectory(prefix="ephemeron-") as folder:
             address = public if "://" in public else (Path(folder).resolve() / "objects").as_uri()
@@ -99,20 +93,14 @@ def diagnose(
             step = "function"
             if call:
                 c = dataclasses.replace(c, channel=address)
-                yield CheckResult(
-                    step=step,
-                    ok=True,
-                    text=blocking.run(lambda _: _function(where, settings, c, Path(folder), secrets)),
-                )
+                yield CheckResult(step=step, ok=True, text=blocking.run(lambda _: _function(where, settings, c, Path(folder), secrets)))
     except EphemeronError as e:
         yield CheckResult(step=step, ok=False, text=" ".join(str(e).split()))
 
 
 def _fit(c: Configuration, limits: Limits) -> str:
     sizes = limits.sizes_mb
-    memory = (
-        f"sizes {sizes_text(sizes)}" if sizes else f"any size from {limits.memory_min_mb} to {limits.memory_max_mb} MB"
-    )
+    memory = f"sizes {sizes_text(sizes)}" if sizes else f"any size from {limits.memory_min_mb} to {limits.memory_max_mb} MB"
     return (
         f"{human_count(c.workers, 'function')} of {c.memory_mb} MB can run at once, for {c.function_timeout_s:g} s each; "
         f"{limits.concurrency} at most; {memory}"
@@ -153,9 +141,7 @@ async def _object(address: str) -> str:
     )
 
 
-async def _function(
-    where: Provider[Any] | None, settings: Settings | None, c: Configuration, folder: Path, secrets: dict[str, str]
-) -> str:
+async def _function(where: Provider[Any] | None, settings: Settings | None, c: Configuration, folder: Path, secrets: dict[str, str]) -> str:
     """Calls one function that puts and reads an object."""
     run, address = new_run_id("doctor"), c.store
     run_dir = folder / run
@@ -168,9 +154,7 @@ async def _function(
             stack.push_async_callback(local.shutdown)
             platform: Platform = local
         else:
-            handle = run_platform.handle_of(
-                c, run=run, run_dir=run_dir, channel=address, since=time.time(), starting=True
-            )
+            handle = run_platform.handle_of(c, run=run, run_dir=run_dir, channel=address, since=time.time(), starting=True)
             recorded = await where.open(handle, settings)
             stack.push_async_callback(_leave, address, run)
             stack.push_async_callback(recorded.shutdown)
@@ -178,8 +162,10 @@ async def _function(
         lifetime_s = min(c.function_timeout_s, ANSWER_S)
         outcome, invoked = await _call(platform, run, c.memory_mb, lifetime_s, address)
     if outcome.status != "ok":
-        raise JobError(f"a function was called and ended badly: {outcome.status}: {_first_line(outcome.error)}",
-                       remedy=_remedy(outcome, "" if where is None else where.logs(settings)))  # fmt: skip
+        raise JobError(
+            f"a function was called and ended badly: {outcome.status}: {_first_line(outcome.error)}",
+            remedy=_remedy(outcome, "" if where is None else where.logs(settings)),
+        )
     result = ProbeResult.of(outcome.value)
     assert result.transfer is not None  # it was asked for
     row = result.transfer.rows[-1]
@@ -194,17 +180,26 @@ async def _function(
 async def _call(platform: Platform, run: str, memory_mb: int, lifetime_s: float, address: str) -> tuple[Outcome, float]:
     request = ProbeRequest(transfer=TransferProbe(sizes_mb=(OBJECT_MB,), repeats=1, parallel=1))
     call = Call(
-        run=run, rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s, channel=address, entry="probe",
-        origin=time.time(), request=asdict(request),
-    )  # fmt: skip
+        run=run,
+        rank=0,
+        attempt=0,
+        memory_mb=memory_mb,
+        lifetime_s=lifetime_s,
+        channel=address,
+        entry="probe",
+        origin=time.time(),
+        request=asdict(request),
+    )
     invoked = time.time()
     invocation = await platform.invoke(call)
     try:
         async with asyncio.timeout(lifetime_s + ANSWER_S):
             return await invocation.wait(), invoked
     except TimeoutError:
-        raise JobError(f"a function was called and nothing was heard of it for {lifetime_s + ANSWER_S:.0f} s",
-                       remedy="see its log, and whether it reaches the channel") from None  # fmt: skip
+        raise JobError(
+            f"a function was called and nothing was heard of it for {lifetime_s + ANSWER_S:.0f} s",
+            remedy="see its log, and whether it reaches the channel",
+        ) from None
 
 
 def _first_line(error: str) -> str:

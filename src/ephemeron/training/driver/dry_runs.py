@@ -97,11 +97,19 @@ def dry_run(job: Job, configuration: Configuration, *, limits: Limits, prices: P
     keys = Keys(RUN)
     sizes = {key: sum(memoryview(b).nbytes for b in buffers) for key, buffers in prepared.objects.items()}
     return DryRun(
-        program=job.program.target, configuration=spec.configuration, iterations=spec.iterations, epochs=spec.epochs,
-        samples=spec.samples, test_samples=prepared.test_samples, parameters=prepared.model_bytes // _itemsize(job),
-        code_bytes=sizes[keys.code], initial_bytes=sizes.get(keys.init, 0), first_steps=first_steps,
-        estimate=None if first_steps is None else estimated(prepared, first_steps), notes=prepared.notes,
-    )  # fmt: skip
+        program=job.program.target,
+        configuration=spec.configuration,
+        iterations=spec.iterations,
+        epochs=spec.epochs,
+        samples=spec.samples,
+        test_samples=prepared.test_samples,
+        parameters=prepared.model_bytes // _itemsize(job),
+        code_bytes=sizes[keys.code],
+        initial_bytes=sizes.get(keys.init, 0),
+        first_steps=first_steps,
+        estimate=None if first_steps is None else estimated(prepared, first_steps),
+        notes=prepared.notes,
+    )
 
 
 def _itemsize(job: Job) -> int:
@@ -139,9 +147,7 @@ def do_first_steps(prepared: Prepared) -> FirstSteps:
             raise
         watcher.join()
     if killed.is_set():
-        raise PlanInfeasible(
-            f"two steps need more than the {quota_mb} MB of a function; use a larger --memory-mb", binding="memory"
-        )
+        raise PlanInfeasible(f"two steps need more than the {quota_mb} MB of a function; use a larger --memory-mb", binding="memory")
     try:
         result = build(FirstSteps, json.loads(out_text), where="dry run")
     except ValueError:
@@ -180,31 +186,49 @@ def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
     platform = priced(builtin_platform(f"aws-{kind}-{service}"), spec.prices)
     step_s = max(first_steps.step_s, 1e-6)
     workload = Workload(
-        model_mb=max(first_steps.vector_mb, 1e-6), a=step_s * c.memory_mb / max(1, first_steps.samples), b=0.0, m=0.0,
-        memory_slope_mb=0.0, memory_base_mb=first_steps.peak_mb, dataset_mb=_share_mb(prepared), samples=spec.samples,
-        test_samples=prepared.test_samples, state_mb=first_steps.state_mb,
-    ).with_local_steps(c.local_steps)  # fmt: skip
+        model_mb=max(first_steps.vector_mb, 1e-6),
+        a=step_s * c.memory_mb / max(1, first_steps.samples),
+        b=0.0,
+        m=0.0,
+        memory_slope_mb=0.0,
+        memory_base_mb=first_steps.peak_mb,
+        dataset_mb=_share_mb(prepared),
+        samples=spec.samples,
+        test_samples=prepared.test_samples,
+        state_mb=first_steps.state_mb,
+    ).with_local_steps(c.local_steps)
     terms = ExecutionOptions(
-        pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=spec.epochs, lifetime_s=c.function_timeout_s or None,
+        pattern=c.pattern,
+        sync=c.sync,
+        compression=c.compression,
+        epochs=spec.epochs,
+        lifetime_s=c.function_timeout_s or None,
         checkpoint_every=c.checkpoint_every,
-    )  # fmt: skip
+    )
     p = predict(
-        workload, platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators, batch=c.batch_size,
+        workload,
+        platform,
+        terms,
+        workers=c.workers,
+        memory_mb=c.memory_mb,
+        aggregators=c.aggregators,
+        batch=c.batch_size,
         other_batch=c.nonaggregator_batch_size,
-    )  # fmt: skip
+    )
     if not math.isfinite(float(p.seconds)):
-        evaluated = (
-            f" or no evaluation of {prepared.test_samples / c.workers:.0f} samples" if prepared.test_samples else ""
-        )
+        evaluated = f" or no evaluation of {prepared.test_samples / c.workers:.0f} samples" if prepared.test_samples else ""
         raise PlanInfeasible(
             f"no iteration{evaluated} fits the function timeout of {terms.lifetime_s or platform.lifetime_s:g} s with "
             f"steps of {step_s:.3g} s; {SHORTER_EVALUATIONS}, or smaller batches",
             binding="lifetime",
         )
     return Estimate(
-        seconds=float(p.seconds), cost_usd=float(p.cost_usd), functions_usd=float(p.functions_usd),
-        requests_usd=float(p.requests_usd), iteration_s=float(p.iteration_s),
-    )  # fmt: skip
+        seconds=float(p.seconds),
+        cost_usd=float(p.cost_usd),
+        functions_usd=float(p.functions_usd),
+        requests_usd=float(p.requests_usd),
+        iteration_s=float(p.iteration_s),
+    )
 
 
 def _share_mb(prepared: Prepared) -> float:

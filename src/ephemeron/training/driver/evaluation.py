@@ -47,9 +47,13 @@ def evaluate(job: Job, tensors: Mapping[str, torch.Tensor]) -> Metrics:
     feed = _all_of(job, data)
     try:
         trainer = TorchTrainer(
-            Program(task=task, model=model, optimizers=[], options=options), feed=feed, sampler=_Nothing(),
-            exchange="gradients", seed=rank_seed(job.seed, 0), alone=True,
-        )  # fmt: skip
+            Program(task=task, model=model, optimizers=[], options=options),
+            feed=feed,
+            sampler=_Nothing(),
+            exchange="gradients",
+            seed=rank_seed(job.seed, 0),
+            alone=True,
+        )
         with guarded():
             return trainer.metrics([trainer.evaluate()])
     except EphemeronError:
@@ -76,6 +80,12 @@ def _all_of(job: Job, data: TrainingData) -> BatchSource:
     from ephemeron.data.flow.batch_source import FlowBatchSource, decode_indices
 
     return FlowBatchSource(
-        data.flow, train_indices=decode_indices(train), test_indices=decode_indices(test), seed=job.seed, iterations=0,
-        timeline=Timeline(split=plan_split(1, [1])), code=job.code, own_process=False,
-    )  # fmt: skip
+        data.flow,
+        train_indices=decode_indices(train),
+        test_indices=decode_indices(test),
+        seed=job.seed,
+        iterations=0,
+        timeline=Timeline(split=plan_split(1, [1])),
+        code=job.code,
+        own_process=False,
+    )

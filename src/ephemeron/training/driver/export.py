@@ -61,8 +61,7 @@ def export(result: Result, form: Format, out: Path, *, best: bool = False) -> Pa
         raise
     except Exception as e:
         raise JobError(
-            f"{type(model).__name__} cannot be written as {form}: {line_of(e)[:200]}",
-            remedy="export safetensors, or use result.model()",
+            f"{type(model).__name__} cannot be written as {form}: {line_of(e)[:200]}", remedy="export safetensors, or use result.model()"
         ) from e
     return out
 
@@ -146,9 +145,13 @@ def _onnx(model: nn.Module, arguments: inspect.BoundArguments, out: Path) -> Non
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
-                model, arguments.args, kwargs=dict(arguments.kwargs), dynamo=True, verbose=False,
+                model,
+                arguments.args,
+                kwargs=dict(arguments.kwargs),
+                dynamo=True,
+                verbose=False,
                 dynamic_shapes={name: _batch_axis(value) for name, value in _by_name(arguments).items()},
-            )  # fmt: skip
+            )
             assert made is not None
             made.save(str(out))
     finally:

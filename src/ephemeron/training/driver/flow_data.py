@@ -26,9 +26,7 @@ class FlowData:
         if part is not None:
             named = dataclasses.replace(named, train_indices=named.train_indices[np.asarray(part)])
         if only_first is not None:
-            named = dataclasses.replace(
-                named, train_indices=named.train_indices[:only_first], test_indices=named.test_indices[:0]
-            )
+            named = dataclasses.replace(named, train_indices=named.train_indices[:only_first], test_indices=named.test_indices[:0])
         self._named = named
         self.flow: FlowSpec | None = named.spec
         self.samples, self.test_samples = len(named.train_indices), len(named.test_indices)

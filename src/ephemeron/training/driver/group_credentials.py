@@ -25,8 +25,5 @@ def variables_of(prefix: str, where: str, environment: Mapping[str, str] | None 
     found = {name.removeprefix(f"{prefix}_"): value for name, value in given.items() if name.startswith(f"{prefix}_")}
     found.pop("", None)
     if not found:
-        raise JobError(
-            f"{where}: no environment variable begins with {prefix}_",
-            remedy=f"set them, such as {prefix}_AWS_ACCESS_KEY_ID",
-        )
+        raise JobError(f"{where}: no environment variable begins with {prefix}_", remedy=f"set them, such as {prefix}_AWS_ACCESS_KEY_ID")
     return found

@@ -12,17 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ephemeron.errors import PlatformError
-from ephemeron.events import (
-    Event,
-    GenerationStarted,
-    GroupStarted,
-    Note,
-    RegionAdded,
-    RegionResized,
-    RunEnded,
-    RunStarted,
-    to_json,
-)
+from ephemeron.events import Event, GenerationStarted, GroupStarted, Note, RegionAdded, RegionResized, RunEnded, RunStarted, to_json
 from ephemeron.functions.jsonl import Journal
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.result import events_of
@@ -45,9 +35,7 @@ class GroupEvents:
         simulated: invocations of groups may have the same names.
     """
 
-    def __init__(
-        self, folder: RunFolder, groups: Sequence[GroupStarted], on_event: OnEvent, *, simulated: bool
-    ) -> None:
+    def __init__(self, folder: RunFolder, groups: Sequence[GroupStarted], on_event: OnEvent, *, simulated: bool) -> None:
         self._groups, self._on_event, self._simulated = list(groups), on_event, simulated
         self._known: Counter[int] = Counter()
         """By group, events that the log has from earlier clients."""
@@ -88,20 +76,19 @@ class GroupEvents:
         group = self._groups[number]
         match event:
             case RunStarted():
-                text = "; ".join(
-                    [
-                        f"{human_count(event.workers, 'function')} of {event.memory_mb} MB on {event.platform}",
-                        *event.notes,
-                    ]
-                )
+                text = "; ".join([f"{human_count(event.workers, 'function')} of {event.memory_mb} MB on {event.platform}", *event.notes])
                 return Note(t=event.t, text=f"[{group.name}] {text}")
             case RunEnded():
                 return Note(t=event.t, text=f"[{group.name}] {event.status}")
             case GenerationStarted():
                 return RegionResized(
-                    t=event.t, region=group.name, workers=event.workers, memory_mb=event.memory_mb, batch_size=event.batch_size,
+                    t=event.t,
+                    region=group.name,
+                    workers=event.workers,
+                    memory_mb=event.memory_mb,
+                    batch_size=event.batch_size,
                     from_iteration=event.from_iteration,
-                )  # fmt: skip
+                )
             case Note():
                 return dataclasses.replace(event, text=f"[{group.name}] {event.text}")
         if not hasattr(event, "rank"):

@@ -33,9 +33,25 @@ if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
 _OF_GROUPS = (
-    "groups", "regions", "exchange_every", "region_sync", "region_compression", "least_regions", "region_replan_every_s", "group_store", "group_communicator", "group_relay", "group_authority", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default",
+    "groups",
+    "regions",
+    "exchange_every",
+    "region_sync",
+    "region_compression",
+    "least_regions",
+    "region_replan_every_s",
+    "group_store",
+    "group_communicator",
+    "group_relay",
+    "group_authority",
+    "platform",
+    "channel",
+    "workers",
+    "aggregators",
+    "memory_mb",
+    "memory_is_default",
     "function_timeout_s",
-)  # fmt: skip
+)
 """Options that a group has itself, or that are of all groups together."""
 
 
@@ -84,10 +100,18 @@ def described_group(group: RunGroup, member: PreparedRun, first_rank: int) -> Gr
     spec, objects = member.prepared.spec, member.prepared.objects
     c = spec.configuration
     return GroupStarted(
-        name=group.name, platform=c.platform, first_rank=first_rank, workers=c.workers, memory_mb=c.memory_mb,
-        iterations=spec.iterations, samples=spec.samples, servers=servers_of(spec), prices=dataclasses.asdict(spec.prices),
-        traffic=Traffic(puts=len(objects), bytes_up=sum(map(size_of, objects.values()))), most_workers=group.most_workers,
-    )  # fmt: skip
+        name=group.name,
+        platform=c.platform,
+        first_rank=first_rank,
+        workers=c.workers,
+        memory_mb=c.memory_mb,
+        iterations=spec.iterations,
+        samples=spec.samples,
+        servers=servers_of(spec),
+        prices=dataclasses.asdict(spec.prices),
+        traffic=Traffic(puts=len(objects), bytes_up=sum(map(size_of, objects.values()))),
+        most_workers=group.most_workers,
+    )
 
 
 def refuse_unfit(job: Job, c: Configuration) -> None:
@@ -121,9 +145,7 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
     for group in groups:
         channel = group.channel or c.channel
         if channel.startswith(("ps://", "parameter_server")):
-            raise JobError(
-                f"group {group.name}: channel '{channel}' is not for groups", remedy="use an object store or a cache"
-            )
+            raise JobError(f"group {group.name}: channel '{channel}' is not for groups", remedy="use an object store or a cache")
     group_sync(c)
     check_network(c)
     _check_replanning(c)
@@ -157,9 +179,7 @@ def group_sync(c: Configuration) -> Any:
         JobError: the policy, its options and the compression do not go together.
     """
     every = [group.exchange_every or c.exchange_every for group in c.groups]
-    return importlib.import_module("ephemeron.geo.policies").checked_sync(
-        c.region_sync, c.region_compression, min(every)
-    )
+    return importlib.import_module("ephemeron.geo.policies").checked_sync(c.region_sync, c.region_compression, min(every))
 
 
 def _check_store(c: Configuration, platforms: set[str]) -> None:
@@ -170,15 +190,12 @@ def _check_store(c: Configuration, platforms: set[str]) -> None:
         return
     elif not c.group_store:
         raise JobError(
-            "groups on several platforms need a store that all of them reach",
-            remedy="give group_store, such as s3://bucket/prefix",
+            "groups on several platforms need a store that all of them reach", remedy="give group_store, such as s3://bucket/prefix"
         )
     elif "://" not in c.group_store or c.group_store.startswith("ps://"):
         raise JobError(f"group_store '{c.group_store}' is no store for groups", remedy="use an object store or a cache")
     elif public_address(c.group_store)[1]:
-        raise JobError(
-            "credentials do not belong in group_store", remedy="set the environment variables of its service"
-        )
+        raise JobError("credentials do not belong in group_store", remedy="set the environment variables of its service")
 
 
 def prepared_groups(request: LaunchRequest) -> PreparedGroups:
@@ -198,9 +215,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     first_ranks = np.cumsum([0, *(each.workers for each in configurations)])
     for fault in request.faults:
         if fault.rank >= first_ranks[-1]:
-            raise JobError(
-                f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {first_ranks[-1] - 1}"
-            )
+            raise JobError(f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {first_ranks[-1] - 1}")
     positions = _positions(job, c.groups, configurations)
     members, again = [], []
     for i, (group, own, part) in enumerate(zip(c.groups, configurations, positions, strict=True)):
@@ -208,21 +223,29 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
             partial(
                 prepared_member,
                 dataclasses.replace(
-                    request, job=job_of(job, group, own.workers / first_ranks[-1]), configuration=own, loggers=(),
-                    prices_file=group.prices or request.prices_file, cloud=cloud_of_group(request, own),
+                    request,
+                    job=job_of(job, group, own.workers / first_ranks[-1]),
+                    configuration=own,
+                    loggers=(),
+                    prices_file=group.prices or request.prices_file,
+                    cloud=cloud_of_group(request, own),
                     faults=_faults_of(request.faults, int(first_ranks[i]), own.workers),
                 ),
-                group, run_id=f"{run_id}-{group.name}", part=part,
+                group,
+                run_id=f"{run_id}-{group.name}",
+                part=part,
             )
-        )  # fmt: skip
+        )
         members.append(again[-1](may_wait=True))
     refused = [member.refusal for member in members if member.refusal is not None]
     if refused and len(members) - len(refused) < c.least_regions:
         raise refused[0]
     for group, member in zip(c.groups, members, strict=True):
         if member.prepared.spec.shares_evaluations:
-            raise JobError(f"group {group.name}: metrics that decide or are no means are not for several groups",
-                           remedy="use metrics that are means over samples")  # fmt: skip
+            raise JobError(
+                f"group {group.name}: metrics that decide or are no means are not for several groups",
+                remedy="use metrics that are means over samples",
+            )
     names = tuple(group.name for group in c.groups)
     store = c.group_store
     if not store and not members[0].simulated:
@@ -231,25 +254,44 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     rounds = min((m.prepared.spec.iterations - 1) // h for m, h in zip(members, every, strict=True))
     memberships = [
         GroupMembership(
-            run=run_id, store=store, index=i, names=names, every=h, rounds=rounds, sync=c.region_sync,
-            compression=c.region_compression, network=network_of(c, c.groups[i]),
+            run=run_id,
+            store=store,
+            index=i,
+            names=names,
+            every=h,
+            rounds=rounds,
+            sync=c.region_sync,
+            compression=c.region_compression,
+            network=network_of(c, c.groups[i]),
             iterations=tuple(m.prepared.spec.iterations for m in members),
         )
         for i, h in enumerate(every)
-    ]  # fmt: skip
+    ]
     members = [member.in_group(m) for member, m in zip(members, memberships, strict=True)]
     later = tuple(partial(in_group, each, m) for each, m in zip(again, memberships, strict=True))
     first = members[0].prepared.spec
     whole = dataclasses.replace(
-        first, run_id=run_id, group=None, samples=sum(m.prepared.spec.samples for m in members),
-        configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), groups=c.groups,
-                                          least_regions=c.least_regions, region_replan_every_s=c.region_replan_every_s,
-                                          exchange_every=c.exchange_every, region_sync=c.region_sync,
-                                          region_compression=c.region_compression, group_store=c.group_store,
-                                          group_communicator=c.group_communicator, group_relay=c.group_relay,
-                                          group_authority=c.group_authority),
-        budget_usd=job.limits.budget_usd, faults=tuple(map(str, request.faults)),
-    )  # fmt: skip
+        first,
+        run_id=run_id,
+        group=None,
+        samples=sum(m.prepared.spec.samples for m in members),
+        configuration=dataclasses.replace(
+            first.configuration,
+            workers=int(first_ranks[-1]),
+            groups=c.groups,
+            least_regions=c.least_regions,
+            region_replan_every_s=c.region_replan_every_s,
+            exchange_every=c.exchange_every,
+            region_sync=c.region_sync,
+            region_compression=c.region_compression,
+            group_store=c.group_store,
+            group_communicator=c.group_communicator,
+            group_relay=c.group_relay,
+            group_authority=c.group_authority,
+        ),
+        budget_usd=job.limits.budget_usd,
+        faults=tuple(map(str, request.faults)),
+    )
     return PreparedGroups(run_id=run_id, request=request, members=tuple(members), spec=whole, store=store, again=later)
 
 
@@ -274,9 +316,7 @@ def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Co
     parts = divide(training_data(job).samples, [share for _, share in sharing], seed=job.seed)
     for (i, _), part in zip(sharing, parts, strict=True):
         if not part:
-            raise JobError(
-                f"group {groups[i].name} has no training samples", remedy="give it a larger share, or leave it out"
-            )
+            raise JobError(f"group {groups[i].name} has no training samples", remedy="give it a larger share, or leave it out")
         found[i] = part
     return found
 
@@ -308,8 +348,7 @@ def matched_every(c: Configuration, iterations: Sequence[int]) -> list[int]:
     """
     sync, least = group_sync(c), min(iterations)
     wanted = [
-        group.exchange_every or max(1, round(c.exchange_every * count / least))
-        for group, count in zip(c.groups, iterations, strict=True)
+        group.exchange_every or max(1, round(c.exchange_every * count / least)) for group, count in zip(c.groups, iterations, strict=True)
     ]
     if sync.auto:  # plans are in iterations of the first group, of which others take their proportion
         return [wanted[0]] * len(wanted)
@@ -322,10 +361,14 @@ def member_values(c: Configuration, group: RunGroup) -> dict[str, object]:
     values["nonaggregator_batch_size"] = group.nonaggregator_batch_size
     values["replicas"] = 0
     values |= {
-        "platform": group.platform or c.platform, "channel": group.channel or c.channel, "workers": group.workers,
-        "aggregators": group.aggregators, "memory_mb": group.memory_mb, "function_timeout_s": group.function_timeout_s,
+        "platform": group.platform or c.platform,
+        "channel": group.channel or c.channel,
+        "workers": group.workers,
+        "aggregators": group.aggregators,
+        "memory_mb": group.memory_mb,
+        "function_timeout_s": group.function_timeout_s,
         "batch_size": group.batch_size or c.batch_size,
-    }  # fmt: skip
+    }
     return values
 
 
@@ -348,8 +391,7 @@ def job_of(job: Job, group: RunGroup, part: float) -> Job:
     if group.data is not None:
         if job.task is not None and _names_samples(job):
             raise JobError(
-                f"group {group.name} has samples of its own, and task {job.task.target} names samples, too",
-                remedy="leave one of them out",
+                f"group {group.name} has samples of its own, and task {job.task.target} names samples, too", remedy="leave one of them out"
             )
         job = dataclasses.replace(job, data=group.data)
     if budget is not None:
@@ -380,5 +422,6 @@ def cloud_of_group(request: LaunchRequest, c: Configuration) -> Settings | None:
 def _faults_of(faults: Sequence[Fault], first: int, workers: int) -> list[Fault]:
     return [
         dataclasses.replace(f, rank=f.rank - first, to=f.to - first if f.kind == "cut" else 0)
-        for f in faults if first <= f.rank < first + workers
-    ]  # fmt: skip
+        for f in faults
+        if first <= f.rank < first + workers
+    ]

@@ -18,9 +18,13 @@ def network_of(c: Configuration, group: RunGroup) -> GroupNetwork | None:
         return "" if path is None else str(path.resolve())
 
     return GroupNetwork(
-        listen=group.listen, endpoint=group.endpoint, relay=c.group_relay, authority=named(c.group_authority),
-        certificate=named(group.certificate), certificate_key=named(group.certificate_key),
-    )  # fmt: skip
+        listen=group.listen,
+        endpoint=group.endpoint,
+        relay=c.group_relay,
+        authority=named(c.group_authority),
+        certificate=named(group.certificate),
+        certificate_key=named(group.certificate_key),
+    )
 
 
 def check_network(c: Configuration) -> None:
@@ -48,11 +52,7 @@ def check_network(c: Configuration) -> None:
         if group.listen:
             host = group.listen.rpartition(":")[0].strip("[]")
             if host in ("0.0.0.0", "::", "") and not group.endpoint:
-                raise JobError(
-                    f"{place} listens at all addresses: others do not know which to use", remedy="give its endpoint"
-                )
+                raise JobError(f"{place} listens at all addresses: others do not know which to use", remedy="give its endpoint")
         secured = [bool(c.group_authority), bool(group.certificate), bool(group.certificate_key)]
         if any(secured) and not all(secured):
-            raise JobError(
-                f"{place}: authority, certificate and certificate_key belong together", remedy="give all three"
-            )
+            raise JobError(f"{place}: authority, certificate and certificate_key belong together", remedy="give all three")

@@ -99,26 +99,25 @@ class GroupReplanner:
                 continue
             driver, t = group.driver, group.driver.now()
             try:
-                asked = await driver.ask(
-                    Resize(workers=change.wanted, batch_size=change.batch_size), name=f"replan {t:.3f}"
-                )
-            except (
-                EphemeronError
-            ) as e:  # the store cannot be reached, or the platform has no room: the next plan asks again
-                self._tell(
-                    t, f"region {change.name} cannot have {change.wanted} functions in place of {change.workers}: {e}"
-                )
+                asked = await driver.ask(Resize(workers=change.wanted, batch_size=change.batch_size), name=f"replan {t:.3f}")
+            except EphemeronError as e:  # the store cannot be reached, or the platform has no room: the next plan asks again
+                self._tell(t, f"region {change.name} cannot have {change.wanted} functions in place of {change.workers}: {e}")
                 continue
             if not asked:
                 continue
             group.asked = change.wanted
             self._emit(
                 RegionReplanned(
-                    t=t, region=change.name, workers=change.workers, wanted=change.wanted, iteration_s=round(change.iteration_s, 6),
+                    t=t,
+                    region=change.name,
+                    workers=change.workers,
+                    wanted=change.wanted,
+                    iteration_s=round(change.iteration_s, 6),
                     time_factor=round(found.pass_s / found.pass_before_s, 4),
-                    usd_per_hour_before=round(found.usd_per_hour_before, 9), usd_per_hour=round(found.usd_per_hour, 9),
+                    usd_per_hour_before=round(found.usd_per_hour_before, 9),
+                    usd_per_hour=round(found.usd_per_hour, 9),
                 )
-            )  # fmt: skip
+            )
 
     def _tell(self, t: float, text: str) -> None:
         _log.info("%s", text)

@@ -101,42 +101,36 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
             events.emit(_started(ready, wall_time))
             replanner = GroupReplanner(ready.spec.configuration.region_replan_every_s, events.emit)
             launch = _Launch(
-                ready=ready, folder=folder, events=events, stack=stack, wall_time=wall_time, replanner=replanner,
-                pool=SimulatedPool(), shared=MemoryParameterServer(),
-            )  # fmt: skip
+                ready=ready,
+                folder=folder,
+                events=events,
+                stack=stack,
+                wall_time=wall_time,
+                replanner=replanner,
+                pool=SimulatedPool(),
+                shared=MemoryParameterServer(),
+            )
             members = _launched(launch)
             added = None if ready.simulated else AddedGroups(folder, ready, described)
             least = ready.spec.configuration.least_regions
             if ready.simulated:
                 from ephemeron.functions import simulation
 
-                outcomes = blocking.run(
-                    lambda interrupts: _drive(members, interrupts, replanner, least=least), runner=simulation.run
-                )
+                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner, least=least), runner=simulation.run)
             else:
                 outcomes = blocking.run(
-                    lambda interrupts: _drive(
-                        members, interrupts, replanner, least=least, arriving=partial(_arriving, launch, added)
-                    )
+                    lambda interrupts: _drive(members, interrupts, replanner, least=least, arriving=partial(_arriving, launch, added))
                 )
             return _concluded(folder, launch.ready.spec, ready.store, members, outcomes, events, log, out)
 
 
-def attach_groups(
-    folder: RunFolder, run: RunRecord, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice]
-) -> Result:
+def attach_groups(folder: RunFolder, run: RunRecord, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice]) -> Result:
     """Supervises a run whose functions are running, or collects its result. The caller has the run's lock."""
     return _continued(folder, run, spec, on_event, loggers, attach=True, keep_code=True)
 
 
 def resume_groups(
-    folder: RunFolder,
-    run: RunRecord,
-    spec: RunSpec,
-    *,
-    on_event: OnEvent,
-    loggers: Sequence[LoggerChoice],
-    keep_code: bool,
+    folder: RunFolder, run: RunRecord, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice], keep_code: bool
 ) -> Result:
     """Continues the groups that have not finished. The caller has the run's lock."""
     return _continued(folder, run, spec, on_event, loggers, attach=False, keep_code=keep_code)
@@ -182,12 +176,21 @@ def _started(ready: PreparedGroups, wall_time: float) -> RunStarted:
     spec, described = ready.spec, ready.described()
     c = spec.configuration
     return RunStarted(
-        t=0.0, run_id=spec.run_id, job=spec.name or spec.program, workers=c.workers, aggregators=c.aggregators,
-        memory_mb=max(g.memory_mb for g, m in zip(described, ready.members, strict=True) if m.refusal is None), iterations=max(group.iterations for group in described),
-        epochs=spec.epochs, samples=spec.samples, configuration=describe(spec),
-        platform="+".join(dict.fromkeys(group.platform for group in described)), wall_time=wall_time, groups=described,
+        t=0.0,
+        run_id=spec.run_id,
+        job=spec.name or spec.program,
+        workers=c.workers,
+        aggregators=c.aggregators,
+        memory_mb=max(g.memory_mb for g, m in zip(described, ready.members, strict=True) if m.refusal is None),
+        iterations=max(group.iterations for group in described),
+        epochs=spec.epochs,
+        samples=spec.samples,
+        configuration=describe(spec),
+        platform="+".join(dict.fromkeys(group.platform for group in described)),
+        wall_time=wall_time,
+        groups=described,
         notes=[_note(ready)],
-    )  # fmt: skip
+    )
 
 
 def _note(ready: PreparedGroups) -> str:
@@ -229,9 +232,8 @@ def _member(launch: _Launch, number: int) -> _Member:
 
     def simulated(stop: RunStop, run=run, prepared=prepared, driven=driven) -> Awaitable[Ended]:  # type: ignore[no-untyped-def]
         return lifecycle.simulate(
-            prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared,
-            on_driver=driven,
-        )  # fmt: skip
+            prepared, run.folder, prepared.job.simulation, run.log.on_event, stop=stop, pool=pool, shared=shared, on_driver=driven
+        )
 
     def live(  # type: ignore[no-untyped-def]
         stop: RunStop, run=run, prepared=prepared, secrets=member.secrets, anew=False, driven=driven
@@ -259,9 +261,17 @@ def _member(launch: _Launch, number: int) -> _Member:
         record = records.new_record(spec, run.folder, source=joining.prepared.source, settings=settings)
         records.write(run.folder, record)
         return await lifecycle.drive(
-            run.folder, record, spec, run.log.on_event, found.secrets, stop, prepared=joining.prepared, origin=wall_time,
-            anew=True, on_driver=driven,
-        )  # fmt: skip
+            run.folder,
+            record,
+            spec,
+            run.log.on_event,
+            found.secrets,
+            stop,
+            prepared=joining.prepared,
+            origin=wall_time,
+            anew=True,
+            on_driver=driven,
+        )
 
     drive: Any = simulated if ready.simulated else live
     spec = prepared.spec.group
@@ -273,15 +283,11 @@ def _member(launch: _Launch, number: int) -> _Member:
     late = LateStart(
         drive=later,
         excuse=partial(
-            excuse_group, shared if ready.simulated else ready.store, run=ready.run_id, group=name.name,
-            signing=folder.signing_key(),
+            excuse_group, shared if ready.simulated else ready.store, run=ready.run_id, group=name.name, signing=folder.signing_key()
         ),
         tell=partial(_tell, events, name.name, wall_time, simulated=ready.simulated),
-    )  # fmt: skip
-    return _Member(
-        name=name.name, drive=drive, late=late, conclude=run.conclude,
-        has_left=partial(_has_left, run.folder),
-    )  # fmt: skip
+    )
+    return _Member(name=name.name, drive=drive, late=late, conclude=run.conclude, has_left=partial(_has_left, run.folder))
 
 
 def _tell(events: GroupEvents, name: str, wall_time: float, text: str, *, simulated: bool) -> None:
@@ -294,13 +300,9 @@ def _has_left(folder: RunFolder) -> bool:
 
 
 def _continued(
-    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, loggers: Sequence[LoggerChoice], *,
-    attach: bool, keep_code: bool,
-) -> Result:  # fmt: skip
-    with (
-        run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log,
-        contextlib.ExitStack() as stack,
-    ):
+    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, loggers: Sequence[LoggerChoice], *, attach: bool, keep_code: bool
+) -> Result:
+    with run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log, contextlib.ExitStack() as stack:
         groups = _groups(folder)
         events = GroupEvents(folder, groups, log.on_event, simulated=False)
         if not attach:
@@ -322,9 +324,7 @@ def _continued(
                     drive=_continuing(
                         place,
                         record,
-                        replanner.watched(
-                            group.name, record.run_spec(), events.relay(number), most=most.get(group.name, 0)
-                        ),
+                        replanner.watched(group.name, record.run_spec(), events.relay(number), most=most.get(group.name, 0)),
                         replanner.driven(group.name),
                         secrets.get(group.name, {}),
                         attach=attach or over,
@@ -340,9 +340,15 @@ def _continued(
 
 
 def _continuing(
-    place: RunFolder, record: RunRecord, on_event: OnEvent, on_driver: lifecycle.OnDriver, secrets: dict[str, str], *,
-    attach: bool, keep_code: bool,
-) -> Drive:  # fmt: skip
+    place: RunFolder,
+    record: RunRecord,
+    on_event: OnEvent,
+    on_driver: lifecycle.OnDriver,
+    secrets: dict[str, str],
+    *,
+    attach: bool,
+    keep_code: bool,
+) -> Drive:
     async def drive(stop: RunStop) -> Ended:
         spec = record.run_spec()
         try:
@@ -415,9 +421,7 @@ async def _drive(
                     continue
                 if task.exception() is not None:
                     stop_all(f"group {member.name} failed")
-                elif (status := task.result()[0].status) != "finished" and not (
-                    status == "stopped" and member.has_left()
-                ):
+                elif (status := task.result()[0].status) != "finished" and not (status == "stopped" and member.has_left()):
                     stop_all(f"group {member.name} has {'stopped' if status == 'stopped' else 'failed'}")
             if all(group.absent for group, task in zip(groups, tasks, strict=True) if not task.done()):
                 end_absent()
@@ -435,9 +439,15 @@ async def _drive(
 
 
 def _concluded(
-    folder: RunFolder, spec: RunSpec, store: str, members: Sequence[_Member], outcomes: Sequence[Ended | None],
-    events: GroupEvents, log: RunLogging, out: Path | None,
-) -> Result:  # fmt: skip
+    folder: RunFolder,
+    spec: RunSpec,
+    store: str,
+    members: Sequence[_Member],
+    outcomes: Sequence[Ended | None],
+    events: GroupEvents,
+    log: RunLogging,
+    out: Path | None,
+) -> Result:
     """Writes the results of the groups, and that of the run: the weights are those of the first group, as all are alike."""
     causes: list[str] = []
     stayed: list[Ended] = []
@@ -450,16 +460,12 @@ def _concluded(
             stayed.append(ended)
     statuses = {ending.status for ending, _ in stayed}
     first = stayed[0][0]
-    ending = RunOutcome(
-        "failed" if "failed" in statuses else "stopped" if "stopped" in statuses else "finished", causes
-    )
+    ending = RunOutcome("failed" if "failed" in statuses else "stopped" if "stopped" in statuses else "finished", causes)
     if ending.status == "finished":
         ending = dataclasses.replace(first, causes=causes)
         hashes = {each.final.weights_sha256 for each, _ in stayed if each.final is not None}
         if len(hashes) > 1:
-            events.emit(
-                Note(t=0.0, level="info", text="buffers of the groups differ; the weights are those of the first group")
-            )
+            events.emit(Note(t=0.0, level="info", text="buffers of the groups differ; the weights are those of the first group"))
         if store:
             blocking.run(lambda _: _clear(store, folder.run_id))
     t = max(ended[1].ended_at for ended in outcomes if ended is not None)

@@ -155,20 +155,23 @@ def prepared_run(
     prices = load_prices(service_of(c.store), request.prices_file, platform=c.platform, servers=job.sparse is not None)
     if job.sparse is not None:
         refuse_for_sparse_jobs(job, c, faults=request.faults)
-        prepared = sparse_jobs().prepare(
-            job, c, run_id=name, limits=limits, prices=prices, peer_timeout_s=request.peer_timeout_s
-        )
+        prepared = sparse_jobs().prepare(job, c, run_id=name, limits=limits, prices=prices, peer_timeout_s=request.peer_timeout_s)
         return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
     _begin_functions(c, limits)
     prepared = prepare(
-        job, c, run_id=name, limits=limits, part=part, prices=prices, faults=request.faults,
-        peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
+        job,
+        c,
+        run_id=name,
+        limits=limits,
+        part=part,
+        prices=prices,
+        faults=request.faults,
+        peer_timeout_s=request.peer_timeout_s,
+        cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
-    )  # fmt: skip
-    _begin_functions(prepared.spec.configuration, limits)
-    return PreparedRun(
-        request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets, refusal=refusal
     )
+    _begin_functions(prepared.spec.configuration, limits)
+    return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets, refusal=refusal)
 
 
 def _begin_functions(c: Configuration, limits: Limits) -> None:
@@ -230,8 +233,7 @@ def _settings(where: Provider[Any], given: Settings | Sequence[Settings] | None)
     if given is None:
         given = where.settings()
     if not isinstance(given, where.settings):
-        raise JobError(f"{type(given).__name__} is not for platform {where.name}",
-                       remedy=f"give {where.settings.__name__}")  # fmt: skip
+        raise JobError(f"{type(given).__name__} is not for platform {where.name}", remedy=f"give {where.settings.__name__}")
     located: Settings = given.located()
     return located
 
@@ -267,9 +269,8 @@ def _provisional(
     where = cloud_of(c.platform)
     settings, limits = _settings(where, cloud), where.limits
     c = dataclasses.replace(
-        c, channel=public, memory_mb=c.memory_mb or limits.memory_max_mb,
-        function_timeout_s=c.function_timeout_s or limits.lifetime_s,
-    )  # fmt: skip
+        c, channel=public, memory_mb=c.memory_mb or limits.memory_max_mb, function_timeout_s=c.function_timeout_s or limits.lifetime_s
+    )
     return c, where.recorded(settings, limits), secrets, limits, where.cold_start_s
 
 

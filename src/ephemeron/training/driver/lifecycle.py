@@ -74,10 +74,16 @@ def told(on_driver: OnDriver, driver: RunDriver) -> Iterator[None]:
 
 
 async def simulate(
-    prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent, *,
-    stop: StopRequests | None = None, pool: SimulatedPool | None = None, shared: Channel | None = None,
+    prepared: Prepared,
+    folder: RunFolder,
+    world: Simulation,
+    on_event: OnEvent,
+    *,
+    stop: StopRequests | None = None,
+    pool: SimulatedPool | None = None,
+    shared: Channel | None = None,
     on_driver: OnDriver = lambda driver: None,
-) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
+) -> tuple[RunOutcome, CostMeter]:
     """Runs everything in virtual time.
 
     Args:
@@ -94,9 +100,8 @@ async def simulate(
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
     driver = RunDriver(
-        platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event,
-        signing=folder.signing_key(),
-    )  # fmt: skip
+        platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event, signing=folder.signing_key()
+    )
     with contextlib.nullcontext() if stop is None else stop.handled(driver.interrupt), told(on_driver, driver):
         await driver.launch(prepared)
         ending = await driver.watch()
@@ -105,11 +110,21 @@ async def simulate(
 
 
 async def drive(
-    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
-    interrupts: StopRequests, *, prepared: Prepared | None = None, attach: bool = False,
-    keep_code: bool = False, session: Path | None = None, origin: float | None = None, anew: bool = False,
+    folder: RunFolder,
+    run: RunRecord,
+    spec: RunSpec,
+    on_event: OnEvent,
+    secrets: dict[str, str],
+    interrupts: StopRequests,
+    *,
+    prepared: Prepared | None = None,
+    attach: bool = False,
+    keep_code: bool = False,
+    session: Path | None = None,
+    origin: float | None = None,
+    anew: bool = False,
     on_driver: OnDriver = lambda driver: None,
-) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
+) -> tuple[RunOutcome, CostMeter]:
     """Launches (with `prepared`), attaches to, or resumes a run, and supervises it to its end. The caller holds its lock.
 
     A run that is resumed while its functions are running is attached to instead. Functions on this machine are hosted by the
@@ -153,10 +168,16 @@ async def drive(
             platform = await run_platform.start(folder, run, secrets, session=session)
         stack.push_async_callback(platform.shutdown)
         driver = RunDriver(
-            platform, channel, spec, channel_address=run.address, clock=time.time, on_event=on_event,
-            origin=run.wall_time if attach else origin, session=session_of(folder) if attach else 0.0,
+            platform,
+            channel,
+            spec,
+            channel_address=run.address,
+            clock=time.time,
+            on_event=on_event,
+            origin=run.wall_time if attach else origin,
+            session=session_of(folder) if attach else 0.0,
             signing=signing,
-        )  # fmt: skip
+        )
         with interrupts.handled(driver.interrupt), told(on_driver, driver):
             if prepared is not None:
                 await driver.launch(prepared)
@@ -319,9 +340,7 @@ async def _probe(channel: Channel, run_id: str) -> None:
     await channel.delete([key])
 
 
-async def _already_over(
-    folder: RunFolder, spec: RunSpec, channel: Channel, on_event: OnEvent
-) -> tuple[RunOutcome, CostMeter]:
+async def _already_over(folder: RunFolder, spec: RunSpec, channel: Channel, on_event: OnEvent) -> tuple[RunOutcome, CostMeter]:
     """Outcome of a run whose functions have ended, from the result that they have written.
 
     Raises:
@@ -336,9 +355,7 @@ async def _already_over(
     if data is None:
         result = records.read_result(folder)
         status = "interrupted" if result is None else result.status
-        raise UserError(
-            f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}"
-        )
+        raise UserError(f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}")
     if session_end(folder.events) != "finished":
         ended = RunEnded(t=ledger.ended_at, status="finished")
         with folder.events.open("a") as log:

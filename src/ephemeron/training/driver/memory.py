@@ -74,9 +74,16 @@ class MemoryEstimate:
 
 
 def estimate(
-    c: Configuration, *, activations: Activations, state_bytes: int, vector_bytes: int, optimizer_copies: int,
-    data_bytes: int, test_samples: int, stale: bool = True,
-) -> MemoryEstimate:  # fmt: skip
+    c: Configuration,
+    *,
+    activations: Activations,
+    state_bytes: int,
+    vector_bytes: int,
+    optimizer_copies: int,
+    data_bytes: int,
+    test_samples: int,
+    stale: bool = True,
+) -> MemoryEstimate:
     """Peak of the function that needs most.
 
     Args:
@@ -105,11 +112,13 @@ def estimate(
     shard = vector_bytes / max(1, c.aggregators)
     gathered = 0 if c.workers == 1 else min(PREFETCHED, c.workers - 1) + 2
     return MemoryEstimate(
-        base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies + provisional + local)) / MIB,
+        base=BASE_MB,
+        model=(state_bytes + vector_bytes * (1 + optimizer_copies + provisional + local)) / MIB,
         # Merged versions as they came, put together and applied; what is sent in its frame.
-        exchange=(vector_bytes * (max(4, 1 + _kept(c)) if c.workers > 1 else 1) + shard * gathered) / MIB, data=data_bytes / MIB,
+        exchange=(vector_bytes * (max(4, 1 + _kept(c)) if c.workers > 1 else 1) + shard * gathered) / MIB,
+        data=data_bytes / MIB,
         largest=(largest, phases[largest] / MIB),
-    )  # fmt: skip
+    )
 
 
 def _kept(c: Configuration) -> int:
@@ -126,10 +135,7 @@ def quota_for(found: MemoryEstimate, c: Configuration, *, most_mb: int) -> tuple
     if found.total_mb <= c.memory_mb:
         return c.memory_mb, ""
     if c.memory_is_default and needed <= most_mb:
-        return (
-            needed,
-            f"memory is {needed} MB instead of {c.memory_mb} MB, because a function is estimated to need {found}",
-        )
+        return (needed, f"memory is {needed} MB instead of {c.memory_mb} MB, because a function is estimated to need {found}")
     return c.memory_mb, f"a function is estimated to need {found}, its quota is {c.memory_mb} MB"
 
 

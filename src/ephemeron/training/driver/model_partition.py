@@ -66,9 +66,15 @@ def placed_stages(path: str) -> tuple[int, Schedule]:
 
 
 def divide(
-    job: Job, c: Configuration, data: TrainingData, *, spec: RunSpec, optimizer_copies: int,
-    network: tuple[float, float | None], mb_per_vcpu: float,
-) -> PartitionedModel:  # fmt: skip
+    job: Job,
+    c: Configuration,
+    data: TrainingData,
+    *,
+    spec: RunSpec,
+    optimizer_copies: int,
+    network: tuple[float, float | None],
+    mb_per_vcpu: float,
+) -> PartitionedModel:
     """Traces the model and divides it into stages.
 
     Args:
@@ -92,9 +98,7 @@ def divide(
     from ephemeron.training.task.tensors import as_tensors
 
     if job.data.flow is not None:
-        raise JobError(
-            "data.flow is not for a model on several functions", remedy="use data.source, or train it with stages = 1"
-        )
+        raise JobError("data.flow is not for a model on several functions", remedy="use data.source, or train it with stages = 1")
     find = partial(resolve, folders=job.code)
     model = make_model(job.model, find, seed=job.seed, dtype=job.dtype)
     if job.init is not None:
@@ -114,8 +118,7 @@ def divide(
     open_batch = all(i.shape is None or not i.shape or i.shape[0] is None for i in traced.program.inputs)
     if not open_batch and set(micro) != {batch.samples}:
         raise JobError(
-            f"model {job.model.target} could only be traced for batches of {batch.samples} samples: "
-            + "; ".join(tracing.failures),
+            f"model {job.model.target} could only be traced for batches of {batch.samples} samples: " + "; ".join(tracing.failures),
             remedy=f"choose batch_size and micro_batches so that each part has {batch.samples}, or use stages = 1",
         )
     forward_s = estimated_s(traced, args)
@@ -123,17 +126,18 @@ def divide(
     back = {n: {"cpu": 2 * s} for n, s in forward_s.items()}
     graph = graph_of(traced, name=job.model.target, forward_s=both, backward_s=back, ties="apart", source="estimated")
     costs = _Costs(
-        c=c, scale=max(micro) / batch.samples, copies=optimizer_copies, network=network,
+        c=c,
+        scale=max(micro) / batch.samples,
+        copies=optimizer_copies,
+        network=network,
         held_bytes=data.held_bytes(max(spec.split.counts), c.batch_size),
         vcpus=c.memory_mb / mb_per_vcpu,
-    )  # fmt: skip
+    )
     plan = load(parse_plan, c.placement) if c.placement else None
     placement = _found(graph, c, costs) if plan is None else plan.placement
     parts = split(traced, placement, stages=() if plan is None else plan.stages, ties="apart")
     if len(parts.devices) != c.stages:
-        raise JobError(
-            f"{c.placement} has {len(parts.devices)} devices, and stages = {c.stages}", remedy="leave stages out"
-        )
+        raise JobError(f"{c.placement} has {len(parts.devices)} devices, and stages = {c.stages}", remedy="leave stages out")
     if parts.shared and c.compression == "int8":
         raise JobError(
             f"{next(iter(parts.shared))} is on several stages, and compression 'int8' would round its copies apart",
@@ -152,11 +156,15 @@ def divide(
     schedule = Schedule(kind=c.micro_batch_schedule or "plain", micro_batches=c.micro_batches, recompute=c.recompute)
     check_stages(parts, schedule=schedule, original=model)
     stages = Stages(
-        replicas=replicas, micro_batches=c.micro_batches, schedule=schedule.kind, recompute=c.recompute, fed=_fed(parts, traced),
+        replicas=replicas,
+        micro_batches=c.micro_batches,
+        schedule=schedule.kind,
+        recompute=c.recompute,
+        fed=_fed(parts, traced),
         shares=tuple(sum(forward_s[o.name] for o in own) / whole for own in by_device.values()),
         test_samples=tuple(len(part) for part in np.array_split(np.arange(data.test_samples), replicas)),
         evaluates=traced.evaluates and open_batch,
-    )  # fmt: skip
+    )
     return PartitionedModel(stages=stages, split=parts, needs_mb=needs, dtype=dtype, names=_names(model))
 
 
@@ -230,9 +238,7 @@ def _found(graph: Graph, c: Configuration, costs: _Costs) -> Mapping[str, str]:
     if cut is None:
         lean = leanest_cuts(pieces, c.stages, need=costs.need_mb)
         if lean is None:
-            raise JobError(
-                f"{graph.name} has {len(pieces.cuts) - 1} pieces, and stages = {c.stages}", remedy="use fewer stages"
-            )
+            raise JobError(f"{graph.name} has {len(pieces.cuts) - 1} pieces, and stages = {c.stages}", remedy="use fewer stages")
         needed = max(costs.need_mb(s, p) for s, p in enumerate(lean))
         raise PlanInfeasible(
             f"a stage needs at least {needed:.0f} MB when {graph.name} is cut into {c.stages}, the quota of a function is "
@@ -253,11 +259,15 @@ def _what_fits(pieces: PipelineSegments, c: Configuration, costs: _Costs, quota:
 def _piece_of(graph: Graph, names: set[str]) -> PipelineSegment:
     own = [n for n in graph.nodes if n.name in names]
     return PipelineSegment(
-        start=0, stop=len(own), compute_s=0.0, parameter_bytes=sum(n.parameter_bytes for n in own),
+        start=0,
+        stop=len(own),
+        compute_s=0.0,
+        parameter_bytes=sum(n.parameter_bytes for n in own),
         made_bytes=sum(t.nbytes for t in graph.tensors if t.producer in names),
         enter_bytes=sum(t.nbytes for t in graph.tensors if t.producer not in names and names & set(t.consumers)),
-        in_bytes=0, out_bytes=0,
-    )  # fmt: skip
+        in_bytes=0,
+        out_bytes=0,
+    )
 
 
 def _names(model: nn.Module) -> dict[str, str]:

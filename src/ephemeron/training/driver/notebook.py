@@ -70,11 +70,13 @@ class CellProgress:
             return _Output("starting", "starting")
         done = ledger.finished()
         values = {
-            "iteration": f"{done} of {ledger.members.iterations}", "functions": str(ledger.members.workers),
+            "iteration": f"{done} of {ledger.members.iterations}",
+            "functions": str(ledger.members.workers),
             **({"loss": human_metric(ledger.loss)} if ledger.losses else {}),
             **{f"test {name}": human_metric(value) for name, value in latest_metrics(ledger).items() if value is not None},
-            "time": human_seconds(t), "cost": human_usd(ledger.cost_usd(t)),
-        }  # fmt: skip
+            "time": human_seconds(t),
+            "cost": human_usd(ledger.cost_usd(t)),
+        }
         head = f"run {run.run_id} on {run.platform}: {self._status}"
         text = "\n".join([f"{head}; " + ", ".join(f"{name} {value}" for name, value in values.items()), *self._notes])
         cells = "".join(f"<th>{escape(name)}</th><td>{escape(value)}</td>" for name, value in values.items())
@@ -100,10 +102,14 @@ def result_html(summary: ResultSummary, picture: Path) -> str:
     """A run that has ended, for a notebook: a table of its figures, and the picture of its report if there is one."""
     known = {name: f"{value:.4g}" for name, value in summary.metrics.items() if value is not None}
     rows = {
-        "run": summary.run_id, "status": summary.status, "time": human_seconds(summary.seconds),
-        "cost": human_usd(summary.cost_usd), "iterations": f"{summary.iterations:,}",
-        "functions": f"{summary.workers} × {summary.memory_mb} MB, {human_count(summary.invocations, 'invocation')}", **known,
-    }  # fmt: skip
+        "run": summary.run_id,
+        "status": summary.status,
+        "time": human_seconds(summary.seconds),
+        "cost": human_usd(summary.cost_usd),
+        "iterations": f"{summary.iterations:,}",
+        "functions": f"{summary.workers} × {summary.memory_mb} MB, {human_count(summary.invocations, 'invocation')}",
+        **known,
+    }
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
     table = f"<table>{cells}</table>"
     if not picture.exists():

@@ -40,9 +40,7 @@ class ServerProcess:
             end = time.monotonic() + grace_s
             while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
                 if time.monotonic() > end:
-                    _log.warning(
-                        "killing the parameter server, process %d, which has not ended in %g s", self.pid, grace_s
-                    )
+                    _log.warning("killing the parameter server, process %d, which has not ended in %g s", self.pid, grace_s)
                     os.kill(self.pid, signal.SIGKILL)
                     os.waitpid(self.pid, 0)
                     return
@@ -54,9 +52,7 @@ class ServerProcess:
 def _is_server(pid: int) -> bool:
     """Whether a process is a parameter server: the number of one that has ended may be another process's by now."""
     try:
-        return (
-            own_processes.module_of("parameter-server").encode() in (Path("/proc") / str(pid) / "cmdline").read_bytes()
-        )
+        return own_processes.module_of("parameter-server").encode() in (Path("/proc") / str(pid) / "cmdline").read_bytes()
     except FileNotFoundError:
         return not Path("/proc/self/cmdline").exists()
 
@@ -72,9 +68,12 @@ def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
             own_processes.command("parameter-server", "--announce", str(announce), "--idle-exit-s", str(IDLE_EXIT_S)),
-            env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
     end = time.monotonic() + wait_s
     while not announce.exists():
         if process.poll() is not None or time.monotonic() > end:

@@ -38,8 +38,7 @@ class Places:
         """
         if count > self.limit:
             raise PlanInfeasible(
-                f"the run needs {count} functions at once, and all runs together may have {self.limit}",
-                binding="concurrency",
+                f"the run needs {count} functions at once, and all runs together may have {self.limit}", binding="concurrency"
             )
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -69,43 +69,32 @@ def refuse_contradictions(c: Configuration) -> None:
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"
     if server and sync in ("hap", "hsp"):
-        raise JobError(
-            f"sync '{sync}' needs aggregating workers, pattern 'parameter-server' has none",
-            remedy="use bsp, ssp:N or asp",
-        )
+        raise JobError(f"sync '{sync}' needs aggregating workers, pattern 'parameter-server' has none", remedy="use bsp, ssp:N or asp")
     if server and c.compression != "none":
-        raise JobError(
-            f"compression '{c.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'"
-        )
+        raise JobError(f"compression '{c.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'")
     if server and sync == "asp" and c.exchange == "parameters":
-        raise JobError(
-            "an asynchronous parameter server adds changes; exchange 'parameters' does not apply",
-            remedy="use gradients",
-        )
+        raise JobError("an asynchronous parameter server adds changes; exchange 'parameters' does not apply", remedy="use gradients")
     _refuse_local_steps(c, sync)
     if c.stages > 1:
         _refuse_with_stages(c, sync)
     if c.ranks_per_machine > 1:
         _refuse_two_levels(c)
     if c.pattern == "pipelined" and sync in ("asp", "hsp"):
-        raise JobError(
-            f"pattern 'pipelined' needs every contribution of an iteration, sync '{sync}' does not wait",
-            remedy="use k-reduce",
-        )
+        raise JobError(f"pattern 'pipelined' needs every contribution of an iteration, sync '{sync}' does not wait", remedy="use k-reduce")
     if sync in ("asp", "hsp") and c.exchange == "parameters":
-        raise JobError(
-            f"exchange 'parameters' under '{sync}' would undo what others did", remedy="use exchange 'gradients'"
-        )
+        raise JobError(f"exchange 'parameters' under '{sync}' would undo what others did", remedy="use exchange 'gradients'")
     if c.compression == "int8" and c.exchange == "parameters":
-        raise JobError(
-            "compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16"
-        )
+        raise JobError("compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16")
     if server and c.direct:
-        raise JobError("pattern 'parameter-server' sums in its server, not over direct channels",
-                       remedy="leave the pattern out, or use --channel parameter_server")  # fmt: skip
+        raise JobError(
+            "pattern 'parameter-server' sums in its server, not over direct channels",
+            remedy="leave the pattern out, or use --channel parameter_server",
+        )
     if server != c.channel.startswith(("ps://", "parameter_server")) and server:
-        raise JobError(f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
-                       remedy="use --channel parameter_server or ps://host:port")  # fmt: skip
+        raise JobError(
+            f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
+            remedy="use --channel parameter_server or ps://host:port",
+        )
 
 
 def _refuse_local_steps(c: Configuration, sync: str) -> None:
@@ -123,8 +112,7 @@ def _refuse_local_steps(c: Configuration, sync: str) -> None:
         )
     if c.pattern == "parameter-server" and sync == "asp" and (c.local_steps > 1 or c.exchanged == "deltas"):
         raise JobError(
-            "an asynchronous parameter server adds the change by one step of each rank; local_steps and exchange 'deltas' "
-            "do not apply",
+            "an asynchronous parameter server adds the change by one step of each rank; local_steps and exchange 'deltas' do not apply",
             remedy="use sync bsp, or pattern k-reduce",
         )
 
@@ -143,21 +131,15 @@ def _refuse_with_stages(c: Configuration, sync: str) -> None:
     if sync != "bsp":
         raise JobError(f"sync '{c.sync}' is not for a model on several functions", remedy="use sync 'bsp'")
     if c.pattern in ("parameter-server", "standalone"):
-        raise JobError(
-            f"pattern '{c.pattern}' is not for a model on several functions", remedy="use k-reduce or pipelined"
-        )
+        raise JobError(f"pattern '{c.pattern}' is not for a model on several functions", remedy="use k-reduce or pipelined")
     if c.exchange != "gradients":
-        raise JobError(
-            f"exchange '{c.exchange}' is not for a model on several functions", remedy="use exchange 'gradients'"
-        )
+        raise JobError(f"exchange '{c.exchange}' is not for a model on several functions", remedy="use exchange 'gradients'")
 
 
 def _refuse_program_with_stages(job: Job) -> None:
     """Stages divide a model and a loss; they have no merged gradient of all parameters, and one optimiser each."""
     if job.task is not None:
-        raise JobError(
-            f"task {job.task.target} cannot be divided into stages", remedy="name a model and a loss, or use stages = 1"
-        )
+        raise JobError(f"task {job.task.target} cannot be divided into stages", remedy="name a model and a loss, or use stages = 1")
     usual = TrainingOptions()
     given = [f.name for f in dataclasses.fields(usual) if getattr(job, f.name) != getattr(usual, f.name)]
     refused = [name for name in given if name not in ("evaluate_every", "device", "keep_last", "staleness")]
@@ -172,22 +154,28 @@ def _refuse_decisions(spec: RunSpec) -> None:
         return
     what = "early_stopping, keep_best, monitored schedulers and metrics that are no means"
     if sync != "hsp":
-        raise JobError(
-            f"{what} need sync bsp, hap or hsp, not {spec.configuration.sync}", remedy="use --sync bsp, hap or hsp"
-        )
+        raise JobError(f"{what} need sync bsp, hap or hsp, not {spec.configuration.sync}", remedy="use --sync bsp, hap or hsp")
     if spec.evaluation_interval % spec.split.iterations:
         raise JobError(
-            f"{what} under sync hsp need evaluations at the ends of epochs, where ranks meet, not every "
-            f"{spec.options.evaluate_every}",
+            f"{what} under sync hsp need evaluations at the ends of epochs, where ranks meet, not every {spec.options.evaluate_every}",
             remedy='say evaluate_every = "1 epoch"',
         )
 
 
 def prepare(
-    job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, faults: Sequence[Fault] = (),
-    peer_timeout_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
-    only_first: int | None = None, part: Sequence[int] | None = None,
-) -> Prepared:  # fmt: skip
+    job: Job,
+    configuration: Configuration,
+    *,
+    run_id: str,
+    limits: Limits,
+    prices: Prices,
+    faults: Sequence[Fault] = (),
+    peer_timeout_s: float = 20.0,
+    cold_start_s: float = 3.0,
+    network: tuple[float, float | None] = (0.0, None),
+    only_first: int | None = None,
+    part: Sequence[int] | None = None,
+) -> Prepared:
     """Checks a job and a configuration, and makes the objects of the run.
 
     Args:
@@ -218,13 +206,33 @@ def prepare(
         data, loop, tried = script_trial(job, bundled(job), configuration)
         job = dataclasses.replace(job, epochs=data.epochs)
     spec = RunSpec(
-        run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, task=job.task,
-        options=job.options, time_limit_s=job.limits.time_limit_s, deadline_s=job.limits.deadline_s, configuration=configuration,
-        epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
-        budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
-        flow=data.flow, last_batch=job.data.last_batch, script=loop, trainer="torch" if loop is None else "script",
-        shared_cores=cores() if configuration.platform == "local" else 0, test_samples=data.test_samples, samples_globally=_samples_globally(job, configuration, data.flow is not None),
-    )  # fmt: skip
+        run_id=run_id,
+        name=job.name,
+        model=job.model,
+        loss=job.loss,
+        optimizer=job.optimizer,
+        task=job.task,
+        options=job.options,
+        time_limit_s=job.limits.time_limit_s,
+        deadline_s=job.limits.deadline_s,
+        configuration=configuration,
+        epochs=job.epochs,
+        seed=job.seed,
+        dtype=job.dtype,
+        samples=data.samples,
+        prices=prices,
+        budget_usd=job.limits.budget_usd,
+        faults=tuple(map(str, faults)),
+        peer_timeout_s=peer_timeout_s,
+        cold_start_s=cold_start_s,
+        flow=data.flow,
+        last_batch=job.data.last_batch,
+        script=loop,
+        trainer="torch" if loop is None else "script",
+        shared_cores=cores() if configuration.platform == "local" else 0,
+        test_samples=data.test_samples,
+        samples_globally=_samples_globally(job, configuration, data.flow is not None),
+    )
     if spec.samples_globally:
         spec = dataclasses.replace(spec, parts=(spec.samples,))
     check_resizes(spec, limits)
@@ -239,9 +247,7 @@ def prepare(
     )
     check_call(call, workers=configuration.workers, limits=limits)
     if tried is None:
-        tried = trial_of(
-            job, data, smallest_batch(spec), epoch_length=spec.split.iterations * configuration.local_steps
-        )
+        tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations * configuration.local_steps)
     spec = dataclasses.replace(spec, shares_evaluations=tried.shares_evaluations)
     _refuse_decisions(spec)
     if tried.takes_turns and configuration.sync in ("asp", "hsp"):
@@ -259,13 +265,7 @@ def prepare(
         from ephemeron.training.driver import model_partition
 
         divided = model_partition.divide(
-            job,
-            configuration,
-            data,
-            spec=spec,
-            optimizer_copies=copies,
-            network=network,
-            mb_per_vcpu=limits.mb_per_vcpu,
+            job, configuration, data, spec=spec, optimizer_copies=copies, network=network, mb_per_vcpu=limits.mb_per_vcpu
         )
         spec = dataclasses.replace(spec, stages=divided.stages)
         # The bound of a stage is its share of the vector among its replicas. How evenly computing is divided is not known.
@@ -281,28 +281,32 @@ def prepare(
             most_mb=limits.memory_max_mb,
         )
     check_time(
-        job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
-        bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
+        job,
+        bounded,
+        iterations=spec.iterations - spec.epochs,
+        model_bytes=model_bytes,
+        latency_s=network[0],
+        bandwidth_mb_s=network[1],
+        compute=job.simulation.compute if divided is None else None,
         tested=max((part.stop - part.start for r in range(configuration.workers) for part in spec.test_parts(r)), default=0),
-    )  # fmt: skip
+    )
     if divided is None:
         objects = _objects(job, spec, data, tried.initial)
     else:
         objects = model_partition.objects(job, spec, data, divided)
     keys = Keys(run_id)
     objects = {keys.code: [code], **objects, keys.spec: [spec.to_bytes()]}
-    _log.info(
-        "prepared run %s: %d samples, %d iterations, %d bytes of parameters",
-        run_id,
-        data.samples,
-        spec.iterations,
-        model_bytes,
-    )
+    _log.info("prepared run %s: %d samples, %d iterations, %d bytes of parameters", run_id, data.samples, spec.iterations, model_bytes)
     notes = tried.note, note, _undivided(job, configuration, tried), _outside(job, configuration, tried)
     return Prepared(
-        job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
-        source=source_of(job, tried.layout), notes=tuple(filter(None, notes)),
-    )  # fmt: skip
+        job=job,
+        spec=spec,
+        objects=objects,
+        model_bytes=model_bytes,
+        test_samples=data.test_samples,
+        source=source_of(job, tried.layout),
+        notes=tuple(filter(None, notes)),
+    )
 
 
 def _check_outer_optimizer(c: Configuration) -> None:
@@ -336,9 +340,7 @@ def _undivided(job: Job, c: Configuration, tried: Trial) -> str:
 def _outside(job: Job, c: Configuration, tried: Trial) -> str:
     """Warning where the convergence of the protocol was not tested."""
     found = (
-        outside_region(
-            each, sync=c.sync, workers=c.group, exchange=c.exchanged, pattern=c.pattern, staleness=job.staleness
-        )
+        outside_region(each, sync=c.sync, workers=c.group, exchange=c.exchanged, pattern=c.pattern, staleness=job.staleness)
         for each in tried.optimizers
     )
     return next(filter(None, found), "")
@@ -356,10 +358,15 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
         return spec, ""
     tested = -(-data.test_samples // c.workers)
     found = estimate(
-        c, activations=tried.activations, state_bytes=tried.state_bytes, vector_bytes=tried.model_bytes,
-        optimizer_copies=tried.optimizer_copies, stale=spec.options.staleness == "auto", data_bytes=data.held_bytes(_most_samples(spec) + tested, c.batch_size * c.local_steps),
+        c,
+        activations=tried.activations,
+        state_bytes=tried.state_bytes,
+        vector_bytes=tried.model_bytes,
+        optimizer_copies=tried.optimizer_copies,
+        stale=spec.options.staleness == "auto",
+        data_bytes=data.held_bytes(_most_samples(spec) + tested, c.batch_size * c.local_steps),
         test_samples=tested,
-    )  # fmt: skip
+    )
     quota_mb, note = quota_for(found, c, most_mb=most_mb)
     return dataclasses.replace(spec, configuration=dataclasses.replace(c, memory_mb=quota_mb)), note
 
@@ -376,10 +383,7 @@ def smallest_batch(spec: RunSpec) -> tuple[int, str]:
     ]
     n, rank, iteration = min(found, key=lambda f: (f[0], -f[2], f[1]))
     who = f"rank {rank}" if c.stages == 1 else f"replica {rank}"
-    return (
-        n,
-        f"{who} has {n} in iteration {iteration} of every epoch ({spec.samples} samples, global batch {split.global_batch})",
-    )
+    return (n, f"{who} has {n} in iteration {iteration} of every epoch ({spec.samples} samples, global batch {split.global_batch})")
 
 
 def _objects(job: Job, spec: RunSpec, data: TrainingData, initial: bytes) -> dict[str, list[Buffer]]:

@@ -65,9 +65,7 @@ def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
     if arguments and job.script is None:
         raise JobError(f"{job.name} takes no arguments", remedy="give arguments to a script only")
     if "epochs" in given and job.script is not None:
-        raise JobError(
-            "epochs is not an option of a script", remedy=f"say it in {job.script.file}, or by its arguments"
-        )
+        raise JobError("epochs is not an option of a script", remedy=f"say it in {job.script.file}, or by its arguments")
     return _overridden(job, given)
 
 
@@ -129,30 +127,20 @@ def _of_task(program: object) -> Job:
         found = task_of(found, target)
     settings = getattr(found, "settings", {})
     task = {"target": target, "options": options} if options else target
-    raw = {
-        "name": name,
-        "code": [str(folder), *map(str, more)],
-        "code_include": include,
-        **plain_settings(settings),
-        "task": task,
-    }
+    raw = {"name": name, "code": [str(folder), *map(str, more)], "code_include": include, **plain_settings(settings), "task": task}
     return parse_job(raw, folder=folder, where=f"settings of {name}" if settings else name)
 
 
 def _is_lightning(program: object) -> bool:
     """Whether a program is a LightningModule, or a class of them, without importing Lightning."""
     cls = program if isinstance(program, type) else type(program)
-    return any(
-        c.__name__ == "LightningModule" and c.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
-        for c in cls.__mro__
-    )
+    return any(c.__name__ == "LightningModule" and c.__module__.split(".")[0] in ("lightning", "pytorch_lightning") for c in cls.__mro__)
 
 
 def plain_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Keys of a job file that a task brings along; dataclasses among them as tables."""
     return {
-        key: plain(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-        for key, value in settings.items()
+        key: plain(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value for key, value in settings.items()
     }
 
 

@@ -202,16 +202,20 @@ class ResultSummary:
     gradients, `wait` for acknowledgements."""
 
 
-def new_record(
-    spec: RunSpec, folder: RunFolder, *, source: CodeSource | None, settings: Mapping[str, object]
-) -> RunRecord:
+def new_record(spec: RunSpec, folder: RunFolder, *, source: CodeSource | None, settings: Mapping[str, object]) -> RunRecord:
     """The record of a run that is about to be launched."""
     c = spec.configuration
     return RunRecord(
-        run_id=spec.run_id, platform=c.platform, job=spec.name, workers=c.workers, settings=settings, source=source,
-        address=folder.objects.resolve().as_uri() if c.store == "folder" else c.store, wall_time=time.time(),
+        run_id=spec.run_id,
+        platform=c.platform,
+        job=spec.name,
+        workers=c.workers,
+        settings=settings,
+        source=source,
+        address=folder.objects.resolve().as_uri() if c.store == "folder" else c.store,
+        wall_time=time.time(),
         spec=json.loads(spec.to_bytes()),
-    )  # fmt: skip
+    )
 
 
 D = TypeVar("D", RunRecord, ResultSummary)

@@ -43,18 +43,15 @@ class Renewal:
 
     def __str__(self) -> str:
         named = ", ".join(self.changed[:_NAMED]) + (", …" if len(self.changed) > _NAMED else "")
-        return (
-            f"code changed since it was sent: {len(self.changed)} file{'s' if len(self.changed) > 1 else ''} ({named})"
-        )
+        return f"code changed since it was sent: {len(self.changed)} file{'s' if len(self.changed) > 1 else ''} ({named})"
 
 
 def source_of(job: Job, layout: tuple[TensorLayout, ...]) -> CodeSource:
     """The code of a job and the layout of its model, for `renewed`."""
     chosen = selection_of(job)
     return CodeSource(
-        folders=job.code, include=chosen.include, exclude=chosen.exclude, apart=chosen.apart, closed=chosen.closed,
-        layout=layout,
-    )  # fmt: skip
+        folders=job.code, include=chosen.include, exclude=chosen.exclude, apart=chosen.apart, closed=chosen.closed, layout=layout
+    )
 
 
 async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewal | None:
@@ -83,8 +80,7 @@ async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewa
     _log.info("%s", made)
     if spec.stages is not None:
         raise JobError(
-            f"{made}, and the stages of a model on several functions were made from the old code",
-            remedy=f"start a new run, or {_KEEP}",
+            f"{made}, and the stages of a model on several functions were made from the old code", remedy=f"start a new run, or {_KEEP}"
         )
     if spec.script is None:
         _check_fits(source, spec, made)

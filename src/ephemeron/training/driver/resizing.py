@@ -28,9 +28,7 @@ def refuse_resizes(spec: RunSpec) -> None:
     elif asks and sync_name(c.sync)[0] == "asp":
         reason = "sync 'asp', whose functions agree on no iteration"
     if reason:
-        raise JobError(
-            f"the functions of a run cannot change with {reason}", remedy="start another run from its weights (init)"
-        )
+        raise JobError(f"the functions of a run cannot change with {reason}", remedy="start another run from its weights (init)")
 
 
 def check_resizes(spec: RunSpec, limits: Limits) -> None:
@@ -63,12 +61,10 @@ def check_generation(spec: RunSpec, following: Generation, limits: Limits) -> No
     c = spec.configuration
     spec.in_generation(following).check_shares()
     check_call(
-        Call(
-            run=spec.run_id, rank=0, attempt=0, memory_mb=following.memory_mb, lifetime_s=c.function_timeout_s,
-            channel=c.channel,
-        ),
-        workers=following.workers, limits=limits,
-    )  # fmt: skip
+        Call(run=spec.run_id, rank=0, attempt=0, memory_mb=following.memory_mb, lifetime_s=c.function_timeout_s, channel=c.channel),
+        workers=following.workers,
+        limits=limits,
+    )
 
 
 def check_request(spec: RunSpec, resize: Resize, limits: Limits) -> None:
@@ -84,14 +80,10 @@ def check_request(spec: RunSpec, resize: Resize, limits: Limits) -> None:
     """
     refuse_resizes(spec)
     if sync_name(spec.configuration.sync)[0] == "asp":
-        raise JobError(
-            "the functions of a run with sync 'asp' agree on no iteration", remedy="use a schedule, or sync hsp"
-        )
+        raise JobError("the functions of a run with sync 'asp' agree on no iteration", remedy="use a schedule, or sync hsp")
     changes = spec.resized(resize, spec.current_generation.from_iteration)
     now = spec.current_generation
     names = ("workers", "memory_mb", "aggregators", "batch_size", "nonaggregator_batch_size")
     if all(getattr(changes, name) == getattr(now, name) for name in names):
-        raise JobError(
-            "the run has these functions already", remedy="give another number of workers, or another memory"
-        )
+        raise JobError("the run has these functions already", remedy="give another number of workers, or another memory")
     check_generation(spec, changes, limits)

@@ -177,9 +177,7 @@ def last_t(folder: RunFolder) -> float:
     return max((e.t for e in events_of(folder)), default=0.0)
 
 
-def conclude(
-    folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOutcome, out: Path | None, *, report: bool = True
-) -> Result:
+def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOutcome, out: Path | None, *, report: bool = True) -> Result:
     """Writes result, weights and, if `report`, the report, and copies them to `out`. A run that has finished is never marked
     otherwise."""
     known = records.read_result(folder)

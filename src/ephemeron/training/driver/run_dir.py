@@ -128,9 +128,7 @@ def create(run_id: str, place: Path | None = None) -> RunFolder:
     try:
         path.mkdir(parents=True, exist_ok=False)
     except OSError as e:
-        raise JobError(
-            f"cannot make {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
-        ) from None
+        raise JobError(f"cannot make {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write") from None
     return RunFolder(path)
 
 

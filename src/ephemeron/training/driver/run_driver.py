@@ -94,18 +94,24 @@ class RunDriver:
     """
 
     def __init__(
-        self, platform: Platform, channel: Channel, spec: RunSpec, *, channel_address: str,
-        clock: Callable[[], float], origin: float | None = None, session: float = 0.0, on_event: Callable[[Event], None] = lambda event: None,
+        self,
+        platform: Platform,
+        channel: Channel,
+        spec: RunSpec,
+        *,
+        channel_address: str,
+        clock: Callable[[], float],
+        origin: float | None = None,
+        session: float = 0.0,
+        on_event: Callable[[Event], None] = lambda event: None,
         signing: SigningKey | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.platform, self.spec, self.on_event = platform, spec, on_event
         self.signing = signing or SigningKey.new()
         self.retry = RetryPolicy(total_s=spec.configuration.channel_retry_s)
         # In virtual time there is one client, and its jitter is a function of the run.
         owner = f"client-{clock()!r}-{os.getpid() if channel.traits.shared else 0}"
-        self.channel = RunChannel(
-            channel, owner=owner, retry=self.retry, told=self._outage, run=spec.run_id, signing=self.signing
-        )
+        self.channel = RunChannel(channel, owner=owner, retry=self.retry, told=self._outage, run=spec.run_id, signing=self.signing)
         self.address = channel_address
         self.keys = Keys(spec.run_id)
         self.supervisor = RunSupervisor(spec.configuration.workers, evaluates_at=spec.evaluates_at)
@@ -135,9 +141,7 @@ class RunDriver:
         await self.channel.put(self.keys.spec, [spec.to_bytes()])
         await self._announce()
         if not spec.chunk_bytes:
-            text = (
-                "pipelined: at what requests take here, whole shards are faster than chunks, so shards are sent whole"
-            )
+            text = "pipelined: at what requests take here, whole shards are faster than chunks, so shards are sent whole"
             await self.platform.emit(spec.run_id, Note(t=self.now(), level="info", text=text))
         await asyncio.gather(*(self._invoke(rank, 0, "start") for rank in range(spec.configuration.workers)))
         _log.info("launched %d functions on %s", spec.configuration.workers, self.platform.name)
@@ -337,9 +341,7 @@ class RunDriver:
         if isinstance(event, RunStarted):
             self._current = event.wall_time == self.session
             s = self.supervisor
-            self.supervisor = RunSupervisor(
-                s.world, evaluates_at=s.evaluates_at, generation=s.generation, latest=s.latest
-            )
+            self.supervisor = RunSupervisor(s.world, evaluates_at=s.evaluates_at, generation=s.generation, latest=s.latest)
         if isinstance(event, GenerationStarted):
             self._quotas_mb[event.generation] = event.memory_mb
         if self._adaptation is not None:
@@ -428,8 +430,7 @@ class RunDriver:
         _log.info("stopping at a checkpoint")
         if self._stop_reason:
             await self.platform.emit(
-                self.spec.run_id,
-                Note(t=self.now(), level="warning", text=f"stops at a checkpoint: {self._stop_reason}"),
+                self.spec.run_id, Note(t=self.now(), level="warning", text=f"stops at a checkpoint: {self._stop_reason}")
             )
         telling = asyncio.ensure_future(self.channel.put(self.keys.control, [b"stop"]))
         with contextlib.suppress(TimeoutError):
@@ -506,17 +507,33 @@ def _program(spec: RunSpec) -> dict[str, object]:
 def describe(spec: RunSpec) -> dict[str, object]:
     """The configuration by the names of the options, for reports."""
     c = spec.configuration
-    between: dict[str, object] = {} if len(c.groups) < 2 else {
-        "regions_exchange": c.region_sync, "regions_compression": c.region_compression, "regions_exchange_every": c.exchange_every,
-    }  # fmt: skip
+    between: dict[str, object] = (
+        {}
+        if len(c.groups) < 2
+        else {"regions_exchange": c.region_sync, "regions_compression": c.region_compression, "regions_exchange_every": c.exchange_every}
+    )
     return between | {
-        "pattern": c.pattern, "sync": c.sync, "channel": c.channel, "exchange": c.exchanged, "local_steps": c.local_steps, "compression": c.compression,
-        "workers": c.workers, "aggregators": c.aggregators, "memory_mb": None if between else c.memory_mb, "batch_size": c.batch_size,
-        "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,
-        "function_timeout_s": c.function_timeout_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
-        **({} if spec.stages is None else {
-            "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.micro_batch_schedule,
-        }),
+        "pattern": c.pattern,
+        "sync": c.sync,
+        "channel": c.channel,
+        "exchange": c.exchanged,
+        "local_steps": c.local_steps,
+        "compression": c.compression,
+        "workers": c.workers,
+        "aggregators": c.aggregators,
+        "memory_mb": None if between else c.memory_mb,
+        "batch_size": c.batch_size,
+        "nonaggregator_batch_size": c.nonaggregator_batch_size,
+        "global_batch": c.global_batch,
+        "function_timeout_s": c.function_timeout_s,
+        "checkpoint_every": c.checkpoint_every,
+        "budget_usd": spec.budget_usd,
+        **(
+            {}
+            if spec.stages is None
+            else {"stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.micro_batch_schedule}
+        ),
         **_program(spec),
-        "seed": spec.seed, "dtype": spec.dtype,
-    }  # fmt: skip
+        "seed": spec.seed,
+        "dtype": spec.dtype,
+    }

@@ -128,9 +128,7 @@ def _records_of(folder: RunFolder) -> tuple[LoggerRecord, ...]:
 
 
 @contextmanager
-def logged(
-    folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent
-) -> Iterator[RunLogging]:
+def logged(folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent) -> Iterator[RunLogging]:
     """Logs a run inside. Its end is logged as failed unless `conclude` is called.
 
     Raises:
@@ -160,9 +158,7 @@ class RunLogging:
         on_event: called with every event first.
     """
 
-    def __init__(
-        self, folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent
-    ) -> None:
+    def __init__(self, folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent) -> None:
         self._spec, self._on_event, self._folder = spec, on_event, folder
         self._merger, self._meter = StepMerger(merged=spec.shares_evaluations), CostMeter(spec.prices)
         self._closed = False
@@ -188,9 +184,11 @@ class RunLogging:
             return
         self._last = max(self._last, row.step)
         metrics = {
-            **{f"{row.split}/{name}": value for name, value in row.metrics.items()}, "epoch": row.epoch,
-            "run/time_s": round(row.t, 3), "run/cost_usd": self._meter.cost_usd(row.t, servers_of(self._spec)),
-        }  # fmt: skip
+            **{f"{row.split}/{name}": value for name, value in row.metrics.items()},
+            "epoch": row.epoch,
+            "run/time_s": round(row.t, 3),
+            "run/cost_usd": self._meter.cost_usd(row.t, servers_of(self._spec)),
+        }
         for writer in self._writers:
             writer.log_row(row, metrics)
 
@@ -198,9 +196,12 @@ class RunLogging:
         """Logs the end of a run: bill, plan and report. Waits until all is logged, but not longer than `FINISH_S`."""
         s = result.summary
         bill = {
-            "run/time_s": s.seconds, "run/cost_usd": s.cost_usd, "run/gb_seconds": s.billed.gb_seconds,
-            "run/storage_usd": s.billed.storage_usd, "run/invocations": float(s.invocations),
-        }  # fmt: skip
+            "run/time_s": s.seconds,
+            "run/cost_usd": s.cost_usd,
+            "run/gb_seconds": s.billed.gb_seconds,
+            "run/storage_usd": s.billed.storage_usd,
+            "run/invocations": float(s.invocations),
+        }
         for writer in self._writers:
             writer.put(lambda logger: logger.log_metrics(bill, max(self._last, s.iterations)))
             for path in (self._folder.path / name for name in ARTIFACTS):
@@ -221,9 +222,8 @@ class RunLogging:
             writer.join(max(0.0, until - time.monotonic()))
             if writer.is_alive():
                 _log.warning(
-                    "logger %s has not finished %g s after the run; it goes on until this process ends",
-                    writer.record.name, FINISH_S,
-                )  # fmt: skip
+                    "logger %s has not finished %g s after the run; it goes on until this process ends", writer.record.name, FINISH_S
+                )
 
     def _store(self) -> None:
         with self._storing:
@@ -272,9 +272,7 @@ class _Writer(threading.Thread):
             with guarded():
                 self._log()
         except Exception as e:  # noqa: BLE001 - a logger is a program of others, and the run does not depend on it
-            _log.warning(
-                "logger %s failed, and this run is not logged by it any more: %s", self.record.name, line_of(e)
-            )
+            _log.warning("logger %s failed, and this run is not logged by it any more: %s", self.record.name, line_of(e))
             _log.debug("logger %s", self.record.name, exc_info=True)
 
     def _log(self) -> None:
@@ -307,9 +305,21 @@ class _Writer(threading.Thread):
 
 
 _CHOICES = (
-    "script", "task", "model", "loss", "optimizer", "options", "configuration", "epochs", "seed", "dtype", "samples", "budget_usd",
-    "time_limit_s", "last_batch",
-)  # fmt: skip
+    "script",
+    "task",
+    "model",
+    "loss",
+    "optimizer",
+    "options",
+    "configuration",
+    "epochs",
+    "seed",
+    "dtype",
+    "samples",
+    "budget_usd",
+    "time_limit_s",
+    "last_batch",
+)
 """Fields of a specification that a person has chosen."""
 
 

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def admit(
-    where: Provider[Any], c: Configuration, settings: Settings, secrets: dict[str, str]
-) -> tuple[Configuration, Limits]:
+def admit(where: Provider[Any], c: Configuration, settings: Settings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
     """The configuration with the memory and timeout of a cloud's function, and the cloud's limits: see `Provider.admit`."""
     request, limits = where.admit(_capacity(c), settings, secrets)
     return dataclasses.replace(c, memory_mb=request.memory_mb, function_timeout_s=request.lifetime_s), limits
@@ -115,9 +113,8 @@ async def _open(folder: RunFolder, run: RunRecord, *, starting: bool) -> AsyncIn
     where = cloud(run.platform)
     _log.info("opening calls on %s", where.title)
     handle = handle_of(
-        run.run_spec().configuration, run=run.run_id, run_dir=folder.path, channel=run.address, since=run.wall_time,
-        starting=starting,
-    )  # fmt: skip
+        run.run_spec().configuration, run=run.run_id, run_dir=folder.path, channel=run.address, since=run.wall_time, starting=starting
+    )
     return await where.open(handle, settings_of(where, run).located())
 
 

@@ -74,9 +74,15 @@ class Runs:
         return self._costs.get(run_id, 0.0)
 
     async def run(
-        self, request: LaunchRequest, stop: RunStop, *, on_event: OnEvent | None, out: Path | None,
-        relay: Callable[[OnEvent], OnEvent], show: bool = False,
-    ) -> Result:  # fmt: skip
+        self,
+        request: LaunchRequest,
+        stop: RunStop,
+        *,
+        on_event: OnEvent | None,
+        out: Path | None,
+        relay: Callable[[OnEvent], OnEvent],
+        show: bool = False,
+    ) -> Result:
         """Waits for places, then prepares, launches and supervises a run to its end.
 
         Args:
@@ -121,9 +127,7 @@ class Runs:
                 loggers = run_logging.continued(folder, ())
                 with driving_lock(folder), run_logging.logged(folder, spec, loggers, on_each) as log:
                     ending, meter = await self._continued(folder, record, spec, stop, log.on_event, places)
-                    return log.conclude(
-                        await self._blocking(lambda: conclude(folder, spec, meter, ending, None, report=report))
-                    )
+                    return log.conclude(await self._blocking(lambda: conclude(folder, spec, meter, ending, None, report=report)))
 
     async def _continued(
         self, folder: RunFolder, record: RunRecord, spec: RunSpec, stop: RunStop, on_event: OnEvent, places: Places
@@ -134,9 +138,7 @@ class Runs:
         except UserError as e:
             _log.info("resuming run %s: %s", folder.run_id, e)
         hosted = record.platform not in CLOUDS
-        return await lifecycle.drive(
-            folder, record, spec, once.again(), {}, stop, session=await self._hosting(places) if hosted else None
-        )
+        return await lifecycle.drive(folder, record, spec, once.again(), {}, stop, session=await self._hosting(places) if hosted else None)
 
     @contextmanager
     def _known(self, stop: RunStop, what: str) -> Iterator[None]:
@@ -170,9 +172,14 @@ class Runs:
         await self._blocking(lambda: shutil.rmtree(self._folder, ignore_errors=True))
 
     async def _run(
-        self, request: LaunchRequest, stop: RunStop, on_event: OnEvent | None, out: Path | None,
-        relay: Callable[[OnEvent], OnEvent], show: bool,
-    ) -> Result:  # fmt: skip
+        self,
+        request: LaunchRequest,
+        stop: RunStop,
+        on_event: OnEvent | None,
+        out: Path | None,
+        relay: Callable[[OnEvent], OnEvent],
+        show: bool,
+    ) -> Result:
         if request.configuration.groups:
             raise JobError("a run of several groups is not for a session", remedy="train it with ephemeron.train")
         self._check_budget()
@@ -206,9 +213,15 @@ class Runs:
             )
         hosted = prepared.spec.configuration.platform not in CLOUDS
         return await lifecycle.drive(
-            run.folder, run.record, prepared.spec, run.log.on_event, ready.secrets, stop, prepared=prepared,
+            run.folder,
+            run.record,
+            prepared.spec,
+            run.log.on_event,
+            ready.secrets,
+            stop,
+            prepared=prepared,
             session=await self._hosting(places) if hosted else None,
-        )  # fmt: skip
+        )
 
     async def _hosting(self, places: Places) -> Path:
         """Folder of the daemon that hosts functions on this machine; starts it for the first run."""

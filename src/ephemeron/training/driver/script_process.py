@@ -75,28 +75,33 @@ class TrialRun(Run):
         batches.draw(epoch)
         sizes = batches.sizes(epoch, self._workers)
         if not sizes:
-            raise JobError(
-                "the loader of run.steps has no batch", remedy="give it samples, and a batch size below them"
-            )
+            raise JobError("the loader of run.steps has no batch", remedy="give it samples, and a batch size below them")
         grew = psutil.Process().memory_info().rss - self._rss
         registered = self._registered
         flat = FlatParameters([p for _, p in registered.parameters()])
         objects = registered.state(self.arrays)
         self.initial = plain(ScriptState(objects=objects))
-        state_bytes = sum(t.nbytes for module in registered.modules.values() for t in (*module.parameters(), *module.buffers()))  # fmt: skip
+        state_bytes = sum(t.nbytes for module in registered.modules.values() for t in (*module.parameters(), *module.buffers()))
         self.findings = {
-            "epoch_length": len(sizes), "global_batch": max(sizes), "samples": sum(sizes), "size": flat.size,
-            "itemsize": flat.dtype.itemsize, "state_bytes": state_bytes, "held_bytes": max(0, grew - state_bytes),
+            "epoch_length": len(sizes),
+            "global_batch": max(sizes),
+            "samples": sum(sizes),
+            "size": flat.size,
+            "itemsize": flat.dtype.itemsize,
+            "state_bytes": state_bytes,
+            "held_bytes": max(0, grew - state_bytes),
             "layout": tuple(part for module in registered.modules.values() for part in layout_of(module)),
-        }  # fmt: skip
+        }
         yield from self._replayed(batches, objects)
         optimizers = [o for o in registered.objects.values() if isinstance(o, torch.optim.Optimizer)]
         states = [s for o in optimizers for s in o.state.values()]
         held = sum(t.numel() for s in states for t in s.values() if isinstance(t, torch.Tensor))
         self.findings |= {
             "optimizers": tuple(described_optimizer(o, group) for o in optimizers for group in o.param_groups),
-            "optimizer_copies": round(held / flat.size), "kept": self._activations.kept, "widest": self._activations.widest,
-        }  # fmt: skip
+            "optimizer_copies": round(held / flat.size),
+            "kept": self._activations.kept,
+            "widest": self._activations.widest,
+        }
 
     def _replayed(self, batches: LoaderBatches, initial: Mapping[str, object]) -> Iterator[Any]:
         frame = sys._getframe()
@@ -117,7 +122,9 @@ class TrialRun(Run):
         RandomState.set(random)
         self._losses = []
         yield from self._pass(batches, 0)
-        if not np.array_equal(first, self._losses, equal_nan=True) or any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(ended, self._weights(), strict=True)):  # fmt: skip
+        if not np.array_equal(first, self._losses, equal_nan=True) or any(
+            not np.array_equal(a, b, equal_nan=True) for a, b in zip(ended, self._weights(), strict=True)
+        ):
             candidates = described([*others, *numbers], after)
             raise JobError(
                 f"the same steps from the same registered state have the losses {first} and then {self._losses}"
@@ -167,18 +174,14 @@ def _tried(request: TrialRequest) -> tuple[dict[str, np.ndarray], TrialAnswer]:
         if e.code not in (None, 0):
             return {}, TrialAnswer(problem=TrialProblem(problem=f"it ended with exit code {e.code}"))
     except EphemeronError as e:
-        return {}, TrialAnswer(
-            problem=TrialProblem(problem=getattr(e, "problem", str(e)), remedy=getattr(e, "remedy", "") or "")
-        )
+        return {}, TrialAnswer(problem=TrialProblem(problem=getattr(e, "problem", str(e)), remedy=getattr(e, "remedy", "") or ""))
     except BaseException as e:  # noqa: BLE001 - whatever the script raises is its answer
         traceback.print_exc()
         missing = isinstance(e, (ImportError, FileNotFoundError))
         remedy = ""
         if run.loop_epochs > 1 and not missing:
             remedy = "this trial has batches in the first epoch only: write `for epoch in run.epochs(N)`, whose other epochs it leaves out"
-        return {}, TrialAnswer(
-            problem=TrialProblem(problem=where_raised(e, request.folders), remedy=remedy, missing=missing)
-        )
+        return {}, TrialAnswer(problem=TrialProblem(problem=where_raised(e, request.folders), remedy=remedy, missing=missing))
     if not run.loop_epochs:
         return {}, TrialAnswer(
             problem=TrialProblem(
@@ -188,9 +191,7 @@ def _tried(request: TrialRequest) -> tuple[dict[str, np.ndarray], TrialAnswer]:
         )
     if "kept" not in run.findings:
         return {}, TrialAnswer(
-            problem=TrialProblem(
-                problem="it left the loop over run.steps", remedy="let each loop come to its last batch"
-            )
+            problem=TrialProblem(problem="it left the loop over run.steps", remedy="let each loop come to its last batch")
         )
     findings = TrialFindings(epochs=run.loop_epochs, notes=tuple(run.notes), **run.findings)
     return run.arrays, TrialAnswer(findings=findings, initial=run.initial)

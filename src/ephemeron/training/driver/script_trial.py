@@ -141,9 +141,7 @@ def refuse_with_script(job: Job, c: Configuration, *, calibrates: bool) -> None:
     if c.stages > 1:
         raise JobError(f"script {name} cannot be divided into stages", remedy="use stages = 1")
     if c.local_steps > 1:
-        raise JobError(
-            f"local_steps are not for scripts, whose run.step merges gradients: {name}", remedy="use local_steps = 1"
-        )
+        raise JobError(f"local_steps are not for scripts, whose run.step merges gradients: {name}", remedy="use local_steps = 1")
     if c.exchanged != "gradients" or c.pattern == "parameter-server":
         option = "pattern 'parameter-server'" if c.exchanged == "gradients" else f"exchange '{c.exchanged}'"
         raise JobError(f"{option} is not for scripts, whose run.step merges gradients", remedy="use pattern k-reduce")
@@ -182,12 +180,21 @@ def script_trial(job: Job, code: bytes, configuration: Configuration) -> tuple[S
             remedy="let its loader make larger batches; they are divided among the workers",
         )
     loop = ScriptLoop(script=job.script, epoch_length=found.epoch_length, global_batch=found.global_batch)
-    return ScriptData(found), loop, Trial(
-        initial=encode_state(arrays, answer.initial), model_bytes=found.size * found.itemsize,
-        optimizer_copies=found.optimizer_copies, layout=found.layout,
-        activations=Activations(kept=found.kept, widest=found.widest), state_bytes=found.state_bytes,
-        shares_evaluations=job.options.decides, optimizers=found.optimizers, note="; ".join(found.notes),
-    )  # fmt: skip
+    return (
+        ScriptData(found),
+        loop,
+        Trial(
+            initial=encode_state(arrays, answer.initial),
+            model_bytes=found.size * found.itemsize,
+            optimizer_copies=found.optimizer_copies,
+            layout=found.layout,
+            activations=Activations(kept=found.kept, widest=found.widest),
+            state_bytes=found.state_bytes,
+            shares_evaluations=job.options.decides,
+            optimizers=found.optimizers,
+            note="; ".join(found.notes),
+        ),
+    )
 
 
 def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays, TrialAnswer]:
@@ -196,15 +203,25 @@ def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays
         folders = unbundle(code, place / "code")
         (place / "cwd").mkdir()
         request = TrialRequest(
-            file=script.find(folders), arguments=script.arguments, folders=tuple(folders), seed=job.seed, workers=workers,
+            file=script.find(folders),
+            arguments=script.arguments,
+            folders=tuple(folders),
+            seed=job.seed,
+            workers=workers,
             out=place / "answer",
-        )  # fmt: skip
+        )
         command = own_processes.command("script-trial", json.dumps(plain(request)))
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", cwd=place / "cwd",
-                timeout=_LONGEST_S, check=False,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                cwd=place / "cwd",
+                timeout=_LONGEST_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise JobError(
                 f"script {script.file}: four steps, and what is not in the loop, take more than {_LONGEST_S:g} s",

@@ -31,9 +31,14 @@ from ephemeron.training.job import Configuration, Job
 
 
 async def train_async(
-    job: Job | Program, configuration: Configuration | None = None, *, on_event: OnEvent | None = None,
-    out: Path | None = None, check: bool = True, **more: Any,
-) -> Result:  # fmt: skip
+    job: Job | Program,
+    configuration: Configuration | None = None,
+    *,
+    on_event: OnEvent | None = None,
+    out: Path | None = None,
+    check: bool = True,
+    **more: Any,
+) -> Result:
     """Trains a job as `train` does, without blocking the event loop.
 
     Args:
@@ -86,10 +91,18 @@ class Session:
         await self.close()
 
     async def train(
-        self, job: Job | Program, configuration: Configuration | None = None, *, on_event: OnEvent | None = None,
-        out: Path | None = None, check: bool = True, stop: RunStop | None = None, run_id: str | None = None,
-        report: bool = True, **more: Any,
-    ) -> Result:  # fmt: skip
+        self,
+        job: Job | Program,
+        configuration: Configuration | None = None,
+        *,
+        on_event: OnEvent | None = None,
+        out: Path | None = None,
+        check: bool = True,
+        stop: RunStop | None = None,
+        run_id: str | None = None,
+        report: bool = True,
+        **more: Any,
+    ) -> Result:
         """Trains a job as `train` does, beside the other runs of the session.
 
         Args:
@@ -107,14 +120,12 @@ class Session:
             CancelledError: this call was cancelled. A run that had begun has stopped at a checkpoint, and can be resumed.
         """
         return await self._train(
-            job, configuration, on_event=on_event, out=out, check=check, show=False, more=more, stop=stop,
-            run_id=run_id, report=report,
-        )  # fmt: skip
+            job, configuration, on_event=on_event, out=out, check=check, show=False, more=more, stop=stop, run_id=run_id, report=report
+        )
 
     async def proceed(
-        self, run_id: str, *, on_event: OnEvent | None = None, check: bool = True, stop: RunStop | None = None,
-        report: bool = True,
-    ) -> Result:  # fmt: skip
+        self, run_id: str, *, on_event: OnEvent | None = None, check: bool = True, stop: RunStop | None = None, report: bool = True
+    ) -> Result:
         """Goes on with a run whose client has ended, beside the other runs of the session: attaches to its functions, collects
         its result, or resumes it from its checkpoints.
 
@@ -155,10 +166,19 @@ class Session:
                 await asyncio.to_thread(thread.close if isinstance(thread, VirtualTimeThread) else thread.shutdown)
 
     async def _train(
-        self, job: Job | Program, configuration: Configuration | None, *, on_event: OnEvent | None, out: Path | None,
-        check: bool, show: bool, more: dict[str, Any], stop: RunStop | None = None, run_id: str | None = None,
+        self,
+        job: Job | Program,
+        configuration: Configuration | None,
+        *,
+        on_event: OnEvent | None,
+        out: Path | None,
+        check: bool,
+        show: bool,
+        more: dict[str, Any],
+        stop: RunStop | None = None,
+        run_id: str | None = None,
         report: bool = True,
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         request = dataclasses.replace(launch_request(job, configuration, **more), run_id=run_id, report=report)
         simulated = request.configuration.platform == "simulated"
         if self._closed:
@@ -180,9 +200,7 @@ class Session:
                 return relayed
 
             ended = asyncio.wrap_future(
-                virtual.submit(
-                    lambda: self._runs.run(request, stop, on_event=on_event, out=out, relay=relay, show=show)
-                )
+                virtual.submit(lambda: self._runs.run(request, stop, on_event=on_event, out=out, relay=relay, show=show))
             )
             call = virtual.call
         else:

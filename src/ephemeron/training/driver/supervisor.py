@@ -12,17 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ephemeron.events import (
-    Continued,
-    Ended,
-    Evaluated,
-    Event,
-    GenerationStarted,
-    Invoked,
-    LimitReached,
-    Loaded,
-    Progress,
-)
+from ephemeron.events import Continued, Ended, Evaluated, Event, GenerationStarted, Invoked, LimitReached, Loaded, Progress
 from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.worker.fencing import attempt_text, generation_of
@@ -84,9 +74,7 @@ class RunSupervisor:
     """The limit that ends the run, in words."""
     _waiting: dict[int, int] = field(default_factory=dict)
     """By rank: an attempt that its predecessor has invoked and not handed off to."""
-    _budgets: defaultdict[int, ProgressBudget] = field(
-        default_factory=lambda: defaultdict(lambda: ProgressBudget(MOST_LOSSES))
-    )
+    _budgets: defaultdict[int, ProgressBudget] = field(default_factory=lambda: defaultdict(lambda: ProgressBudget(MOST_LOSSES)))
     _next: dict[int, int] = field(default_factory=dict)
     """By rank: the iteration that its newest function computes."""
     _evaluated: dict[int, int] = field(default_factory=dict)
@@ -151,20 +139,20 @@ class RunSupervisor:
             return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
         if event.status == "out_of_memory":
             more = -(-event.memory_mb * 3 // 2 // 64) * 64
-            return [Fail(f"rank {rank}, attempt {attempt_text(event.attempt)}: out of memory: {event.error or 'the quota was exceeded'}; "
-                         f"it had allocated {event.peak_memory_mb:.0f} MB and needed more, its quota is {event.memory_mb} MB: use a larger "
-                         f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
+            return [
+                Fail(
+                    f"rank {rank}, attempt {attempt_text(event.attempt)}: out of memory: {event.error or 'the quota was exceeded'}; "
+                    f"it had allocated {event.peak_memory_mb:.0f} MB and needed more, its quota is {event.memory_mb} MB: use a larger "
+                    f"--memory-mb, such as {more}, or smaller batches"
+                )
+            ]
         actions = self._lost(event)
         # Without a hand-off the successor recovers by itself. It fails in the same way if no iteration fits its time.
         return [a for a in actions if not isinstance(a, Replace)] if succeeded else actions
 
     def _place(self, event: Ended) -> str:
         """The iteration that a rank had begun; its attempt if none is known."""
-        return (
-            f"iteration {self._next[event.rank]}"
-            if event.rank in self._next
-            else f"attempt {attempt_text(event.attempt)}"
-        )
+        return f"iteration {self._next[event.rank]}" if event.rank in self._next else f"attempt {attempt_text(event.attempt)}"
 
     def _lost(self, event: Ended) -> list[Action]:
         rank = event.rank
@@ -175,8 +163,9 @@ class RunSupervisor:
             evaluating = self.evaluates_at(at) and self._evaluated.get(rank) != at
             what = f"the evaluation before iteration {at} does not fit" if evaluating else "no iteration fits"
             smaller = "a smaller test_fraction, more functions" if evaluating else "smaller batches"
-            return [Fail(f"rank {rank}: {what} the lifetime limit ({event.error}); "
-                         f"use a longer --function-timeout-s, more memory or {smaller}")]  # fmt: skip
+            return [
+                Fail(f"rank {rank}: {what} the lifetime limit ({event.error}); use a longer --function-timeout-s, more memory or {smaller}")
+            ]
         if exhausted:
             return [Fail(f"rank {rank}: lost {budget.spent} times without progress: {budget.last}")]
         return [Replace(rank, event.attempt + 1)]

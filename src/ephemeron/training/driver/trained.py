@@ -152,8 +152,7 @@ def put_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     wrong = sorted(wanted ^ tensors.keys())
     if wrong:
         raise JobError(
-            f"the weights are of another model: {len(wrong)} names differ, the first is {wrong[0]}",
-            remedy="give the weights of this job",
+            f"the weights are of another model: {len(wrong)} names differ, the first is {wrong[0]}", remedy="give the weights of this job"
         )
     try:
         model.load_state_dict(dict(tensors), strict=False)
@@ -196,10 +195,13 @@ def save(folder: RunFolder, model: nn.Module, out: Path) -> Path:
     record = record_of(folder)
     spec, result = record.run_spec(), records.read_result(folder)
     config = {
-        "run_id": folder.run_id, "job": record.job,
+        "run_id": folder.run_id,
+        "job": record.job,
         **({"model": plain(spec.model)} if spec.task is None else {"task": plain(spec.task)}),
-        "dtype": spec.dtype, "seed": spec.seed, "metrics": {} if result is None else plain(result.metrics),
-    }  # fmt: skip
+        "dtype": spec.dtype,
+        "seed": spec.seed,
+        "metrics": {} if result is None else plain(result.metrics),
+    }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_model(model, str(out / "model.safetensors"))  # a tensor that has several names is written once
     return out

@@ -91,9 +91,7 @@ def _of_task(job: Job) -> DataSets | DataProvider | None:
     if train is None:
         return None
     if job.data.flow is not None or job.data.path is not None:
-        raise JobError(
-            f"both task {job.task.target} and the job's [data] name training samples", remedy="leave one of them out"
-        )
+        raise JobError(f"both task {job.task.target} and the job's [data] name training samples", remedy="leave one of them out")
     samples = _as_samples(train)
     if samples is None:
         return provider

@@ -98,9 +98,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     note = "" if job.init is None else f"init {load_initial(model, job.init)}"
     layout = layout_of(model)
     fresh, notes = model_arrays(model)
-    trainer = TorchTrainer(
-        program, feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0)
-    )
+    trainer = TorchTrainer(program, feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0))
     activations = Activations()
     doing = "does not accept the data"
     try:
@@ -140,11 +138,18 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     held = sum(t.numel() for s in states for t in s.values() if isinstance(t, torch.Tensor))
     copies = round(held / max(1, trainer.size))
     return Trial(
-        initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
-        layout=layout, note="; ".join(filter(None, (note, unsaved))), activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
+        initial=encode_state(fresh, notes),
+        model_bytes=trainer.size * trainer.dtype.itemsize,
+        optimizer_copies=copies,
+        layout=layout,
+        note="; ".join(filter(None, (note, unsaved))),
+        activations=activations,
+        state_bytes=sum(a.nbytes for a in fresh.values()),
         optimizers=tuple(described_optimizer(o, group) for o in program.optimizers for group in o.param_groups),
-        takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states), undivided=undivided,
-    )  # fmt: skip
+        takes_turns=program.takes_turns,
+        shares_evaluations=decides or overrides or bool(evaluation.states),
+        undivided=undivided,
+    )
 
 
 def described_optimizer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Target:
@@ -176,9 +181,11 @@ def _unsaved(task: Task, before: Mapping[str, Variable], after: Mapping[str, Var
     from ephemeron.training.driver.script_changes import changed, described
     from ephemeron.training.task.task import StatefulTask
 
-    names = [] if isinstance(task, StatefulTask) or type(task).__module__.startswith("ephemeron.") else [
-        name for name in before if any(name in kind for kind in changed(before, after))
-    ]  # fmt: skip
+    names = (
+        []
+        if isinstance(task, StatefulTask) or type(task).__module__.startswith("ephemeron.")
+        else [name for name in before if any(name in kind for kind in changed(before, after))]
+    )
     if not names:
         return ""
     one = len(names) == 1
@@ -193,9 +200,7 @@ def _undivided(trainer: TorchTrainer, data: TrainingData) -> str:
     from ephemeron.training.task.part_report import merged_loss
 
     batch = data.trial().batch(_First(), 0)
-    found = None if batch.samples < 2 else merged_loss(
-        trainer.program.task, trainer.model, trainer.tensors(batch.data), batch.samples
-    )  # fmt: skip
+    found = None if batch.samples < 2 else merged_loss(trainer.program.task, trainer.model, trainer.tensors(batch.data), batch.samples)
     if found is None or math.isclose(*found, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
         return ""
     return (

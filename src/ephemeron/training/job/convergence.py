@@ -27,15 +27,12 @@ class TestedOptimizer:
     momentum: float = 0.0
 
 
-TESTED = {
-    "SGD": TestedOptimizer(rate=1.0, momentum=0.95), "Adam": TestedOptimizer(rate=0.01), "AdamW": TestedOptimizer(rate=0.01),
-}  # fmt: skip
+TESTED = {"SGD": TestedOptimizer(rate=1.0, momentum=0.95), "Adam": TestedOptimizer(rate=0.01), "AdamW": TestedOptimizer(rate=0.01)}
 
 
 def outside_region(
-    optimizer: Target, *, sync: str, workers: int, exchange: str = "gradients", pattern: str = "k-reduce",
-    staleness: Staleness = "auto",
-) -> str:  # fmt: skip
+    optimizer: Target, *, sync: str, workers: int, exchange: str = "gradients", pattern: str = "k-reduce", staleness: Staleness = "auto"
+) -> str:
     """A sentence that says why a configuration may be less accurate than under BSP; empty within the tested region.
 
     Args:

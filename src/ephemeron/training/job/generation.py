@@ -74,10 +74,7 @@ def check_schedule(entries: Sequence[ScheduledResize], *, epochs: int) -> None:
         if entry.from_epoch <= before:
             raise JobError(f"{where} is not after epoch {before}", remedy="list entries in the order of their epochs")
         if entry.from_epoch >= epochs:
-            raise JobError(
-                f"{where} is not among the epochs 0 to {epochs - 1} of the job",
-                remedy="use an earlier epoch, or more epochs",
-            )
+            raise JobError(f"{where} is not among the epochs 0 to {epochs - 1} of the job", remedy="use an earlier epoch, or more epochs")
         if not entry.changes:
             raise JobError(f"{where} changes nothing", remedy="give workers, memory_mb, aggregators or batch_size")
         before = entry.from_epoch
@@ -101,9 +98,7 @@ def resized_values(resize: Resize, *, workers: int, aggregators: int, pattern: s
     usual = members if aggregators == workers else min(aggregators, members)
     k = values.setdefault("aggregators", fixed or usual)
     if fixed is not None and k != fixed:
-        raise JobError(
-            f"aggregators = {k} contradicts pattern '{pattern}', which has {fixed}", remedy="leave aggregators out"
-        )
+        raise JobError(f"aggregators = {k} contradicts pattern '{pattern}', which has {fixed}", remedy="leave aggregators out")
     if k > members:
         raise JobError(f"aggregators = {k} is more than workers = {members}", remedy="aggregators are workers, too")
     return values

@@ -94,10 +94,9 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
         if path := run.get(option):
             run[option] = str(_existing(folder / os.path.expanduser(str(path)), f"{where}: run.{option}"))
     loggers = tuple(
-        logger if logger.folder is None
-        else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
+        logger if logger.folder is None else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
         for logger in job.loggers
-    )  # fmt: skip
+    )
     return dataclasses.replace(job, code=code, data=data, run=run, loggers=loggers)
 
 
@@ -116,8 +115,7 @@ def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
     if scheme:  # a path has lost one of its slashes
         rest = "/".join(path.parts[path.parts.index(scheme) + 1 :])
         raise JobError(
-            f"{where} = {scheme}//{rest} is an address, and data are read from this machine",
-            remedy="copy them to a folder, and name that",
+            f"{where} = {scheme}//{rest} is an address, and data are read from this machine", remedy="copy them to a folder, and name that"
         )
     path = path.resolve()
     if want_folder and not path.is_dir():
@@ -137,8 +135,6 @@ def renamed(options: Mapping[str, object]) -> dict[str, object]:
     for former, name in _FORMER_NAMES.items():
         if former in found:
             if name in found:
-                raise JobError(
-                    f"{former} is the former name of {name}, and both are given", remedy=f"leave {former} out"
-                )
+                raise JobError(f"{former} is the former name of {name}, and both are given", remedy=f"leave {former} out")
             found[name] = found.pop(former)
     return found

@@ -16,9 +16,11 @@ LoggerName = Literal["csv", "tensorboard", "mlflow", "wandb"]
 LOGGERS: tuple[str, ...] = get_args(LoggerName)
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "csv": ("folder",), "tensorboard": ("folder",), "mlflow": ("tracking_uri", "experiment"),
+    "csv": ("folder",),
+    "tensorboard": ("folder",),
+    "mlflow": ("tracking_uri", "experiment"),
     "wandb": ("project", "entity", "mode", "folder"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,19 @@ from ephemeron.training.job.faults import Fault
 from ephemeron.training.job.spec import Configuration, Job, TrainingOptions
 
 _OWN = frozenset(
-    ("platform", "channel", "workers", "memory_mb", "memory_is_default", "batch_size", "function_timeout_s",
-     "nonaggregator_batch_size", "aggregators", "exchange")
-)  # fmt: skip
+    (
+        "platform",
+        "channel",
+        "workers",
+        "memory_mb",
+        "memory_is_default",
+        "batch_size",
+        "function_timeout_s",
+        "nonaggregator_batch_size",
+        "aggregators",
+        "exchange",
+    )
+)
 """Options of a run that mean something to a sparse job, or that `resolved` sets."""
 _OF_PROGRAMS = ("loss", "optimizer", "init", "code_include", "code_exclude", "dtype")
 

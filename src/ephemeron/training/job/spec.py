@@ -129,11 +129,7 @@ class RunGroup(Typed):
     data: DataSpec | None = None
     """Samples of its own, in place of a part of the job's: no other group gets any of them."""
     credentials: Annotated[
-        str,
-        Form(
-            r"[A-Za-z][A-Za-z0-9_]*|",
-            "letters, digits and underscores: the beginning of names of environment variables",
-        ),
+        str, Form(r"[A-Za-z][A-Za-z0-9_]*|", "letters, digits and underscores: the beginning of names of environment variables")
     ] = ""
     """Beginning of the names of environment variables of the client that its functions and its channel get, without it; "": none."""
     power: Positive = 1.0
@@ -281,18 +277,18 @@ class Configuration(Typed):
         if k > members:
             kind = "workers" if self.stages == 1 else "replicas"
             raise JobError(
-                f"aggregators = {k} is more than {kind} = {members}",
-                remedy=f"aggregators are {kind} too: choose 1 ≤ aggregators ≤ {kind}",
+                f"aggregators = {k} is more than {kind} = {members}", remedy=f"aggregators are {kind} too: choose 1 ≤ aggregators ≤ {kind}"
             )
         if self.pattern == "standalone" and self.workers != 1:
-            raise JobError(
-                f"pattern 'standalone' is one function, but workers = {self.workers}", remedy="use workers = 1"
-            )
+            raise JobError(f"pattern 'standalone' is one function, but workers = {self.workers}", remedy="use workers = 1")
         return dataclasses.replace(
-            self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
+            self,
+            aggregators=k,
+            nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
             exchange=self.exchanged,
-            schedule=schedule if self.stages > 1 else self.resizes or None, replicas=members if self.stages > 1 else 0,
-        )  # fmt: skip
+            schedule=schedule if self.stages > 1 else self.resizes or None,
+            replicas=members if self.stages > 1 else 0,
+        )
 
     def _scheduled(self) -> ScheduleName:
         if self.resizes and self.stages > 1:
@@ -303,8 +299,7 @@ class Configuration(Typed):
         schedule = self.micro_batch_schedule or ("1f1b" if self.micro_batches > 1 else "plain")
         if schedule == "plain" and self.micro_batches > 1:
             raise JobError(
-                f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}",
-                remedy="use schedule 1f1b or gpipe",
+                f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}", remedy="use schedule 1f1b or gpipe"
             )
         if schedule == "plain" and self.recompute:
             raise JobError("recompute is for several micro-batches, and there is one", remedy="say micro_batches = 2")
@@ -314,14 +309,12 @@ class Configuration(Typed):
         """Ranks of a group."""
         if self.stages == 1 and (self.micro_batches > 1 or self.placement):
             raise JobError(
-                "micro_batches and placement are for a model on several functions, and stages = 1",
-                remedy="say stages = 2 or more",
+                "micro_batches and placement are for a model on several functions, and stages = 1", remedy="say stages = 2 or more"
             )
         members, rest = divmod(self.workers, self.stages)
         if rest or members == 0 or self.replicas not in (0, members):
             raise JobError(
-                f"workers = {self.workers} are not stages × replicas = {self.stages} × {self.replicas or '…'}",
-                remedy="leave workers out",
+                f"workers = {self.workers} are not stages × replicas = {self.stages} × {self.replicas or '…'}", remedy="leave workers out"
             )
         return members
 
@@ -512,9 +505,7 @@ def check_program(given: Sequence[str], *, where: str) -> None:
     """
     if len(given) != 1:
         says = f"both {given[0]} and {given[1]} are given" if given else "missing key model"
-        raise JobError(
-            f"{where}: {says}", remedy="name a model with its loss and optimizer, a task, a script, or a sparse model"
-        )
+        raise JobError(f"{where}: {says}", remedy="name a model with its loss and optimizer, a task, a script, or a sparse model")
 
 
 def sync_name(text: str) -> tuple[SyncName, int]:
@@ -538,7 +529,6 @@ def check_limits(job: Job, configuration: Configuration) -> None:
     largest = job.limits.max_global_batch
     if largest is not None and configuration.global_batch > largest:
         raise PlanInfeasible(
-            f"global batch {configuration.global_batch} is larger than max_global_batch = {largest}; "
-            "use fewer workers or smaller batches",
+            f"global batch {configuration.global_batch} is larger than max_global_batch = {largest}; use fewer workers or smaller batches",
             binding="max_global_batch",
         )

@@ -8,7 +8,7 @@ from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.job import LOGGERS, LoggerSpec
 from ephemeron.training.loggers.logger import Logger
 
-_PACKAGES = {"tensorboard": ("TensorBoard", "tensorboard"), "mlflow": ("MLflow", "mlflow"), "wandb": ("Weights & Biases", "wandb")}  # fmt: skip
+_PACKAGES = {"tensorboard": ("TensorBoard", "tensorboard"), "mlflow": ("MLflow", "mlflow"), "wandb": ("Weights & Biases", "wandb")}
 """By name: what it is called, and the package that it needs, which is also the name of the extra."""
 
 

@@ -29,9 +29,13 @@ class WandbLogger(Logger):
     name = "wandb"
 
     def __init__(
-        self, *, project: str | None = None, entity: str | None = None, mode: Literal["online", "offline"] | None = None,
+        self,
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        mode: Literal["online", "offline"] | None = None,
         folder: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._project, self._entity, self._mode, self._folder = project, entity, mode, folder
 
     def start(self, run: LoggedRun) -> str:
@@ -43,10 +47,16 @@ class WandbLogger(Logger):
         folder = self._folder or Path(os.environ.get("WANDB_DIR") or run.folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=self._project or os.environ.get("WANDB_PROJECT") or run.job, entity=self._entity, mode=mode,
-            name=run.run_id, id=run.logged_as or run.run_id, resume="allow", reinit="create_new", dir=str(folder),
+            project=self._project or os.environ.get("WANDB_PROJECT") or run.job,
+            entity=self._entity,
+            mode=mode,
+            name=run.run_id,
+            id=run.logged_as or run.run_id,
+            resume="allow",
+            reinit="create_new",
+            dir=str(folder),
             settings=wandb.Settings(console="off", silent=True),
-        )  # fmt: skip
+        )
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
         return str(self._run.id)

@@ -31,9 +31,12 @@ class PlanAnswers:
         self._listed: tuple[Points, list[Candidate]] | None = None
         self._known: dict[Question, Candidate | None] = {}
         first: list[Question] = [
-            (minimise, limits, ALL), ("cost", PlanLimits(), ALL), ("time", PlanLimits(), ALL), ("cost", PlanLimits(), ALONE),
+            (minimise, limits, ALL),
+            ("cost", PlanLimits(), ALL),
+            ("time", PlanLimits(), ALL),
+            ("cost", PlanLimits(), ALONE),
             *((minimise, _without(limits, name), ALL) for name in ("deadline_s", "budget_usd")),
-        ]  # fmt: skip
+        ]
         self._ask_all(first, front=True)
 
     @property
@@ -48,9 +51,7 @@ class PlanAnswers:
         """The best where `deadline_s` or `budget_usd` does not count."""
         return self.ask(self.minimise, _without(self.limits, limit))
 
-    def free(
-        self, minimise: str, *, deadline_s: float | None = None, budget_usd: float | None = None
-    ) -> Candidate | None:
+    def free(self, minimise: str, *, deadline_s: float | None = None, budget_usd: float | None = None) -> Candidate | None:
         """The best within the limits given here, instead of those of the plan."""
         return self.ask(minimise, PlanLimits(deadline_s=deadline_s, budget_usd=budget_usd))
 
@@ -77,8 +78,9 @@ class PlanAnswers:
         same = frozenset([best.workers])
         sizes = {
             step: Query(workers=same, memory_mb=quotas[i + step], aggregators=best.aggregators)
-            for step in (-1, 1) if 0 <= i + step < len(quotas)
-        }  # fmt: skip
+            for step in (-1, 1)
+            if 0 <= i + step < len(quotas)
+        }
         asked: list[tuple[str, Question]] = []
         if workers:
             asked.append(("next best W", (self.minimise, self.limits, Query(workers=others))))

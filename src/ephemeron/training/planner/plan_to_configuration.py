@@ -7,8 +7,18 @@ from typing import Any
 from ephemeron.training.planner.plan import Choice
 
 EXPLICIT = (
-    "stages", "replicas", "placement", "workers", "aggregators", "memory_mb", "batch_size", "nonaggregator_batch_size", "pattern", "sync", "compression",
-)  # fmt: skip
+    "stages",
+    "replicas",
+    "placement",
+    "workers",
+    "aggregators",
+    "memory_mb",
+    "batch_size",
+    "nonaggregator_batch_size",
+    "pattern",
+    "sync",
+    "compression",
+)
 """Values of a configuration that say how to run; where a user gives any of them, nothing is planned."""
 
 

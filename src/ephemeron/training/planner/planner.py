@@ -95,11 +95,14 @@ def terms_of(wish: PlanRequest) -> list[ExecutionOptions]:
                     continue
                 found.append(
                     ExecutionOptions(
-                        pattern=pattern, sync=sync, compression=compression,
+                        pattern=pattern,
+                        sync=sync,
+                        compression=compression,
                         epochs=wish.hap_epochs if sync == "hap" else wish.epochs,
-                        lifetime_s=wish.lifetime_s, checkpoint_every=wish.checkpoint_every,
+                        lifetime_s=wish.lifetime_s,
+                        checkpoint_every=wish.checkpoint_every,
                     )
-                )  # fmt: skip
+                )
     return found
 
 
@@ -116,9 +119,14 @@ def with_prices(platform: PlatformProfile, file: str | Path | None) -> PlatformP
 
 
 def make_plan(
-    profile: Profile, wish: PlanRequest, *, platforms: Sequence[PlatformProfile] = (), prices_file: str | Path | None = None,
-    today: datetime.date | None = None, front: bool = True,
-) -> Plan:  # fmt: skip
+    profile: Profile,
+    wish: PlanRequest,
+    *,
+    platforms: Sequence[PlatformProfile] = (),
+    prices_file: str | Path | None = None,
+    today: datetime.date | None = None,
+    front: bool = True,
+) -> Plan:
     """The best configuration, proven, with its reasons.
 
     Everything is asked of one `Search`: the front of time against cost first, from which all other questions start with
@@ -139,9 +147,14 @@ def make_plan(
     profile = dataclasses.replace(profile, workload=profile.workload.with_local_steps(wish.local_steps))
     found_on = [with_prices(p, prices_file) for p in (platforms or (profile.platform,))]
     space = make_space(
-        profile, terms_of(wish), limits=wish.limits, platforms=found_on, memory_step_mb=wish.memory_step_mb,
-        most_workers=max(wish.most_workers, wish.workers or 0), memory_max_mb=wish.memory_max_mb,
-    )  # fmt: skip
+        profile,
+        terms_of(wish),
+        limits=wish.limits,
+        platforms=found_on,
+        memory_step_mb=wish.memory_step_mb,
+        most_workers=max(wish.most_workers, wish.workers or 0),
+        memory_max_mb=wish.memory_max_mb,
+    )
     if wish.workers is not None and wish.workers > space.most_workers:
         least = min(found_on, key=lambda p: p.concurrency)
         raise too_many_at_once(wish.workers, least)
@@ -159,9 +172,7 @@ def make_plan(
     shown = [("chosen", best)], to_compare(answers, best), nearby, listed
     all_of = iter(_choices(space, [c for part in shown for _, c in part]))
     (choice,), *others, edge = [list(islice(all_of, len(part))) for part in shown]
-    compared, alternatives = (
-        _named(wish, best, part, named) for part, named in zip(shown[1:3], others, strict=True)
-    )  # fmt: skip
+    compared, alternatives = (_named(wish, best, part, named) for part, named in zip(shown[1:3], others, strict=True))
     machines = on_all(profile.workload, best, epochs=wish.epochs, file=prices_file)
     binding, reasons = bound_by(answers, best, choice.predicted)
     optimum = answers.best()
@@ -175,8 +186,11 @@ def make_plan(
     return Plan(
         choice=dataclasses.replace(choice, local_steps=wish.local_steps),
         search=SearchReport(
-            method="exact" if found is None else found.method, evaluated=evaluated, pruned=max(0, space.size() - evaluated),
-            optimal=optimal, gap=0.0 if optimal else best.key(wish.minimise)[0] / optimum.key(wish.minimise)[0] - 1,
+            method="exact" if found is None else found.method,
+            evaluated=evaluated,
+            pruned=max(0, space.size() - evaluated),
+            optimal=optimal,
+            gap=0.0 if optimal else best.key(wish.minimise)[0] / optimum.key(wish.minimise)[0] - 1,
             seconds=round(time.perf_counter() - began, 4),
         ),
         minimise=wish.minimise,
@@ -190,15 +204,22 @@ def make_plan(
         alternatives=alternatives,
         uncertainty=doubt,
         extrapolated=tuple(extrapolated(platform, choice, profile.workload.model_mb)),
-        advice=(*decisive(compared), *reasons, *by_channel(answers, best), *_of_hap(wish, choice), *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)),
+        advice=(
+            *decisive(compared),
+            *reasons,
+            *by_channel(answers, best),
+            *_of_hap(wish, choice),
+            *_wrong_tool(choice, machines, wish),
+            *_warnings(wish, profile, best, today),
+        ),
         machines=tuple(few(machines, wish.limits)),
         gpus=tuple(gpus(profile.workload, best, choice, epochs=wish.epochs, file=prices_file)),
         beyond=beyond(profile.workload, best, choice, file=prices_file),
         front=tuple(edge),
         profile=PlanSource(
-            workload=profile.workload.name, platform=platform.name, source=platform.source, as_of=platform.as_of, notes=platform.notes,
+            workload=profile.workload.name, platform=platform.name, source=platform.source, as_of=platform.as_of, notes=platform.notes
         ),
-    )  # fmt: skip
+    )
 
 
 def _baseline(name: str) -> Callable[..., SearchResult]:
@@ -213,12 +234,14 @@ def _named(
     """Choices beside the chosen one: why each is shown, whether it keeps the limits, and their ratios."""
     return tuple(
         Alternative(
-            **{f.name: getattr(choice, f.name) for f in dataclasses.fields(choice)}, why=why,
+            **{f.name: getattr(choice, f.name) for f in dataclasses.fields(choice)},
+            why=why,
             within_limits=c.seconds <= wish.limits.seconds and c.cost_usd <= wish.limits.usd,
-            time_ratio=c.seconds / best.seconds, cost_ratio=c.cost_usd / best.cost_usd,
+            time_ratio=c.seconds / best.seconds,
+            cost_ratio=c.cost_usd / best.cost_usd,
         )
         for (why, c), choice in zip(others, choices, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _thinned(points: list[Candidate]) -> list[Candidate]:
@@ -231,29 +254,43 @@ def _thinned(points: list[Candidate]) -> list[Candidate]:
 def predicted(p: Prediction) -> Predicted:
     """One candidate's prediction as plain numbers."""
     return Predicted(
-        seconds=float(p.seconds), cost_usd=float(p.cost_usd), memory_mb=float(p.memory_needed_mb),
+        seconds=float(p.seconds),
+        cost_usd=float(p.cost_usd),
+        memory_mb=float(p.memory_needed_mb),
         iterations=int(p.iterations),
         phases_s={
-            "start": float(p.start_s), "load": float(p.load_s), "compute": float(p.compute_s),
-            "upload": float(p.upload_s), "aggregate": float(p.aggregate_s), "download": float(p.download_s),
+            "start": float(p.start_s),
+            "load": float(p.load_s),
+            "compute": float(p.compute_s),
+            "upload": float(p.upload_s),
+            "aggregate": float(p.aggregate_s),
+            "download": float(p.download_s),
             "relay": float(p.relay_s),
         },
         cost={"functions": float(p.functions_usd), "storage": float(p.storage_usd), "requests": float(p.requests_usd)},
-        invocations=round(float(p.invocations)), puts=round(float(p.puts)), gets=round(float(p.gets)),
+        invocations=round(float(p.invocations)),
+        puts=round(float(p.puts)),
+        gets=round(float(p.gets)),
         polls=round(float(p.polls)),
-    )  # fmt: skip
+    )
 
 
 def _choices(space: Space, candidates: Sequence[Candidate]) -> list[Choice]:
     return [
         Choice(
-            workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators, batch_size_aggregator=c.batch,
-            batch_size_nonaggregator=c.other_batch if c.workers > c.aggregators else c.batch, pattern=c.option.terms.pattern,
-            sync=c.option.terms.sync if c.workers > c.aggregators else "bsp", channel=c.option.platform.channel,
-            compression=c.option.terms.compression, predicted=predicted(p),
+            workers=c.workers,
+            memory_mb=c.memory_mb,
+            aggregators=c.aggregators,
+            batch_size_aggregator=c.batch,
+            batch_size_nonaggregator=c.other_batch if c.workers > c.aggregators else c.batch,
+            pattern=c.option.terms.pattern,
+            sync=c.option.terms.sync if c.workers > c.aggregators else "bsp",
+            channel=c.option.platform.channel,
+            compression=c.option.terms.compression,
+            predicted=predicted(p),
         )
         for c, p in zip(candidates, predictions_of(space, candidates), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 # -- machines -----------------------------------------------------------------------------------------------
@@ -305,8 +342,7 @@ def _warnings(wish: PlanRequest, profile: Profile, best: Candidate, today: datet
             f"{duration(float(p.start_s(best.workers) - p.start_s(p.burst)))} later, which is counted"
         )
     if wish.limits.max_global_batch is None:
-        found.append("no largest global batch was given: larger batches need more epochs to the same loss; "
-                     "set limits.max_global_batch")  # fmt: skip
+        found.append("no largest global batch was given: larger batches need more epochs to the same loss; set limits.max_global_batch")
     return found
 
 

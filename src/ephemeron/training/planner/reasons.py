@@ -15,9 +15,14 @@ from ephemeron.training.planner.search.pareto import Candidate
 from ephemeron.units import duration
 
 PHASES = {
-    "compute": "compute", "upload": "upload", "aggregate": "aggregation", "download": "download", "relay": "lifetime",
-    "start": "cold start", "load": "loading",
-}  # fmt: skip
+    "compute": "compute",
+    "upload": "upload",
+    "aggregate": "aggregation",
+    "download": "download",
+    "relay": "lifetime",
+    "start": "cold start",
+    "load": "loading",
+}
 CHANNELS = {"objects": "objects", "cache": "a cache", "server": "a parameter server", "direct": "direct links"}
 WORTH_SAYING = 1.1
 """Ratio of time or cost from which on another configuration is another choice."""
@@ -58,10 +63,12 @@ def by_channel(answers: PlanAnswers, best: Candidate) -> list[str]:
     platform = best.option.platform
     found = []
     others = [
-        f"over {CHANNELS[name]} nothing keeps the limits" if c is None else
-        f"over {CHANNELS[name]}, {words(c)} would take {duration(c.seconds)} for ${c.cost_usd:.4g}"
-        for name, c in answers.by_channel().items() if name != platform.channel
-    ]  # fmt: skip
+        f"over {CHANNELS[name]} nothing keeps the limits"
+        if c is None
+        else f"over {CHANNELS[name]}, {words(c)} would take {duration(c.seconds)} for ${c.cost_usd:.4g}"
+        for name, c in answers.by_channel().items()
+        if name != platform.channel
+    ]
     if others:
         source = f" ({platform.direct.source})" if platform.direct is not None and platform.direct.source else ""
         own = CHANNELS[platform.channel] + source if best.workers > 1 else "none needed by one function"
@@ -160,17 +167,14 @@ def infeasible(answers: PlanAnswers, pattern: str | None, lifetime_s: float | No
     space, limits = answers.space, answers.limits
     workload = space.workload
     if not space.options:
-        return PlanInfeasible(
-            f"pattern {pattern!r} cannot run here: no profile has the channel that it needs", binding="channel"
-        )
+        return PlanInfeasible(f"pattern {pattern!r} cannot run here: no profile has the channel that it needs", binding="channel")
     largest = float(space.quotas[-1]) if len(space.quotas) else 0.0
     least = float(workload.memory_needed_mb(1.0))
     if least > largest:
         stages = fewest_stages(least - RUNTIME_MB, fixed_mb=RUNTIME_MB, most_mb=largest)
         split = "split it over several functions" if stages is None else f"split it: --stages {stages}"
         return PlanInfeasible(
-            f"a batch of 1 needs {least:,.0f} MB, which do not fit one function of at most {largest:,.0f} MB; {split}",
-            binding="memory",
+            f"a batch of 1 needs {least:,.0f} MB, which do not fit one function of at most {largest:,.0f} MB; {split}", binding="memory"
         )
     cheapest, fastest = answers.free("cost"), answers.free("time")
     if cheapest is None or fastest is None:
@@ -212,8 +216,9 @@ def infeasible(answers: PlanAnswers, pattern: str | None, lifetime_s: float | No
     assert within_budget is not None
     beyond = [
         f"{_over(x, limit)} too {word}"
-        for x, limit, word in ((nearest.seconds, deadline, "slow"), (nearest.cost_usd, budget, "dear")) if x > limit
-    ]  # fmt: skip
+        for x, limit, word in ((nearest.seconds, deadline, "slow"), (nearest.cost_usd, budget, "dear"))
+        if x > limit
+    ]
     return PlanInfeasible(
         f"deadline and budget exclude each other: the nearest to both, {words(nearest)}, takes {duration(nearest.seconds)} for "
         f"${nearest.cost_usd:.4g}, {' and '.join(beyond)}; the deadline takes ${within_time.cost_usd:.4g}, the budget "

@@ -23,7 +23,7 @@ def on_all(workload: Workload, best: Candidate, *, epochs: int, file: str | Path
     found = [
         on_machine(workload, m, epochs=epochs, batch=batch, mb_per_vcpu=platform.mb_per_vcpu, download_s=_download_s(workload, best))
         for m in load_rented(file)
-    ]  # fmt: skip
+    ]
     fitting = without_uncounted([m for m in found if m.fits])
     return sorted(fitting, key=lambda m: (m.cost_usd, m.seconds))
 
@@ -47,15 +47,11 @@ def few(rows: Sequence[MachineEstimate], limits: PlanLimits) -> list[MachineEsti
     return [r for r in rows if r.name in names]
 
 
-def gpus(
-    workload: Workload, best: Candidate, choice: Choice, *, epochs: int, file: str | Path | None
-) -> list[GpuEstimate]:
+def gpus(workload: Workload, best: Candidate, choice: Choice, *, epochs: int, file: str | Path | None) -> list[GpuEstimate]:
     """Speeds from which a machine with a GPU costs less than the plan."""
     vcpu = Machine(name="", vcpus=1, memory_mb=math.inf, hour_usd=0.0, boot_s=0.0, source="", as_of="")
     batch = best.batch * best.aggregators + best.other_batch * (best.workers - best.aggregators)
-    one = on_machine(
-        workload, vcpu, epochs=epochs, batch=batch, mb_per_vcpu=best.option.platform.mb_per_vcpu, download_s=0.0
-    ).seconds
+    one = on_machine(workload, vcpu, epochs=epochs, batch=batch, mb_per_vcpu=best.option.platform.mb_per_vcpu, download_s=0.0).seconds
     download_s = _download_s(workload, best)
     return [_on_gpu(g, one, download_s, choice.predicted.cost_usd) for g in load_gpus(file)]
 
@@ -65,10 +61,14 @@ def _on_gpu(gpu: Gpu, vcpu_s: float, download_s: float, plan_usd: float) -> GpuE
     left_s = affords_s - gpu.boot_s - download_s
     seconds = None if gpu.speedup is None else gpu.boot_s + download_s + vcpu_s / gpu.speedup
     return GpuEstimate(
-        name=gpu.name, hour_usd=gpu.hour_usd, verified=gpu.verified, as_of=gpu.as_of,
-        break_even=vcpu_s / left_s if left_s > 0 and affords_s >= BILLED_AT_LEAST_S else None, seconds=seconds,
+        name=gpu.name,
+        hour_usd=gpu.hour_usd,
+        verified=gpu.verified,
+        as_of=gpu.as_of,
+        break_even=vcpu_s / left_s if left_s > 0 and affords_s >= BILLED_AT_LEAST_S else None,
+        seconds=seconds,
         cost_usd=None if seconds is None else max(seconds, BILLED_AT_LEAST_S) * gpu.hour_usd / 3600,
-    )  # fmt: skip
+    )
 
 
 def beyond(workload: Workload, best: Candidate, choice: Choice, *, file: str | Path | None) -> dict[str, float]:
@@ -93,19 +93,13 @@ def sentences(found_gpus: Sequence[GpuEstimate], found_beyond: Mapping[str, floa
     """The GPUs and the other prices, in at most three lines."""
     lines = []
     if "arm64_usd" in found_beyond:
-        lines.append(
-            f"arm64 functions: ${found_beyond['arm64_usd']:.4g} instead of ${plan_usd:.4g}, the same time assumed, not measured"
-        )
+        lines.append(f"arm64 functions: ${found_beyond['arm64_usd']:.4g} instead of ${plan_usd:.4g}, the same time assumed, not measured")
     if found_gpus:
         unknown = any(g.cost_usd is None and g.break_even is not None for g in found_gpus)
-        words = "; ".join(map(_gpu_words, found_gpus)) + (
-            "; how fast it is on this job is not known" if unknown else ""
-        )
+        words = "; ".join(map(_gpu_words, found_gpus)) + ("; how fast it is on this job is not known" if unknown else "")
         lines.append(f"a GPU costs less than the plan {words}")
     if "egress_usd" in found_beyond:
-        lines.append(
-            f"each copy of the model that leaves the cloud: ${found_beyond['egress_usd']:.2g}, once the free volume is used"
-        )
+        lines.append(f"each copy of the model that leaves the cloud: ${found_beyond['egress_usd']:.2g}, once the free volume is used")
     return lines
 
 

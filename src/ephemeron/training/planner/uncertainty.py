@@ -45,10 +45,7 @@ def sources_of(fit: Provenance, platform: PlatformProfile, *, measured: bool) ->
     transfer = fit.platform.transfer
     up = transfer.error_up if measured else platform.error_up
     down = transfer.error_down if measured else platform.error_down
-    return {
-        "compute": fit.steps.half_width, "upload": _wide(up), "download": _wide(down),
-        "cold start": cold,
-    }  # fmt: skip
+    return {"compute": fit.steps.half_width, "upload": _wide(up), "download": _wide(down), "cold start": cold}
 
 
 def resampled(
@@ -67,11 +64,15 @@ def resampled(
     worst = min(alone, key=lambda n: alone[n], default=None)
     instead = int(np.bincount(away).argmax()) if len(away) else None
     return Uncertainty(
-        sources=dict(sources), draws=DRAWS, time_s=_interval(seconds[0]), cost_usd=_interval(usd[0]),
+        sources=dict(sources),
+        draws=DRAWS,
+        time_s=_interval(seconds[0]),
+        cost_usd=_interval(usd[0]),
         keeps_limits=float(((seconds[0] <= limits.seconds) & (usd[0] <= limits.usd)).mean()),
-        same_choice=float(same.mean()), instead=None if instead is None else _words(choices[instead]),
+        same_choice=float(same.mean()),
+        instead=None if instead is None else _words(choices[instead]),
         sensitive_to=worst if worst is not None and alone[worst] < 1 else None,
-    )  # fmt: skip
+    )
 
 
 def _interval(values: Array) -> tuple[float, float]:
@@ -90,9 +91,7 @@ def sentences(u: Uncertainty | None) -> list[str]:
     text = f"rests on {', '.join(known)}" if known else "rests on a profile that states no uncertainty"
     text += f"; of {' and '.join(unknown)} the profile states none" if known and unknown else ""
     if known:
-        text += (
-            f": {duration(low)} to {duration(high)} and ${cheap:.4g} to ${dear:.4g} in 90 % of {u.draws} resamplings"
-        )
+        text += f": {duration(low)} to {duration(high)} and ${cheap:.4g} to ${dear:.4g} in 90 % of {u.draws} resamplings"
     found = [text]
     if known and u.keeps_limits < 1:
         found.append(f"the limits are kept in {u.keeps_limits:.0%} of them")
@@ -132,11 +131,12 @@ def _parts(choices: Sequence[Choice]) -> dict[str, Array]:
         "compute": np.array([p["compute"] for p in phases]),
         "upload": np.array([p["upload"] + p["aggregate"] / 2 + p["relay"] / 2 for p in phases]),
         "download": np.array([p["download"] + p["load"] + p["aggregate"] / 2 + p["relay"] / 2 for p in phases]),
-        "cold start": np.array([p["start"] for p in phases]), "rest": np.array(rest),
+        "cold start": np.array([p["start"] for p in phases]),
+        "rest": np.array(rest),
         "seconds": np.array([c.predicted.seconds for c in choices]),
         "functions": np.array([c.predicted.cost["functions"] for c in choices]),
         "other": np.array([c.predicted.cost_usd - c.predicted.cost["functions"] for c in choices]),
-    }  # fmt: skip
+    }
 
 
 def _scaled(parts: Mapping[str, Array], drawn: Mapping[str, Array]) -> tuple[Array, Array]:

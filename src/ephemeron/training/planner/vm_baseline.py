@@ -33,9 +33,7 @@ BILLED_AT_LEAST_S = 60.0
 """Machines are billed by the second, after the first minute."""
 
 
-def on_machine(
-    workload: Workload, machine: Machine, *, epochs: int, batch: int, mb_per_vcpu: float, download_s: float
-) -> MachineEstimate:
+def on_machine(workload: Workload, machine: Machine, *, epochs: int, batch: int, mb_per_vcpu: float, download_s: float) -> MachineEstimate:
     """Time and cost of the whole job.
 
     Args:
@@ -57,10 +55,17 @@ def on_machine(
     epoch_s += (full + bool(rest)) * (workload.step_s + workload.apply_s / vcpus)
     seconds = machine.boot_s + download_s + epochs * epoch_s
     return MachineEstimate(
-        name=machine.name, seconds=seconds, cost_usd=max(seconds, BILLED_AT_LEAST_S) * machine.hour_usd / 3600,
-        fits=bool(workload.memory_needed_mb(batch) <= machine.memory_mb), vcpus=machine.vcpus, counted_vcpus=vcpus,
-        kind=machine.kind, arm64=machine.arm64, verified=machine.verified, as_of=machine.as_of,
-    )  # fmt: skip
+        name=machine.name,
+        seconds=seconds,
+        cost_usd=max(seconds, BILLED_AT_LEAST_S) * machine.hour_usd / 3600,
+        fits=bool(workload.memory_needed_mb(batch) <= machine.memory_mb),
+        vcpus=machine.vcpus,
+        counted_vcpus=vcpus,
+        kind=machine.kind,
+        arm64=machine.arm64,
+        verified=machine.verified,
+        as_of=machine.as_of,
+    )
 
 
 def without_uncounted(rows: Sequence[MachineEstimate]) -> list[MachineEstimate]:
@@ -72,12 +77,11 @@ def without_uncounted(rows: Sequence[MachineEstimate]) -> list[MachineEstimate]:
         rows: results of `on_machine` that fit.
     """
     return [
-        r for r in rows
+        r
+        for r in rows
         if r.vcpus <= r.counted_vcpus
-        or not any(
-            o.cost_usd < r.cost_usd and o.seconds <= r.seconds for o in rows if (o.kind, o.arm64) == (r.kind, r.arm64)
-        )
-    ]  # fmt: skip
+        or not any(o.cost_usd < r.cost_usd and o.seconds <= r.seconds for o in rows if (o.kind, o.arm64) == (r.kind, r.arm64))
+    ]
 
 
 def uncounted_words(rows: Sequence[MachineEstimate]) -> str:

@@ -57,10 +57,20 @@ REPEATS = 7
 
 
 def profile_job(
-    job: Job, *, platform: str = "local", channel: str = "folder", confidence: float = 0.05, limits: Limits | None = None,
-    use_cache: bool = True, within_s: float = WITHIN_S, on_progress: OnProgress = lambda text: None, cloud: Settings | None = None,
-    sizes_mb: Sequence[int] = (), budget_usd: float = BUDGET_USD, on_budget: OnProgress = lambda text: None,
-) -> Profile:  # fmt: skip
+    job: Job,
+    *,
+    platform: str = "local",
+    channel: str = "folder",
+    confidence: float = 0.05,
+    limits: Limits | None = None,
+    use_cache: bool = True,
+    within_s: float = WITHIN_S,
+    on_progress: OnProgress = lambda text: None,
+    cloud: Settings | None = None,
+    sizes_mb: Sequence[int] = (),
+    budget_usd: float = BUDGET_USD,
+    on_budget: OnProgress = lambda text: None,
+) -> Profile:
     """Measures what a plan has to know.
 
     Args:
@@ -93,18 +103,23 @@ def profile_job(
         from ephemeron.training.profiling.cloud import cloud_profile
 
         return cloud_profile(
-            job, platform, channel=channel, settings=cloud, sizes_mb=sizes_mb, budget_usd=budget_usd, confidence=confidence,
-            on_progress=on_progress, on_budget=on_budget,
-        )  # fmt: skip
+            job,
+            platform,
+            channel=channel,
+            settings=cloud,
+            sizes_mb=sizes_mb,
+            budget_usd=budget_usd,
+            confidence=confidence,
+            on_progress=on_progress,
+            on_budget=on_budget,
+        )
     limits = limits or platform_limits(platform)
     if platform == "simulated":
         from ephemeron.training.profiling.simulated import simulated_profile
 
         return simulated_profile(job, channel=channel, limits=limits, on_progress=on_progress)
     if platform != "local":
-        raise JobError(
-            f"platform {platform!r} cannot be probed from here", remedy=f"use local, simulated, {', '.join(CLOUDS)}"
-        )
+        raise JobError(f"platform {platform!r} cannot be probed from here", remedy=f"use local, simulated, {', '.join(CLOUDS)}")
     if channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
     began = time.monotonic()
@@ -113,20 +128,14 @@ def profile_job(
     known = store.load("local", public) if use_cache else None
 
     async def measure() -> Profile:
-        async with live.probing(
-            prepared, channel=public, secrets=secrets, limits=limits, on_progress=on_progress
-        ) as prober:
+        async with live.probing(prepared, channel=public, secrets=secrets, limits=limits, on_progress=on_progress) as prober:
             return await _measure(prober, prepared, public, known, confidence, began + within_s)
 
     profile = blocking.run(lambda _: measure())
-    return dataclasses.replace(
-        profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1))
-    )
+    return dataclasses.replace(profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1)))
 
 
-async def _measure(
-    prober: Prober, prepared: Prepared, channel: str, known: store.Known | None, confidence: float, end: float
-) -> Profile:
+async def _measure(prober: Prober, prepared: Prepared, channel: str, known: store.Known | None, confidence: float, end: float) -> Profile:
     limits = prober.limits
     high = _quota(min(limits.mb_per_vcpu, limits.memory_max_mb), limits, up=False)
     first, top, raw = await first_look(prober, prepared, high)
@@ -143,25 +152,37 @@ async def _measure(
     assert folded is not None  # the first look asks for it
     per_mb = statistics.median([*folded.pack_s, *folded.unpack_add_s]) / max(folded.mb, 1e-9)
     workload = Workload(
-        name=spec.name, model_mb=raw.model_bytes / MB, a=fitted.a, b=fitted.b, m=fitted.m,
-        memory_slope_mb=memory.slope_mb, memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
-        dataset_mb=live.data_mb(prepared), samples=spec.samples, test_samples=prepared.test_samples,
-        state_mb=raw.state_bytes / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
-        fold_s_per_mb=per_mb, apply_s=statistics.median([p.apply_s for p in raw.steps]),
-    )  # fmt: skip
+        name=spec.name,
+        model_mb=raw.model_bytes / MB,
+        a=fitted.a,
+        b=fitted.b,
+        m=fitted.m,
+        memory_slope_mb=memory.slope_mb,
+        memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
+        dataset_mb=live.data_mb(prepared),
+        samples=spec.samples,
+        test_samples=prepared.test_samples,
+        state_mb=raw.state_bytes / MB,
+        vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
+        fold_s_per_mb=per_mb,
+        apply_s=statistics.median([p.apply_s for p in raw.steps]),
+    )
     workload, platform, calibrated = await _calibrate(prober, prepared, workload, known.platform, over)
     if not known.reused:
         known = dataclasses.replace(known, platform=platform)
         store.save("local", channel, known)
     fit = Provenance(
-        calibration=calibrated, steps=probe_design.step_provenance(fitted, cells, kept_out, over, confidence, stopped),
+        calibration=calibrated,
+        steps=probe_design.step_provenance(fitted, cells, kept_out, over, confidence, stopped),
         memory=MemoryProvenance(
-            raised_mb=round(memory.raised_mb, 1), probes=len(peaks),
+            raised_mb=round(memory.raised_mb, 1),
+            probes=len(peaks),
             note="holds the whole training set, one message of the whole vector and one checkpoint",
         ),
-        second_vcpu_speedup=second, too_small_quotas_mb=tuple(refused),
+        second_vcpu_speedup=second,
+        too_small_quotas_mb=tuple(refused),
         platform=dataclasses.replace(known.fit, reused=known.reused),
-    )  # fmt: skip
+    )
     return Profile(workload=workload, platform=known.platform, fit=fit)
 
 
@@ -176,13 +197,17 @@ async def _calibrate(
     done = []
     for part in todo:
         over_links = ", over direct links" if part.direct else ""
-        prober.on_progress(
-            f"calibration run of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each{over_links}"
-        )
+        prober.on_progress(f"calibration run of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each{over_links}")
         result = await calibration.run(
-            prepared.job, part, workload, platform=actors, channel=prober.store, address=prober.address,
-            limits=prober.limits, prices=prepared.spec.prices,
-        )  # fmt: skip
+            prepared.job,
+            part,
+            workload,
+            platform=actors,
+            channel=prober.store,
+            address=prober.address,
+            limits=prober.limits,
+            prices=prepared.spec.prices,
+        )
         done.append(result)
     if not done:
         _log.info("no calibration runs: this machine has no room for two functions")
@@ -208,8 +233,7 @@ async def first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[lis
         cells = await prober.steps(high, pair, window_s=0.25, windows=2, fold=FoldProbe(repeats=9))
     except OutOfMemory:
         raise PlanInfeasible(
-            f"a batch of {pair[-1]} samples does not fit {high} MB; use a smaller model or smaller samples",
-            binding="memory",
+            f"a batch of {pair[-1]} samples does not fit {high} MB; use a smaller model or smaller samples", binding="memory"
         ) from None
     slow, large = cells[0], cells[-1]
     assert prober.last is not None  # the call above has set it
@@ -242,9 +266,7 @@ def _quota(memory_mb: float, limits: Limits, *, up: bool) -> int:
     return max(low, min(limits.memory_max_mb, low + step * int(math.ceil(count - 1e-9) if up else count + 1e-9)))
 
 
-async def _probe(
-    prober: Prober, over: Range, confidence: float, end: float
-) -> tuple[list[Measurement], list[Measurement], list[int], str]:
+async def _probe(prober: Prober, over: Range, confidence: float, end: float) -> tuple[list[Measurement], list[Measurement], list[int], str]:
     """Probes until every step is known well enough. Returns cells, cells kept out, quotas too small, and why it ended."""
     cells: list[Measurement] = []
     kept_out: list[Measurement] = []
@@ -315,9 +337,7 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     source = f"measured by functions of this machine ({store.this_machine()}), channel {channel}"
     found = TransferRows(timings=timings, together=together, polls=polls)
     known = assembled(prober, prepared, found, name="local", cold_start_s=prober.cold_s[0], source=source)
-    return dataclasses.replace(
-        known, platform=dataclasses.replace(known.platform, links=await measured_links(prober, quotas[-1]))
-    )
+    return dataclasses.replace(known, platform=dataclasses.replace(known.platform, links=await measured_links(prober, quotas[-1])))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,30 +349,37 @@ class TransferRows:
     polls: Sequence[float]
 
 
-def assembled(
-    prober: Prober, prepared: Prepared, found: TransferRows, *, name: str, cold_start_s: float, source: str
-) -> store.Known:
+def assembled(prober: Prober, prepared: Prepared, found: TransferRows, *, name: str, cold_start_s: float, source: str) -> store.Known:
     """A platform's profile from starts, transfers and polls."""
     fitted, together, polls = fit_transfers(found.timings), found.together, found.polls
     limits, prices = prober.limits, prepared.spec.prices
     overlap = _overlap(together)
     service = prober.traits.service
     bare = PlatformProfile(
-        name=name, memory_mb=QuotaRange(
-            min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, QUOTA_STEP_MB)
-        ), lifetime_s=limits.lifetime_s,
-        cold_start_s=cold_start_s, warm_start_s=statistics.median(prober.warm_s or [cold_start_s]), price_gb_s=0.0,
-        price_invocation=0.0, poll_s=0.0 if prober.traits.waits else statistics.median(polls),
-        channel=service if service in ("cache", "server") else "objects", concurrency=limits.concurrency,
-        mb_per_vcpu=limits.mb_per_vcpu, parallel=max(1, round(overlap)), transfer=fitted.transfer,
+        name=name,
+        memory_mb=QuotaRange(min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, QUOTA_STEP_MB)),
+        lifetime_s=limits.lifetime_s,
+        cold_start_s=cold_start_s,
+        warm_start_s=statistics.median(prober.warm_s or [cold_start_s]),
+        price_gb_s=0.0,
+        price_invocation=0.0,
+        poll_s=0.0 if prober.traits.waits else statistics.median(polls),
+        channel=service if service in ("cache", "server") else "objects",
+        concurrency=limits.concurrency,
+        mb_per_vcpu=limits.mb_per_vcpu,
+        parallel=max(1, round(overlap)),
+        transfer=fitted.transfer,
         source=source,
         notes=prober.platform.unenforced,
-    )  # fmt: skip
+    )
     fit = PlatformProvenance(
-        transfer=transfer_provenance(fitted), cold_starts_s=tuple(round(s, 3) for s in prober.cold_s),
-        warm_starts_s=tuple(round(s, 4) for s in prober.warm_s), polls_s=tuple(round(s, 6) for s in polls),
-        overlap=round(overlap, 2), measured_on=time.strftime("%Y-%m-%d"),
-    )  # fmt: skip
+        transfer=transfer_provenance(fitted),
+        cold_starts_s=tuple(round(s, 3) for s in prober.cold_s),
+        warm_starts_s=tuple(round(s, 4) for s in prober.warm_s),
+        polls_s=tuple(round(s, 6) for s in polls),
+        overlap=round(overlap, 2),
+        measured_on=time.strftime("%Y-%m-%d"),
+    )
     return store.Known(platform=priced(bare, prices), fit=fit)
 
 
@@ -372,12 +399,16 @@ def transfer_provenance(fitted: TransferFit) -> TransferProvenance:
         return type(fit.rate).__name__.lower()
 
     return TransferProvenance(
-        error_up=probe_design.finite(fitted.error_up), error_down=probe_design.finite(fitted.error_down),
+        error_up=probe_design.finite(fitted.error_up),
+        error_down=probe_design.finite(fitted.error_down),
         rows=tuple(
             TransferRow(
-                memory_mb=quota, up=form(fitted.up[quota]), up_error=probe_design.finite(fitted.up[quota].error),
-                down=form(fitted.down[quota]), down_error=probe_design.finite(fitted.down[quota].error),
+                memory_mb=quota,
+                up=form(fitted.up[quota]),
+                up_error=probe_design.finite(fitted.up[quota].error),
+                down=form(fitted.down[quota]),
+                down_error=probe_design.finite(fitted.down[quota].error),
             )
             for quota in fitted.up
         ),
-    )  # fmt: skip
+    )

@@ -82,9 +82,7 @@ class CalibrationResult:
     polls_per_get: float
 
 
-def parts(
-    workload: Workload, platform: PlatformProfile, *, batches: tuple[int, int], cores: int, limits: Limits
-) -> list[CalibrationRun]:
+def parts(workload: Workload, platform: PlatformProfile, *, batches: tuple[int, int], cores: int, limits: Limits) -> list[CalibrationRun]:
     """Calibration runs to do; none if the machine has no room for two functions.
 
     Args:
@@ -136,9 +134,16 @@ def unmonitored(job: Job) -> Job:
 
 
 async def run(
-    job: Job, part: CalibrationRun, workload: Workload, *, platform: Platform, channel: Channel, address: str, limits: Limits,
+    job: Job,
+    part: CalibrationRun,
+    workload: Workload,
+    *,
+    platform: Platform,
+    channel: Channel,
+    address: str,
+    limits: Limits,
     prices: Prices,
-) -> CalibrationResult:  # fmt: skip
+) -> CalibrationResult:
     """Trains a part of the job, and drops its weights.
 
     Raises:
@@ -149,18 +154,27 @@ async def run(
     samples = min(wanted, workload.samples)
     free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None, max_global_batch=None)
     configuration = Configuration(
-        platform="local", channel=f"{DIRECT}{address}" if part.direct else address, pattern="k-reduce", workers=part.workers, aggregators=part.aggregators,
-        memory_mb=part.memory_mb, batch_size=part.batch, function_timeout_s=limits.lifetime_s,
-    ).resolved()  # fmt: skip
+        platform="local",
+        channel=f"{DIRECT}{address}" if part.direct else address,
+        pattern="k-reduce",
+        workers=part.workers,
+        aggregators=part.aggregators,
+        memory_mb=part.memory_mb,
+        batch_size=part.batch,
+        function_timeout_s=limits.lifetime_s,
+    ).resolved()
     part_of_job = dataclasses.replace(unmonitored(job), limits=free, epochs=math.ceil(wanted / samples))
     prepared = await asyncio.to_thread(
-        prepare, part_of_job, configuration,
-        run_id=run_dir.new_run_id(f"calibration-{job.name}"), limits=limits, prices=prices, only_first=samples,
-    )  # fmt: skip
-    events: list[Event] = []
-    trigger = RunDriver(
-        platform, channel, prepared.spec, channel_address=address, clock=time.time, on_event=events.append
+        prepare,
+        part_of_job,
+        configuration,
+        run_id=run_dir.new_run_id(f"calibration-{job.name}"),
+        limits=limits,
+        prices=prices,
+        only_first=samples,
     )
+    events: list[Event] = []
+    trigger = RunDriver(platform, channel, prepared.spec, channel_address=address, clock=time.time, on_event=events.append)
     await trigger.launch(prepared)
     ending = await trigger.watch()
     await channel.delete(await channel.list(f"{prepared.spec.run_id}/"))
@@ -188,10 +202,15 @@ def measured(part: CalibrationRun, events: Sequence[Event]) -> CalibrationResult
         cpu.append((p[-1].cpu_s - p[0].cpu_s) / max(1, len(p) - 1))
     pace = [later.t - e.t for e, later in pairwise(lived[0])]
     return CalibrationResult(
-        part=part, started_s=latest if all(e.cold for e in starts) else 0.0, first_s=second - latest,
-        iteration_s=statistics.fmean(pace), step_s=statistics.fmean(steps),
-        scatter=statistics.pstdev(steps) / statistics.fmean(steps), cpu_s=statistics.fmean(cpu), polls_per_get=_polls_per_get(events),
-    )  # fmt: skip
+        part=part,
+        started_s=latest if all(e.cold for e in starts) else 0.0,
+        first_s=second - latest,
+        iteration_s=statistics.fmean(pace),
+        step_s=statistics.fmean(steps),
+        scatter=statistics.pstdev(steps) / statistics.fmean(steps),
+        cpu_s=statistics.fmean(cpu),
+        polls_per_get=_polls_per_get(events),
+    )
 
 
 def _step_s(e: Progress) -> float:
@@ -215,9 +234,7 @@ def calibrate(
     """
     ratios = [r.step_s / float(workload.compute_s(r.part.batch, r.part.memory_mb)) for r in results]
     scale = statistics.median(ratios)
-    bare = dataclasses.replace(
-        workload, a=workload.a * scale, lockstep_cpu_s=0.0, direct_lockstep_cpu_s=None, first_cpu_s=0.0
-    )
+    bare = dataclasses.replace(workload, a=workload.a * scale, lockstep_cpu_s=0.0, direct_lockstep_cpu_s=None, first_cpu_s=0.0)
     together = [r.started_s / r.part.workers for r in results if r.started_s > 0 and r.part.workers > 2]
     placed = dataclasses.replace(
         platform,
@@ -231,18 +248,29 @@ def calibrate(
         first.append(max(0.0, r.first_s - 2 * r.iteration_s) * share)
         left[r.part.direct].append(max(0.0, r.iteration_s - _iteration_s(bare, placed, r.part)) * share)
     fitted = dataclasses.replace(
-        bare, lockstep_cpu_s=statistics.fmean(left[False]), first_cpu_s=statistics.median(first),
+        bare,
+        lockstep_cpu_s=statistics.fmean(left[False]),
+        first_cpu_s=statistics.median(first),
         direct_lockstep_cpu_s=statistics.fmean(left[True]) if left[True] else None,
-    )  # fmt: skip
+    )
     rows = tuple(
         CalibrationRow(
-            workers=r.part.workers, aggregators=r.part.aggregators, memory_mb=r.part.memory_mb, batch=r.part.batch,
-            iteration_s=round(r.iteration_s, 6), scatter=round(r.scatter, 4), predicted_s=round(_iteration_s(fitted, placed, r.part), 6),
-            step_s=round(r.step_s, 6), first_s=round(r.first_s, 6), started_s=round(r.started_s, 3), cpu_s=round(r.cpu_s, 6),
-            polls_per_get=round(r.polls_per_get, 3), direct=r.part.direct,
+            workers=r.part.workers,
+            aggregators=r.part.aggregators,
+            memory_mb=r.part.memory_mb,
+            batch=r.part.batch,
+            iteration_s=round(r.iteration_s, 6),
+            scatter=round(r.scatter, 4),
+            predicted_s=round(_iteration_s(fitted, placed, r.part), 6),
+            step_s=round(r.step_s, 6),
+            first_s=round(r.first_s, 6),
+            started_s=round(r.started_s, 3),
+            cpu_s=round(r.cpu_s, 6),
+            polls_per_get=round(r.polls_per_get, 3),
+            direct=r.part.direct,
         )
         for r in results
-    )  # fmt: skip
+    )
     return fitted, placed, CalibrationProvenance(a_scaled_by=round(scale, 4), runs=rows)
 
 
@@ -250,7 +278,13 @@ def _iteration_s(workload: Workload, platform: PlatformProfile, part: Calibratio
     where = platform.over_links() if part.direct else platform
     assert where is not None  # else there would be no such part
     p = predict(
-        workload, where, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
-        batch=part.batch, other_batch=part.batch,
-    )  # fmt: skip
+        workload,
+        where,
+        ExecutionOptions(),
+        workers=part.workers,
+        memory_mb=part.memory_mb,
+        aggregators=part.aggregators,
+        batch=part.batch,
+        other_batch=part.batch,
+    )
     return float(p.iteration_s)

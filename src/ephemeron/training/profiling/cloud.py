@@ -62,15 +62,21 @@ _SIZES_MB = (0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 def cloud_profile(
-    job: Job, platform: str, *, channel: str, settings: Settings | None, sizes_mb: Sequence[int], budget_usd: float,
-    confidence: float, on_progress: Callable[[str], None], on_budget: Callable[[str], None],
-) -> Profile:  # fmt: skip
+    job: Job,
+    platform: str,
+    *,
+    channel: str,
+    settings: Settings | None,
+    sizes_mb: Sequence[int],
+    budget_usd: float,
+    confidence: float,
+    on_progress: Callable[[str], None],
+    on_budget: Callable[[str], None],
+) -> Profile:
     """See `api.profile_job`."""
     public, secrets = public_address(channel)
     if "://" not in public:
-        raise JobError(
-            f"functions on {platform} cannot reach channel {channel!r}", remedy="give --channel s3://bucket/prefix"
-        )
+        raise JobError(f"functions on {platform} cannot reach channel {channel!r}", remedy="give --channel s3://bucket/prefix")
     where = cloud(platform)
     settings = (settings or where.settings()).located()
     asked = CapacityRequest(workers=1, memory_mb=0, lifetime_s=0.0, channel=public)
@@ -87,9 +93,7 @@ def cloud_profile(
             return await _measure(prober, prepared, platform, costs, confidence)
 
     profile = blocking.run(lambda _: measure())
-    return dataclasses.replace(
-        profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1))
-    )
+    return dataclasses.replace(profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1)))
 
 
 def sizes_to_probe(limits: Limits, wanted: Sequence[int], platform: str) -> tuple[int, ...]:
@@ -126,9 +130,8 @@ def costs_of(prepared: Prepared, sizes: Sequence[int], limits: Limits) -> ProbeC
     nbytes = 2 * sum(size * (1 + REPEATS) for size in _transferred(prepared)) * MB
     request_usd = puts * (prices.put_usd + prices.get_usd) + (3 + REPEATS) * prices.get_usd + nbytes * prices.byte_usd
     return ProbeCosts(
-        sizes_mb=tuple(sizes), first_mb=first, call_s=min(CALL_S, limits.lifetime_s), prices=prices,
-        requests_usd=len(sizes) * request_usd,
-    )  # fmt: skip
+        sizes_mb=tuple(sizes), first_mb=first, call_s=min(CALL_S, limits.lifetime_s), prices=prices, requests_usd=len(sizes) * request_usd
+    )
 
 
 def _one_vcpu(sizes: Sequence[int], limits: Limits) -> int:
@@ -143,9 +146,15 @@ def _transferred(prepared: Prepared) -> list[float]:
 
 @asynccontextmanager
 async def _probing(
-    where: Provider[Any], settings: Any, prepared: Prepared, channel: str, secrets: dict[str, str], costs: ProbeCosts,
-    bill: ProbeBill, on_progress: Callable[[str], None],
-) -> AsyncIterator[Prober]:  # fmt: skip
+    where: Provider[Any],
+    settings: Any,
+    prepared: Prepared,
+    channel: str,
+    secrets: dict[str, str],
+    costs: ProbeCosts,
+    bill: ProbeBill,
+    on_progress: Callable[[str], None],
+) -> AsyncIterator[Prober]:
     """The cloud's functions with the job's objects in its channel; nothing of it is left afterwards."""
     run = prepared.spec.run_id
     folder = run_dir.home() / "profiling" / run
@@ -160,14 +169,12 @@ async def _probing(
             await RunChannel(store, owner="profile", signing=signing).put(key, buffers)
         capacity = CapacityRequest(workers=1, memory_mb=costs.first_mb, lifetime_s=costs.call_s, channel=channel)
         platform = await where.open(
-            RunHandle(run=run, run_dir=folder, capacity=capacity, channel=channel, since=time.time(), starting=True),
-            settings,
+            RunHandle(run=run, run_dir=folder, capacity=capacity, channel=channel, since=time.time(), starting=True), settings
         )
         stack.push_async_callback(platform.shutdown)
         yield Prober(
-            platform, run, channel, store.traits, platform.limits, on_progress, store, None, signing,
-            lifetime_s=costs.call_s, bill=bill,
-        )  # fmt: skip
+            platform, run, channel, store.traits, platform.limits, on_progress, store, None, signing, lifetime_s=costs.call_s, bill=bill
+        )
 
 
 async def _clear(store: Channel, run: str) -> None:
@@ -187,10 +194,14 @@ async def _measure(prober: Prober, prepared: Prepared, platform: str, costs: Pro
     usable = [c for c in cells if c.memory_mb <= vcpus * limits.mb_per_vcpu or c.memory_mb == min(over.quotas)]
     fitted = probe_design.fit(usable)
     known = assembled(
-        prober, prepared, found, name=platform, cold_start_s=statistics.median(prober.cold_s or prober.warm_s),
+        prober,
+        prepared,
+        found,
+        name=platform,
+        cold_start_s=statistics.median(prober.cold_s or prober.warm_s),
         source=f"measured on {platform} by its functions of {sizes_text(costs.sizes_mb)}, channel {prober.address}, "
         f"{time.strftime('%Y-%m-%d')}",
-    )  # fmt: skip
+    )
     return Profile(
         workload=_workload(prepared, raw, fitted, [*first, *cells, *kept_out], vcpus),
         platform=known.platform.of_sizes(limits.sizes_mb),
@@ -198,12 +209,11 @@ async def _measure(prober: Prober, prepared: Prepared, platform: str, costs: Pro
             steps=probe_design.step_provenance(fitted, usable, kept_out, over, confidence, stopped),
             memory=MemoryProvenance(probes=len(first) + len(cells) + len(kept_out)),
             calibration=CalibrationProvenance(note="no calibration runs on a cloud"),
-            second_vcpu_speedup=speedup, too_small_quotas_mb=tuple(refused),
-            platform=dataclasses.replace(
-                known.fit, sizes_mb=costs.sizes_mb, calls=prober.calls, billed_usd=round(bill.spent_usd, 6)
-            ),
+            second_vcpu_speedup=speedup,
+            too_small_quotas_mb=tuple(refused),
+            platform=dataclasses.replace(known.fit, sizes_mb=costs.sizes_mb, calls=prober.calls, billed_usd=round(bill.spent_usd, 6)),
         ),
-    )  # fmt: skip
+    )
 
 
 async def _steps(
@@ -230,9 +240,7 @@ async def _steps(
         if not fits:
             refused.append(size)
     if not cells:
-        raise PlanInfeasible(
-            f"no function of {sizes_text(sizes)} holds the model and a batch of {bottom} samples", binding="memory"
-        )
+        raise PlanInfeasible(f"no function of {sizes_text(sizes)} holds the model and a batch of {bottom} samples", binding="memory")
     fitting = tuple(size for size in sizes if size not in refused)
     return Range(batches=batches, quotas=fitting), cells, refused
 
@@ -296,17 +304,24 @@ async def _narrowed(
     return left, kept_out, "most probes"
 
 
-def _workload(
-    prepared: Prepared, raw: ProbeResult, fitted: Any, peaks: Sequence[Measurement], vcpus: float
-) -> Workload:
+def _workload(prepared: Prepared, raw: ProbeResult, fitted: Any, peaks: Sequence[Measurement], vcpus: float) -> Workload:
     spec, folded = prepared.spec, raw.fold
     assert folded is not None  # the first look asks for it
     memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
     per_mb = statistics.median([*folded.pack_s, *folded.unpack_add_s]) / max(folded.mb, 1e-9)
     return Workload(
-        name=spec.name, model_mb=raw.model_bytes / MB, a=fitted.a, b=fitted.b, m=fitted.m,
-        memory_slope_mb=memory.slope_mb, memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
-        dataset_mb=live.data_mb(prepared), samples=spec.samples, test_samples=prepared.test_samples,
-        state_mb=raw.state_bytes / MB, vcpus=vcpus, fold_s_per_mb=per_mb,
+        name=spec.name,
+        model_mb=raw.model_bytes / MB,
+        a=fitted.a,
+        b=fitted.b,
+        m=fitted.m,
+        memory_slope_mb=memory.slope_mb,
+        memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
+        dataset_mb=live.data_mb(prepared),
+        samples=spec.samples,
+        test_samples=prepared.test_samples,
+        state_mb=raw.state_bytes / MB,
+        vcpus=vcpus,
+        fold_s_per_mb=per_mb,
         apply_s=statistics.median([p.apply_s for p in raw.steps]),
-    )  # fmt: skip
+    )

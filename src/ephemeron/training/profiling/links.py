@@ -41,7 +41,11 @@ def links_of(raw: LinkResult, *, mb: float, others: int) -> DirectLinks:
     """
     each = max(0.0, raw.all_links_s - raw.one_link_s) / (others - 1)
     return DirectLinks(
-        latency_s=statistics.median(raw.latency_s), mb_s=mb / statistics.median(raw.exchange_s),
-        cpu_s_per_mb=statistics.median(raw.exchange_cpu_s) / mb, setup_s=max(0.0, raw.one_link_s - each), setup_each_s=each,
-        one_phase_mb=ONE_PHASE_BYTES / MB, source=f"measured between two functions of this machine, over {raw.transport}",
-    )  # fmt: skip
+        latency_s=statistics.median(raw.latency_s),
+        mb_s=mb / statistics.median(raw.exchange_s),
+        cpu_s_per_mb=statistics.median(raw.exchange_cpu_s) / mb,
+        setup_s=max(0.0, raw.one_link_s - each),
+        setup_each_s=each,
+        one_phase_mb=ONE_PHASE_BYTES / MB,
+        source=f"measured between two functions of this machine, over {raw.transport}",
+    )

@@ -96,10 +96,17 @@ class Prober:
             self.bill.admit(memory_mb)
         self.calls += 1
         call = Call(
-            run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.lifetime_s or self.limits.lifetime_s,
-            channel=self.address, entry="probe", key=self.signing.text, origin=time.time(),
+            run=self.run,
+            rank=0,
+            attempt=self.calls,
+            memory_mb=memory_mb,
+            lifetime_s=self.lifetime_s or self.limits.lifetime_s,
+            channel=self.address,
+            entry="probe",
+            key=self.signing.text,
+            origin=time.time(),
             request=asdict(request or ProbeRequest()),
-        )  # fmt: skip
+        )
         invoked = time.time()
         outcome = await (await self.platform.invoke(call)).wait()
         if self.bill is not None:
@@ -115,13 +122,7 @@ class Prober:
         return result
 
     async def steps(
-        self,
-        memory_mb: int,
-        batches: list[int],
-        *,
-        window_s: float = WINDOW_S,
-        windows: int = WINDOWS,
-        fold: FoldProbe | None = None,
+        self, memory_mb: int, batches: list[int], *, window_s: float = WINDOW_S, windows: int = WINDOWS, fold: FoldProbe | None = None
     ) -> list[Measurement]:
         """Measures steps of these batches at one quota."""
         self.on_progress(f"steps of {', '.join(map(str, batches))} samples at {memory_mb} MB")
@@ -146,10 +147,7 @@ class Prober:
         """
         self.on_progress(f"direct links at {memory_mb} MB")
         generation = 1 + 3 * self.calls
-        both = (
-            LinkProbe(first=first, generation=generation, others=LINKED, mb=LINK_MB, repeats=LINK_REPEATS)
-            for first in (True, False)
-        )
+        both = (LinkProbe(first=first, generation=generation, others=LINKED, mb=LINK_MB, repeats=LINK_REPEATS) for first in (True, False))
         calls = (self.call(memory_mb, ProbeRequest(links=probe)) for probe in both)
         found = await asyncio.gather(*calls, return_exceptions=True)
         for result in found:
@@ -175,9 +173,7 @@ def _cell(part: StepTiming, memory_mb: int) -> Measurement:
     windows = part.seconds
     middle = statistics.median(windows)
     spread = statistics.stdev(windows) / middle / len(windows) ** 0.5 if len(windows) > 1 else 0.0
-    return Measurement(
-        batch=part.batch, memory_mb=memory_mb, seconds=middle, spread=spread, peak_mb=part.peak_mb, steps=part.steps,
-    )  # fmt: skip
+    return Measurement(batch=part.batch, memory_mb=memory_mb, seconds=middle, spread=spread, peak_mb=part.peak_mb, steps=part.steps)
 
 
 @asynccontextmanager

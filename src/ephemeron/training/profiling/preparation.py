@@ -15,14 +15,16 @@ def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: Platform
     """The job as one function would run it; refuses what `train` would refuse."""
     server = channel.startswith(("ps://", "parameter_server"))
     alone = Configuration(
-        platform=platform, channel=channel, pattern="standalone", workers=1, batch_size=1, memory_mb=limits.memory_max_mb,
+        platform=platform,
+        channel=channel,
+        pattern="standalone",
+        workers=1,
+        batch_size=1,
+        memory_mb=limits.memory_max_mb,
         function_timeout_s=limits.lifetime_s,
-    ).resolved()  # fmt: skip
-    prices = load_prices(
-        "server" if server else "cache" if channel.startswith("redis") else "objects", platform=platform
-    )
+    ).resolved()
+    prices = load_prices("server" if server else "cache" if channel.startswith("redis") else "objects", platform=platform)
     free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None)
     return prepare(
-        dataclasses.replace(job, limits=free), alone, run_id=run_dir.new_run_id(f"profile-{job.name}"), limits=limits,
-        prices=prices,
-    )  # fmt: skip
+        dataclasses.replace(job, limits=free), alone, run_id=run_dir.new_run_id(f"profile-{job.name}"), limits=limits, prices=prices
+    )

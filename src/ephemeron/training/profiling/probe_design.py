@@ -79,10 +79,7 @@ def steps_of(low: int, high: int, count: int, *, multiple: int = 1) -> tuple[int
 
 def fit(cells: Sequence[Measurement]) -> StepFit:
     """Equation 3-12 through the cells."""
-    return fit_steps(
-        [c.batch for c in cells], [c.memory_mb for c in cells], [c.seconds for c in cells],
-        spread=[c.spread for c in cells],
-    )  # fmt: skip
+    return fit_steps([c.batch for c in cells], [c.memory_mb for c in cells], [c.seconds for c in cells], spread=[c.spread for c in cells])
 
 
 def widest(fitted: StepFit, over: Range) -> float:
@@ -143,31 +140,38 @@ def _rows(fitted: StepFit, batch: np.ndarray, memory: np.ndarray) -> np.ndarray:
 
 
 def step_provenance(
-    fitted: StepFit,
-    cells: Sequence[Measurement],
-    kept_out: Sequence[Measurement],
-    over: Range,
-    confidence: float | None,
-    stopped: str,
+    fitted: StepFit, cells: Sequence[Measurement], kept_out: Sequence[Measurement], over: Range, confidence: float | None, stopped: str
 ) -> StepProvenance:
     """Intervals of the coefficients and errors on the probes."""
     errors = [abs(float(fitted.seconds(c.batch, c.memory_mb)) / c.seconds - 1) for c in kept_out]
 
     def row(c: Measurement) -> Probe:
         return Probe(
-            batch=c.batch, memory_mb=c.memory_mb, seconds=round(c.seconds, 6), spread=round(c.spread, 4),
+            batch=c.batch,
+            memory_mb=c.memory_mb,
+            seconds=round(c.seconds, 6),
+            spread=round(c.spread, 4),
             predicted_s=round(float(fitted.seconds(c.batch, c.memory_mb)), 6),
-            half_width=finite(float(fitted.half_width(c.batch, c.memory_mb))), peak_mb=round(c.peak_mb, 1),
-        )  # fmt: skip
+            half_width=finite(float(fitted.half_width(c.batch, c.memory_mb))),
+            peak_mb=round(c.peak_mb, 1),
+        )
 
     return StepProvenance(
-        level=fitted.level, plus_minus={k: finite(v) for k, v in fitted.plus_minus.items()},
-        half_width=finite(widest(fitted, over)), wanted=confidence, stopped=stopped,
-        residual=finite(fitted.residual), left_out_error=finite(_mean(fitted.left_out)),
-        kept_out_error=finite(_mean(errors)), kept_out_worst=finite(max(errors, default=math.nan)),
-        batches=tuple(over.batches), quotas_mb=tuple(over.quotas), fixed=tuple(fitted.fixed),
-        probes=tuple(map(row, cells)), kept_out=tuple(map(row, kept_out)),
-    )  # fmt: skip
+        level=fitted.level,
+        plus_minus={k: finite(v) for k, v in fitted.plus_minus.items()},
+        half_width=finite(widest(fitted, over)),
+        wanted=confidence,
+        stopped=stopped,
+        residual=finite(fitted.residual),
+        left_out_error=finite(_mean(fitted.left_out)),
+        kept_out_error=finite(_mean(errors)),
+        kept_out_worst=finite(max(errors, default=math.nan)),
+        batches=tuple(over.batches),
+        quotas_mb=tuple(over.quotas),
+        fixed=tuple(fitted.fixed),
+        probes=tuple(map(row, cells)),
+        kept_out=tuple(map(row, kept_out)),
+    )
 
 
 def finite(value: float) -> float | None:

@@ -79,23 +79,33 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
     cold, warm = _starts(events)
     share = usable / platform.mb_per_vcpu
     scaled = dataclasses.replace(
-        workload, a=workload.a * scale, memory_base_mb=workload.memory_base_mb + max(0.0, short_mb),
-        apply_s=statistics.median(shares) * min(share, 1.0) if shares else workload.apply_s, step_s=0.0,
-    )  # fmt: skip
+        workload,
+        a=workload.a * scale,
+        memory_base_mb=workload.memory_base_mb + max(0.0, short_mb),
+        apply_s=statistics.median(shares) * min(share, 1.0) if shares else workload.apply_s,
+        step_s=0.0,
+    )
     period = statistics.median(periods)
     explained = _iteration_s(scaled, platform, started, _batches(progress, started))
     refined = dataclasses.replace(scaled, step_s=workload.step_s if explained is None else max(0.0, period - explained))
     placed = dataclasses.replace(
-        platform, cold_start_s=statistics.median(cold) if cold else platform.cold_start_s,
+        platform,
+        cold_start_s=statistics.median(cold) if cold else platform.cold_start_s,
         warm_start_s=statistics.median(warm) if warm else platform.warm_start_s,
-    )  # fmt: skip
+    )
     low, high = (float(np.quantile(ratios, q)) for q in (0.1, 0.9))
     note = Refinement(
-        run=started.run_id, iterations=len(ratios), memory_mb=started.memory_mb, a_scaled_by=round(scale, 4),
-        a_scale_10_to_90_percent=(round(low, 4), round(high, 4)), iteration_s=round(period, 6),
+        run=started.run_id,
+        iterations=len(ratios),
+        memory_mb=started.memory_mb,
+        a_scaled_by=round(scale, 4),
+        a_scale_10_to_90_percent=(round(low, 4), round(high, 4)),
+        iteration_s=round(period, 6),
         unexplained_s=None if explained is None else round(period - explained, 6),
-        memory_raised_mb=round(max(0.0, short_mb), 1), cold_starts=len(cold), warm_starts=len(warm),
-    )  # fmt: skip
+        memory_raised_mb=round(max(0.0, short_mb), 1),
+        cold_starts=len(cold),
+        warm_starts=len(warm),
+    )
     fit = dataclasses.replace(profile.fit, refined=(*profile.fit.refined, note))
     return Profile(workload=refined, platform=placed, fit=fit)
 
@@ -124,22 +134,24 @@ def _batches(progress: Mapping[tuple[int, int], Sequence[Progress]], started: Ru
     return aggregating, largest(range(started.aggregators, started.workers)) or aggregating
 
 
-def _iteration_s(
-    workload: Workload, platform: PlatformProfile, started: RunStarted, batches: tuple[int, int]
-) -> float | None:
+def _iteration_s(workload: Workload, platform: PlatformProfile, started: RunStarted, batches: tuple[int, int]) -> float | None:
     """Predicted seconds of an iteration of this run; None for protocols and channels that the profile does not predict."""
     c = started.configuration
     sync = str(c.get("sync", "bsp"))
     if sync not in PREDICTED:
         return None
-    terms = ExecutionOptions(
-        pattern=str(c.get("pattern", "k-reduce")), sync=sync, compression=str(c.get("compression", "none"))
-    )
+    terms = ExecutionOptions(pattern=str(c.get("pattern", "k-reduce")), sync=sync, compression=str(c.get("compression", "none")))
     where = platform.over_links() if is_direct(str(c.get("channel", ""))) else platform
     if where is None:
         return None
     predicted = predict(
-        workload, where, terms, workers=started.workers, memory_mb=started.memory_mb, aggregators=started.aggregators,
-        batch=batches[0], other_batch=batches[1],
-    )  # fmt: skip
+        workload,
+        where,
+        terms,
+        workers=started.workers,
+        memory_mb=started.memory_mb,
+        aggregators=started.aggregators,
+        batch=batches[0],
+        other_batch=batches[1],
+    )
     return float(predicted.iteration_s)

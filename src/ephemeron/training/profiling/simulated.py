@@ -46,9 +46,7 @@ KEPT_TWICE = 2.0
 MEMORY_NOTE = "estimated from what autograd keeps: the simulator enforces no memory quota"
 
 
-def simulated_profile(
-    job: Job, *, channel: str, limits: Limits, on_progress: Callable[[str], None] = lambda text: None
-) -> Profile:
+def simulated_profile(job: Job, *, channel: str, limits: Limits, on_progress: Callable[[str], None] = lambda text: None) -> Profile:
     """The world of the job's `[simulation]` table, and its model's steps.
 
     Raises:
@@ -67,11 +65,19 @@ def simulated_profile(
     coefficients, applied, steps = _steps(trainer, samples, batches, world, limits)
     base = RUNTIME_MB + saved + (4 * prepared.model_bytes + state) / MIB + live.data_mb(prepared)
     workload = Workload(
-        name=job.name, model_mb=prepared.model_bytes / MB, a=coefficients["a"], b=coefficients["b"],
-        m=coefficients["m"], memory_slope_mb=slope, memory_base_mb=base,
-        dataset_mb=live.data_mb(prepared), samples=prepared.spec.samples, test_samples=prepared.test_samples,
-        state_mb=state / MB, apply_s=applied,
-    )  # fmt: skip
+        name=job.name,
+        model_mb=prepared.model_bytes / MB,
+        a=coefficients["a"],
+        b=coefficients["b"],
+        m=coefficients["m"],
+        memory_slope_mb=slope,
+        memory_base_mb=base,
+        dataset_mb=live.data_mb(prepared),
+        samples=prepared.spec.samples,
+        test_samples=prepared.test_samples,
+        state_mb=state / MB,
+        apply_s=applied,
+    )
     fit = Provenance(steps=steps, memory=MemoryProvenance(note=MEMORY_NOTE))
     return Profile(workload=workload, platform=world_profile(world, limits, server=server), fit=fit)
 
@@ -80,20 +86,32 @@ def world_profile(world: Simulation, limits: Limits, *, server: bool = False) ->
     """The simulator's constants as a platform."""
     link = Affine(latency_s=world.latency_s, mb_s=world.bandwidth_mb_s or UNLIMITED_MB_S)
     links = DirectLinks(
-        latency_s=world.direct_latency_s, mb_s=world.direct_bandwidth_mb_s or link.mb_s,
+        latency_s=world.direct_latency_s,
+        mb_s=world.direct_bandwidth_mb_s or link.mb_s,
         setup_s=world.direct_setup_s + 2 * world.latency_s + 2 * world.direct_latency_s,
-        setup_each_s=world.latency_s, failure=world.direct_failure, one_phase_mb=ONE_PHASE_BYTES / MB, source="constants of the simulated network",
-    )  # fmt: skip
+        setup_each_s=world.latency_s,
+        failure=world.direct_failure,
+        one_phase_mb=ONE_PHASE_BYTES / MB,
+        source="constants of the simulated network",
+    )
     bare = PlatformProfile(
-        links=links, name="simulated",
+        links=links,
+        name="simulated",
         memory_mb=QuotaRange(min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, 64)),
-        lifetime_s=limits.lifetime_s, cold_start_s=world.cold_start_s,
-        warm_start_s=world.warm_start_s, price_gb_s=0.0, price_invocation=0.0, poll_s=0.0, parallel=1_000_000,
-        channel="server" if server else "objects", concurrency=limits.concurrency, mb_per_vcpu=limits.mb_per_vcpu,
+        lifetime_s=limits.lifetime_s,
+        cold_start_s=world.cold_start_s,
+        warm_start_s=world.warm_start_s,
+        price_gb_s=0.0,
+        price_invocation=0.0,
+        poll_s=0.0,
+        parallel=1_000_000,
+        channel="server" if server else "objects",
+        concurrency=limits.concurrency,
+        mb_per_vcpu=limits.mb_per_vcpu,
         transfer=(Transfer(memory_mb=float(limits.memory_min_mb), up=link, down=link),),
         source="the job's [simulation] table: constants of a simulated world, not measurements",
         notes=("the simulator's store waits by itself: no polls",),
-    )  # fmt: skip
+    )
     return priced(bare, load_prices("server" if server else "objects"))
 
 
@@ -161,8 +179,7 @@ def _steps(
     # A share of the CPU divides the time: a·(B + b)/M, with m = 0.
     kept_out = cells[2::3] if len(cells) > 5 else []
     used = [c for c in cells if c not in kept_out]
-    fitted = fit_steps([c.batch for c in used], [c.memory_mb for c in used], [c.seconds for c in used],
-                       spread=[c.spread for c in used])  # fmt: skip
+    fitted = fit_steps([c.batch for c in used], [c.memory_mb for c in used], [c.seconds for c in used], spread=[c.spread for c in used])
     over = Range(batches=tuple(batches), quotas=(one_vcpu,))
     report = step_provenance(fitted, used, kept_out, over, None, "measured in this process")
     return {"a": fitted.a, "b": fitted.b, "m": fitted.m}, float(np.quantile(applied, USUAL)), report

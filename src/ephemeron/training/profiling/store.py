@@ -78,9 +78,7 @@ def save(name: str, channel: str, known: Known) -> None:
         replace_file(path, json.dumps(value, indent=2) + "\n")
         _log.info("kept the platform's profile in %s", path)
     except OSError as e:
-        raise JobError(
-            f"cannot write {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
-        ) from None
+        raise JobError(f"cannot write {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write") from None
 
 
 def _processor() -> str:

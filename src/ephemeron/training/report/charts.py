@@ -10,19 +10,7 @@ from itertools import cycle
 from markupsafe import Markup
 
 from ephemeron.rendering.page import legend
-from ephemeron.rendering.svg import (
-    Scale,
-    Tick,
-    el,
-    joined,
-    log_ticks,
-    nothing,
-    path,
-    text,
-    ticks,
-    time_ticks,
-    whole_ticks,
-)
+from ephemeron.rendering.svg import Scale, Tick, el, joined, log_ticks, nothing, path, text, ticks, time_ticks, whole_ticks
 from ephemeron.training.report.headline import Headline, compact, usd
 from ephemeron.training.report.metrics import EvaluationPoint, Learning, Points
 from ephemeron.training.report.run_summary import RunSummary
@@ -68,25 +56,14 @@ def learning_chart(story: RunSummary) -> Markup:
         for (name, each), colour in zip(story.learning_of, cycle(("blue", "amber", "green", "grey")), strict=False):
             loss, accuracy = test_points(each)
             said = tuple(map(_said, each.evaluations))
-            lines.append(
-                ChartLine(label=f"{name}: training loss", points=each.smooth or each.loss, colour=colour, faint=True)
-            )
+            lines.append(ChartLine(label=f"{name}: training loss", points=each.smooth or each.loss, colour=colour, faint=True))
             lines.append(ChartLine(label=f"{name}: test loss", points=loss, colour=colour, marks=said))
             lines.append(
-                ChartLine(
-                    label=f"{name}: test accuracy (right)",
-                    points=accuracy,
-                    colour=colour,
-                    marks=said,
-                    right=True,
-                    dashed=True,
-                )
+                ChartLine(label=f"{name}: test accuracy (right)", points=accuracy, colour=colour, marks=said, right=True, dashed=True)
             )
     elif told.smooth:
         lines.append(ChartLine(label="training loss", points=told.loss, colour="blue", faint=True))
-        lines.append(
-            ChartLine(label=f"mean of {human_count(told.window, 'iteration')}", points=told.smooth, colour="blue")
-        )
+        lines.append(ChartLine(label=f"mean of {human_count(told.window, 'iteration')}", points=told.smooth, colour="blue"))
     elif told.loss:
         lines.append(ChartLine(label="training loss", points=told.loss, colour="blue"))
     if told.evaluations and not story.learning_of:
@@ -170,12 +147,7 @@ def _top(lines: list[ChartLine]) -> float:
 
 
 def _over_time(
-    story: RunSummary,
-    lines: list[ChartLine],
-    title: str,
-    top: float,
-    label: Callable[[float], str],
-    rule: float | None = None,
+    story: RunSummary, lines: list[ChartLine], title: str, top: float, label: Callable[[float], str], rule: float | None = None
 ) -> Markup:
     if not top or not story.seconds:
         return nothing("Nothing to show yet.")

@@ -68,14 +68,7 @@ class Spending:
     @property
     def total_usd(self) -> float:
         """Without storage, which no event states."""
-        return (
-            self.compute_usd
-            + self.requests_usd
-            + self.direct_usd
-            + self.calls_usd
-            + self.burst_usd
-            + self.suspended_usd
-        )
+        return self.compute_usd + self.requests_usd + self.direct_usd + self.calls_usd + self.burst_usd + self.suspended_usd
 
     def points(self, name: str) -> Points:
         """One series as (seconds, value)."""
@@ -87,9 +80,7 @@ def spending(
 ) -> tuple[Spending, tuple[InvocationRow, ...]]:
     """The spending, and the rows with the traffic that their functions reported."""
     changes, counted = _traffic_changes(rows, told)
-    rows = tuple(
-        dataclasses.replace(r, traffic=counted.get((r.rank, r.attempt, r.invocation), r.traffic)) for r in rows
-    )
+    rows = tuple(dataclasses.replace(r, traffic=counted.get((r.rank, r.attempt, r.invocation), r.traffic)) for r in rows)
     times = _times(rows, changes, now)
     series: dict[str, Floats] = {name: _stepped(changes, name, times) for name in _COUNTERS}
     series["requests_usd"] = np.zeros(len(times), dtype=np.float64)
@@ -127,9 +118,7 @@ def with_further(spent: Spending, events: Iterable[Event], prices: CostRates) ->
             suspended -= prices.suspended_usd(event.gb, 0.0, resumed=False)
     burst_usd = burst_vcpu_s * prices.burst_vcpu_second_usd
     direct_usd = spent.traffic.direct_bytes_sent * prices.direct_byte_usd
-    return dataclasses.replace(
-        spent, burst_vcpu_s=burst_vcpu_s, burst_usd=burst_usd, suspended_usd=suspended, direct_usd=direct_usd
-    )
+    return dataclasses.replace(spent, burst_vcpu_s=burst_vcpu_s, burst_usd=burst_usd, suspended_usd=suspended, direct_usd=direct_usd)
 
 
 def requests_usd(traffic: Traffic, prices: CostRates) -> float:
@@ -138,22 +127,14 @@ def requests_usd(traffic: Traffic, prices: CostRates) -> float:
 
 
 def _request_prices(prices: CostRates) -> dict[str, float]:
-    return {
-        "puts": prices.put_usd,
-        "gets": prices.get_usd,
-        "polls": prices.get_usd,
-        "deletes": prices.delete_usd,
-        "lists": prices.list_usd,
-    }
+    return {"puts": prices.put_usd, "gets": prices.get_usd, "polls": prices.get_usd, "deletes": prices.delete_usd, "lists": prices.list_usd}
 
 
 _Key = tuple[int, int, str]
 _Changes = list[tuple[float, Traffic]]
 
 
-def _traffic_changes(
-    rows: Sequence[InvocationRow], told: Iterable[Progress | StoreRequests]
-) -> tuple[_Changes, dict[_Key, Traffic]]:
+def _traffic_changes(rows: Sequence[InvocationRow], told: Iterable[Progress | StoreRequests]) -> tuple[_Changes, dict[_Key, Traffic]]:
     """(time, increment) in the order of time, and where each invocation's counters ended."""
     by_attempt: dict[tuple[int, int], list[InvocationRow]] = {}
     for r in rows:

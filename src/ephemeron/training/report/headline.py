@@ -20,8 +20,7 @@ from ephemeron.units import human_bytes, human_seconds
 Result = Mapping[str, Any]
 
 _NOT_CONFIGURATION = frozenset(
-    {"run_id", "status", "seconds", "cost_usd", "iterations", "invocations", "metrics", "traffic", "billed"}
-    | {"phases_s"}
+    {"run_id", "status", "seconds", "cost_usd", "iterations", "invocations", "metrics", "traffic", "billed"} | {"phases_s"}
 )
 """Keys of the result that state what came out, not what was asked for."""
 

@@ -38,8 +38,7 @@ def _regions(story: RunSummary, result: Result | None) -> list[Markup]:
     return [
         card("Regions", regions.region_table(story, result), regions.CAPTION),
         side_by_side(
-            card("Iterations by region", regions.progress_chart(story)),
-            card("Waiting for other regions", regions.waiting_chart(story)),
+            card("Iterations by region", regions.progress_chart(story)), card("Waiting for other regions", regions.waiting_chart(story))
         ),
     ]
 
@@ -86,18 +85,22 @@ def _header(story: RunSummary, figures: Headline) -> Markup:
     known = figures.status in ("finished", "stopped", "failed", "running")
     caption = "No end is recorded: the run goes on, or its client ended before it."
     return header(
-        "ephemeron run report", figures.job or "run", figures.summary, pill=figures.status,
-        pill_style=figures.status if known else "other", code=figures.run_id, place=on + when,
-        caption=caption if figures.status == "running" else "", causes=story.causes,
-    )  # fmt: skip
+        "ephemeron run report",
+        figures.job or "run",
+        figures.summary,
+        pill=figures.status,
+        pill_style=figures.status if known else "other",
+        code=figures.run_id,
+        place=on + when,
+        caption=caption if figures.status == "running" else "",
+        causes=story.causes,
+    )
 
 
 def _tiles(story: RunSummary, figures: Headline) -> Markup:
     n, budget, t = figures.iterations, figures.budget_usd, story.spending.traffic
     again = figures.invocations - len(story.lanes)
-    calls = f"{human_count(figures.invocations, 'invocation', grouped=True)}" + (
-        f", {again:,} beyond the first" if again > 0 else ""
-    )
+    calls = f"{human_count(figures.invocations, 'invocation', grouped=True)}" + (f", {again:,} beyond the first" if again > 0 else "")
     mix = cost_mix(story)
     tiles = [
         ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),
@@ -105,9 +108,7 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
         _tested(figures),
         ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
         ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
-        ("Functions", f"{figures.workers}", f"{figures.quotas}; {calls}")
-        if figures.regions
-        else ("Functions", figures.quotas, calls),
+        ("Functions", f"{figures.workers}", f"{figures.quotas}; {calls}") if figures.regions else ("Functions", figures.quotas, calls),
         ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
         ("Moved", human_bytes(t.bytes_up + t.bytes_down + t.direct_bytes_sent), moved(story)),
     ]

@@ -69,8 +69,7 @@ def invocation_rows(events: Iterable[Event], *, now: float, over: bool, memory_m
             alive[rank, attempt] = max(e.t, alive.get((rank, attempt), 0.0))
     last = {rank: max(r.attempt for r in rows.values() if r.rank == rank) for rank in {k[0] for k in rows}}
     closed = [
-        r if r.ended else _open(r, now=now, alive=alive[r.rank, r.attempt], gone=over or r.attempt < last[r.rank])
-        for r in rows.values()
+        r if r.ended else _open(r, now=now, alive=alive[r.rank, r.attempt], gone=over or r.attempt < last[r.rank]) for r in rows.values()
     ]
     return tuple(sorted(closed, key=lambda r: (r.rank, r.invoked, r.attempt)))
 
@@ -94,10 +93,7 @@ def as_begun(events: Iterable[Event]) -> list[Event]:
 
 
 def _new(e: Invoked | Started | Ended, memory_mb: int) -> InvocationRow:
-    return InvocationRow(
-        rank=e.rank, attempt=e.attempt, invocation=e.invocation,
-        invoked=e.t, start=e.t, end=e.t, memory_mb=memory_mb,
-    )  # fmt: skip
+    return InvocationRow(rank=e.rank, attempt=e.attempt, invocation=e.invocation, invoked=e.t, start=e.t, end=e.t, memory_mb=memory_mb)
 
 
 def _told(row: InvocationRow, e: Invoked | Started | Ended) -> InvocationRow:
@@ -109,10 +105,18 @@ def _told(row: InvocationRow, e: Invoked | Started | Ended) -> InvocationRow:
             return dataclasses.replace(row, start=e.t, end=max(e.t, row.end), cold=e.cold)
         case Ended():
             return dataclasses.replace(
-                row, end=e.t, ended=True, status=e.status, outcome=e.outcome, error=e.error, billed_s=e.billed_s,
-                gb_seconds=e.gb_seconds, memory_mb=e.memory_mb or row.memory_mb,
-                peak_memory_mb=e.peak_memory_mb, traffic=e.traffic,
-            )  # fmt: skip
+                row,
+                end=e.t,
+                ended=True,
+                status=e.status,
+                outcome=e.outcome,
+                error=e.error,
+                billed_s=e.billed_s,
+                gb_seconds=e.gb_seconds,
+                memory_mb=e.memory_mb or row.memory_mb,
+                peak_memory_mb=e.peak_memory_mb,
+                traffic=e.traffic,
+            )
 
 
 def _open(row: InvocationRow, *, now: float, alive: float, gone: bool) -> InvocationRow:
@@ -120,11 +124,7 @@ def _open(row: InvocationRow, *, now: float, alive: float, gone: bool) -> Invoca
     end = max(row.start, alive if gone else now)
     seconds = end - row.start
     return dataclasses.replace(
-        row,
-        end=end,
-        status="unknown" if gone else "running",
-        billed_s=seconds,
-        gb_seconds=row.memory_mb / 1024 * seconds,
+        row, end=end, status="unknown" if gone else "running", billed_s=seconds, gb_seconds=row.memory_mb / 1024 * seconds
     )
 
 

@@ -77,9 +77,7 @@ class Learning:
         return next((e for e in reversed(self.evaluations) if e.ranks == most), None)
 
 
-def learning(
-    progress: Iterable[Progress], evaluated: Iterable[Evaluated], measured: Iterable[Measured] = ()
-) -> Learning:
+def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated], measured: Iterable[Measured] = ()) -> Learning:
     """Merges what the ranks reported."""
     losses = _losses(progress)
     stretches = list(_finite_stretches(losses))
@@ -136,9 +134,7 @@ def _evaluations(evaluated: Iterable[Evaluated], measured: Mapping[int, Metrics]
     points: dict[int, list[Evaluated]] = {}
     for e in best.values():
         points.setdefault(e.iteration, []).append(e)
-    return tuple(
-        _one_point(parts, measured.get(iteration)) for iteration, parts in sorted(points.items()) if any(p.samples for p in parts)
-    )  # fmt: skip
+    return tuple(_one_point(parts, measured.get(iteration)) for iteration, parts in sorted(points.items()) if any(p.samples for p in parts))
 
 
 def _one_point(parts: list[Evaluated], merged: Metrics | None) -> EvaluationPoint:

@@ -93,20 +93,14 @@ def _foot(s: Scatter) -> list[str]:
         rule[x] = "┬"
         names[start : start + len(name)] = name
         end = start + len(name)
-    return [
-        f"{' ' * _LEFT} └{''.join(rule)}",
-        f"{' ' * _LEFT}  {''.join(names)}".rstrip(),
-        f"{'time':>{_LEFT + 2 + _COLUMNS}}",
-    ]
+    return [f"{' ' * _LEFT} └{''.join(rule)}", f"{' ' * _LEFT}  {''.join(names)}".rstrip(), f"{'time':>{_LEFT + 2 + _COLUMNS}}"]
 
 
 def _legend(s: Scatter, letters: list[str]) -> list[str]:
     lines = [f"  ◆ {s.choice.words}  (chosen)"]
     if s.front:
         n = len(s.front)
-        lines.append(
-            f"  o {n} configuration{'s' if n != 1 else ''} of functions that no other beats in both time and cost"
-        )
+        lines.append(f"  o {n} configuration{'s' if n != 1 else ''} of functions that no other beats in both time and cost")
     lines += [f"  {letter} {m.words}" for letter, m in zip(letters, s.machines, strict=False)]
     if s.deadline_s:
         lines.append(f"  ┊ deadline {human_seconds(s.deadline_s)}")

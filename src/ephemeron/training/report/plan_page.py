@@ -59,9 +59,7 @@ def html(plan: Plan) -> str:
     beyond = f" Beyond the picture: {'; '.join(s.beyond)}." if s.beyond else ""
     parts += [
         card("Time and cost", picture(plan) + _front_table(plan), (_FRONT if s.front else "") + beyond),
-        side_by_side(
-            card("Time by phase", _phases(plan.choice.predicted), _PATH), card("Cost", _costs(plan.choice.predicted))
-        ),
+        side_by_side(card("Time by phase", _phases(plan.choice.predicted), _PATH), card("Cost", _costs(plan.choice.predicted))),
     ]
     if len(plan.compared) > 1:
         parts.append(card("What to choose between", _choices(plan, plan.compared), _COMPARED))
@@ -71,13 +69,8 @@ def html(plan: Plan) -> str:
     if plan.alternatives:
         parts.append(card("Alternatives", _choices(plan, plan.alternatives), "Differences are from the chosen one."))
     if plan.machines:
-        parts.append(
-            card("The same job on one machine", _machines(plan), f"{_MACHINES} {uncounted_words(plan.machines)}")
-        )
-    parts += [
-        card("Configuration", _settings(_configuration(plan))),
-        card("What this rests on", _settings(_provenance(plan))),
-    ]
+        parts.append(card("The same job on one machine", _machines(plan), f"{_MACHINES} {uncounted_words(plan.machines)}"))
+    parts += [card("Configuration", _settings(_configuration(plan))), card("What this rests on", _settings(_provenance(plan)))]
     return document(f"plan · {name}", parts)
 
 
@@ -102,16 +95,18 @@ def _tiles(plan: Plan) -> Markup:
     each = f"{human_seconds(p.seconds / p.iterations)} per iteration" if p.iterations else ""
     sizes = f"{c.batch_size_aggregator} per aggregator, {c.batch_size_nonaggregator} per other"
     same = c.workers == c.aggregators or c.batch_size_aggregator == c.batch_size_nonaggregator
-    return tiled([
-        ("Time", human_seconds(p.seconds), f"deadline {human_seconds(deadline)}" if deadline else "no deadline"),
-        ("Cost", usd(p.cost_usd), f"{p.cost_usd / budget:.0%} of the budget" if budget else "no budget"),
-        ("Functions", f"{c.workers} × {c.memory_mb} MB", f"{p.memory_mb:,.0f} MB are needed"),
-        ("Aggregators", f"{c.aggregators}", f"{c.pattern}, {c.sync}"),
-        ("Global batch", f"{batch:,}", f"{c.batch_size_aggregator} per function" if same else sizes),
-        ("Iterations", n, f"{each}, {c.local_steps} local steps" if c.local_steps > 1 else each),
-        ("Bound by", str(plan.binding), "a limit" if plan.binding in ("deadline", "budget") else ""),
-        ("Search", plan.search.method, _proof(plan.search)),
-    ])  # fmt: skip
+    return tiled(
+        [
+            ("Time", human_seconds(p.seconds), f"deadline {human_seconds(deadline)}" if deadline else "no deadline"),
+            ("Cost", usd(p.cost_usd), f"{p.cost_usd / budget:.0%} of the budget" if budget else "no budget"),
+            ("Functions", f"{c.workers} × {c.memory_mb} MB", f"{p.memory_mb:,.0f} MB are needed"),
+            ("Aggregators", f"{c.aggregators}", f"{c.pattern}, {c.sync}"),
+            ("Global batch", f"{batch:,}", f"{c.batch_size_aggregator} per function" if same else sizes),
+            ("Iterations", n, f"{each}, {c.local_steps} local steps" if c.local_steps > 1 else each),
+            ("Bound by", str(plan.binding), "a limit" if plan.binding in ("deadline", "budget") else ""),
+            ("Search", plan.search.method, _proof(plan.search)),
+        ]
+    )
 
 
 def _global_batch(plan: Plan) -> int:
@@ -163,12 +158,7 @@ def _picture(s: Scatter) -> Markup:
     title = el("title", s.choice.words)
     out.append(el("circle", title, cx=chosen[0], cy=chosen[1], r=8, class_="dot orange"))
     right = chosen[0] > WIDTH - 140
-    out.append(
-        text(
-            chosen[0] + (-12 if right else 12), chosen[1] - 10, words, class_="chosen",
-            text_anchor="end" if right else "start",
-        )
-    )  # fmt: skip
+    out.append(text(chosen[0] + (-12 if right else 12), chosen[1] - 10, words, class_="chosen", text_anchor="end" if right else "start"))
     return el("svg", *out, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img", aria_label="cost by time")
 
 
@@ -212,9 +202,7 @@ def _limits(s: Scatter, x: Scale, y: Scale) -> Markup:
 def _front_table(plan: Plan) -> Markup:
     if not plan.front:
         return Markup("")
-    return el(
-        "details", el("summary", f"all {len(plan.front)} configurations of the front"), _choices(plan, plan.front)
-    )
+    return el("details", el("summary", f"all {len(plan.front)} configurations of the front"), _choices(plan, plan.front))
 
 
 def _choices(plan: Plan, rows: Sequence[Choice]) -> Markup:
@@ -226,9 +214,18 @@ def _choices(plan: Plan, rows: Sequence[Choice]) -> Markup:
         p = r.predicted
         batches = dict.fromkeys((r.batch_size_aggregator, r.batch_size_nonaggregator))
         cells = [
-            r.workers, f"{r.memory_mb} MB", r.aggregators, " / ".join(map(str, batches)), r.pattern, r.sync,
-            r.compression, human_seconds(p.seconds), _off(p.seconds, base.seconds), usd(p.cost_usd), _off(p.cost_usd, base.cost_usd),
-        ]  # fmt: skip
+            r.workers,
+            f"{r.memory_mb} MB",
+            r.aggregators,
+            " / ".join(map(str, batches)),
+            r.pattern,
+            r.sync,
+            r.compression,
+            human_seconds(p.seconds),
+            _off(p.seconds, base.seconds),
+            usd(p.cost_usd),
+            _off(p.cost_usd, base.cost_usd),
+        ]
         body.append([*([r.why if isinstance(r, Alternative) else ""] if said else []), *cells])
     return table(["", *head] if said else head, body, words=1 if said else 0)
 
@@ -242,16 +239,7 @@ def _off(value: float, base: float) -> str:
 
 def _bar(share: float, style: str) -> Markup:
     rect = el("rect", x=0, y=0, width=max(0.0, min(100.0, 100 * share)), height=10, class_=style)
-    return el(
-        "svg",
-        rect,
-        viewBox="0 0 100 10",
-        width=220,
-        height=12,
-        class_="bar",
-        preserveAspectRatio="none",
-        aria_hidden="true",
-    )
+    return el("svg", rect, viewBox="0 0 100 10", width=220, height=12, class_="bar", preserveAspectRatio="none", aria_hidden="true")
 
 
 def _phases(p: Predicted) -> Markup:
@@ -270,10 +258,7 @@ def _costs(p: Predicted) -> Markup:
         "storage": "bytes and servers",
         "requests": f"{human_count(p.invocations, 'invocation', grouped=True)}, {human_count(p.puts, 'put', grouped=True)}, {human_count(p.gets, 'get', grouped=True)}, {human_count(p.polls, 'poll', grouped=True)}",
     }
-    rows = [
-        [name, words.get(name, ""), usd(cost), f"{cost / p.cost_usd:.0%}" if p.cost_usd else ""]
-        for name, cost in p.cost.items()
-    ]
+    rows = [[name, words.get(name, ""), usd(cost), f"{cost / p.cost_usd:.0%}" if p.cost_usd else ""] for name, cost in p.cost.items()]
     rows.append(["sum", "", usd(p.cost_usd), ""])
     return table(["", "quantity", "cost", "share"], rows, words=2, style="last-sum")
 
@@ -282,11 +267,11 @@ def _machines(plan: Plan) -> Markup:
     base = plan.choice.predicted
     rows = []
     for m in plan.machines:
-        cells = [human_seconds(m.seconds), _off(m.seconds, base.seconds), usd(m.cost_usd), _off(m.cost_usd, base.cost_usd)]  # fmt: skip
+        cells = [human_seconds(m.seconds), _off(m.seconds, base.seconds), usd(m.cost_usd), _off(m.cost_usd, base.cost_usd)]
         remarks = [] if m.fits else [" ", el("small", "too little memory", class_="bad")]
         remarks += [] if m.verified else [" ", el("small", "price not verified")]
         rows.append([joined([m.name, *remarks]), *cells])
-    chosen = [joined([functions(plan.choice), " ", el("small", "chosen")]), human_seconds(base.seconds), "", usd(base.cost_usd), ""]  # fmt: skip
+    chosen = [joined([functions(plan.choice), " ", el("small", "chosen")]), human_seconds(base.seconds), "", usd(base.cost_usd), ""]
     return table(["", "time", "", "cost", ""], [*rows, chosen], style="last-sum")
 
 
@@ -297,10 +282,8 @@ def _configuration(plan: Plan) -> dict[str, object]:
 def _provenance(plan: Plan) -> dict[str, object]:
     s = plan.search
     told: dict[str, object] = {f.name: getattr(plan.profile, f.name) for f in fields(plan.profile)}
-    told["limits"] = {
-        f.name: v for f in fields(plan.limits) if (v := getattr(plan.limits, f.name)) is not None
-    } or "none"
-    told["search"] = f"{s.method}: {s.evaluated:,} evaluated, {s.pruned:,} excluded by bounds, in {human_seconds(s.seconds)}; {_proof(s)}"  # fmt: skip
+    told["limits"] = {f.name: v for f in fields(plan.limits) if (v := getattr(plan.limits, f.name)) is not None} or "none"
+    told["search"] = f"{s.method}: {s.evaluated:,} evaluated, {s.pruned:,} excluded by bounds, in {human_seconds(s.seconds)}; {_proof(s)}"
     return told
 
 

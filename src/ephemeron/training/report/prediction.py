@@ -126,9 +126,7 @@ def rows(predicted: Predicted, summary: Mapping[str, object]) -> list[Comparison
     return [r for r in out if r.predicted is not None or r.measured is not None]
 
 
-def _row(
-    name: str, unit: Unit, predicted: float | None, measured: float | None, *, phase: bool = False
-) -> ComparisonRow:
+def _row(name: str, unit: Unit, predicted: float | None, measured: float | None, *, phase: bool = False) -> ComparisonRow:
     error = None
     if predicted is not None and measured is not None:
         error = predicted / measured - 1 if measured else 0.0 if not predicted else None
@@ -154,12 +152,8 @@ def _notes(chosen: Choice, summary: Mapping[str, object]) -> list[str]:
     status = summary.get("status", "finished")
     if status != "finished":
         out.append(_unfinished(status))
-    names = ("workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "sync", "compression")  # fmt: skip
-    other = [
-        f"{n} {summary[n]} instead of {getattr(chosen, n)}"
-        for n in names
-        if n in summary and _differ(summary[n], getattr(chosen, n))
-    ]
+    names = ("workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "sync", "compression")
+    other = [f"{n} {summary[n]} instead of {getattr(chosen, n)}" for n in names if n in summary and _differ(summary[n], getattr(chosen, n))]
     if other:
         out.append(f"The run was not the one that was planned: {', '.join(other)}.")
     return out

@@ -38,14 +38,34 @@ def region_table(story: RunSummary, result: Mapping[str, Any] | None) -> Markup:
         name = region.started.name
         rows.append(
             [
-                name, region.started.platform, _functions(region), f"{region.steps_per_s:.3g}", f"{region.exchanges:,}",
-                f"{region.staleness}", human_bytes(region.wan_bytes_sent), human_bytes(region.wan_bytes_received), _by_kernel(region),
-                f"{region.waiting_share:.1%}", f"{region.released_s:.0f} s" if region.released else "–", usd(costs[name]) if name in costs else "–",
+                name,
+                region.started.platform,
+                _functions(region),
+                f"{region.steps_per_s:.3g}",
+                f"{region.exchanges:,}",
+                f"{region.staleness}",
+                human_bytes(region.wan_bytes_sent),
+                human_bytes(region.wan_bytes_received),
+                _by_kernel(region),
+                f"{region.waiting_share:.1%}",
+                f"{region.released_s:.0f} s" if region.released else "–",
+                usd(costs[name]) if name in costs else "–",
             ]
-        )  # fmt: skip
+        )
     head = (
-        "region", "platform", "functions", "steps/s at the end", "exchanges", "staleness", "sent", "received", "by the kernel", "waiting", "released", "cost",
-    )  # fmt: skip
+        "region",
+        "platform",
+        "functions",
+        "steps/s at the end",
+        "exchanges",
+        "staleness",
+        "sent",
+        "received",
+        "by the kernel",
+        "waiting",
+        "released",
+        "cost",
+    )
     return table(head, rows, words=2)
 
 

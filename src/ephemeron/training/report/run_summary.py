@@ -98,11 +98,7 @@ class RunSummary:
             causes=tuple(final.causes) if final else (),
             seconds=now,
             resumes=tuple(e.t for e in launches[1:]),
-            learning=learning(
-                progress,
-                evaluated,
-                (e for e in told if isinstance(e, Measured)),
-            ),
+            learning=learning(progress, evaluated, (e for e in told if isinstance(e, Measured))),
             invocations=rows,
             lanes=lanes(work, ranks, now),
             faults=tuple(e for e in told if isinstance(e, FaultFired)),
@@ -113,10 +109,7 @@ class RunSummary:
             learning_of=tuple(
                 (
                     region.started.name,
-                    learning(
-                        (e for e in progress if region.started.has(e.rank)),
-                        (e for e in evaluated if region.started.has(e.rank)),
-                    ),
+                    learning((e for e in progress if region.started.has(e.rank)), (e for e in evaluated if region.started.has(e.rank))),
                 )
                 for region in regions
             ),

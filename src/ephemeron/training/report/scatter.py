@@ -104,11 +104,15 @@ def scatter(plan: Plan) -> Scatter:
         budget = None
     points = (*points, *machines)
     return Scatter(
-        choice=choice, front=front, machines=tuple(machines), deadline_s=deadline or None, budget_usd=budget or None,
+        choice=choice,
+        front=front,
+        machines=tuple(machines),
+        deadline_s=deadline or None,
+        budget_usd=budget or None,
         time=_reach([m.seconds for m in points], deadline, time_ticks, _log_time_ticks),
         cost=_reach([m.cost_usd for m in points], budget, _cost_ticks, _log_cost_ticks),
         beyond=tuple(far),
-    )  # fmt: skip
+    )
 
 
 def _choice(c: Choice) -> ScatterMark:
@@ -124,15 +128,15 @@ def functions(c: Choice) -> str:
 
 def _machine(row: MachineEstimate) -> ScatterMark:
     seconds, cost, name = row.seconds, row.cost_usd, row.name
-    return ScatterMark(
-        seconds=seconds, cost_usd=cost, label=name, words=f"{name}: {human_seconds(seconds)}, {usd(cost)}"
-    )
+    return ScatterMark(seconds=seconds, cost_usd=cost, label=name, words=f"{name}: {human_seconds(seconds)}, {usd(cost)}")
 
 
 def _reach(
-    values: Iterable[float], limit: float | None,
-    even: Callable[[float, float, int], list[Tick]], decades: Callable[[float, float], list[Tick]],
-) -> Reach:  # fmt: skip
+    values: Iterable[float],
+    limit: float | None,
+    even: Callable[[float, float, int], list[Tick]],
+    decades: Callable[[float, float], list[Tick]],
+) -> Reach:
     known = [v for v in (*values, limit or 0.0) if v > 0] or [1.0]
     lo, hi = min(known), max(known)
     if hi / lo > LOG_FROM:
@@ -153,8 +157,15 @@ def _log_cost_ticks(lo: float, hi: float) -> list[Tick]:
 
 
 _ROUND_S = [m * 10.0**k for k in range(-3, 1) for m in (1, 2, 5)] + [
-    10, 20, 60, 120, 300, 600, 1200, *(3600.0 * m * 10.0**k for k in range(4) for m in (1, 2, 5))
-]  # fmt: skip
+    10,
+    20,
+    60,
+    120,
+    300,
+    600,
+    1200,
+    *(3600.0 * m * 10.0**k for k in range(4) for m in (1, 2, 5)),
+]
 
 
 def _log_time_ticks(lo: float, hi: float) -> list[Tick]:

@@ -32,8 +32,7 @@ def phase_table(story: RunSummary) -> Markup:
         return nothing("No function reported how it spent its time.")
     alive = {lane.rank: sum(r.end - r.start for r in story.invocations if r.rank == lane.rank) for lane in lanes}
     rows = [
-        [f"rank {lane.rank}", *(_share(lane.totals.get(p, 0.0), alive[lane.rank]) for p in shown), _s(alive[lane.rank])]
-        for lane in lanes
+        [f"rank {lane.rank}", *(_share(lane.totals.get(p, 0.0), alive[lane.rank]) for p in shown), _s(alive[lane.rank])] for lane in lanes
     ]
     whole = sum(alive.values())
     sums = [_share(sum(lane.totals.get(p, 0.0) for lane in lanes), whole) for p in shown]
@@ -103,9 +102,17 @@ def _invocation(r: InvocationRow) -> list[str]:
     name = el("span", str(r.attempt), title=r.invocation)
     about = "" if r.ended else "≈ "
     return [
-        str(r.rank), name, r.reason, start, end, human_seconds(r.invoked), about + human_seconds(r.billed_s),
-        about + f"{r.gb_seconds:.3f}", peak, f"{r.traffic.requests:,}",
-    ]  # fmt: skip
+        str(r.rank),
+        name,
+        r.reason,
+        start,
+        end,
+        human_seconds(r.invoked),
+        about + human_seconds(r.billed_s),
+        about + f"{r.gb_seconds:.3f}",
+        peak,
+        f"{r.traffic.requests:,}",
+    ]
 
 
 def bill_table(story: RunSummary, figures: Headline) -> Markup:

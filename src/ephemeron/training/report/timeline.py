@@ -48,21 +48,37 @@ def timeline(story: RunSummary, figures: Headline) -> Markup:
     labels = [_label(lane.rank, i, tall, figures.aggregators) for i, lane in enumerate(story.lanes)]
     at = {lane.rank: TOP + (i + 0.5) * tall for i, lane in enumerate(story.lanes)}
     scale = Scale(0.0, story.seconds, LEFT, WIDTH - RIGHT)
-    marks = [
-        _mark(kind, t, words, scale, at[rank] + _aside(kind, tall))
-        for kind, t, rank, words in _marks(story)
-        if rank in at
-    ]
+    marks = [_mark(kind, t, words, scale, at[rank] + _aside(kind, tall)) for kind, t, rank, words in _marks(story) if rank in at]
     view = f"0 0 {_sec(story.seconds)} {tall * len(story.lanes)}"
-    spans = el("svg", *inner, x=LEFT, y=TOP, width=INNER, height=floor - TOP, viewBox=view,
-               preserveAspectRatio="none", class_="spans merged" if story.merged else "spans")  # fmt: skip
+    spans = el(
+        "svg",
+        *inner,
+        x=LEFT,
+        y=TOP,
+        width=INNER,
+        height=floor - TOP,
+        viewBox=view,
+        preserveAspectRatio="none",
+        class_="spans merged" if story.merged else "spans",
+    )
     frame = el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=floor, y2=floor, class_="axis")
     picture = el(
-        "svg", *labels, frame, el("g", _ticks(scale, floor), class_="ticks"), spans, *marks,
+        "svg",
+        *labels,
+        frame,
+        el("g", _ticks(scale, floor), class_="ticks"),
+        spans,
+        *marks,
         el("rect", x=0, y=TOP, width=0, height=floor - TOP, class_="pick"),
-        viewBox=f"0 0 {WIDTH} {height}", class_="timeline", role="img", aria_label="What each function did, by time",
-        data_end=repr(story.seconds), data_left=LEFT, data_width=INNER, data_floor=floor,
-    )  # fmt: skip
+        viewBox=f"0 0 {WIDTH} {height}",
+        class_="timeline",
+        role="img",
+        aria_label="What each function did, by time",
+        data_end=repr(story.seconds),
+        data_left=LEFT,
+        data_width=INNER,
+        data_floor=floor,
+    )
     return _legend(story) + render("zoom_controls.html") + picture
 
 
@@ -110,9 +126,7 @@ def _lane(lane: Lane, top: float, tall: int, rows: list[InvocationRow]) -> Marku
 def _alive(row: InvocationRow, y: float, bar: float) -> Markup:
     """A pale ground under the time that no span explains, and dots from call to start."""
     said = _said(row)
-    ground = el(
-        "rect", el("title", said), x=_sec(row.start), y=y, width=_sec(row.end - row.start), height=bar, class_="alive"
-    )
+    ground = el("rect", el("title", said), x=_sec(row.start), y=y, width=_sec(row.end - row.start), height=bar, class_="alive")
     middle = y + bar / 2
     wait = el("path", d=f"M{_sec(row.invoked)} {num(middle)}H{_sec(row.start)}", class_="starting")
     return ground + (wait if row.start > row.invoked and bar >= 9 else "")
@@ -129,9 +143,7 @@ def _segment(s: Segment, y: float, bar: float) -> Markup:
 
 
 def _cell(s: Segment, y: float, bar: float) -> Markup:
-    return el(
-        "rect", el("title", s.phase), x=_sec(s.start), y=y, width=_sec(s.end - s.start), height=bar, class_=s.phase
-    )
+    return el("rect", el("title", s.phase), x=_sec(s.start), y=y, width=_sec(s.end - s.start), height=bar, class_=s.phase)
 
 
 def _column(column: Column, y: float, bar: float) -> Iterator[Markup]:

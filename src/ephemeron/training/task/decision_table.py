@@ -43,9 +43,8 @@ class DecisionTable(Typed):
 
     @classmethod
     def of(
-        cls, table: Indices, choices: list[tuple[int, int]], *, first: tuple[int, int], lowest_loss: float,
-        highest_loss: float,
-    ) -> DecisionTable:  # fmt: skip
+        cls, table: Indices, choices: list[tuple[int, int]], *, first: tuple[int, int], lowest_loss: float, highest_loss: float
+    ) -> DecisionTable:
         """A table of indices.
 
         Args:
@@ -56,9 +55,14 @@ class DecisionTable(Typed):
         """
         packed = base64.b64encode(zlib.compress(np.ascontiguousarray(table).tobytes(), 9)).decode()
         return cls(
-            lowest_loss=lowest_loss, highest_loss=highest_loss, losses=table.shape[0], budgets=table.shape[1],
-            choices=tuple(choices), first=first, packed=packed,
-        )  # fmt: skip
+            lowest_loss=lowest_loss,
+            highest_loss=highest_loss,
+            losses=table.shape[0],
+            budgets=table.shape[1],
+            choices=tuple(choices),
+            first=first,
+            packed=packed,
+        )
 
     @cached_property
     def table(self) -> Indices:

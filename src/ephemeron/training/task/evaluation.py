@@ -30,10 +30,7 @@ def report_of(output: Any, where: str) -> dict[str, Any]:
         return {str(name): value for name, value in output.items()}
     if isinstance(output, (torch.Tensor, int, float)):
         return {"loss": output}
-    raise JobError(
-        f"{where} returned {type(output).__name__}",
-        remedy="return the loss, or a mapping with 'loss' and further numbers",
-    )
+    raise JobError(f"{where} returned {type(output).__name__}", remedy="return the loss, or a mapping with 'loss' and further numbers")
 
 
 def number_of(value: Any, name: str, where: str) -> float:
@@ -124,10 +121,7 @@ def recorded_after(model: nn.Module) -> Iterator[None]:
             return output
         torch.set_grad_enabled(True)
         return tree_map(
-            lambda v: (
-                v.detach().requires_grad_().clone() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-            ),
-            output,
+            lambda v: v.detach().requires_grad_().clone() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, output
         )
 
     hooks = [
@@ -271,9 +265,7 @@ def _reduced(values: list[torch.Tensor], counts: Sequence[int], reduce: Any) -> 
     if len(values) == 1:
         return values[0]
     if getattr(reduce, "__name__", "") == "dim_zero_mean" and sum(counts):
-        return sum((value * count for value, count in zip(values, counts, strict=True)), start=values[0] * 0) / sum(
-            counts
-        )
+        return sum((value * count for value, count in zip(values, counts, strict=True)), start=values[0] * 0) / sum(counts)
     stacked = torch.stack(values)
     return stacked if reduce is None else reduce(stacked)
 

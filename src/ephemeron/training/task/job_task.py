@@ -52,9 +52,7 @@ def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.opti
     """
     cls = getattr(torch.optim, target.target, None)
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        names = sorted(
-            n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
-        )
+        names = sorted(n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer))
         raise JobError(f"optimizer {target.target!r} is not in torch.optim", remedy=f"use one of {', '.join(names)}")
     check_kind(cls)
     make: Callable[..., torch.optim.Optimizer] = cls

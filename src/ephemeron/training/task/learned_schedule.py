@@ -22,9 +22,7 @@ from ephemeron.training.task.schedule import EpochMeasurements, Schedule
 
 Vector: TypeAlias = NDArray[np.float64]
 
-STATE = (
-    "loss", "fetch_s", "compute_s", "update_s", "epoch_s", "memory_use", "cpu_use", "budget_left", "workers", "memory", "epochs_left",
-)  # fmt: skip
+STATE = ("loss", "fetch_s", "compute_s", "update_s", "epoch_s", "memory_use", "cpu_use", "budget_left", "workers", "memory", "epochs_left")
 """Values of an observation, in this order."""
 LARGEST = 10.0
 """Observations are cut off at plus and minus this."""
@@ -113,9 +111,7 @@ class StateScales(Typed):
         loss = math.log(max(state.loss, 1e-9) / self.target_loss) / span if math.isfinite(state.loss) else LARGEST
         times = (x / self.epoch_s for x in (state.fetch_s, state.compute_s, state.update_s, state.epoch_s))
         functions = self.bounds.action(state.workers, state.memory_mb) if state.workers else (0.0, 0.0)
-        found = np.array(
-            [loss, *times, state.memory_use, state.cpu_use, state.budget_left, *functions, state.epochs_left]
-        )
+        found = np.array([loss, *times, state.memory_use, state.cpu_use, state.budget_left, *functions, state.epochs_left])
         return np.asarray(np.clip(np.nan_to_num(found, nan=0.0), -LARGEST, LARGEST))
 
 
@@ -187,12 +183,18 @@ class LearnedSchedule(Schedule):
         policy = self._policy
         loss = measured.metrics.get(policy.monitor)
         state = EpochState(
-            loss=measured.loss if loss is None else loss, fetch_s=measured.fetch_s, compute_s=measured.compute_s,
-            update_s=measured.update_s, epoch_s=measured.epoch_s, memory_use=policy.memory_needed_mb / measured.memory_mb,
+            loss=measured.loss if loss is None else loss,
+            fetch_s=measured.fetch_s,
+            compute_s=measured.compute_s,
+            update_s=measured.update_s,
+            epoch_s=measured.epoch_s,
+            memory_use=policy.memory_needed_mb / measured.memory_mb,
             cpu_use=measured.compute_s / measured.epoch_s if measured.epoch_s else 0.0,
-            budget_left=1 - measured.spent_usd / policy.budget_usd, workers=measured.workers, memory_mb=measured.memory_mb,
+            budget_left=1 - measured.spent_usd / policy.budget_usd,
+            workers=measured.workers,
+            memory_mb=measured.memory_mb,
             epochs_left=1 - measured.epoch / policy.epochs,
-        )  # fmt: skip
+        )
         workers, memory_mb = policy.decide(state)
         if (workers, memory_mb) == (measured.workers, measured.memory_mb):
             return None

@@ -25,12 +25,23 @@ from ephemeron.training.task.evaluation import Evaluator, report_of
 _OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "multi_margin_loss"})
 """Losses of `torch.nn.functional` whose targets are class numbers."""
 _OVER = {
-    "binary_cross_entropy": "elements", "binary_cross_entropy_with_logits": "elements", "cross_entropy": "labels",
-    "gaussian_nll_loss": "elements", "hinge_embedding_loss": "elements", "huber_loss": "elements", "kl_div": "elements",
-    "l1_loss": "elements", "mse_loss": "elements", "multi_margin_loss": "samples", "multilabel_margin_loss": "samples",
-    "multilabel_soft_margin_loss": "samples", "nll_loss": "labels", "poisson_nll_loss": "elements",
-    "smooth_l1_loss": "elements", "soft_margin_loss": "elements",
-}  # fmt: skip
+    "binary_cross_entropy": "elements",
+    "binary_cross_entropy_with_logits": "elements",
+    "cross_entropy": "labels",
+    "gaussian_nll_loss": "elements",
+    "hinge_embedding_loss": "elements",
+    "huber_loss": "elements",
+    "kl_div": "elements",
+    "l1_loss": "elements",
+    "mse_loss": "elements",
+    "multi_margin_loss": "samples",
+    "multilabel_margin_loss": "samples",
+    "multilabel_soft_margin_loss": "samples",
+    "nll_loss": "labels",
+    "poisson_nll_loss": "elements",
+    "smooth_l1_loss": "elements",
+    "soft_margin_loss": "elements",
+}
 """Losses of `torch.nn.functional` of an output and targets, and what they are a mean over: `labels` are those that are not ignored,
 each with its class weight."""
 
@@ -167,7 +178,6 @@ def make_loss(target: Target, resolve: Callable[[str], Any]) -> Loss:
     known = ("mean", "sum", "batchmean") if target.target == "kl_div" else ("mean", "sum")
     if reduction not in known:
         raise JobError(
-            f"loss {target.target}: reduction = {reduction!r} gives no single number to train on",
-            remedy=f"give one of {', '.join(known)}",
+            f"loss {target.target}: reduction = {reduction!r} gives no single number to train on", remedy=f"give one of {', '.join(known)}"
         )
     return Loss(function=function, options=target.options, name=target.target)

@@ -36,9 +36,7 @@ def check_kind(cls: type[torch.optim.Optimizer]) -> None:
         JobError: it evaluates the loss several times a step, or takes sparse gradients only.
     """
     if issubclass(cls, torch.optim.LBFGS):
-        raise JobError(
-            "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
-        )
+        raise JobError("optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser")
     if issubclass(cls, torch.optim.SparseAdam):
         raise JobError(
             "optimizer 'SparseAdam' takes sparse gradients only, and merged gradients are dense",

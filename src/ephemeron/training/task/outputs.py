@@ -43,20 +43,14 @@ class Outputs:
         Raises:
             JobError: they are too large.
         """
-        paths = (
-            []
-            if self._made is None
-            else sorted(p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
-        )
+        paths = [] if self._made is None else sorted(p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
         nbytes = sum(path.stat().st_size for path in paths)
         if nbytes > MOST_BYTES:
             raise JobError(
                 f"the program has written {nbytes / 1e6:.1f} MB below output_dir, and at most {MOST_BYTES / 1e6:.1f} MB are collected",
                 remedy="write less there, or put large files into storage of your own",
             )
-        return {
-            f"{PREFIX}{p.relative_to(self.folder).as_posix()}": np.frombuffer(p.read_bytes(), np.uint8) for p in paths
-        }
+        return {f"{PREFIX}{p.relative_to(self.folder).as_posix()}": np.frombuffer(p.read_bytes(), np.uint8) for p in paths}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Makes the folder what `files` has found. Files are written in place and folders stay: the program may have

@@ -12,14 +12,7 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError
-from ephemeron.training.task.evaluation import (
-    is_sum,
-    number_of,
-    own_weight,
-    recorded_after,
-    report_of,
-    weight_of,
-)
+from ephemeron.training.task.evaluation import is_sum, number_of, own_weight, recorded_after, report_of, weight_of
 from ephemeron.training.task.task import Task
 from ephemeron.training.task.tensors import parts_of
 
@@ -36,9 +29,16 @@ class PartReport(NamedTuple):
 
 
 def backward(
-    task: Task, model: nn.Module, part: Any, *, samples: int, whole: int, turn: int | None,
-    autocast: AbstractContextManager[object], weighed: Callable[[float, bool, float], None] | None = None,
-) -> PartReport:  # fmt: skip
+    task: Task,
+    model: nn.Module,
+    part: Any,
+    *,
+    samples: int,
+    whole: int,
+    turn: int | None,
+    autocast: AbstractContextManager[object],
+    weighed: Callable[[float, bool, float], None] | None = None,
+) -> PartReport:
     """Forward and backward pass over a part of a batch.
 
     Gradients of parts are multiplied by their weights over the samples of the batch, so that a batch in parts is the batch as
@@ -61,9 +61,7 @@ def backward(
     loss = report.get("loss")
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f"of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        raise JobError(
-            f"the loss of {where} is {shape}", remedy="return a scalar tensor, such as a mean over the batch"
-        )
+        raise JobError(f"the loss of {where} is {shape}", remedy="return a scalar tensor, such as a mean over the batch")
     summed, own = is_sum(report, where), own_weight(loss)
     given = weight_of(report.pop("weight", samples if own is None else own), where)
     weight = float(samples) if summed else given

@@ -125,15 +125,26 @@ def program_of(
     task.total_steps, task.total_epochs = epoch_length * epochs, epochs
     model = model_of(task, source)
     return with_optimizers(
-        task, model, source.options, find=partial(resolve, folders=folders), epoch_length=epoch_length, epochs=epochs,
+        task,
+        model,
+        source.options,
+        find=partial(resolve, folders=folders),
+        epoch_length=epoch_length,
+        epochs=epochs,
         learning_rate_factor=learning_rate_factor,
-    )  # fmt: skip
+    )
 
 
 def with_optimizers(
-    task: Task, model: nn.Module, options: TrainingOptions, *, find: Resolve, epoch_length: int, epochs: int,
+    task: Task,
+    model: nn.Module,
+    options: TrainingOptions,
+    *,
+    find: Resolve,
+    epoch_length: int,
+    epochs: int,
     learning_rate_factor: float = 1.0,
-) -> Program:  # fmt: skip
+) -> Program:
     """The program of a task whose model is built. See `program_of`."""
     trainable(model)
     with eager_optimizers():
@@ -148,10 +159,7 @@ def with_optimizers(
         _check_owners(model, optimizers)
         if learning_rate_factor != 1.0:
             if schedulers:
-                raise JobError(
-                    "scale_learning_rate with schedulers of the task's own",
-                    remedy="scale them in the task's optimizers",
-                )
+                raise JobError("scale_learning_rate with schedulers of the task's own", remedy="scale them in the task's optimizers")
             for group in (g for o in optimizers for g in o.param_groups):
                 group["lr"] *= learning_rate_factor
         if options.scheduler is not None and not schedulers:
@@ -159,9 +167,7 @@ def with_optimizers(
                 scheduler_for(options.scheduler, o, i, resolve=find, steps=epoch_length * epochs, epochs=epochs)
                 for i, o in enumerate(optimizers)
             ]
-    return Program(
-        task=task, model=model, optimizers=optimizers, schedulers=schedulers, options=options, epoch_length=epoch_length
-    )
+    return Program(task=task, model=model, optimizers=optimizers, schedulers=schedulers, options=options, epoch_length=epoch_length)
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

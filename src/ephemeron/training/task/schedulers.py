@@ -19,7 +19,7 @@ _LENGTHS = ("T_max", "total_steps", "total_iters")
 
 def scheduler_for(
     spec: SchedulerSpec, optimizer: torch.optim.Optimizer, number: int, *, resolve: Callable[[str], Any], steps: int, epochs: int
-) -> Scheduled:  # fmt: skip
+) -> Scheduled:
     """The scheduler of an optimiser.
 
     Args:
@@ -35,14 +35,10 @@ def scheduler_for(
         make = resolve(spec.target)
     else:
         make = getattr(lr_scheduler, spec.target, None)
-        known = [
-            n for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)
-        ]
+        known = [n for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)]
         if make is None or spec.target not in known:
             names = sorted(n for n in known if not n.startswith("_") and n != "LRScheduler")
-            raise JobError(
-                f"scheduler {spec.target!r} is not in torch.optim.lr_scheduler", remedy=f"use one of {', '.join(names)}"
-            )
+            raise JobError(f"scheduler {spec.target!r} is not in torch.optim.lr_scheduler", remedy=f"use one of {', '.join(names)}")
     options = dict(spec.options)
     length = steps if spec.interval == "step" else epochs
     for name in _LENGTHS:
@@ -56,9 +52,7 @@ def scheduler_for(
         raise JobError(f"scheduler {spec.target} refuses its options: {e}") from None
     plateau = isinstance(made, lr_scheduler.ReduceLROnPlateau)
     monitor = spec.monitor or ("loss" if plateau else None)
-    return Scheduled(
-        scheduler=made, optimizer=number, interval=spec.interval, monitor=monitor if plateau else None
-    )  # fmt: skip
+    return Scheduled(scheduler=made, optimizer=number, interval=spec.interval, monitor=monitor if plateau else None)
 
 
 def _warmed(main: Any, optimizer: torch.optim.Optimizer, spec: SchedulerSpec) -> Any:

@@ -108,8 +108,10 @@ class Run:
                 continue
             yield number
             if self._begun != first + number + 1:
-                raise JobError(f"an epoch of run.epochs had {self._begun - first - number} loops over run.steps",
-                               remedy="write one `for batch in run.steps(loader)` in each epoch")  # fmt: skip
+                raise JobError(
+                    f"an epoch of run.epochs had {self._begun - first - number} loops over run.steps",
+                    remedy="write one `for batch in run.steps(loader)` in each epoch",
+                )
 
     def steps(self, loader: Iterable[Any], epochs: int | None = None, *, per_worker: bool = False) -> Iterator[Any]:
         """This worker's part of each batch. The loader's batch is the global batch.
@@ -135,9 +137,15 @@ class Run:
                 yield from self._epoch(batches, epoch)
 
     def step(
-        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor | float, *, weight: float | None = None,
-        clip_norm: float | None = None, clip_value: float | None = None, **metrics: Any,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: torch.Tensor | float,
+        *,
+        weight: float | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        **metrics: Any,
+    ) -> None:
         """Ends an iteration: merges the gradients of all workers, clips them, steps the optimiser and clears gradients.
 
         Args:
@@ -153,8 +161,10 @@ class Run:
         """
         name = self._registered.check(optimizer)
         if self._part is None:
-            raise JobError("run.step was called twice for one batch, or outside of the loop over run.steps",
-                           remedy="call run.step once for each batch; several optimisers in turn: write an ephemeron.Task")  # fmt: skip
+            raise JobError(
+                "run.step was called twice for one batch, or outside of the loop over run.steps",
+                remedy="call run.step once for each batch; several optimisers in turn: write an ephemeron.Task",
+            )
         numbers = {key: number_of(value, key, "run.step") for key, value in metrics.items()}
         weight = None if weight is None else weight_of(weight, "run.step")
         part, self._part = self._part, None
@@ -204,13 +214,19 @@ class Run:
 
     def _check_stepped(self) -> None:
         if self._part is not None:
-            raise JobError("a batch of run.steps was left without run.step",
-                           remedy="call run.step(optimizer, loss) once for each batch")  # fmt: skip
+            raise JobError("a batch of run.steps was left without run.step", remedy="call run.step(optimizer, loss) once for each batch")
 
     def _step(
-        self, name: str, optimizer: torch.optim.Optimizer, loss: torch.Tensor | float, part: Part, weight: float | None,
-        clip_norm: float | None, clip_value: float | None, metrics: Mapping[str, float],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        loss: torch.Tensor | float,
+        part: Part,
+        weight: float | None,
+        clip_norm: float | None,
+        clip_value: float | None,
+        metrics: Mapping[str, float],
+    ) -> None:
         parameters = [p for _, p in self._registered.parameters()]
         for p in parameters if weight == 0 else ():
             p.grad = None if p.grad is None else torch.zeros_like(p)

@@ -62,9 +62,7 @@ class LoaderBatches:
         self._drawn = 0
         """Epochs whose lists were drawn."""
         self._by_index = (
-            isinstance(loader, DataLoader)
-            and not isinstance(loader.dataset, IterableDataset)
-            and loader.batch_sampler is not None
+            isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
         )
         self._processes = processes and self._by_index and isinstance(loader, DataLoader) and loader.num_workers > 0
 
@@ -159,11 +157,17 @@ class LoaderBatches:
                 yield Part(batch, counted)
             return
         processes: Iterable[Any] = DataLoader(
-            samples, batch_sampler=[indices for indices, _ in chosen], collate_fn=collate, num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
-            prefetch_factor=loader.prefetch_factor, multiprocessing_context=loader.multiprocessing_context,
+            samples,
+            batch_sampler=[indices for indices, _ in chosen],
+            collate_fn=collate,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            prefetch_factor=loader.prefetch_factor,
+            multiprocessing_context=loader.multiprocessing_context,
             generator=torch.Generator(),
-        )  # fmt: skip
+        )
         for batch, (_, counted) in zip(processes, chosen, strict=True):
             yield Part(batch, counted)
 
@@ -194,11 +198,7 @@ class _Collate:
 
 def _number(index: Any) -> int:
     """An index as a number; keys of other types are hashed alike in every process."""
-    return (
-        int(index)
-        if isinstance(index, (int, np.integer))
-        else int(xxhash.xxh3_64_intdigest(repr(index).encode())) % 2**63
-    )
+    return int(index) if isinstance(index, (int, np.integer)) else int(xxhash.xxh3_64_intdigest(repr(index).encode())) % 2**63
 
 
 def _length(batch: Any) -> int:

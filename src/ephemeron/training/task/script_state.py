@@ -42,9 +42,7 @@ class Registered:
                     remedy="register objects with state_dict() and load_state_dict()",
                 )
             if name in self.objects and self.objects[name] is not value:
-                raise JobError(
-                    f"run.register({name}=…) was called with another object before", remedy="use another name"
-                )
+                raise JobError(f"run.register({name}=…) was called with another object before", remedy="use another name")
             self.objects[name] = value
         self._parameters = []
 
@@ -76,8 +74,10 @@ class Registered:
         if not found:
             raise JobError("the registered model has no trainable parameter", remedy="leave requires_grad of some True")
         if any(p.is_complex() for _, p in found):
-            raise JobError("a parameter is complex, and functions exchange real numbers only",
-                           remedy="keep real and imaginary parts in one real parameter")  # fmt: skip
+            raise JobError(
+                "a parameter is complex, and functions exchange real numbers only",
+                remedy="keep real and imaginary parts in one real parameter",
+            )
         return found
 
     def name_of(self, value: object) -> str | None:
@@ -91,17 +91,23 @@ class Registered:
             JobError: names what is not registered.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise JobError(f"run.step got a {type(optimizer).__name__} as optimizer",
-                           remedy="call run.step(optimizer, loss) in place of optimizer.step()")  # fmt: skip
+            raise JobError(
+                f"run.step got a {type(optimizer).__name__} as optimizer",
+                remedy="call run.step(optimizer, loss) in place of optimizer.step()",
+            )
         name = self.name_of(optimizer)
         if name is None:
-            raise JobError(f"run.step got an optimizer ({type(optimizer).__name__}) that is not registered",
-                           remedy="call run.register(optimizer=optimizer) before the loop")  # fmt: skip
+            raise JobError(
+                f"run.step got an optimizer ({type(optimizer).__name__}) that is not registered",
+                remedy="call run.register(optimizer=optimizer) before the loop",
+            )
         own = {id(p) for _, p in self.parameters()}
         for group in optimizer.param_groups:
             if any(p.requires_grad and id(p) not in own for p in group["params"]):
-                raise JobError(f"optimizer {name!r} has a parameter that is in no registered model",
-                               remedy="call run.register(model=model) with the module that holds it")  # fmt: skip
+                raise JobError(
+                    f"optimizer {name!r} has a parameter that is in no registered model",
+                    remedy="call run.register(model=model) with the module that holds it",
+                )
         return name
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -124,9 +130,7 @@ class Registered:
         return self._saved(buffers, own, arrays)
 
     @staticmethod
-    def _saved(
-        tensors: Mapping[str, torch.Tensor], objects: Mapping[str, object], arrays: Arrays
-    ) -> Mapping[str, object]:
+    def _saved(tensors: Mapping[str, torch.Tensor], objects: Mapping[str, object], arrays: Arrays) -> Mapping[str, object]:
         found, bf16 = to_arrays({f"w/{name}": t for name, t in tensors.items()})
         arrays |= found
         with eager_optimizers():
@@ -146,23 +150,25 @@ class Registered:
         buffers = {name: t for name, t in self.tensors().items() if not isinstance(t, nn.Parameter)}
         self._restore(buffers, packed, arrays)
 
-    def _restore(
-        self, tensors: Mapping[str, torch.Tensor], packed: Mapping[str, Any], arrays: Mapping[str, Any]
-    ) -> None:  # fmt: skip
+    def _restore(self, tensors: Mapping[str, torch.Tensor], packed: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         bf16 = frozenset(packed["bf16"])
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if f"w/{name}" not in arrays:
-                    raise JobError(f"the checkpoint does not hold {name}, which the script has registered",
-                                   remedy="register the same objects on every start")  # fmt: skip
+                    raise JobError(
+                        f"the checkpoint does not hold {name}, which the script has registered",
+                        remedy="register the same objects on every start",
+                    )
                 tensor.copy_(to_tensor(arrays[f"w/{name}"], f"w/{name}" in bf16))
         held = unpack(packed["objects"], arrays)
         with eager_optimizers():
             for name, state in held.items():
                 value = self.objects.get(name)
                 if value is None:
-                    raise JobError(f"the checkpoint holds {name!r}, which the script has not registered",
-                                   remedy="register the same objects on every start")  # fmt: skip
+                    raise JobError(
+                        f"the checkpoint holds {name!r}, which the script has not registered",
+                        remedy="register the same objects on every start",
+                    )
                 _load(value, state)
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -45,9 +45,8 @@ class ProvisionalSteps:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer],
-        step: Callable[[int | None], None],
-    ) -> None:  # fmt: skip
+        self, parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer], step: Callable[[int | None], None]
+    ) -> None:
         self._parameters, self._optimizers, self._step = parameters, optimizers, step
         self._kept: deque[OwnGradient] = deque(maxlen=MOST_PROVISIONAL)
 
@@ -86,9 +85,7 @@ class ProvisionalSteps:
     def _copied_states(self) -> Iterator[None]:
         """Optimisers work on copies of their states and options."""
         states = [o.state for o in self._optimizers]
-        options = [
-            [{k: _copy(v) for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._optimizers
-        ]
+        options = [[{k: _copy(v) for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._optimizers]
         for o, state in zip(self._optimizers, states, strict=True):
             copied: defaultdict[Any, Any] = defaultdict(dict)
             copied.update({p: {k: _copy(v) for k, v in own.items()} for p, own in state.items()})

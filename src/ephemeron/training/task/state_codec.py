@@ -54,7 +54,9 @@ def pack(value: object, path: str, arrays: dict[str, np.ndarray]) -> object:
         if type(value) is not Counter and all(isinstance(key, str) for key in value) and _MARK not in value:
             return {key: pack(v, f"{path}/{key}", arrays) for key, v in value.items()}
         kind = "counter" if type(value) is Counter else "mapping"
-        return {_MARK: [kind, [[pack(k, f"{path}/key{i}", arrays), pack(v, f"{path}/{k}", arrays)] for i, (k, v) in enumerate(value.items())]]}  # fmt: skip
+        return {
+            _MARK: [kind, [[pack(k, f"{path}/key{i}", arrays), pack(v, f"{path}/{k}", arrays)] for i, (k, v) in enumerate(value.items())]]
+        }
     raise JobError(
         f"the state {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",
         remedy="leave it out of state_dict(), or save numbers, strings, tensors, lists and mappings of them",

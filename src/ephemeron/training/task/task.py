@@ -55,9 +55,7 @@ class Task:
 
         Parameters whose `requires_grad` is False are neither trained nor exchanged.
         """
-        raise JobError(
-            f"task {type(self).__name__} has no model", remedy="define model(self) that returns a torch.nn.Module"
-        )
+        raise JobError(f"task {type(self).__name__} has no model", remedy="define model(self) that returns a torch.nn.Module")
 
     def training_step(self, model: nn.Module, batch: Any) -> torch.Tensor | Mapping[str, Any]:
         """Loss of a batch.
@@ -166,7 +164,5 @@ def task_of(found: Any, target: str) -> Task:
         except Exception as e:
             raise JobError(f"task {target} raised {line_of(e)}") from e
     if not isinstance(made, Task):
-        raise JobError(
-            f"task {target} is a {type(made).__name__}", remedy="name a class that derives from ephemeron.Task"
-        )
+        raise JobError(f"task {target} is a {type(made).__name__}", remedy="name a class that derives from ephemeron.Task")
     return made

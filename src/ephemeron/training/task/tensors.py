@@ -99,9 +99,7 @@ def parts_of(batch: Any, samples: int, parts: int, *, option: str = "accumulate"
     size, extra = divmod(samples, parts)
     ends = [size * (i + 1) + min(i + 1, extra) for i in range(parts)]
     found = [False]
-    cut = [
-        (_cut(batch, samples, start, end, found), end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    cut = [(_cut(batch, samples, start, end, found), end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     if not found[0]:
         remedy = f"leave {option} out, or let the collate function make tensors whose first axis is the sample"
         raise _undivided(batch, samples, remedy)
@@ -134,7 +132,7 @@ def _cut(value: Any, samples: int, start: int, end: int, found: list[bool]) -> A
             return value[start:end]
         return value
     if isinstance(value, (tuple, list)):
-        if len(value) == samples and not any(isinstance(v, (torch.Tensor, np.ndarray, Mapping)) and _long(v, samples) for v in value):  # fmt: skip
+        if len(value) == samples and not any(isinstance(v, (torch.Tensor, np.ndarray, Mapping)) and _long(v, samples) for v in value):
             found[0] = True
             return value[start:end]
         return type(value)(_cut(v, samples, start, end, found) for v in value)

@@ -29,8 +29,4 @@ def absent_parts(vector: np.ndarray, bounds: Sequence[tuple[int, int]]) -> froze
     if not filled:
         return frozenset()
     first = is_absent(vector[[start for _, start, _ in filled]])  # nearly always the whole answer
-    return frozenset(
-        i
-        for (i, start, stop), maybe in zip(filled, first, strict=True)
-        if maybe and is_absent(vector[start:stop]).all()
-    )
+    return frozenset(i for (i, start, stop), maybe in zip(filled, first, strict=True) if maybe and is_absent(vector[start:stop]).all())

@@ -32,11 +32,7 @@ RESIZE = 4
 SUCCESSOR = 8
 """Flag: the sender has started its successor; every rank past the middle of its time limit does so as well."""
 
-_DTYPES: dict[int, np.dtype[np.generic]] = {
-    1: np.dtype("float32"),
-    2: np.dtype("float64"),
-    3: np.dtype("float16"),
-}
+_DTYPES: dict[int, np.dtype[np.generic]] = {1: np.dtype("float32"), 2: np.dtype("float64"), 3: np.dtype("float16")}
 _DTYPE_IDS = {dtype: i for i, dtype in _DTYPES.items()}
 Kind = Literal["contribution", "merged"]
 _KINDS: tuple[Kind, ...] = ("contribution", "merged")
@@ -69,22 +65,29 @@ class MessageHeader:
 
 
 def pack(
-    message: MessageHeader,
-    payload: Sequence[Buffer],
-    *,
-    codec: GradientCodec,
-    dtype: np.dtype[np.generic],
-    elements: int,
+    message: MessageHeader, payload: Sequence[Buffer], *, codec: GradientCodec, dtype: np.dtype[np.generic], elements: int
 ) -> list[Buffer]:
     """Header, marks and payload, ready for `Channel.put`. The payload is not copied."""
     marks = np.asarray(message.marks, dtype="<i8").tobytes()
     body: list[Buffer] = [marks, *payload] if marks else list(payload)
     header = _HEADER.pack(
-        _KINDS.index(message.kind), codec.id, _DTYPE_IDS[dtype], message.flags, message.rank, message.attempt,
-        message.shard, message.iteration, message.weight, message.applied, message.durable, elements,
-        message.sent_at, len(message.marks), message.busy_s,
+        _KINDS.index(message.kind),
+        codec.id,
+        _DTYPE_IDS[dtype],
+        message.flags,
+        message.rank,
+        message.attempt,
+        message.shard,
+        message.iteration,
+        message.weight,
+        message.applied,
+        message.durable,
+        elements,
+        message.sent_at,
+        len(message.marks),
+        message.busy_s,
         message.spent_usd,
-    )  # fmt: skip
+    )
     return [header, *body]
 
 
@@ -95,16 +98,42 @@ def unpack(data: memoryview, *, key: str) -> tuple[MessageHeader, np.ndarray]:
         CorruptMessage: not a message.
     """
     try:
-        (kind, codec_id, dtype_id, flags, rank, attempt, shard, iteration, weight, applied, durable, elements, sent_at,
-         n_marks, busy_s, spent_usd) = _HEADER.unpack_from(data)  # fmt: skip
+        (
+            kind,
+            codec_id,
+            dtype_id,
+            flags,
+            rank,
+            attempt,
+            shard,
+            iteration,
+            weight,
+            applied,
+            durable,
+            elements,
+            sent_at,
+            n_marks,
+            busy_s,
+            spent_usd,
+        ) = _HEADER.unpack_from(data)
         body = data[_HEADER.size :]
         marks = tuple(np.frombuffer(body[: 8 * n_marks], dtype="<i8", count=n_marks).tolist()) if n_marks else ()
         vector = codec_by_id(codec_id).decode(body[8 * n_marks :], _DTYPES[dtype_id], elements)
         message = MessageHeader(
-            kind=_KINDS[kind], rank=rank, attempt=attempt, iteration=iteration, shard=shard, weight=weight,
-            applied=applied, durable=durable, flags=flags, sent_at=sent_at, busy_s=busy_s,
-            spent_usd=spent_usd, marks=marks,
-        )  # fmt: skip
+            kind=_KINDS[kind],
+            rank=rank,
+            attempt=attempt,
+            iteration=iteration,
+            shard=shard,
+            weight=weight,
+            applied=applied,
+            durable=durable,
+            flags=flags,
+            sent_at=sent_at,
+            busy_s=busy_s,
+            spent_usd=spent_usd,
+            marks=marks,
+        )
     except (struct.error, ValueError, IndexError, KeyError) as e:
         raise CorruptMessage(f"not a message between workers: {e}", key=key) from None
     return message, vector

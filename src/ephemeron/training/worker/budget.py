@@ -80,9 +80,7 @@ class Budget:
         usd = self.run_usd(now_s, traffic) + self.prices.functions_usd(gb_seconds, 0)
         return self.limit_usd is not None and usd >= self.limit_usd
 
-    def is_exceeded(
-        self, now_s: float, traffic: Traffic, *, stopping_s: float = 0.0, ahead_stopping_s: float = 0.0
-    ) -> bool:
+    def is_exceeded(self, now_s: float, traffic: Traffic, *, stopping_s: float = 0.0, ahead_stopping_s: float = 0.0) -> bool:
         """Whether the run has to stop to keep its budget.
 
         Args:

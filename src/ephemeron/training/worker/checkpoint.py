@@ -130,7 +130,7 @@ class Checkpoints:
 
     async def write(
         self, state: Checkpoint, *, acknowledged: int, before: Callable[[bytes], Awaitable[bool]] | None = None
-    ) -> tuple[int, bool]:  # fmt: skip
+    ) -> tuple[int, bool]:
         """Stores a checkpoint. `delete_superseded` deletes those that it replaces.
 
         Args:
@@ -206,10 +206,7 @@ class Checkpoints:
 
     def take_over(self, iterations: list[int]) -> None:
         """Takes over the bookkeeping of a predecessor of which only these are known to be stored."""
-        self.saved = [
-            self.beginning,
-            *(Saved(iteration=t, applied=t) for t in iterations if t > self.beginning.iteration),
-        ]
+        self.saved = [self.beginning, *(Saved(iteration=t, applied=t) for t in iterations if t > self.beginning.iteration)]
 
     def _decode(self, data: memoryview, key: str) -> Checkpoint:
         arrays, raw = decode_state(data, key=key)

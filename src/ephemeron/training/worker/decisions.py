@@ -101,8 +101,5 @@ def monitored(metrics: Metrics, name: str, where: str) -> float | None:
         JobError: the evaluation does not report it.
     """
     if name not in metrics:
-        raise JobError(
-            f"{where} monitors {name!r}, which the evaluation does not report",
-            remedy=f"monitor one of {', '.join(metrics)}",
-        )
+        raise JobError(f"{where} monitors {name!r}, which the evaluation does not report", remedy=f"monitor one of {', '.join(metrics)}")
     return metrics[name]

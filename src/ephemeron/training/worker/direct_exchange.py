@@ -70,9 +70,15 @@ async def join_members(invocation: InvocationContext, spec: RunSpec, *, waits: b
     if not exchanges_directly(spec):
         return
     mesh = await Mesh.join(
-        store=invocation.channel, rank=invocation.rank, attempt=invocation.attempt, ranks=spec.configuration.workers,
-        keys=invocation.keys, token=token_of(ctx.call.key, ctx.call.run), transports=transports_of(invocation), waits=waits,
-    )  # fmt: skip
+        store=invocation.channel,
+        rank=invocation.rank,
+        attempt=invocation.attempt,
+        ranks=spec.configuration.workers,
+        keys=invocation.keys,
+        token=token_of(ctx.call.key, ctx.call.run),
+        transports=transports_of(invocation),
+        waits=waits,
+    )
     exchange, store = exchange_of(spec, invocation.keys), invocation.channel
     channel: PeerChannel | PushedChannel
     if keeps_in_memory(spec):

@@ -44,10 +44,7 @@ class EpochDecision:
             return dataclasses.replace(self._ended, metrics=self._ended.metrics or dict(metrics))
         phases: dict[str, float] = {phase: total - self._before[phase] for phase, total in self._trace.totals.items()}
         return EndedEpoch(
-            seconds=self._lifecycle.now() - self._began,
-            loss=self._loss / (self._terms or 1.0),
-            phases=phases,
-            metrics=dict(metrics),
+            seconds=self._lifecycle.now() - self._began, loss=self._loss / (self._terms or 1.0), phases=phases, metrics=dict(metrics)
         )
 
     async def after(self, iteration: int, metrics: Metrics) -> None:
@@ -62,14 +59,24 @@ class EpochDecision:
             return
         lifecycle, c, phases = self._lifecycle, self._lifecycle.spec.configuration, epoch.phases
         measured = EpochMeasurements(
-            epoch=self._timeline.epoch_of(iteration), epochs=lifecycle.spec.epochs, iteration=iteration,
-            run_s=lifecycle.run_now(), epoch_s=epoch.seconds, iteration_s=lifecycle.timeouts.typical_s,
-            spent_usd=lifecycle.run_usd(), loss=epoch.loss, metrics=epoch.metrics,
-            fetch_s=phases.get("load", 0.0) + phases.get("download", 0.0), compute_s=phases.get("compute", 0.0),
+            epoch=self._timeline.epoch_of(iteration),
+            epochs=lifecycle.spec.epochs,
+            iteration=iteration,
+            run_s=lifecycle.run_now(),
+            epoch_s=epoch.seconds,
+            iteration_s=lifecycle.timeouts.typical_s,
+            spent_usd=lifecycle.run_usd(),
+            loss=epoch.loss,
+            metrics=epoch.metrics,
+            fetch_s=phases.get("load", 0.0) + phases.get("download", 0.0),
+            compute_s=phases.get("compute", 0.0),
             update_s=phases.get("upload", 0.0) + phases.get("aggregate", 0.0),
-            workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators, batch_size=c.batch_size,
+            workers=c.workers,
+            memory_mb=c.memory_mb,
+            aggregators=c.aggregators,
+            batch_size=c.batch_size,
             nonaggregator_batch_size=c.nonaggregator_batch_size,
-        )  # fmt: skip
+        )
         self._begin()
         wanted = await lifecycle.invocation.compute(lambda: self._decide(measured), samples=0)
         if wanted is not None and wanted.changes:

@@ -84,9 +84,13 @@ class EvaluationExchange:
             return _decode(data, key)
         await self._channel.put(self._keys.evaluation(iteration, self._rank), [encode_evaluation(own)])
         arrived = await wait_for_object(
-            self._channel, key, timeout_s=self._lifecycle.wait_timeout_s, stalled=lambda: self._stalled(iteration),
-            on_timeout=self._lifecycle.on_timeout, accept=lambda data: _decode(data, key),
-        )  # fmt: skip
+            self._channel,
+            key,
+            timeout_s=self._lifecycle.wait_timeout_s,
+            stalled=lambda: self._stalled(iteration),
+            on_timeout=self._lifecycle.on_timeout,
+            accept=lambda data: _decode(data, key),
+        )
         return arrived.value
 
     async def _received(self, iteration: int, rank: int) -> EvaluationSums:
@@ -96,9 +100,13 @@ class EvaluationExchange:
             return await self._collective.stalled_before(iteration, rank, key)
 
         arrived = await wait_for_object(
-            self._channel, key, timeout_s=self._lifecycle.wait_timeout_s, stalled=stalled,
-            on_timeout=self._lifecycle.on_timeout, accept=lambda data: decode_evaluation(data, key=key),
-        )  # fmt: skip
+            self._channel,
+            key,
+            timeout_s=self._lifecycle.wait_timeout_s,
+            stalled=stalled,
+            on_timeout=self._lifecycle.on_timeout,
+            accept=lambda data: decode_evaluation(data, key=key),
+        )
         return arrived.value
 
     async def _stalled(self, iteration: int) -> StalledPeers:
@@ -110,9 +118,7 @@ class EvaluationExchange:
             stalled = await self._collective.stalled_before(iteration, 0, self._keys.measured(iteration))
             grace_s = GRACE_SHARE * self._lifecycle.wait_timeout_s()
             return stalled._replace(grace_s=max(stalled.grace_s, grace_s))
-        causes = await all_of(
-            self._collective.stalled_before(iteration, rank, self._keys.evaluation(iteration, rank)) for rank in missing
-        )  # fmt: skip
+        causes = await all_of(self._collective.stalled_before(iteration, rank, self._keys.evaluation(iteration, rank)) for rank in missing)
         first = min(causes, key=lambda cause: cause.iteration)
         same = [cause for cause in causes if cause.iteration == first.iteration]
         named = {rank: key for cause in same for rank, key in zip(cause.ranks, cause.keys, strict=False)}

@@ -62,16 +62,11 @@ def _samples(stored: Stored) -> Samples:
     if isinstance(stored, (bytes, bytearray, memoryview)):
         return decode(bytearray(stored))
     parts = [(decode(bytearray(piece.data)), piece) for piece in stored]
-    inputs, targets = (
-        np.concatenate([getattr(samples, name)[p.start : p.stop] for samples, p in parts])
-        for name in ("inputs", "targets")
-    )
+    inputs, targets = (np.concatenate([getattr(samples, name)[p.start : p.stop] for samples, p in parts]) for name in ("inputs", "targets"))
     return Samples(inputs, targets)
 
 
-def open_feed(
-    spec: RunSpec, data: Stored, test: Stored, *, folders: Sequence[Path], own_process: bool = False
-) -> BatchSource:
+def open_feed(spec: RunSpec, data: Stored, test: Stored, *, folders: Sequence[Path], own_process: bool = False) -> BatchSource:
     """A function's samples: stored for it by the driver, or read from a flow.
 
     Args:
@@ -92,9 +87,15 @@ def open_feed(
         return np.concatenate([decode_indices(bytes(p.data))[p.start : p.stop] for p in stored])
 
     return FlowBatchSource(
-        spec.flow, train_indices=indices(data), test_indices=indices(test), seed=spec.seed,
-        iterations=spec.iterations, timeline=spec.timeline, code=folders, own_process=own_process,
-    )  # fmt: skip
+        spec.flow,
+        train_indices=indices(data),
+        test_indices=indices(test),
+        seed=spec.seed,
+        iterations=spec.iterations,
+        timeline=spec.timeline,
+        code=folders,
+        own_process=own_process,
+    )
 
 
 def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> Trainer:
@@ -116,9 +117,13 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Ba
         c = spec.configuration
         adds, asynchronous = c.pattern == "parameter-server", c.sync == "asp"
         return CountingTrainer(
-            rank=rank, world=c.workers, iterations=spec.iterations, tables=c.aggregators,
-            weighted=not asynchronous if adds else not policy_for(c.sync).waits_for_all, replaces=adds and asynchronous,
-        )  # fmt: skip
+            rank=rank,
+            world=c.workers,
+            iterations=spec.iterations,
+            tables=c.aggregators,
+            weighted=not asynchronous if adds else not policy_for(c.sync).waits_for_all,
+            replaces=adds and asynchronous,
+        )
     return build_torch_trainer(spec, rank, folders=folders, feed=feed)
 
 
@@ -135,10 +140,16 @@ def build_script_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path]) -
     assert spec.script is not None
     script = spec.script.script
     return ScriptTrainer(
-        script.find(folders), script.arguments, folders, share=Share(rank=rank, weights=spec.proportions),
-        epoch_length=spec.script.epoch_length, iterations=spec.iterations, seed=spec.seed,
-        rank_seed=rank_seed(spec.seed, rank), provisional=steps_provisionally(spec, rank),
-    )  # fmt: skip
+        script.find(folders),
+        script.arguments,
+        folders,
+        share=Share(rank=rank, weights=spec.proportions),
+        epoch_length=spec.script.epoch_length,
+        iterations=spec.iterations,
+        seed=spec.seed,
+        rank_seed=rank_seed(spec.seed, rank),
+        provisional=steps_provisionally(spec, rank),
+    )
 
 
 def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> TorchTrainer:
@@ -149,12 +160,21 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
     c = spec.configuration
     timeline = spec.timeline
     program = program_of(
-        spec, folders=folders, epoch_length=spec.split.iterations * c.local_steps, epochs=spec.epochs,
+        spec,
+        folders=folders,
+        epoch_length=spec.split.iterations * c.local_steps,
+        epochs=spec.epochs,
         learning_rate_factor=spec.learning_rate_factor,
-    )  # fmt: skip
+    )
     program.epoch_start = (timeline.epoch + 1, timeline.start_of(timeline.epoch + 1) * c.local_steps)
     return TorchTrainer(
-        program, feed=feed, sampler=sampler_of(spec, rank), exchange=exchanged(spec),
-        seed=rank_seed(spec.seed, rank, spec.current_generation.number), alone=c.workers == 1,
-        provisional=steps_provisionally(spec, rank), local_steps=c.local_steps, outer=c.outer_optimizer,
-    )  # fmt: skip
+        program,
+        feed=feed,
+        sampler=sampler_of(spec, rank),
+        exchange=exchanged(spec),
+        seed=rank_seed(spec.seed, rank, spec.current_generation.number),
+        alone=c.workers == 1,
+        provisional=steps_provisionally(spec, rank),
+        local_steps=c.local_steps,
+        outer=c.outer_optimizer,
+    )

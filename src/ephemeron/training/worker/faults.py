@@ -24,14 +24,7 @@ class FaultInjector:
     the middle of the phase, after which recovery is hardest.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        attempt: int,
-        die: Callable[[], NoReturn],
-        fired: Callable[[Fault, int], None],
-    ) -> None:
+    def __init__(self, *, rank: int, attempt: int, die: Callable[[], NoReturn], fired: Callable[[Fault, int], None]) -> None:
         self._rank, self.attempt = rank, attempt
         self._kills: list[Fault] = []
         self._drops: list[Fault] = []

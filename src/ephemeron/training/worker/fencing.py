@@ -118,8 +118,9 @@ async def check_left(channel: Channel, keys: Keys, most: int, *, rank: int, iter
         raise ReplacementsFailed(
             f"it would have to be replaced, and {spent} functions of this run have been, which is the limit; find out why "
             "they are lost, then resume, with a larger --max-replacements if need be",
-            rank=rank, iteration=iteration,
-        )  # fmt: skip
+            rank=rank,
+            iteration=iteration,
+        )
     return spent
 
 

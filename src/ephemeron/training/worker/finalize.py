@@ -35,12 +35,7 @@ CHECK_EVERY_S = 1.0
 
 
 async def finish(
-    started: StartedWorker,
-    collective: Collective,
-    evaluation: EvaluationSums,
-    *,
-    iterations: int,
-    decisions: DecisionState,
+    started: StartedWorker, collective: Collective, evaluation: EvaluationSums, *, iterations: int, decisions: DecisionState
 ) -> RunResult | None:
     """Closes this rank's part of the run; rank 0 closes the run.
 
@@ -61,9 +56,7 @@ async def finish(
     if rank != 0:
         await _report_done(lifecycle, collective, evaluation, iterations)
         return None
-    slices = await all_of(
-        _done(lifecycle, collective, other, iterations) for other in range(1, spec.configuration.workers)
-    )  # fmt: skip
+    slices = await all_of(_done(lifecycle, collective, other, iterations) for other in range(1, spec.configuration.workers))
     final = await collective.final_parameters()
     if final is not None:
         trainer.apply(final)
@@ -74,17 +67,11 @@ async def finish(
         arrays = arrays | (trainer.files() if isinstance(trainer, WritesFiles) else {})
     else:  # no function may be large enough for all of them: the client puts the parts together
         arrays, notes, weights_sha256 = {}, {"parts": spec.stages.count}, None
-    summary = RunResult(
-        iterations=iterations, metrics=trainer.metrics([evaluation, *slices]), weights_sha256=weights_sha256
-    )  # fmt: skip
+    summary = RunResult(iterations=iterations, metrics=trainer.metrics([evaluation, *slices]), weights_sha256=weights_sha256)
     with contextlib.suppress(KeyExists):  # another attempt of this rank was first: its result counts
         await channel.put(
             keys.result,
-            [
-                encode_state(
-                    arrays, {**summary.to_json(), "kept": decisions.kept, "best": decisions.best_iteration, **notes}
-                )
-            ],
+            [encode_state(arrays, {**summary.to_json(), "kept": decisions.kept, "best": decisions.best_iteration, **notes})],
             create=True,
         )
     _log.info("the run is finished after %d iterations", iterations)
@@ -93,9 +80,7 @@ async def finish(
     return summary
 
 
-async def _report_done(
-    lifecycle: InvocationLifecycle, collective: Collective, evaluation: EvaluationSums, iterations: int
-) -> None:
+async def _report_done(lifecycle: InvocationLifecycle, collective: Collective, evaluation: EvaluationSums, iterations: int) -> None:
     channel, keys, rank, spec = lifecycle.channel, lifecycle.keys, lifecycle.rank, lifecycle.spec
     repeated = channel.retrying.repeated
     await channel.put(keys.done(rank), [encode_evaluation(evaluation)])
@@ -161,13 +146,15 @@ async def _done(lifecycle: InvocationLifecycle, collective: Collective, rank: in
     return decode_evaluation(await _wait_for(lifecycle, key, stalled), key=key)
 
 
-async def _wait_for(
-    lifecycle: InvocationLifecycle, key: str, stalled: Callable[[], Awaitable[StalledPeers]]
-) -> memoryview:
+async def _wait_for(lifecycle: InvocationLifecycle, key: str, stalled: Callable[[], Awaitable[StalledPeers]]) -> memoryview:
     arrived = await wait_for_object(
-        lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
+        lifecycle.channel,
+        key,
+        timeout_s=lifecycle.wait_timeout_s,
+        stalled=stalled,
+        on_timeout=lifecycle.on_timeout,
         accept=lambda data: data,
-    )  # fmt: skip
+    )
     return arrived.value
 
 

@@ -61,9 +61,7 @@ class FirstSteps:
 
 def objects_of(keys: Keys) -> dict[str, str]:
     """Key of each object that rank 0 reads, by its file name in the folder. A script has no `data` and no `test`."""
-    return {
-        "spec": keys.spec, "code": keys.code, "init": keys.init, "data": keys.data(0), "test": keys.test(0),
-    }  # fmt: skip
+    return {"spec": keys.spec, "code": keys.code, "init": keys.init, "data": keys.data(0), "test": keys.test(0)}
 
 
 def run_first_steps(folder: Path) -> FirstSteps:
@@ -105,7 +103,7 @@ def run_first_steps(folder: Path) -> FirstSteps:
                 f"step {t} gave other gradients when it was repeated from the same state{_which(first, mean, other.vector)}",
                 remedy="draw random numbers from torch, numpy or random (they are seeded), and keep nothing between steps "
                 "outside of the model and the optimisers",
-            )  # fmt: skip
+            )
         again.apply(mean)
         if t == 0:
             arrays, meta = again.state()
@@ -125,10 +123,16 @@ def run_first_steps(folder: Path) -> FirstSteps:
     first.close()
     again.close()
     return FirstSteps(
-        losses=tuple(losses), metrics=tuple(metrics), evaluation=dict(evaluation), step_s=step_s, evaluation_s=evaluation_s,
-        samples=samples, vector_mb=first.size * first.dtype.itemsize / 1e6, state_mb=len(saved) / 1e6,
+        losses=tuple(losses),
+        metrics=tuple(metrics),
+        evaluation=dict(evaluation),
+        step_s=step_s,
+        evaluation_s=evaluation_s,
+        samples=samples,
+        vector_mb=first.size * first.dtype.itemsize / 1e6,
+        state_mb=len(saved) / 1e6,
         device=str(first.device) if isinstance(first, TorchTrainer) else "cpu",
-    )  # fmt: skip
+    )
 
 
 def _mean(vector: np.ndarray, weight: float) -> np.ndarray:

@@ -163,21 +163,13 @@ class GenerationChange:
         """Before an iteration: rank 0 agrees on a change that is due, and each rank starts its share of new members."""
         if self._rank == 0 and self.agreed is None:
             await self._propose(iteration)
-        if (
-            self.agreed is not None
-            and not self._started
-            and iteration >= self.agreed.from_iteration - self._lead(self.agreed)
-        ):
+        if self.agreed is not None and not self._started and iteration >= self.agreed.from_iteration - self._lead(self.agreed):
             await self.start_members()
 
     async def _propose(self, iteration: int) -> None:
         wanted = self._requested(iteration)
         scheduled = self._scheduled
-        if (
-            wanted is None
-            and scheduled is not None
-            and scheduled.from_iteration - iteration <= self._lead(scheduled) + 2
-        ):
+        if wanted is None and scheduled is not None and scheduled.from_iteration - iteration <= self._lead(scheduled) + 2:
             wanted = scheduled
         if wanted is not None and wanted.from_iteration > iteration:
             await self._agree(wanted, iteration)
@@ -258,9 +250,7 @@ class GenerationChange:
         before = now.workers * now.memory_mb * (following.from_iteration - iteration) * typical_s
         ahead = self._new(following) * following.memory_mb * self._lead(following) * typical_s
         stopping = following.workers * following.memory_mb * (STOPPING * typical_s + CHECK_EVERY_S)
-        return not lifecycle.budget.is_spent_by(
-            lifecycle.now(), lifecycle.channel.traffic, gb_seconds=(before + ahead + stopping) / 1024
-        )
+        return not lifecycle.budget.is_spent_by(lifecycle.now(), lifecycle.channel.traffic, gb_seconds=(before + ahead + stopping) / 1024)
 
     async def start_members(self) -> None:
         """Starts this rank's share of the functions that the next generation needs in addition."""
@@ -271,9 +261,7 @@ class GenerationChange:
         now, first = self._now, fencing.first_attempt(following.number)
         new = range(now.workers, following.workers)
         mine = [rank for rank in new if rank % now.workers == self._rank]
-        self._lifecycle.budget.start_ahead(
-            self._lifecycle.now(), workers=self._new(following), memory_mb=following.memory_mb
-        )
+        self._lifecycle.budget.start_ahead(self._lifecycle.now(), workers=self._new(following), memory_mb=following.memory_mb)
         if following.memory_mb != now.memory_mb and self._rank < following.workers:
             mine.append(self._rank)
         await all_of(self._start(rank, first, following.memory_mb) for rank in mine)
@@ -290,9 +278,7 @@ class GenerationChange:
     def _note(self, text: str, *, level: str = "info") -> None:
         _log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", text)
         lifecycle = self._lifecycle
-        lifecycle.invocation.emit(
-            Note(t=lifecycle.run_now(), level="warning" if level == "warning" else "info", text=text)
-        )
+        lifecycle.invocation.emit(Note(t=lifecycle.run_now(), level="warning" if level == "warning" else "info", text=text))
 
     async def store_begin(self, begin: Begin) -> bytes | None:
         """Stores the state in which the next generation begins, and makes sure that it is there.
@@ -303,12 +289,7 @@ class GenerationChange:
         assert self.next is not None
         await self._lifecycle.check_fence()
         members, key = self._keys.members(self.next.number), self._keys.begin(self.next.number)
-        _, stored = await all_of(
-            (
-                self._stored(members, json.dumps(plain(self.next)).encode()),
-                self._stored(key, encode_begin(begin)),
-            )
-        )
+        _, stored = await all_of((self._stored(members, json.dumps(plain(self.next)).encode()), self._stored(key, encode_begin(begin))))
         return stored
 
     async def _stored(self, key: str, content: bytes) -> bytes | None:
@@ -345,9 +326,7 @@ async def delete_generation(channel: Channel, keys: Keys, number: int, *, ranks:
     old = Keys(keys.run, group=keys.group, generation=number)
     prefixes = [old.exchanged, old.all_left(number), *(old.states(rank) for rank in range(ranks))]
     found = [key for listed in await all_of(channel.list(prefix) for prefix in prefixes) for key in listed]
-    claims = await all_of(
-        channel.list(prefix) for r in range(ranks) for prefix in (keys.claims(r), keys.starts(r), keys.hands(r))
-    )
+    claims = await all_of(channel.list(prefix) for r in range(ranks) for prefix in (keys.claims(r), keys.starts(r), keys.hands(r)))
     tokens = [key for listed in claims for key in listed if fencing.generation_of(fencing.number_in(key)) == number]
     await channel.delete([*found, *tokens, keys.begin(number)])
 

@@ -93,10 +93,7 @@ class GradientPieces:
 
     def _divide(self, ranges: Sequence[tuple[int, int]]) -> None:
         self._ranges, self._parameters_in = ranges, [0] * len(ranges)
-        self._pieces_of = [
-            [k for k, (start, stop) in enumerate(ranges) if start < last and first < stop]
-            for first, last in self._bounds
-        ]
+        self._pieces_of = [[k for k, (start, stop) in enumerate(ranges) if start < last and first < stop] for first, last in self._bounds]
         for pieces in self._pieces_of:
             for piece in pieces:
                 self._parameters_in[piece] += 1

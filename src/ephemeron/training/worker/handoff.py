@@ -86,9 +86,7 @@ class HandOff:
         """Whether a hand-off now wastes less than half of the invocation's time limit."""
         return left_s < 0.5 * self.lifetime_s
 
-    def needs_successor(
-        self, left_s: float, typical_s: float, iterations_left: int, evaluation: Evaluation = NO_EVALUATION
-    ) -> bool:
+    def needs_successor(self, left_s: float, typical_s: float, iterations_left: int, evaluation: Evaluation = NO_EVALUATION) -> bool:
         """Whether a successor is needed, and would not be ready in time if it were started one iteration later."""
         each_s = max(typical_s, LEAST_ITERATION_S)
         evaluations_s = evaluation.seconds * math.ceil(iterations_left / evaluation.every)
@@ -101,13 +99,22 @@ class HandOff:
         start_s = max(self.cold_start_s, self.start_s) if first else lives.WARM_START_S
         leaving_s, stop_s = self._leaving_s(typical_s), float(lives.stop_s(self.write_s, self.request_s))
         early = lives.ahead(
-            self.lifetime_s, each_s, leaving_s, lead_s=start_s + 2 * self.load_s, stop_s=stop_s,
+            self.lifetime_s,
+            each_s,
+            leaving_s,
+            lead_s=start_s + 2 * self.load_s,
+            stop_s=stop_s,
             share=lives.FIRST_SHARE if first else lives.SHARE,
-        )  # fmt: skip
+        )
         until = lives.until_hand_off(
-            left_s, each_s, leaving_s, between=evaluation.after, evaluation_s=evaluation.seconds,
-            evaluation_leaving=self._leaving_s(evaluation.seconds), every=evaluation.every,
-        )  # fmt: skip
+            left_s,
+            each_s,
+            leaving_s,
+            between=evaluation.after,
+            evaluation_s=evaluation.seconds,
+            evaluation_leaving=self._leaving_s(evaluation.seconds),
+            every=evaluation.every,
+        )
         return bool(until <= early)
 
     def _reserve_s(self, typical_s: float) -> float:

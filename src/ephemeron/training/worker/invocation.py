@@ -95,15 +95,19 @@ class InvocationContext:
         self.started_after_s = self.run_now()
         """Seconds from the launch of the run to the start of this invocation."""
         self._cpu_began = ctx.cpu_time()
-        self.faults = FaultInjector(
-            rank=self.rank, attempt=fencing.number_of(self.attempt), die=ctx.die, fired=self._fired
-        )
+        self.faults = FaultInjector(rank=self.rank, attempt=fencing.number_of(self.attempt), die=ctx.die, fired=self._fired)
         self.retry = RetryPolicy(total_s=self.request.channel_retry_s)
         self.channel = RunChannel(
-            ctx.channel, owner=ctx.invocation, retry=self.retry, told=self.outage, damaged=self.damaged,
-            latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=self.faults.drops,
+            ctx.channel,
+            owner=ctx.invocation,
+            retry=self.retry,
+            told=self.outage,
+            damaged=self.damaged,
+            latest=ctx.deadline - 0.05 * ctx.call.lifetime_s,
+            run=ctx.call.run,
+            drops=self.faults.drops,
             signing=SigningKey.from_text(ctx.call.key),
-        )  # fmt: skip
+        )
         self.direct: DirectExchange | None = None
         """Connections to the other ranks, on a direct channel."""
         self._direct_before = Traffic()
@@ -125,15 +129,9 @@ class InvocationContext:
         self.keys = dataclasses.replace(self.keys, generation=members.number)
         self.members, self.begin = members, begin
         self.reason = "start"
-        self.request = WorkerRequest(
-            channel_retry_s=self.request.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s
-        )
+        self.request = WorkerRequest(channel_retry_s=self.request.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s)
         self.faults.attempt = 0
-        self.emit(
-            Continued(
-                t=self.run_now(), rank=self.rank, attempt=self.attempt, before=before, invocation=self.ctx.invocation,
-            )
-        )  # fmt: skip
+        self.emit(Continued(t=self.run_now(), rank=self.rank, attempt=self.attempt, before=before, invocation=self.ctx.invocation))
 
     @property
     def stays(self) -> bool:
@@ -198,6 +196,4 @@ class InvocationContext:
 
     def _fired(self, fault: Fault, iteration: int) -> None:
         _log.warning("injected fault %s at iteration %d", fault, iteration)
-        self.emit(
-            FaultFired(t=self.run_now(), rank=self.rank, attempt=self.attempt, fault=str(fault), iteration=iteration)
-        )
+        self.emit(FaultFired(t=self.run_now(), rank=self.rank, attempt=self.attempt, fault=str(fault), iteration=iteration))

@@ -58,35 +58,40 @@ class InvocationLifecycle:
     def __init__(self, invocation: InvocationContext, spec: RunSpec) -> None:
         call, request = invocation.call, invocation.request
         self.invocation, self.spec = invocation, spec
-        self.rank, self.attempt, self.keys, self.channel = (
-            call.rank,
-            invocation.attempt,
-            invocation.keys,
-            invocation.channel,
-        )
+        self.rank, self.attempt, self.keys, self.channel = (call.rank, invocation.attempt, invocation.keys, invocation.channel)
         invocation.inject([parse_fault(f) for f in spec.faults])
         self.budget = Budget(
-            began_s=self._billed_from(), deadline_s=invocation.ctx.deadline, memory_mb=call.memory_mb,
-            workers=spec.configuration.workers, prices=spec.prices, limit_usd=spec.budget_usd,
+            began_s=self._billed_from(),
+            deadline_s=invocation.ctx.deadline,
+            memory_mb=call.memory_mb,
+            workers=spec.configuration.workers,
+            prices=spec.prices,
+            limit_usd=spec.budget_usd,
             traffic_before=invocation.channel.traffic if invocation.stays else Traffic(),
-        )  # fmt: skip
+        )
         self.lease = Lease(rank=call.rank, attempt=self.attempt, tries=request.tries)
         self.handoff = HandOff(
-            lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s, start_s=invocation.started_after_s,
+            lifetime_s=call.lifetime_s,
+            cold_start_s=spec.cold_start_s,
+            start_s=invocation.started_after_s,
             attempt=fencing.number_of(self.attempt),
-        )  # fmt: skip
-        self.timeouts = Timeouts(least_s=spec.peer_timeout_s)
-        self.timeouts.load(
-            IterationTimes(slowest_s=request.slowest_s, typical_s=request.typical_s), waited=request.waited
         )
+        self.timeouts = Timeouts(least_s=spec.peer_timeout_s)
+        self.timeouts.load(IterationTimes(slowest_s=request.slowest_s, typical_s=request.typical_s), waited=request.waited)
         self.detector = FailureDetector(
-            self.timeouts, lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s,
-            checkpoint_every=spec.configuration.checkpoint_every,
-        )  # fmt: skip
+            self.timeouts, lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s, checkpoint_every=spec.configuration.checkpoint_every
+        )
         self.replacement = PeerReplacement(
-            self.channel, self.keys, self.detector, rank=call.rank, most=spec.most_replacements, now=self.now,
-            run_now=self.run_now, invoke=self._invoke_replacement, warn=invocation.warn,
-        )  # fmt: skip
+            self.channel,
+            self.keys,
+            self.detector,
+            rank=call.rank,
+            most=spec.most_replacements,
+            now=self.now,
+            run_now=self.run_now,
+            invoke=self._invoke_replacement,
+            warn=invocation.warn,
+        )
         generation = spec.current_generation
         if generation.number:  # all that came before has been received
             self.detector.progress_seen = dict.fromkeys(range(generation.workers), generation.from_iteration - 1)
@@ -120,9 +125,7 @@ class InvocationLifecycle:
         self._outages_before_s = self._evaluated_s = 0.0
         self.evaluation_follows_s = 0.0
         """Expected seconds of the evaluation after this iteration; 0: none follows."""
-        self._wait_for_graph = WaitForGraph(
-            self.channel, self.keys, rank=call.rank, now=self.run_now, timeout_s=self.wait_timeout_s
-        )
+        self._wait_for_graph = WaitForGraph(self.channel, self.keys, rank=call.rank, now=self.run_now, timeout_s=self.wait_timeout_s)
 
     def now(self) -> float:
         """Loop time."""
@@ -183,9 +186,7 @@ class InvocationLifecycle:
                 self._limit = f"the time limit of {human_seconds(limit_s)} is reached"
             elif limit_usd is not None and self._exceeds_budget():
                 spent = human_usd(self.run_usd())
-                self._limit = (
-                    f"the budget of {human_usd(limit_usd)} is reached: {spent} are spent, and a stop costs the rest"
-                )
+                self._limit = f"the budget of {human_usd(limit_usd)} is reached: {spent} are spent, and a stop costs the rest"
             if self._limit:
                 self.invocation.emit(LimitReached(t=self.run_now(), rank=self.rank, text=self._limit))
         return bool(self._limit)
@@ -243,9 +244,7 @@ class InvocationLifecycle:
     def will_hand_off(self) -> bool:
         """Whether this iteration tells the others to hand off after it."""
         passed_s = self.now() - self._iteration_began
-        return self.handoff.is_announced(
-            self._left_s(), self.timeouts.typical_s, passed_s, evaluation_s=self.evaluation_follows_s
-        )
+        return self.handoff.is_announced(self._left_s(), self.timeouts.typical_s, passed_s, evaluation_s=self.evaluation_follows_s)
 
     def is_past_middle(self) -> bool:
         """Whether a hand-off now wastes less than half of this invocation."""
@@ -292,9 +291,7 @@ class InvocationLifecycle:
         """Deletes claim, start marker and hand-off message of the attempt before, so that hand-offs leave nothing behind."""
         before = self.attempt - 1
         keys = self.keys
-        await self.channel.delete(
-            [keys.claim(self.rank, before), keys.start(self.rank, before), keys.hand(self.rank, self.attempt)]
-        )
+        await self.channel.delete([keys.claim(self.rank, before), keys.start(self.rank, before), keys.hand(self.rank, self.attempt)])
 
     async def hand_off(self, iteration: int) -> None:
         """Tells the successor from which iteration's checkpoint it goes on."""
@@ -310,9 +307,7 @@ class InvocationLifecycle:
     async def _tell_successor(self, message: bytes) -> None:
         await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [message])
 
-    async def invoke(
-        self, rank: int, attempt: int, reason: Reason, request: WorkerRequest, *, memory_mb: int | None = None
-    ) -> None:
+    async def invoke(self, rank: int, attempt: int, reason: Reason, request: WorkerRequest, *, memory_mb: int | None = None) -> None:
         """Starts an attempt of a rank.
 
         Args:
@@ -324,17 +319,19 @@ class InvocationLifecycle:
             InvocationRefused: the platform refuses.
         """
         own, times = self.invocation.request, self.timeouts.state()
-        request = dataclasses.replace(
-            request, channel_retry_s=own.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s
-        )
+        request = dataclasses.replace(request, channel_retry_s=own.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s)
         if rank == self.rank:
             request = dataclasses.replace(
                 request, tries=request.tries or own.tries, reached=max(request.reached, own.reached), seen=self._seen()
             )
         call = dataclasses.replace(
-            self.invocation.call, rank=rank, attempt=attempt, reason=reason, request=request.to_json(),
+            self.invocation.call,
+            rank=rank,
+            attempt=attempt,
+            reason=reason,
+            request=request.to_json(),
             memory_mb=memory_mb or self.spec.configuration.memory_mb,
-        )  # fmt: skip
+        )
         await self.invocation.ctx.invoke(call)
 
     async def _invoke_replacement(self, rank: int, attempt: int, claim: Claim) -> None:
@@ -374,9 +371,7 @@ class InvocationLifecycle:
         """
         left_s = self._left_s() - 0.95 * self.handoff.closing_s()
         # Functions that live shorter than the usual timeout would never suspect a peer.
-        limit_s = self.timeouts.limit_s(
-            lifetime_s=self.invocation.call.lifetime_s, cold_start_s=self.spec.cold_start_s
-        )  # fmt: skip
+        limit_s = self.timeouts.limit_s(lifetime_s=self.invocation.call.lifetime_s, cold_start_s=self.spec.cold_start_s)
         timeout_s = min(times * self.timeouts.timeout_s(), limit_s)
         # The wait of earlier attempts counts, so that a successor suspects soon.
         before_s = max(self.timeouts.waited_before_s.values(), default=0.0)
@@ -469,7 +464,5 @@ class InvocationLifecycle:
         if self.spec.stages is not None:
             late, keys = await self._wait_for_graph.suspects(stalled), {}
         await all_of(self.replacement.replace(rank, iteration, missed=keys.get(rank)) for rank, iteration in late)
-        if any(
-            rank == self.rank for rank, _ in late
-        ):  # this rank's own object was lost: its replacement sends it again
+        if any(rank == self.rank for rank, _ in late):  # this rank's own object was lost: its replacement sends it again
             await self.check_fence()

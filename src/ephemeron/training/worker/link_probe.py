@@ -102,9 +102,13 @@ class _LinkProbe:
         self._tell(_Part.GO_ON)
         await self._mesh.drained()
         return LinkResult(
-            transport=self._mesh.transport_of(self._other), one_link_s=setups[0], all_links_s=setups[1],
-            latency_s=tuple(latencies), exchange_s=tuple(exchanges), exchange_cpu_s=tuple(cpu),
-        )  # fmt: skip
+            transport=self._mesh.transport_of(self._other),
+            one_link_s=setups[0],
+            all_links_s=setups[1],
+            latency_s=tuple(latencies),
+            exchange_s=tuple(exchanges),
+            exchange_cpu_s=tuple(cpu),
+        )
 
     async def serve(self) -> None:
         """Answers until the first function has measured everything."""
@@ -132,9 +136,14 @@ class _LinkProbe:
         keys = Keys(self._ctx.call.run, generation=self._wanted.generation + round_)
         transports = kernel_transports() if self._ctx.transports is None else self._ctx.transports()
         mesh = await Mesh.join(
-            store=self._store, rank=rank, attempt=0, ranks=ranks, keys=keys, token=token_of(self._ctx.call.key, keys.run),
+            store=self._store,
+            rank=rank,
+            attempt=0,
+            ranks=ranks,
+            keys=keys,
+            token=token_of(self._ctx.call.key, keys.run),
             transports=transports,
-        )  # fmt: skip
+        )
         self._open.append(mesh)
         return mesh
 

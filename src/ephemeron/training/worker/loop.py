@@ -59,9 +59,7 @@ async def run_worker(ctx: Context, request: WorkerRequest) -> WorkerResult:
     return await run_rank(ctx, request, WholeModelStep)
 
 
-async def run_rank(
-    ctx: Context, request: WorkerRequest, step: Callable[[StartedWorker], IterationStep]
-) -> WorkerResult:
+async def run_rank(ctx: Context, request: WorkerRequest, step: Callable[[StartedWorker], IterationStep]) -> WorkerResult:
     """Runs one invocation of a rank to its end.
 
     Args:
@@ -118,11 +116,7 @@ class TrainingLoop:
         self.started, self.step = started, step
         self.lifecycle, self.invocation = started.lifecycle, started.lifecycle.invocation
         self.spec, self.trainer, self.checkpoints = started.spec, started.trainer, started.checkpoints
-        self.configuration, self.timeline, self.iterations = (
-            self.spec.configuration,
-            self.spec.timeline,
-            self.spec.iterations,
-        )
+        self.configuration, self.timeline, self.iterations = (self.spec.configuration, self.spec.timeline, self.spec.iterations)
         self.status = started.status
         self.t = self.first = started.iteration
         self.replaying = started.replaying
@@ -142,9 +136,7 @@ class TrainingLoop:
         policy = self.configuration.resize_policy
         decides = self.invocation.rank == 0 and policy is not None
         self.deciding = (
-            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code or []), started.ended)
-            if decides and policy
-            else None
+            EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code or []), started.ended) if decides and policy else None
         )
         self.change.announce()
         self.background = BackgroundTasks(tasks)
@@ -157,9 +149,11 @@ class TrainingLoop:
         c, group = self.configuration, self.step.group(self.policy)
         group.replays = not self.sharing.live
         single = self.spec.stages is not None and group.world == 1
-        collective = SingleRank(group) if single else collective_for(
-            c.pattern, group, asynchronous=c.sync == "asp", chunk_bytes=self.spec.chunk_bytes
-        )  # fmt: skip
+        collective = (
+            SingleRank(group)
+            if single
+            else collective_for(c.pattern, group, asynchronous=c.sync == "asp", chunk_bytes=self.spec.chunk_bytes)
+        )
         if not self.policy.deterministic:  # versions are create-only: those who have read one go on from it
             self.lifecycle.invocation.channel.put_again = lambda key: is_put_again(key) and not is_merged(key)
         if self.started.state is not None:
@@ -230,9 +224,7 @@ class TrainingLoop:
         background.cancel("generation")
         await self._check_parameters()
         async with self.sharing.idle():
-            final = await finish(
-                self.started, self.collective, self.evaluation, iterations=self.t, decisions=self.decisions
-            )
+            final = await finish(self.started, self.collective, self.evaluation, iterations=self.t, decisions=self.decisions)
         background.cancel("checkpoint")
         background.cancel("back")
         return final
@@ -373,15 +365,18 @@ class TrainingLoop:
             self.evaluation = e = await self.step.evaluate(self.t)
         self.invocation.emit(
             Evaluated(
-                t=self.lifecycle.run_now(), rank=self.invocation.rank, attempt=self.invocation.attempt,
-                iteration=self.t, epoch=self.timeline.epoch_of(self.t), samples=e.samples, sums=dict(e.sums),
+                t=self.lifecycle.run_now(),
+                rank=self.invocation.rank,
+                attempt=self.invocation.attempt,
+                iteration=self.t,
+                epoch=self.timeline.epoch_of(self.t),
+                samples=e.samples,
+                sums=dict(e.sums),
             )
-        )  # fmt: skip
+        )
         if not self.spec.shares_evaluations:
             return
-        if (
-            self.started.evaluates and self.started.evaluated and self.t == self.first
-        ):  # the state of the peers has what follows from it
+        if self.started.evaluates and self.started.evaluated and self.t == self.first:  # the state of the peers has what follows from it
             return
         async with self.sharing.idle():
             metrics = await EvaluationExchange(self.lifecycle, self.trainer, self.collective).merged(self.t, e)
@@ -392,10 +387,15 @@ class TrainingLoop:
         if self.invocation.rank == 0:
             self.invocation.emit(
                 Measured(
-                    t=self.lifecycle.run_now(), rank=0, attempt=self.invocation.attempt, iteration=self.t,
-                    epoch=self.timeline.epoch_of(self.t), metrics=dict(metrics), decision=stop,
+                    t=self.lifecycle.run_now(),
+                    rank=0,
+                    attempt=self.invocation.attempt,
+                    iteration=self.t,
+                    epoch=self.timeline.epoch_of(self.t),
+                    metrics=dict(metrics),
+                    decision=stop,
                 )
-            )  # fmt: skip
+            )
         if stop and self.t < self.iterations:
             await self._end_here()
 
@@ -426,11 +426,20 @@ class TrainingLoop:
         invocation, iteration, samples, loss, metrics = self.invocation, self.t, step.samples, step.loss, step.metrics
         weight = None if step.terms == samples else step.terms
         return lambda: Progress(
-            t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=iteration,
-            epoch=self.timeline.epoch_of(iteration), samples=samples, loss=loss, weight=weight, version=version,
-            spans=invocation.trace.flush(), traffic=invocation.traffic, cpu_s=invocation.cpu_s(),
+            t=invocation.run_now(),
+            rank=invocation.rank,
+            attempt=invocation.attempt,
+            iteration=iteration,
+            epoch=self.timeline.epoch_of(iteration),
+            samples=samples,
+            loss=loss,
+            weight=weight,
+            version=version,
+            spans=invocation.trace.flush(),
+            traffic=invocation.traffic,
+            cpu_s=invocation.cpu_s(),
             metrics=dict(metrics),
-        )  # fmt: skip
+        )
 
     def _warn_of_skipped(self, step: TrainingStep) -> None:
         """Warns of the first skipped sample, and whenever their number has doubled."""
@@ -459,18 +468,26 @@ class TrainingLoop:
             await self.groups.settle()
         async with self.sharing.idle():
             await begin_next_generation(
-                self.lifecycle, self.change, self.collective, self.trainer, iteration=self.t, decisions=self.decisions,
+                self.lifecycle,
+                self.change,
+                self.collective,
+                self.trainer,
+                iteration=self.t,
+                decisions=self.decisions,
                 ended=None if self.deciding is None else self.deciding.ended(self._metrics()),
-            )  # fmt: skip
+            )
 
     # -- state --------------------------------------------------------------------------------------------
 
     def _described(self) -> CheckpointMeta:
         """Plain values of the state that all ranks share."""
         return CheckpointMeta(
-            iteration=self.t, applied=self.status.applied, times=self.lifecycle.timeouts.state(), decisions=self.decisions,
+            iteration=self.t,
+            applied=self.status.applied,
+            times=self.lifecycle.timeouts.state(),
+            decisions=self.decisions,
             agreed=self.change.agreed,
-        )  # fmt: skip
+        )
 
     async def _hand_off_before_evaluation(self) -> None:
         expected_s = self.step.expected_evaluation_s(self.t)
@@ -484,9 +501,10 @@ class TrainingLoop:
         # Where hand-offs take no longer than an iteration, all ranks wait for a successor that is started late.
         together = self.others_prepare and self.lifecycle.is_past_middle()
         evaluation = Evaluation(
-            after=max(1, self.spec.next_evaluation(self.t) - self.t), every=self.spec.evaluation_interval,
+            after=max(1, self.spec.next_evaluation(self.t) - self.t),
+            every=self.spec.evaluation_interval,
             seconds=self.step.expected_evaluation_s(self.t),
-        )  # fmt: skip
+        )
         if together or self.lifecycle.needs_successor(self.iterations - self.t, evaluation):
             await self.lifecycle.invoke_successor()
         if self.t % self.configuration.checkpoint_every == 0 and self.background.is_free("checkpoint"):
@@ -500,11 +518,18 @@ class TrainingLoop:
         arrays, trainer = await self.invocation.compute(self.trainer.state, samples=0)
         more, collective = self.collective.state()
         meta = CheckpointMeta(
-            iteration=self.t, applied=self.status.applied, spent_usd=self.lifecycle.spent_usd(),
-            times=self.lifecycle.timeouts.state(), collective=collective, activations=self.step.state(),
-            decisions=self.decisions, agreed=self.change.agreed, trainer=trainer, evaluated=evaluated,
+            iteration=self.t,
+            applied=self.status.applied,
+            spent_usd=self.lifecycle.spent_usd(),
+            times=self.lifecycle.timeouts.state(),
+            collective=collective,
+            activations=self.step.state(),
+            decisions=self.decisions,
+            agreed=self.change.agreed,
+            trainer=trainer,
+            evaluated=evaluated,
             ended=None if evaluated or self.deciding is None else self.deciding.ended({}),
-        )  # fmt: skip
+        )
         return Checkpoint(arrays, more, meta)
 
     async def _check_parameters(self) -> None:
@@ -523,20 +548,15 @@ class TrainingLoop:
         t = state.meta.iteration
         acknowledged = self.collective.acknowledged(t)
         before_s = self.lifecycle.channel.outages_s
-        nbytes, done = await self.checkpoints.write(
-            state, acknowledged=self.sharing.acknowledged(acknowledged), before=before
-        )
+        nbytes, done = await self.checkpoints.write(state, acknowledged=self.sharing.acknowledged(acknowledged), before=before)
         self.sharing.stored([s.iteration for s in self.checkpoints.saved])
         outages_s = self.lifecycle.channel.outages_s - before_s
         self.lifecycle.handoff.write_s = max(0.0, self.checkpoints.last_write_s - outages_s)
         self.status.durable = self.checkpoints.durable
         _log.debug("checkpoint of iteration %d: %d bytes in %.3f s", t, nbytes, self.checkpoints.last_write_s)
         self.invocation.emit(
-            Checkpointed(
-                t=self.lifecycle.run_now(), rank=self.invocation.rank, attempt=self.invocation.attempt, iteration=t,
-                nbytes=nbytes,
-            )
-        )  # fmt: skip
+            Checkpointed(t=self.lifecycle.run_now(), rank=self.invocation.rank, attempt=self.invocation.attempt, iteration=t, nbytes=nbytes)
+        )
         return done
 
     async def _save(self) -> None:
@@ -548,9 +568,7 @@ class TrainingLoop:
         await self._save()
         await self.checkpoints.delete_superseded()
         await self.lifecycle.dismiss_successor()
-        if (
-            self.invocation.rank == 0 and self.lifecycle.budget.ahead_gb
-        ):  # functions that wait for the next generation end, too
+        if self.invocation.rank == 0 and self.lifecycle.budget.ahead_gb:  # functions that wait for the next generation end, too
             await self.lifecycle.channel.put(self.lifecycle.keys.control, [encode_control(StopRequest())])
         raise InvocationExit("stopped")
 

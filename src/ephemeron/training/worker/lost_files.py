@@ -31,9 +31,7 @@ def _files(scratch: Path) -> list[str]:
     found = []
     for path in sorted(scratch.rglob("*")):
         parts = path.relative_to(scratch).parts
-        if path.is_file() and not (
-            _is_library(parts[0]) or any(p.startswith(".") or p == "__pycache__" for p in parts)
-        ):
+        if path.is_file() and not (_is_library(parts[0]) or any(p.startswith(".") or p == "__pycache__" for p in parts)):
             found.append("/".join(parts[2:] if parts[0] == _CODE and len(parts) > 2 else parts))
     return found
 

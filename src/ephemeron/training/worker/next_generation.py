@@ -12,14 +12,7 @@ from ephemeron.events import GenerationStarted
 from ephemeron.training.collectives import Collective, StalledPeers, wait_for_object
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.worker.decisions import DecisionState
-from ephemeron.training.worker.generations import (
-    Begin,
-    BeginMeta,
-    EndedEpoch,
-    GenerationChange,
-    delete_generation,
-    members_of,
-)
+from ephemeron.training.worker.generations import Begin, BeginMeta, EndedEpoch, GenerationChange, delete_generation, members_of
 from ephemeron.training.worker.invocation import InvocationContext, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.trainer import Trainer
@@ -63,9 +56,13 @@ async def begin_next_generation(
         return await collective.stalled_before(iteration, 0, key)
 
     arrived = await wait_for_object(
-        lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled, on_timeout=lifecycle.on_timeout,
+        lifecycle.channel,
+        key,
+        timeout_s=lifecycle.wait_timeout_s,
+        stalled=stalled,
+        on_timeout=lifecycle.on_timeout,
         accept=lambda data: data,
-    )  # fmt: skip
+    )
     raise NextGeneration(following.number, bytes(arrived.value), change.agreed)
 
 
@@ -81,19 +78,30 @@ async def _store_begin(
     invocation, spec = lifecycle.invocation, lifecycle.spec
     arrays, notes = await invocation.compute(trainer.state, samples=0)
     meta = BeginMeta(
-        iteration=following.from_iteration, spent_usd=lifecycle.run_usd(), run_s=lifecycle.run_now(),
-        times=lifecycle.timeouts.state(), decisions=decisions, ended=ended, trainer=notes,
-    )  # fmt: skip
+        iteration=following.from_iteration,
+        spent_usd=lifecycle.run_usd(),
+        run_s=lifecycle.run_now(),
+        times=lifecycle.timeouts.state(),
+        decisions=decisions,
+        ended=ended,
+        trainer=notes,
+    )
     stored = await change.store_begin(Begin(arrays, meta))
     invocation.emit(
         GenerationStarted(
-            t=lifecycle.run_now(), generation=following.number, from_iteration=following.from_iteration,
-            from_epoch=following.from_epoch, workers=following.workers, memory_mb=following.memory_mb,
-            aggregators=following.aggregators, batch_size=following.batch_size,
+            t=lifecycle.run_now(),
+            generation=following.number,
+            from_iteration=following.from_iteration,
+            from_epoch=following.from_epoch,
+            workers=following.workers,
+            memory_mb=following.memory_mb,
+            aggregators=following.aggregators,
+            batch_size=following.batch_size,
             nonaggregator_batch_size=following.nonaggregator_batch_size,
-            iterations=spec.in_generation(following).planned_iterations, request=following.request,
+            iterations=spec.in_generation(following).planned_iterations,
+            request=following.request,
         )
-    )  # fmt: skip
+    )
     return stored
 
 

@@ -77,17 +77,17 @@ class FiniteCheck:
         if self.stops and not all_finite(vector):
             raise NonFiniteValue(
                 f"the merged {self._exchanged} are not finite, though each rank's were: their sum overflows",
-                rank=self.rank, iteration=version,
-            )  # fmt: skip
+                rank=self.rank,
+                iteration=version,
+            )
         return vector
 
     def parameters(self, vector: np.ndarray, iteration: int) -> None:
         """Checks the model, before it is saved."""
         if self.stops and not all_finite(vector):
             raise NonFiniteValue(
-                "parameters are not finite after an optimizer step with finite gradients", rank=self.rank,
-                iteration=iteration - 1,
-            )  # fmt: skip
+                "parameters are not finite after an optimizer step with finite gradients", rank=self.rank, iteration=iteration - 1
+            )
 
     @property
     def stops(self) -> bool:

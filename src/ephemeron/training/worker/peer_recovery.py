@@ -147,8 +147,13 @@ def recovers_live(spec: RunSpec, trainer: Trainer) -> bool:
     """Whether replacements take the state of live peers: alike on all ranks of a run."""
     c = spec.configuration
     return (
-        c.direct and c.sync == "bsp" and c.pattern != "parameter-server" and spec.stages is None and c.workers > 1 and private_bytes(trainer, c.compression) <= MOST_PRIVATE_BYTES
-    )  # fmt: skip
+        c.direct
+        and c.sync == "bsp"
+        and c.pattern != "parameter-server"
+        and spec.stages is None
+        and c.workers > 1
+        and private_bytes(trainer, c.compression) <= MOST_PRIVATE_BYTES
+    )
 
 
 def private_bytes(trainer: Trainer, compression: str) -> int:
@@ -178,7 +183,7 @@ class PeerRecovery:
         self._trainer: Trainer | None = None
         self._status = ReductionStatus()
         self._describe: Callable[[], CheckpointMeta] = lambda: CheckpointMeta(iteration=0, applied=0)
-        self._compute: Callable[[Callable[[], tuple[Arrays, Mapping[str, object]]]], Awaitable[tuple[Arrays, Mapping[str, object]]]]  # fmt: skip
+        self._compute: Callable[[Callable[[], tuple[Arrays, Mapping[str, object]]]], Awaitable[tuple[Arrays, Mapping[str, object]]]]
         self._snapshots: dict[int, tuple[Arrays, _SharedMeta]] = {}
         self._evaluated: Callable[[], bool] = lambda: True
         self._exchanged: Callable[[], bool] = lambda: True
@@ -193,10 +198,15 @@ class PeerRecovery:
     # -- as a rank that trains ----------------------------------------------------------------------------
 
     async def serve(
-        self, trainer: Trainer, status: ReductionStatus, *, describe: Callable[[], CheckpointMeta],
-        evaluated: Callable[[], bool], exchanged: Callable[[], bool],
+        self,
+        trainer: Trainer,
+        status: ReductionStatus,
+        *,
+        describe: Callable[[], CheckpointMeta],
+        evaluated: Callable[[], bool],
+        exchanged: Callable[[], bool],
         compute: Callable[[Callable[[], tuple[Arrays, Mapping[str, object]]]], Awaitable[tuple[Arrays, Mapping[str, object]]]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """From now on this rank can give its state, inside of `idle` only.
 
         Args:
@@ -227,7 +237,7 @@ class PeerRecovery:
 
     def publish(
         self, iteration: int, collective: Mapping[str, np.ndarray], *, after_compute: bool, evaluated: bool, spent_usd: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Sends the private state at the beginning of an iteration to those that keep it; at once, before what is sent later.
 
         Args:
@@ -268,10 +278,12 @@ class PeerRecovery:
     async def _answer_status(self, rank: int, head: Head, body: memoryview) -> Sequence[Buffer]:
         marks = self._copies.marks(rank)
         status = PeerStatus(
-            training=self._trainer is not None, gives=self._gives(), after_compute=self._shares(),
+            training=self._trainer is not None,
+            gives=self._gives(),
+            after_compute=self._shares(),
             private=tuple(m.iteration for m in marks if m.after_compute),
             private_before_compute=tuple(m.iteration for m in marks if not m.after_compute),
-        )  # fmt: skip
+        )
         return [json.dumps(plain(status)).encode()]
 
     def _shares(self) -> bool:
@@ -309,7 +321,7 @@ class PeerRecovery:
 
     async def recover(
         self, *, live: bool, saved: Collection[int], timeout_s: Callable[[], float], check: Callable[[], Awaitable[None]]
-    ) -> PeerState | OwnCheckpoint | GoBack | None:  # fmt: skip
+    ) -> PeerState | OwnCheckpoint | GoBack | None:
         """State to go on from.
 
         Args:
@@ -397,9 +409,12 @@ class PeerRecovery:
         collective = _with(private, _OF_COLLECTIVE)
         checkpoint = dataclasses.replace(meta.checkpoint, spent_usd=mark.spent_usd)
         return PeerState(
-            Checkpoint(arrays, collective, checkpoint), (_with(private, _OF_TRAINER), notes),
-            evaluates=not mark.evaluated, evaluated=meta.evaluated, exchanged=meta.exchanged,
-        )  # fmt: skip
+            Checkpoint(arrays, collective, checkpoint),
+            (_with(private, _OF_TRAINER), notes),
+            evaluates=not mark.evaluated,
+            evaluated=meta.evaluated,
+            exchanged=meta.exchanged,
+        )
 
 
 def _with(arrays: Arrays, prefix: str) -> Arrays:

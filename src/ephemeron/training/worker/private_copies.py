@@ -74,12 +74,7 @@ class PrivateCopies:
 
     def all(self) -> list[tuple[int, PrivateMark, bytes]]:
         """All copies: rank, mark and body."""
-        return [
-            (rank, mark, of.bodies[mark.body])
-            for rank, of in self._ranks.items()
-            for mark in of.marks
-            if mark.body in of.bodies
-        ]
+        return [(rank, mark, of.bodies[mark.body]) for rank, of in self._ranks.items() for mark in of.marks if mark.body in of.bodies]
 
     def find(self, rank: int, iteration: int) -> tuple[PrivateMark, bytes] | None:
         """The private state of a rank at the beginning of an iteration; None: it is not here."""

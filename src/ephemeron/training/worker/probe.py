@@ -95,9 +95,14 @@ class _Windows:
 
     def result(self) -> StepTiming:
         return StepTiming(
-            batch=self.batch, seconds=tuple(self.seconds), cpu_s=tuple(self.cpu_s), quickest_s=self.quickest_s,
-            apply_s=self.applied_s / self.steps, peak_mb=self.peak_mb, steps=self.steps,
-        )  # fmt: skip
+            batch=self.batch,
+            seconds=tuple(self.seconds),
+            cpu_s=tuple(self.cpu_s),
+            quickest_s=self.quickest_s,
+            apply_s=self.applied_s / self.steps,
+            peak_mb=self.peak_mb,
+            steps=self.steps,
+        )
 
 
 class _Steps:
@@ -114,9 +119,7 @@ class _Steps:
     async def load(cls, ctx: Context) -> _Steps:
         keys = Keys(ctx.call.run)
         spec = RunSpec.from_bytes(await _get(ctx, keys.spec))
-        code, data, test, init = await asyncio.gather(
-            *(_get(ctx, key) for key in (keys.code, keys.data(0), keys.test(0), keys.init))
-        )
+        code, data, test, init = await asyncio.gather(*(_get(ctx, key) for key in (keys.code, keys.data(0), keys.test(0), keys.init)))
         folders: list[Path] = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
         feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
         trainer = build_torch_trainer(spec, 0, folders=folders, feed=feed)
@@ -181,9 +184,7 @@ class _Steps:
     def _fold(self, repeats: int) -> FoldResult:
         vector = np.ones(self.trainer.size, dtype=self.trainer.dtype)
         codec = codec_by_name("none")
-        envelope = MessageHeader(
-            kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1.0, applied=0, durable=0
-        )
+        envelope = MessageHeader(kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1.0, applied=0, durable=0)
         total, packing, adding = np.zeros_like(vector), [], []
         for _ in range(repeats):
             began = time.thread_time()
@@ -235,10 +236,9 @@ async def _transfers(ctx: Context, wanted: TransferProbe) -> TransferResult:
             fetched = time.perf_counter()
             together.append(
                 ParallelTransferRow(
-                    size_mb=len(data) / MB, up_s=put - began, down_s=fetched - put, up_alone_s=alone[0],
-                    down_alone_s=alone[1],
+                    size_mb=len(data) / MB, up_s=put - began, down_s=fetched - put, up_alone_s=alone[0], down_alone_s=alone[1]
                 )
-            )  # fmt: skip
+            )
     await channel.delete(keys)
     await channel.delete([f"{prefix}.0"])
     return TransferResult(rows=tuple(rows), together=tuple(together), parallel=parallel, polls_s=tuple(polls[3:]))

@@ -63,16 +63,13 @@ class RestoredState:
         return self.checkpoint is None or self.checkpoint.meta.exchanged
 
 
-def peer_recovery(
-    invocation: InvocationContext, spec: RunSpec, copies: PrivateCopies | None = None
-) -> PeerRecovery | None:  # fmt: skip
+def peer_recovery(invocation: InvocationContext, spec: RunSpec, copies: PrivateCopies | None = None) -> PeerRecovery | None:
     """This invocation's part in the recovery of its peers, and its own; None: all that is exchanged is in a store."""
     if invocation.direct is None or not invocation.direct.in_memory:
         return None
     return PeerRecovery(
-        invocation.direct.mesh, owners=spec.configuration.aggregators, beginning=spec.current_generation.from_iteration,
-        copies=copies,
-    )  # fmt: skip
+        invocation.direct.mesh, owners=spec.configuration.aggregators, beginning=spec.current_generation.from_iteration, copies=copies
+    )
 
 
 async def recovered_state(
@@ -91,9 +88,8 @@ async def recovered_state(
     saved = await checkpoints.stored()
     recovery.common.stored(saved)
     found = await recovery.recover(
-        live=recovers_live(lifecycle.spec, trainer), saved=saved, timeout_s=lifecycle.wait_timeout_s,
-        check=_RunCheck(lifecycle),
-    )  # fmt: skip
+        live=recovers_live(lifecycle.spec, trainer), saved=saved, timeout_s=lifecycle.wait_timeout_s, check=_RunCheck(lifecycle)
+    )
     match found:
         case PeerState():
             checkpoints.take_over(saved)
@@ -102,9 +98,11 @@ async def recovered_state(
             not_after: int | None = found.iteration
         case GoBack():
             not_after = await newest_common(
-                lifecycle.channel, lifecycle.keys, ranks=lifecycle.spec.configuration.workers,
+                lifecycle.channel,
+                lifecycle.keys,
+                ranks=lifecycle.spec.configuration.workers,
                 beginning=lifecycle.spec.current_generation.from_iteration,
-            )  # fmt: skip
+            )
             if found.tells:
                 lifecycle.invocation.warn(
                     f"rank {lifecycle.rank}: no rank that lives has its state; all go back to the checkpoint of iteration {not_after}"

@@ -39,10 +39,18 @@ class PeerReplacement:
     """
 
     def __init__(
-        self, channel: Channel, keys: Keys, detector: FailureDetector, *, rank: int, most: int,
-        now: Callable[[], float], run_now: Callable[[], float],
-        invoke: Callable[[int, int, Claim], Awaitable[None]], warn: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        channel: Channel,
+        keys: Keys,
+        detector: FailureDetector,
+        *,
+        rank: int,
+        most: int,
+        now: Callable[[], float],
+        run_now: Callable[[], float],
+        invoke: Callable[[int, int, Claim], Awaitable[None]],
+        warn: Callable[[str], None],
+    ) -> None:
         self._channel, self._keys, self._detector, self._rank, self._most = channel, keys, detector, rank, most
         self._now, self._run_now, self._invoke, self._warn = now, run_now, invoke, warn
         self.latest_iteration: Callable[[int], Awaitable[int | None]] | None = None
@@ -73,16 +81,13 @@ class PeerReplacement:
         if not astray and not self.is_gone(rank, latest):
             if await self.has_progressed(rank) or not self._detector.is_silent(rank, iteration, self._now()):
                 return
-            if claim is not None and self._detector.is_starting(
-                rank, latest, claim, iteration, now_s=self._now(), run_s=self._run_now()
-            ):
+            if claim is not None and self._detector.is_starting(rank, latest, claim, iteration, now_s=self._now(), run_s=self._run_now()):
                 return  # it has just been replaced, and has to start and repeat some iterations
         tries = 0 if claim is None else claim.tries_at(iteration)
         if tries >= MOST_TRIES and claim is not None and claim.not_after == iteration:
             raise ReplacementsFailed(
-                f"it has not delivered the iteration after {tries} replacements", rank=rank, attempt=latest,
-                iteration=iteration,
-            )  # fmt: skip
+                f"it has not delivered the iteration after {tries} replacements", rank=rank, attempt=latest, iteration=iteration
+            )
         if missed is not None and await self._channel.fetch(missed) is not None:
             return  # it has arrived meanwhile
         await fencing.check_left(self._channel, self._keys, self._most, rank=rank, iteration=iteration)
@@ -92,9 +97,10 @@ class PeerReplacement:
                 return
             await self.spend(rank, iteration)
             self._warn(
-                f"rank {self._rank} waited in vain for rank {rank} at iteration {iteration} and replaces it" if rank != self._rank
+                f"rank {self._rank} waited in vain for rank {rank} at iteration {iteration} and replaces it"
+                if rank != self._rank
                 else f"rank {rank}: what it had sent of iteration {iteration} is lost; its replacement sends it again"
-            )  # fmt: skip
+            )
             # The claim excludes later checkpoints: the missing object was put before them, and lost.
             await self._invoke(rank, latest + 1, new)
             _log.info("invoked attempt %d of rank %d", latest + 1, rank)

@@ -121,8 +121,10 @@ class FunctionRun(Run):
             return
         self.epoch = epoch
         if (epoch + 1) * self._length > self._iterations:
-            raise JobError(f"the script begins epoch {epoch + 1}, and its trial had {self._iterations // self._length}",
-                           remedy="let the number of epochs depend on the script's arguments alone")  # fmt: skip
+            raise JobError(
+                f"the script begins epoch {epoch + 1}, and its trial had {self._iterations // self._length}",
+                remedy="let the number of epochs depend on the script's arguments alone",
+            )
         batches.draw(epoch)
         parts: Iterator[Part] | None = None
         for number in range(self._length):
@@ -135,21 +137,32 @@ class FunctionRun(Run):
                 parts = batches.parts(epoch, number)
             part = next(parts, None)
             if part is None:
-                raise JobError(f"epoch {epoch + 1} has {number} batches, and the first had {self._length} in the trial",
-                               remedy="let every epoch have the same number of batches")  # fmt: skip
+                raise JobError(
+                    f"epoch {epoch + 1} has {number} batches, and the first had {self._length} in the trial",
+                    remedy="let every epoch have the same number of batches",
+                )
             self.iteration = t
             yield self._given(part)
             self._check_stepped()
         if parts is not None and next(parts, None) is not None:
-            raise JobError(f"epoch {epoch + 1} has more batches than the {self._length} of the first in the trial",
-                           remedy="let every epoch have the same number of batches")  # fmt: skip
+            raise JobError(
+                f"epoch {epoch + 1} has more batches than the {self._length} of the first in the trial",
+                remedy="let every epoch have the same number of batches",
+            )
         if self.first == self._iterations == (epoch + 1) * self._length:
             self._thread.report(_Due(self._iterations))
 
     def _step(
-        self, name: str, optimizer: torch.optim.Optimizer, loss: torch.Tensor | float, part: Part, weight: float | None,
-        clip_norm: float | None, clip_value: float | None, metrics: Mapping[str, float],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        loss: torch.Tensor | float,
+        part: Part,
+        weight: float | None,
+        clip_norm: float | None,
+        clip_value: float | None,
+        metrics: Mapping[str, float],
+    ) -> None:
         settings = [{k: copy.copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         update = _Update(optimizer=name, settings=settings, clip_norm=clip_norm, clip_value=clip_value)
         counted = part.samples if weight is None else weight * bool(part.samples)
@@ -157,9 +170,7 @@ class FunctionRun(Run):
         summed = weight is None and is_plain_sum(loss)
         if summed:
             value /= max(1, part.samples)
-        self._thread.report(
-            _Stepped(update=update, loss=value, samples=part.samples, weight=counted, summed=summed, metrics=metrics)
-        )
+        self._thread.report(_Stepped(update=update, loss=value, samples=part.samples, weight=counted, summed=summed, metrics=metrics))
 
 
 class ScriptTrainer:
@@ -180,13 +191,20 @@ class ScriptTrainer:
     initial_first = False
 
     def __init__(
-        self, file: Path, arguments: Sequence[str], folders: Sequence[Path], *, share: Share, epoch_length: int,
-        iterations: int, seed: int, rank_seed: int, provisional: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        file: Path,
+        arguments: Sequence[str],
+        folders: Sequence[Path],
+        *,
+        share: Share,
+        epoch_length: int,
+        iterations: int,
+        seed: int,
+        rank_seed: int,
+        provisional: bool = False,
+    ) -> None:
         self._thread = ScriptThread(file, arguments, folders)
-        self._run = FunctionRun(
-            seed=seed, share=share, epoch_length=epoch_length, iterations=iterations, thread=self._thread
-        )
+        self._run = FunctionRun(seed=seed, share=share, epoch_length=epoch_length, iterations=iterations, thread=self._thread)
         self._name, self._iterations, self._next = file.name, iterations, 0
         self._pending: deque[_Update] = deque()
         self._random = RandomState(seed % 2**63)
@@ -202,9 +220,7 @@ class ScriptTrainer:
         self._flat = FlatParameters([p for _, p in self._run.registered.parameters()])
         self.size, self.dtype = self._flat.size, self._flat.dtype
         optimizers = [o for o in self._run.registered.objects.values() if isinstance(o, torch.optim.Optimizer)]
-        self._own = (
-            ProvisionalSteps(self._flat.parameters, optimizers, self._step_provisionally) if provisional else None
-        )
+        self._own = ProvisionalSteps(self._flat.parameters, optimizers, self._step_provisionally) if provisional else None
 
     # -- turns --------------------------------------------------------------------------------------------
 
@@ -222,8 +238,9 @@ class ScriptTrainer:
         """Lets the script run until the batch of an iteration is due."""
         while not (isinstance(self._at, _Due) and self._at.iteration == iteration):
             if isinstance(self._at, _Due) and self._at.iteration > iteration:
-                raise JobError(f"{self._name} left a loop over run.steps before iteration {iteration}",
-                               remedy="let each loop come to its last batch")  # fmt: skip
+                raise JobError(
+                    f"{self._name} left a loop over run.steps before iteration {iteration}", remedy="let each loop come to its last batch"
+                )
             if isinstance(self._at, ScriptEnded):
                 raise JobError(
                     f"{self._name} ended before iteration {iteration} of {self._iterations}"
@@ -257,10 +274,13 @@ class ScriptTrainer:
             self._own.computed(OwnGradient(iteration, iteration, parts))
         self._flat.clear()
         return TrainingStep(
-            vector, step.samples, step.loss if step.weight else 0.0,
-            weight=1.0 if alone else 0.0 if step.summed else step.weight, metrics=step.metrics if step.weight else {},
+            vector,
+            step.samples,
+            step.loss if step.weight else 0.0,
+            weight=1.0 if alone else 0.0 if step.summed else step.weight,
+            metrics=step.metrics if step.weight else {},
             terms=step.weight,
-        )  # fmt: skip
+        )
 
     def apply(self, mean: np.ndarray) -> None:
         self._flat.scatter(mean)

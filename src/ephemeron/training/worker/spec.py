@@ -212,9 +212,15 @@ class RunSpec:
         """The generation whose configuration this is."""
         c = self.configuration
         return self.generation or Generation(
-            number=0, from_iteration=0, from_epoch=0, workers=c.workers, memory_mb=c.memory_mb,
-            aggregators=c.aggregators, batch_size=c.batch_size, nonaggregator_batch_size=c.nonaggregator_batch_size,
-        )  # fmt: skip
+            number=0,
+            from_iteration=0,
+            from_epoch=0,
+            workers=c.workers,
+            memory_mb=c.memory_mb,
+            aggregators=c.aggregators,
+            batch_size=c.batch_size,
+            nonaggregator_batch_size=c.nonaggregator_batch_size,
+        )
 
     @property
     def ends_at(self) -> int:
@@ -231,15 +237,16 @@ class RunSpec:
     def in_generation(self, generation: Generation) -> RunSpec:
         """The specification as members of a generation read it."""
         configuration = dataclasses.replace(
-            self.configuration, workers=generation.workers, memory_mb=generation.memory_mb,
-            aggregators=generation.aggregators, batch_size=generation.batch_size,
+            self.configuration,
+            workers=generation.workers,
+            memory_mb=generation.memory_mb,
+            aggregators=generation.aggregators,
+            batch_size=generation.batch_size,
             nonaggregator_batch_size=generation.nonaggregator_batch_size,
-        )  # fmt: skip
+        )
         parts = self.parts or self.split.counts
         workers = self.first_workers or self.configuration.workers
-        return dataclasses.replace(
-            self, configuration=configuration, generation=generation, parts=parts, first_workers=workers
-        )
+        return dataclasses.replace(self, configuration=configuration, generation=generation, parts=parts, first_workers=workers)
 
     def resized(self, resize: Resize, from_iteration: int, *, request: str = "") -> Generation:
         """The next generation.
@@ -255,9 +262,14 @@ class RunSpec:
         now, c, timeline = self.current_generation, self.configuration, self.timeline
         values = resized_values(resize, workers=c.workers, aggregators=c.aggregators, pattern=c.pattern)
         return dataclasses.replace(
-            now, number=now.number + 1, from_iteration=from_iteration, from_epoch=timeline.epoch_of(from_iteration),
-            used_samples=timeline.used_before(from_iteration), request=request, **values,
-        )  # fmt: skip
+            now,
+            number=now.number + 1,
+            from_iteration=from_iteration,
+            from_epoch=timeline.epoch_of(from_iteration),
+            used_samples=timeline.used_before(from_iteration),
+            request=request,
+            **values,
+        )
 
     @property
     def scheduled(self) -> Generation | None:
@@ -294,8 +306,7 @@ class RunSpec:
         if idle:
             group = self.configuration.group
             raise JobError(
-                f"{self.samples} training samples are fewer than {group} functions to share them: rank {idle[0]} "
-                "would have none",
+                f"{self.samples} training samples are fewer than {group} functions to share them: rank {idle[0]} would have none",
                 remedy=f"use at most {min(self.samples, group - 1)} workers",
             )
 

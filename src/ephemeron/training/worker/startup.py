@@ -26,13 +26,7 @@ from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, EndedEpoch, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
-from ephemeron.training.worker.direct_exchange import (
-    become_member,
-    join_members,
-    keeps_in_memory,
-    token_of,
-    transports_of,
-)
+from ephemeron.training.worker.direct_exchange import become_member, join_members, keeps_in_memory, token_of, transports_of
 from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
 from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
@@ -112,10 +106,13 @@ async def load(invocation: InvocationContext, stack: AsyncExitStack) -> StartedW
         await _fence(invocation)
         invocation.emit(
             Started(
-                t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt,
-                invocation=invocation.ctx.invocation, cold=invocation.ctx.cold,
+                t=invocation.run_now(),
+                rank=invocation.rank,
+                attempt=invocation.attempt,
+                invocation=invocation.ctx.invocation,
+                cold=invocation.ctx.cold,
             )
-        )  # fmt: skip
+        )
     _log.info("started as %s, a %s", invocation.ctx.invocation, invocation.reason)
     number = fencing.number_of(invocation.attempt)
     recovers = number > 0 and invocation.reason != "relay"
@@ -182,20 +179,35 @@ async def load(invocation: InvocationContext, stack: AsyncExitStack) -> StartedW
     position = beginning if state is None else state.meta
     invocation.emit(
         LoadedEvent(
-            t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=position.iteration,
-            spans=invocation.trace.flush(), nbytes=channel.bytes_down,
+            t=invocation.run_now(),
+            rank=invocation.rank,
+            attempt=invocation.attempt,
+            iteration=position.iteration,
+            spans=invocation.trace.flush(),
+            nbytes=channel.bytes_down,
         )
-    )  # fmt: skip
+    )
     _log.info("loaded; next iteration %d, %d versions applied", position.iteration, position.applied)
     return StartedWorker(
-        lifecycle=lifecycle, spec=spec, trainer=trainer, checkpoints=checkpoints, iteration=position.iteration,
-        status=ReductionStatus(
-            applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
-        ), replaying=restored.replaying, test_samples=test_samples,
-        recovery=recovery, evaluates=restored.evaluates, evaluated=restored.evaluated, exchanged=restored.exchanged,
-        ended=begin.meta.ended if begin is not None else None if state is None else state.meta.ended, entry=entry,
-        state=state, beginning=first, decisions=decisions, agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
-    )  # fmt: skip
+        lifecycle=lifecycle,
+        spec=spec,
+        trainer=trainer,
+        checkpoints=checkpoints,
+        iteration=position.iteration,
+        status=ReductionStatus(applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact),
+        replaying=restored.replaying,
+        test_samples=test_samples,
+        recovery=recovery,
+        evaluates=restored.evaluates,
+        evaluated=restored.evaluated,
+        exchanged=restored.exchanged,
+        ended=begin.meta.ended if begin is not None else None if state is None else state.meta.ended,
+        entry=entry,
+        state=state,
+        beginning=first,
+        decisions=decisions,
+        agreed=agreed if agreed and agreed.from_iteration >= position.iteration else None,
+    )
 
 
 async def _entered(lifecycle: InvocationLifecycle, trainer: Trainer, stack: AsyncExitStack) -> GroupEntry:
@@ -302,9 +314,7 @@ async def _get(invocation: InvocationContext, key: str) -> memoryview:
     return await _unless_over(invocation, key, min(invocation.now() + LOAD_TIMEOUT_S, latest))
 
 
-async def _unless_over(
-    invocation: InvocationContext, key: str, deadline: float, *, every_s: float | None = None
-) -> memoryview:
+async def _unless_over(invocation: InvocationContext, key: str, deadline: float, *, every_s: float | None = None) -> memoryview:
     """An object that is about to be stored.
 
     Args:
@@ -358,9 +368,7 @@ async def _objects(invocation: InvocationContext, spec: RunSpec) -> list[memoryv
     if spec.trainer != "torch" or spec.stages is not None:
         return []
     keys, rank = invocation.keys, invocation.rank
-    wanted = [keys.data(p.number) for p in spec.train_parts(rank)] + [
-        keys.test(p.number) for p in spec.test_parts(rank)
-    ]
+    wanted = [keys.data(p.number) for p in spec.train_parts(rank)] + [keys.test(p.number) for p in spec.test_parts(rank)]
     if invocation.code is None:
         wanted.append(keys.code)
     return await all_of(_get(invocation, key) for key in wanted)
@@ -407,9 +415,7 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec, found: list[mem
     return build_trainer(spec, rank, folders=folders, feed=feed), feed.test_samples
 
 
-async def _handed_over(
-    lifecycle: InvocationLifecycle, checkpoints: Checkpoints, trainer: Trainer
-) -> RestoredState | None:  # fmt: skip
+async def _handed_over(lifecycle: InvocationLifecycle, checkpoints: Checkpoints, trainer: Trainer) -> RestoredState | None:
     """State that the predecessor hands over; None: it has not, and this attempt recovers."""
     invocation = lifecycle.invocation
     channel, request = invocation.channel, invocation.request
@@ -443,9 +449,7 @@ async def _handed_over(
     return None
 
 
-async def _state_or_message(
-    lifecycle: InvocationLifecycle, key: str, deadline: float, trainer: Trainer
-) -> HandedOver | bytes:
+async def _state_or_message(lifecycle: InvocationLifecycle, key: str, deadline: float, trainer: Trainer) -> HandedOver | bytes:
     """The predecessor's state, over a connection to it, or its message in the store, whichever is first.
 
     Args:

@@ -43,9 +43,13 @@ class StateSharing:
             return
         self._collective, invocation = collective, self._lifecycle.invocation
         await recovery.serve(
-            self._trainer, started.status, describe=self._describe, evaluated=self._is_evaluated,
-            exchanged=lambda: not self.exchanging, compute=lambda work: invocation.compute(work, samples=0),
-        )  # fmt: skip
+            self._trainer,
+            started.status,
+            describe=self._describe,
+            evaluated=self._is_evaluated,
+            exchanged=lambda: not self.exchanging,
+            compute=lambda work: invocation.compute(work, samples=0),
+        )
         if invocation.direct is not None:
             self._lifecycle.replacement.is_gone = invocation.direct.mesh.is_gone
         background.start("back", self._go_back_when_told(recovery))
@@ -98,9 +102,12 @@ class StateSharing:
     def _publish(self, iteration: int, *, evaluated: bool) -> None:
         if self.live and self._recovery is not None and self._collective is not None:
             self._recovery.publish(
-                iteration, self._collective.private_arrays(), after_compute=self._trainer.shares_after_compute,
-                evaluated=evaluated, spent_usd=self._lifecycle.spent_usd(),
-            )  # fmt: skip
+                iteration,
+                self._collective.private_arrays(),
+                after_compute=self._trainer.shares_after_compute,
+                evaluated=evaluated,
+                spent_usd=self._lifecycle.spent_usd(),
+            )
 
     def _is_evaluated(self) -> bool:
         """Whether the evaluation before the next iteration is done, as far as the state that all ranks share depends on it."""

@@ -111,13 +111,28 @@ class IterationStep(ABC):
         lifecycle, c, direct = self.lifecycle, self.spec.configuration, self.invocation.direct
         return Group(
             mesh=direct.mesh if direct is not None and direct.in_memory else None,
-            keys=lifecycle.keys, rank=self.invocation.rank, world=c.workers, aggregators=c.aggregators,
-            channel=self.invocation.exchange, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
-            attempt=self.invocation.attempt, compression=c.compression, ranks_per_machine=c.ranks_per_machine, shared_cores=self.spec.shared_cores, iterations=self.spec.ends_at,
-            status=self.status, trace=self.invocation.trace, poll_worth_s=poll_worth_s(self.spec),
-            wait_timeout_s=lifecycle.wait_timeout_s, silence_timeout_s=lifecycle.timeouts.timeout_s,
-            on_message=self.on_message, suspect=lifecycle.suspect, on_timeout=lifecycle.on_timeout,
-        )  # fmt: skip
+            keys=lifecycle.keys,
+            rank=self.invocation.rank,
+            world=c.workers,
+            aggregators=c.aggregators,
+            channel=self.invocation.exchange,
+            policy=policy,
+            size=self.trainer.size,
+            dtype=self.trainer.dtype,
+            attempt=self.invocation.attempt,
+            compression=c.compression,
+            ranks_per_machine=c.ranks_per_machine,
+            shared_cores=self.spec.shared_cores,
+            iterations=self.spec.ends_at,
+            status=self.status,
+            trace=self.invocation.trace,
+            poll_worth_s=poll_worth_s(self.spec),
+            wait_timeout_s=lifecycle.wait_timeout_s,
+            silence_timeout_s=lifecycle.timeouts.timeout_s,
+            on_message=self.on_message,
+            suspect=lifecycle.suspect,
+            on_timeout=lifecycle.on_timeout,
+        )
 
     def on_message(self, rank: int, busy_s: float, spent_usd: float) -> None:
         """A peer's iteration time is passed on with this rank's next message."""
@@ -148,9 +163,7 @@ class WholeModelStep(IterationStep):
         pieces = self._early(iteration, early)
         try:
             step = await self.compute(
-                lambda: self._computed(iteration, pieces),
-                samples=self.batch(iteration),
-                batches=self.spec.configuration.local_steps,
+                lambda: self._computed(iteration, pieces), samples=self.batch(iteration), batches=self.spec.configuration.local_steps
             )
         finally:
             if pieces is not None:

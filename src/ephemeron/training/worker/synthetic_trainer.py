@@ -52,9 +52,7 @@ class SyntheticTrainer(_StudyTrainer):
         local_steps: steps of this rank between two exchanges; 0: gradients are exchanged.
     """
 
-    def __init__(
-        self, *, seed: int, split: SampleSplit | Timeline, rank: int, elements: int = 64, local_steps: int = 0
-    ) -> None:  # fmt: skip
+    def __init__(self, *, seed: int, split: SampleSplit | Timeline, rank: int, elements: int = 64, local_steps: int = 0) -> None:
         self.size = elements
         self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
         timeline = Timeline(split=split) if isinstance(split, SampleSplit) else split
@@ -133,9 +131,7 @@ class CountingTrainer(_StudyTrainer):
         replaces: whether merged vectors are the counts themselves.
     """
 
-    def __init__(
-        self, *, rank: int, world: int, iterations: int, tables: int, weighted: bool = False, replaces: bool = False
-    ) -> None:
+    def __init__(self, *, rank: int, world: int, iterations: int, tables: int, weighted: bool = False, replaces: bool = False) -> None:
         self.size = tables * world * iterations
         self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
         self._rank, self._iterations, self._table = rank, iterations, world * iterations

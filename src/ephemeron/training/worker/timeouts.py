@@ -145,9 +145,7 @@ class Timeouts:
         since_s = self._listening_s if self._began_s is None else self._began_s
         silence_s = self.silence_s(rank, now_s)
         waited_s = 0.0 if since_s is None else now_s - since_s
-        return self.waited_before_s.get((rank, iteration), 0.0) + (
-            waited_s if silence_s is None else min(waited_s, silence_s)
-        )
+        return self.waited_before_s.get((rank, iteration), 0.0) + (waited_s if silence_s is None else min(waited_s, silence_s))
 
     def limit_s(self, *, lifetime_s: float, cold_start_s: float) -> float:
         """Longest timeout of functions with this function timeout: with a longer one they would never suspect a peer."""
@@ -156,9 +154,7 @@ class Timeouts:
     def state(self) -> IterationTimes:
         """Iteration times for successors and replacements."""
         return IterationTimes(
-            slowest_s=round(self.slowest_s, 6),
-            typical_s=round(self.typical_s, 6),
-            evaluation_s=round(self.evaluation_s, 6),
+            slowest_s=round(self.slowest_s, 6), typical_s=round(self.typical_s, 6), evaluation_s=round(self.evaluation_s, 6)
         )
 
     def load(self, times: IterationTimes | None = None, *, waited: Iterable[tuple[int, int, float]] = ()) -> None:

@@ -56,9 +56,18 @@ class TorchTrainer:
     """
 
     def __init__(
-        self, program: Program, *, feed: BatchSource, sampler: Positions, exchange: str, seed: int, alone: bool = False,
-        provisional: bool = False, local_steps: int = 1, outer: Target | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        *,
+        feed: BatchSource,
+        sampler: Positions,
+        exchange: str,
+        seed: int,
+        alone: bool = False,
+        provisional: bool = False,
+        local_steps: int = 1,
+        outer: Target | None = None,
+    ) -> None:
         self.program, self.model = program, program.model
         self.feed, self.sampler, self.exchange, self._alone = feed, sampler, exchange, alone
         self.device = device_of(program.options.device)
@@ -83,9 +92,14 @@ class TorchTrainer:
         self._average = MovingAverage(self.named, program.options.ema_decay)
         self._metrics: Mapping[str, Any] = {}
         self._state = ProgramState(
-            program=program, counters=self._counters, average=self._average, random=self._random, outer=self._outer, own=self._own,
+            program=program,
+            counters=self._counters,
+            average=self._average,
+            random=self._random,
+            outer=self._outer,
+            own=self._own,
             steps_locally=exchange != "gradients",
-        )  # fmt: skip
+        )
 
         self._generators = self._state.generators()
         """Random generators of the program's own."""
@@ -127,9 +141,15 @@ class TorchTrainer:
         metrics = averaged(reports, weight)
         nothing = self.exchange != "gradients" and weight == 0
         return TrainingStep(
-            self._vector.absent() if nothing else self._vector.to_host(), n, metrics.pop("loss"), batch.skipped,
-            batch.failure, weight=1.0 if self._alone else 0.0 if adds else weight, metrics=metrics, terms=weight,
-        )  # fmt: skip
+            self._vector.absent() if nothing else self._vector.to_host(),
+            n,
+            metrics.pop("loss"),
+            batch.skipped,
+            batch.failure,
+            weight=1.0 if self._alone else 0.0 if adds else weight,
+            metrics=metrics,
+            terms=weight,
+        )
 
     def _gradients(self, batch: Any, n: int, turn: int | None) -> list[PartReport]:
         """Gradients of one optimiser step's batch, in the parameters."""
@@ -140,9 +160,15 @@ class TorchTrainer:
             for part, samples in parts:
                 last = len(reports) + 1 == len(parts)
                 report = backward(
-                    self.program.task, self._call, part, samples=samples, whole=n, turn=turn, autocast=self._autocast(),
+                    self.program.task,
+                    self._call,
+                    part,
+                    samples=samples,
+                    whole=n,
+                    turn=turn,
+                    autocast=self._autocast(),
                     weighed=partial(self._begin_last, n, reports) if last and self._vector.pieces.to is not None else None,
-                )  # fmt: skip
+                )
                 reports.append(report)
             make_dense(p for _, p in self.named)
             weight = sum(report.weight for report in reports)
@@ -335,11 +361,7 @@ class TorchTrainer:
         # Of data without a label, such as a small slice or the trial's, the task's own numbers are NaN, too.
         known |= {name: math.nan for name, total in merged(parts).sums.items() if total is not None and not total[1]}
         found = {**values, **self.program.task.evaluation_end(known)}
-        return {
-            name: None if value is None or math.isnan(value) else value
-            for name, value in found.items()
-            if not name.startswith("_")
-        }
+        return {name: None if value is None or math.isnan(value) else value for name, value in found.items() if not name.startswith("_")}
 
     def take_metrics(self, metrics: Metrics) -> None:
         for each in self.program.schedulers:

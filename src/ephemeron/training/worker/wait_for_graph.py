@@ -46,9 +46,7 @@ class WaitForGraph:
         timeout_s: timeout of a wait, by a multiple of the usual one.
     """
 
-    def __init__(
-        self, channel: Channel, keys: Keys, *, rank: int, now: Callable[[], float], timeout_s: Callable[[float], float]
-    ) -> None:
+    def __init__(self, channel: Channel, keys: Keys, *, rank: int, now: Callable[[], float], timeout_s: Callable[[float], float]) -> None:
         self._channel, self._keys, self._rank, self._now, self._timeout_s = channel, keys, rank, now, timeout_s
         self._ahead: dict[float, float] = {}
         self._waits: dict[tuple[int, ...], tuple[float, int]] = {}
@@ -109,8 +107,4 @@ class WaitForGraph:
         data = await self._channel.fetch(self._keys.wait(rank))
         if data is None:
             return []
-        return [
-            StalledPeers(iteration, ranks)
-            for since, iteration, ranks in json.loads(bytes(data))
-            if self._is_valid(since)
-        ]
+        return [StalledPeers(iteration, ranks) for since, iteration, ranks in json.loads(bytes(data)) if self._is_valid(since)]

@@ -85,9 +85,11 @@ def _outcome(env: Environment, choose: Chooser, seeds: Sequence[int]) -> Outcome
         costs.append(env.spent_usd)
     good = [t for t, r in zip(times, reached, strict=True) if r]
     return Outcome(
-        seconds=float(np.mean(good)) if good else math.inf, cost_usd=float(np.mean(costs)), reached=float(np.mean(reached)),
+        seconds=float(np.mean(good)) if good else math.inf,
+        cost_usd=float(np.mean(costs)),
+        reached=float(np.mean(reached)),
         runs=tuple(times),
-    )  # fmt: skip
+    )
 
 
 def static_seconds(env: Environment, costs: EpochCosts) -> tuple[float, float]:
@@ -158,9 +160,7 @@ def static_plan(spec: EnvironmentSpec, seeds: Sequence[int] = SEEDS) -> StaticPl
     return found
 
 
-def grid_search(
-    spec: EnvironmentSpec, seeds: Sequence[int] = SEEDS, *, memory_mb: int | None = None
-) -> StaticPlan | None:
+def grid_search(spec: EnvironmentSpec, seeds: Sequence[int] = SEEDS, *, memory_mb: int | None = None) -> StaticPlan | None:
     """The best static configuration of a grid: numbers of functions that are powers of two, each with every doubling of memory.
 
     Args:

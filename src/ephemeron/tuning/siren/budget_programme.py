@@ -54,9 +54,7 @@ class BudgetProgramme:
         self._points = int(np.clip(math.ceil(4 * spec.budget_usd / usd.min()), LEAST_BUDGETS, MOST_BUDGETS))
         self._step = spec.budget_usd / (self._points - 1)
         self._usd = np.maximum(usd, self._step)  # dearer than they are, where budgets are a multitude of epochs
-        moves = np.array([
-            [(0.0, 0.0) if a is b else change(a, b, ahead=spec.ahead) for b in self.choices] for a in self.choices
-        ])  # fmt: skip
+        moves = np.array([[(0.0, 0.0) if a is b else change(a, b, ahead=spec.ahead) for b in self.choices] for a in self.choices])
         self._change_s, self._change_usd = moves[:, :, 0], moves[:, :, 1]
         top = 1.02 * max(spec.curve.start, *spec.curve.knots)
         self._grid = np.linspace(math.log(spec.target_loss), math.log(top), LOSSES)
@@ -116,9 +114,7 @@ class BudgetProgramme:
                 self._values[:, block, c] = self._seconds[c] + np.where(left < 0, self.penalty, behind)
             if not self.spec.ahead:
                 for c in range(len(self.choices)):
-                    totals = self._change_s[c] + self._value(
-                        self._values, budgets[:, None] - self._change_usd[c], slice(None)
-                    )
+                    totals = self._change_s[c] + self._value(self._values, budgets[:, None] - self._change_usd[c], slice(None))
                     self._best[:, block, c] = np.argmin(totals, axis=2)
                     settled[:, block, c] = np.min(totals, axis=2)
 
@@ -149,9 +145,12 @@ class BudgetProgramme:
         """The schedule, for functions."""
         named = [(e.workers, e.memory_mb) for e in self.choices]
         return DecisionTable.of(
-            self._best, named, first=named[int(np.argmin(self._starts()))], lowest_loss=math.exp(self._grid[0]),
+            self._best,
+            named,
+            first=named[int(np.argmin(self._starts()))],
+            lowest_loss=math.exp(self._grid[0]),
             highest_loss=math.exp(self._grid[-1]),
-        )  # fmt: skip
+        )
 
 
 def _place(x: Array, first: float, step: float, points: int) -> tuple[NDArray[np.int64], Array]:

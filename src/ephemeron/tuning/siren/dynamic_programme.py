@@ -85,9 +85,7 @@ class DynamicProgramme:
         self._usd = np.array([e.cost_usd for e in self.choices]) * slow
         starts = np.array([change(None, e, ahead=ahead) for e in self.choices])
         self._start_s, self._start_usd = starts[:, 0], starts[:, 1]
-        changes = np.array([
-            [(0.0, 0.0) if a is b else change(a, b, ahead=ahead) for b in self.choices] for a in self.choices
-        ])  # fmt: skip
+        changes = np.array([[(0.0, 0.0) if a is b else change(a, b, ahead=ahead) for b in self.choices] for a in self.choices])
         self._change_s, self._change_usd = changes[:, :, 0], changes[:, :, 1]
         scale = float(np.median(self._seconds) / np.median(self._usd))
         self.prices = np.concatenate([[0.0], scale * np.geomspace(3e-3, 3e2, PRICES - 1)])
@@ -106,9 +104,7 @@ class DynamicProgramme:
         columns, index = np.unique(np.concatenate([low, low + 1], axis=1), return_inverse=True)
         weights = np.zeros((len(means), len(columns)))
         rows = np.arange(len(means))[:, None]
-        np.add.at(
-            weights, (rows, index.reshape(len(means), -1)), np.concatenate([weight * (1 - part), weight * part], axis=1)
-        )
+        np.add.at(weights, (rows, index.reshape(len(means), -1)), np.concatenate([weight * (1 - part), weight * part], axis=1))
         return _After(columns, weights)
 
     def _totals(self, after: _After, value: Array) -> Array:

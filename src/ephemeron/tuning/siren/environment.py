@@ -73,9 +73,8 @@ class EnvironmentSpec(Typed):
     def model(self) -> EpochModel:
         """Epochs of the job."""
         return EpochModel(
-            self.profile, self.bounds, batch_size=self.batch_size, aggregators=self.aggregators, seconds=self.seconds,
-            cost=self.cost,
-        )  # fmt: skip
+            self.profile, self.bounds, batch_size=self.batch_size, aggregators=self.aggregators, seconds=self.seconds, cost=self.cost
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +118,7 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.reset()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
         self.loss, self.spent_usd, self.seconds = self.description.curve.start, 0.0, 0.0
         self.history: list[EpochRecord] = []
@@ -141,9 +138,10 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         if found is not None:
             return found
         return min(
-            (e for e in self.table.values() if e.workers == workers), key=lambda e: abs(e.memory_mb - memory_mb),
+            (e for e in self.table.values() if e.workers == workers),
+            key=lambda e: abs(e.memory_mb - memory_mb),
             default=min(self.table.values(), key=lambda e: (abs(e.workers - workers), abs(e.memory_mb - memory_mb))),
-        )  # fmt: skip
+        )
 
     def advance(self, costs: EpochCosts) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """`step` for a choice of the table."""
@@ -160,11 +158,18 @@ class Environment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):  # t
         self.history.append(EpochRecord(now.workers, now.memory_mb, seconds, usd, self.loss))
         then = self.pending() or now  # an epoch's decision is made by the functions of the next one
         self.state = EpochState(
-            loss=self.loss, fetch_s=now.fetch_s, compute_s=now.compute_s, update_s=now.update_s, epoch_s=epoch_s,
-            memory_use=self.model.memory_needed_mb / then.memory_mb, cpu_use=min(1.0, now.compute_s / epoch_s),
-            budget_left=1 - self.spent_usd / spec.budget_usd, workers=then.workers, memory_mb=then.memory_mb,
+            loss=self.loss,
+            fetch_s=now.fetch_s,
+            compute_s=now.compute_s,
+            update_s=now.update_s,
+            epoch_s=epoch_s,
+            memory_use=self.model.memory_needed_mb / then.memory_mb,
+            cpu_use=min(1.0, now.compute_s / epoch_s),
+            budget_left=1 - self.spent_usd / spec.budget_usd,
+            workers=then.workers,
+            memory_mb=then.memory_mb,
             epochs_left=1 - len(self.history) / spec.epochs,
-        )  # fmt: skip
+        )
         within = self.spent_usd <= spec.budget_usd
         reached = self.loss <= spec.target_loss and within
         failed = not within or len(self.history) >= spec.epochs

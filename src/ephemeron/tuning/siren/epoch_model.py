@@ -80,9 +80,15 @@ class EpochModel:
     """
 
     def __init__(
-        self, profile: Profile, bounds: ActionBounds, *, batch_size: int, aggregators: int,
-        seconds: Correction | None = None, cost: Correction | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        profile: Profile,
+        bounds: ActionBounds,
+        *,
+        batch_size: int,
+        aggregators: int,
+        seconds: Correction | None = None,
+        cost: Correction | None = None,
+    ) -> None:
         self._profile, self._batch, self._aggregators = profile, batch_size, aggregators
         self._seconds, self._cost = seconds or Correction(), cost or Correction()
         self._bounds = bounds
@@ -98,9 +104,7 @@ class EpochModel:
         return {
             (e.workers, e.memory_mb): e
             for e in found
-            if math.isfinite(e.seconds)
-            and math.isfinite(e.cost_usd)
-            and b.within(e.workers, e.memory_mb) == (e.workers, e.memory_mb)
+            if math.isfinite(e.seconds) and math.isfinite(e.cost_usd) and b.within(e.workers, e.memory_mb) == (e.workers, e.memory_mb)
         }
 
     def epochs(self, workers: Sequence[int], quotas_mb: Sequence[int]) -> list[EpochCosts]:
@@ -112,24 +116,36 @@ class EpochModel:
             seconds, usd = two.seconds - one.seconds, two.cost_usd - one.cost_usd
         fetch, update = two.download_s - one.download_s, two.upload_s - one.upload_s + two.aggregate_s - one.aggregate_s
         compute, platform = two.compute_s - one.compute_s, self._profile.platform
-        rows = zip(
-            *(_floats(x, w) for x in (w, m, seconds, usd, fetch, compute, update, one.load_s, one.start_s)), strict=True
-        )
+        rows = zip(*(_floats(x, w) for x in (w, m, seconds, usd, fetch, compute, update, one.load_s, one.start_s)), strict=True)
         return [
             EpochCosts(
-                workers=int(n), memory_mb=int(q), seconds=s * self._seconds.of(int(n)), cost_usd=c * self._cost.of(int(n)),
-                fetch_s=f, compute_s=p, update_s=u, begin_s=load, cold_s=start, gb_s_usd=q / 1024 * platform.price_gb_s,
+                workers=int(n),
+                memory_mb=int(q),
+                seconds=s * self._seconds.of(int(n)),
+                cost_usd=c * self._cost.of(int(n)),
+                fetch_s=f,
+                compute_s=p,
+                update_s=u,
+                begin_s=load,
+                cold_s=start,
+                gb_s_usd=q / 1024 * platform.price_gb_s,
             )
             for n, q, s, c, f, p, u, load, start in rows
-        ]  # fmt: skip
+        ]
 
     def _predicted(self, w: NDArray[np.float64], m: NDArray[np.float64], epochs: int) -> Prediction:
         terms = ExecutionOptions(epochs=epochs)
         k = np.minimum(w, self._aggregators)
         return predict(
-            self._profile.workload, self._profile.platform, terms, workers=w, memory_mb=m, aggregators=k,
-            batch=self._batch, other_batch=self._batch,
-        )  # fmt: skip
+            self._profile.workload,
+            self._profile.platform,
+            terms,
+            workers=w,
+            memory_mb=m,
+            aggregators=k,
+            batch=self._batch,
+            other_batch=self._batch,
+        )
 
     def corrected(self, fitted: Sequence[MeasuredEpochs], held_out: Sequence[MeasuredEpochs] = ()) -> EpochModel:
         """The model corrected by runs.
@@ -147,14 +163,7 @@ class EpochModel:
             errors = [abs(found.of(r.workers) / ratios[r] - 1) for r in (held_out or fitted)]
             corrections.append(dataclasses.replace(found, error=float(np.mean(errors))))
         seconds, cost = corrections
-        return EpochModel(
-            self._profile,
-            self._bounds,
-            batch_size=self._batch,
-            aggregators=self._aggregators,
-            seconds=seconds,
-            cost=cost,
-        )
+        return EpochModel(self._profile, self._bounds, batch_size=self._batch, aggregators=self._aggregators, seconds=seconds, cost=cost)
 
     @property
     def corrections(self) -> tuple[Correction, Correction]:

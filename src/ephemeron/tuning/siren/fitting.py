@@ -51,9 +51,7 @@ def world_sizes(least: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]
     return fitted, tuple({at(HELD_OUT)} - set(fitted))
 
 
-def measured_run(
-    job: Job, *, workers: int, memory_mb: int, sync: str, batch_size: int, aggregators: int
-) -> MeasuredRun:
+def measured_run(job: Job, *, workers: int, memory_mb: int, sync: str, batch_size: int, aggregators: int) -> MeasuredRun:
     """A simulated run with real gradients.
 
     Raises:
@@ -63,15 +61,24 @@ def measured_run(
     early = job.early_stopping
     assert early is not None
     observed = dataclasses.replace(
-        job, early_stopping=dataclasses.replace(early, patience=NEVER), keep_best=None, loggers=(), run={},
+        job,
+        early_stopping=dataclasses.replace(early, patience=NEVER),
+        keep_best=None,
+        loggers=(),
+        run={},
         limits=dataclasses.replace(job.limits, budget_usd=None, deadline_s=None, time_limit_s=None),
-    )  # fmt: skip
+    )
     seen: list[Event] = []
     with other_home():
         configuration = configure(
-            observed, platform="simulated", workers=workers, memory_mb=memory_mb, sync=sync, batch_size=batch_size,
+            observed,
+            platform="simulated",
+            workers=workers,
+            memory_mb=memory_mb,
+            sync=sync,
+            batch_size=batch_size,
             aggregators=min(aggregators, workers),
-        )  # fmt: skip
+        )
         result = train(observed, configuration, on_event=seen.append, loggers=[])
     return of_run(result.raise_if_failed(), seen, early, workers=workers, memory_mb=memory_mb)
 
@@ -106,17 +113,29 @@ def of_run(result: Result, seen: Sequence[Event], early: EarlyStopping, *, worke
     share = float(np.sum(spans)) / result.summary.seconds
     return MeasuredRun(
         epochs=MeasuredEpochs(
-            workers=workers, memory_mb=memory_mb, seconds=max(1e-6, float(np.mean(spans))),
+            workers=workers,
+            memory_mb=memory_mb,
+            seconds=max(1e-6, float(np.mean(spans))),
             cost_usd=max(1e-12, result.summary.cost_usd * share / len(spans)),
         ),
-        losses=tuple(float(x) for x in losses if x is not None), start=float(np.mean(first)),
-    )  # fmt: skip
+        losses=tuple(float(x) for x in losses if x is not None),
+        start=float(np.mean(first)),
+    )
 
 
 def fitted(
-    job: Job, model: EpochModel, *, least: int, most: int, memory_mb: int, sync: str, batch_size: int, aggregators: int,
-    samples: int, on_progress: Callable[[str], None] = lambda text: None,
-) -> tuple[LossCurve, Correction, Correction]:  # fmt: skip
+    job: Job,
+    model: EpochModel,
+    *,
+    least: int,
+    most: int,
+    memory_mb: int,
+    sync: str,
+    batch_size: int,
+    aggregators: int,
+    samples: int,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> tuple[LossCurve, Correction, Correction]:
     """Loss curve and corrections of time and cost, with their errors in a run that is kept out of the fit.
 
     Args:
@@ -132,13 +151,15 @@ def fitted(
     found = {}
     for workers in (*inside, *outside):
         on_progress(f"simulating a run with {human_count(workers, 'function')} and real gradients")
-        found[workers] = measured_run(
-            job, workers=workers, memory_mb=memory_mb, sync=sync, batch_size=batch_size, aggregators=aggregators
-        )
+        found[workers] = measured_run(job, workers=workers, memory_mb=memory_mb, sync=sync, batch_size=batch_size, aggregators=aggregators)
     curve = fit_curve(
-        {w: found[w].losses for w in inside}, start=float(np.mean([r.start for r in found.values()])), samples=samples,
-        batch_size=batch_size, scaled=job.scale_learning_rate, held_out={w: found[w].losses for w in outside},
-    )  # fmt: skip
+        {w: found[w].losses for w in inside},
+        start=float(np.mean([r.start for r in found.values()])),
+        samples=samples,
+        batch_size=batch_size,
+        scaled=job.scale_learning_rate,
+        held_out={w: found[w].losses for w in outside},
+    )
     corrected = model.corrected([found[w].epochs for w in inside], [found[w].epochs for w in outside])
     return curve, *corrected.corrections
 
@@ -159,22 +180,20 @@ def refined(spec: EnvironmentSpec, runs: Sequence[tuple[Sequence[Event], float]]
         epochs = _epochs_of(seen, spec)
         known = [model.table.get((w, m)) for w, m, _, _, _ in epochs]
         if len(epochs) < 1 or any(k is None for k in known):
-            raise JobError(
-                "the run has too few evaluations, or other functions than the policy", remedy="name another run"
-            )
+            raise JobError("the run has too few evaluations, or other functions than the policy", remedy="name another run")
         predicted = [k for k in known if k is not None]
         seconds.append(sum(s for _, _, s, _, _ in epochs) / sum(k.seconds for k in predicted))
         whole = sum(k.cost_usd for k in predicted) * (len(epochs) + 1) / len(epochs)
         costs.append(cost_usd / whole)
         rates.append(_rate([(w, before, after) for w, _, _, before, after in epochs], spec.curve))
     factors = [float(np.exp(np.mean(np.log(x)))) for x in (seconds, costs, rates)]
-    curve = dataclasses.replace(
-        spec.curve, rates=tuple(r * factors[2] for r in spec.curve.rates), noise=spec.curve.noise * factors[2]
-    )
+    curve = dataclasses.replace(spec.curve, rates=tuple(r * factors[2] for r in spec.curve.rates), noise=spec.curve.noise * factors[2])
     return dataclasses.replace(
-        spec, curve=curve, seconds=dataclasses.replace(spec.seconds, factor=spec.seconds.factor * factors[0]),
+        spec,
+        curve=curve,
+        seconds=dataclasses.replace(spec.seconds, factor=spec.seconds.factor * factors[0]),
         cost=dataclasses.replace(spec.cost, factor=spec.cost.factor * factors[1]),
-    )  # fmt: skip
+    )
 
 
 def _epochs_of(seen: Sequence[Event], spec: EnvironmentSpec) -> list[tuple[int, int, float, float, float]]:

@@ -87,9 +87,16 @@ def learn(
     try:
         env = Environment(spec)
         options: dict[str, Any] = {
-            "learning_rate": 5e-5 if imitate else 3e-4, "n_steps": min(1024, max(64, steps)), "batch_size": min(256, max(64, steps)), "n_epochs": 5, "gamma": 1.0, "gae_lambda": 0.95,
-            "clip_range": 0.1, "seed": seed, "device": "cpu",
-        }  # fmt: skip
+            "learning_rate": 5e-5 if imitate else 3e-4,
+            "n_steps": min(1024, max(64, steps)),
+            "batch_size": min(256, max(64, steps)),
+            "n_epochs": 5,
+            "gamma": 1.0,
+            "gae_lambda": 0.95,
+            "clip_range": 0.1,
+            "seed": seed,
+            "device": "cpu",
+        }
         if start is None:
             shape = {"net_arch": [UNITS, UNITS], "log_std_init": LOG_SPREAD if imitate else -1.0}
             model = library.PPO("MlpPolicy", env, policy_kwargs=shape, **options)
@@ -102,18 +109,23 @@ def learn(
     finally:
         torch.set_num_threads(threads)
     return SavedPolicy(
-        environment=spec, network=best,
+        environment=spec,
+        network=best,
         training=Training(
-            seed=seed, steps=steps, imitated=imitated, seconds=round(time.perf_counter() - began, 1), rewards=tuple(rewards),
+            seed=seed,
+            steps=steps,
+            imitated=imitated,
+            seconds=round(time.perf_counter() - began, 1),
+            rewards=tuple(rewards),
             measured_runs=measured_runs,
         ),
-        table=programme.table, fixed=programme.fixed, comparison=compare(spec, best, static, programme),
-    ), model  # fmt: skip
+        table=programme.table,
+        fixed=programme.fixed,
+        comparison=compare(spec, best, static, programme),
+    ), model
 
 
-def compare(
-    spec: EnvironmentSpec, network: PolicyNetwork | None, static: StaticPlan, programme: Programmed
-) -> Comparison:
+def compare(spec: EnvironmentSpec, network: PolicyNetwork | None, static: StaticPlan, programme: Programmed) -> Comparison:
     """All schedules in the same noisy runs, with the bounds.
 
     Args:
@@ -127,13 +139,16 @@ def compare(
     again_s = static.outcome.seconds
     outcomes = {"static": static.outcome} | {name: outcome_of(spec, choose) for name, choose in schedules.items()}
     return Comparison(
-        static_workers=static.workers, static_memory_mb=static.memory_mb, bound_s=programme.bound_s,
-        least_s=programme.least_s, seeds=len(SEEDS),
+        static_workers=static.workers,
+        static_memory_mb=static.memory_mb,
+        bound_s=programme.bound_s,
+        least_s=programme.least_s,
+        seeds=len(SEEDS),
         candidates=tuple(
             Candidate(name=name, seconds=o.counted_s(again_s), reached=o.reached)  # type: ignore[arg-type]
             for name, o in outcomes.items()
         ),
-    )  # fmt: skip
+    )
 
 
 def chooser(spec: EnvironmentSpec, network: PolicyNetwork) -> Callable[[Environment], EpochCosts]:
@@ -207,9 +222,7 @@ def _imitate(model: Any, env: Environment, table: DecisionTable, seed: int) -> i
     return len(seen)
 
 
-def _trained(
-    model: Any, spec: EnvironmentSpec, steps: int, on_progress: Callable[[str], None]
-) -> tuple[PolicyNetwork, list[float]]:
+def _trained(model: Any, spec: EnvironmentSpec, steps: int, on_progress: Callable[[str], None]) -> tuple[PolicyNetwork, list[float]]:
     """Trains with PPO; returns the best network, and the mean total rewards of all evaluations."""
     best, best_key, rewards = None, (False, -1.0), []
     every = min(EVERY, steps) or 1

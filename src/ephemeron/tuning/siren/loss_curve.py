@@ -141,18 +141,23 @@ def fit_curve(
 
     def curve(p: Array) -> LossCurve:
         return LossCurve(
-            start=start, samples=samples, batch_size=batch_size, knots=tuple(knots.tolist()),
-            rates=tuple(np.exp(p[:KNOTS]).tolist()), noise=float(np.exp(p[KNOTS])), power=float(p[KNOTS + 1]),
-            speed=float(p[KNOTS + 2]), spread=float(p[KNOTS + 3]), runs=tuple(runs),
-        )  # fmt: skip
+            start=start,
+            samples=samples,
+            batch_size=batch_size,
+            knots=tuple(knots.tolist()),
+            rates=tuple(np.exp(p[:KNOTS]).tolist()),
+            noise=float(np.exp(p[KNOTS])),
+            power=float(p[KNOTS + 1]),
+            speed=float(p[KNOTS + 2]),
+            spread=float(p[KNOTS + 3]),
+            runs=tuple(runs),
+        )
 
     def residuals(p: Array) -> Array:
         tried = curve(p)
         single = [np.log(tried.after_epoch(np.exp(x), w)) - y for w, x, y in known]
         whole = [np.log(tried.losses([w] * len(y))) - y for w, _, y in known]
-        return np.concatenate(
-            [*single, *whole, SMOOTHNESS * np.diff(p[:KNOTS]), EXPECTED * (p[KNOTS + 2 :] - expected)]
-        )
+        return np.concatenate([*single, *whole, SMOOTHNESS * np.diff(p[:KNOTS]), EXPECTED * (p[KNOTS + 2 :] - expected)])
 
     w, x, y = min(known, key=lambda k: k[0])
     steps = math.ceil(samples / (w * batch_size))
@@ -165,11 +170,7 @@ def fit_curve(
     loss_error, epochs_error = errors_of(found, judged)
     single = [np.log(found.after_epoch(np.exp(x), w)) - y for w, x, y in known]
     return replace(
-        found,
-        error=loss_error,
-        epochs_error=epochs_error,
-        scatter=float(np.std(np.concatenate(single))),
-        held_out=tuple(held_out or ()),
+        found, error=loss_error, epochs_error=epochs_error, scatter=float(np.std(np.concatenate(single))), held_out=tuple(held_out or ())
     )
 
 

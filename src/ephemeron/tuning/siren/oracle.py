@@ -28,8 +28,8 @@ class SimulatedRun:
 
 
 def simulated_run(
-    job: Job, spec: EnvironmentSpec, *, sizes: Sequence[tuple[int, int]] = (), policy: SavedPolicy | None = None, name: str = "network",
-) -> SimulatedRun:  # fmt: skip
+    job: Job, spec: EnvironmentSpec, *, sizes: Sequence[tuple[int, int]] = (), policy: SavedPolicy | None = None, name: str = "network"
+) -> SimulatedRun:
     """A simulated run with real gradients.
 
     Args:
@@ -45,11 +45,7 @@ def simulated_run(
     limits = dataclasses.replace(job.limits, budget_usd=None)
     if policy is None:
         workers, memory_mb = sizes[0]
-        options: dict[str, Any] = {
-            "workers": workers,
-            "memory_mb": memory_mb,
-            "aggregators": min(spec.aggregators, workers),
-        }
+        options: dict[str, Any] = {"workers": workers, "memory_mb": memory_mb, "aggregators": min(spec.aggregators, workers)}
         job = dataclasses.replace(job, early_stopping=None, epochs=len(sizes), limits=limits)
         changes = [
             {"from_epoch": i, "workers": w, "memory_mb": m, "aggregators": min(spec.aggregators, w)}
@@ -74,10 +70,11 @@ def simulated_run(
         return now.workers, now.memory_mb
 
     return SimulatedRun(
-        seconds=result.summary.seconds, cost_usd=result.summary.cost_usd,
+        seconds=result.summary.seconds,
+        cost_usd=result.summary.cost_usd,
         losses=tuple(float(e.metrics[spec.monitor] or 0.0) for e in evaluated),
         functions=tuple(functions(e.epoch - 1) for e in evaluated),
-    )  # fmt: skip
+    )
 
 
 def replayed(spec: EnvironmentSpec, sizes: Sequence[tuple[int, int]]) -> tuple[float, float, list[float]]:
@@ -103,8 +100,13 @@ def schedule_errors(job: Job, spec: EnvironmentSpec, sizes: Sequence[tuple[int, 
     run = simulated_run(job, spec, sizes=sizes)
     seconds, usd, losses = replayed(spec, sizes)
     return {
-        "functions": [list(x) for x in sizes], "simulated_s": round(run.seconds, 3), "environment_s": round(seconds, 3),
-        "simulated_usd": round(run.cost_usd, 8), "environment_usd": round(usd, 8), "simulated_losses": [round(x, 4) for x in run.losses],
-        "environment_losses": [round(x, 4) for x in losses], "error_s": round(seconds / run.seconds - 1, 4),
+        "functions": [list(x) for x in sizes],
+        "simulated_s": round(run.seconds, 3),
+        "environment_s": round(seconds, 3),
+        "simulated_usd": round(run.cost_usd, 8),
+        "environment_usd": round(usd, 8),
+        "simulated_losses": [round(x, 4) for x in run.losses],
+        "environment_losses": [round(x, 4) for x in losses],
+        "error_s": round(seconds / run.seconds - 1, 4),
         "error_usd": round(usd / run.cost_usd - 1, 4),
-    }  # fmt: skip
+    }

@@ -56,9 +56,11 @@ class Candidate(Typed):
     def words(self) -> str:
         """What it is."""
         return {
-            "static": "the static configuration", "network": "the learned policy",
-            "programme": "the dynamic programme's schedule", "list": "a fixed list of changes",
-        }[self.name]  # fmt: skip
+            "static": "the static configuration",
+            "network": "the learned policy",
+            "programme": "the dynamic programme's schedule",
+            "list": "a fixed list of changes",
+        }[self.name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +131,16 @@ class SavedPolicy(Typed):
         model = spec.model()
         by_table = name == "programme"
         return LearnedPolicy(
-            network=None if by_table else self.network, table=self.table if by_table else None, bounds=spec.bounds,
-            scales=scales_of(spec, model.table), monitor=spec.monitor, budget_usd=spec.budget_usd, epochs=spec.epochs,
-            memory_needed_mb=model.memory_needed_mb, aggregators=spec.aggregators,
-        )  # fmt: skip
+            network=None if by_table else self.network,
+            table=self.table if by_table else None,
+            bounds=spec.bounds,
+            scales=scales_of(spec, model.table),
+            monitor=spec.monitor,
+            budget_usd=spec.budget_usd,
+            epochs=spec.epochs,
+            memory_needed_mb=model.memory_needed_mb,
+            aggregators=spec.aggregators,
+        )
 
     def options(self, name: str) -> dict[str, Any]:
         """Options of a run by a schedule: its first functions, and how they change.
@@ -154,11 +162,7 @@ class SavedPolicy(Typed):
         return self._sizes(first) | {"resize_policy": Target(target=SCHEDULE, options={"policy": plain(policy)})}
 
     def _sizes(self, size: tuple[int, int]) -> dict[str, Any]:
-        return {
-            "workers": size[0],
-            "memory_mb": size[1],
-            "aggregators": min(self.environment.aggregators, size[0]),
-        }
+        return {"workers": size[0], "memory_mb": size[1], "aggregators": min(self.environment.aggregators, size[0])}
 
     def save(self, path: Path) -> None:
         """Writes the document."""
@@ -175,9 +179,7 @@ def load_policy(path: Path) -> SavedPolicy:
     try:
         raw = json.loads(path.read_text())
     except OSError as e:
-        raise JobError(
-            f"policy {path} cannot be read: {e.strerror}", remedy="say --schedule learned, or name a saved policy"
-        ) from None
+        raise JobError(f"policy {path} cannot be read: {e.strerror}", remedy="say --schedule learned, or name a saved policy") from None
     except ValueError:
         raise JobError(f"{path} is not a saved policy", remedy="name the .json file of a policy") from None
     if not isinstance(raw, dict) or "environment" not in raw or "network" not in raw:

@@ -102,10 +102,7 @@ def allowed(job: Job, flags: Mapping[str, object]) -> Configuration:
     given = {name: value for name, value in flags.items() if value is not None}
     for name in CHOSEN:
         if name in given:
-            raise JobError(
-                f"--{name.replace('_', '-')} and a learned schedule both choose the functions",
-                remedy="leave one of them out",
-            )
+            raise JobError(f"--{name.replace('_', '-')} and a learned schedule both choose the functions", remedy="leave one of them out")
     own = {name: value for name, value in job.run.items() if name not in CHOSEN}
     values = {"sync": "hsp", **own, **given}
     c = build(Configuration, values, where="configuration")
@@ -115,8 +112,7 @@ def allowed(job: Job, flags: Mapping[str, object]) -> Configuration:
         "groups of functions": bool(c.groups),
         f"pattern '{c.pattern}'": c.pattern != "k-reduce",
         f"sync '{c.sync}'": c.sync not in ("hsp", "bsp"),
-        "sync 'bsp' and sampling 'global', whose functions change within epochs": c.sync == "bsp"
-        and job.data.sampling == "global",
+        "sync 'bsp' and sampling 'global', whose functions change within epochs": c.sync == "bsp" and job.data.sampling == "global",
         "local steps": c.local_steps > 1,
         f"compression '{c.compression}'": c.compression != "none",
         "another schedule, a resize_policy or adapt": c.schedule is not None or c.resize_policy is not None or c.adapt,
@@ -124,9 +120,7 @@ def allowed(job: Job, flags: Mapping[str, object]) -> Configuration:
     }
     for what, found in excluded.items():
         if found:
-            raise JobError(
-                f"a learned schedule is not possible with {what}", remedy="leave it out, or leave --schedule out"
-            )
+            raise JobError(f"a learned schedule is not possible with {what}", remedy="leave it out, or leave --schedule out")
     if job.limits.budget_usd is None:
         raise JobError("a learned schedule needs a budget", remedy="give [limits] budget_usd, or --budget-usd")
     early = job.early_stopping
@@ -169,14 +163,14 @@ def check_policy(policy: SavedPolicy, job: Job, c: Configuration, *, where: str)
             remedy="say --schedule learned",
         )
     pairs = {
-        "a budget of $": (spec.budget_usd, job.limits.budget_usd), "a target of ": (spec.target_loss, early.threshold),
-        "batches of ": (spec.batch_size, c.batch_size), "epochs: ": (spec.epochs, job.epochs),
-    }  # fmt: skip
+        "a budget of $": (spec.budget_usd, job.limits.budget_usd),
+        "a target of ": (spec.target_loss, early.threshold),
+        "batches of ": (spec.batch_size, c.batch_size),
+        "epochs: ": (spec.epochs, job.epochs),
+    }
     for what, (trained, asked) in pairs.items():
         if trained != asked:
-            raise JobError(
-                f"policy {where} was trained for {what}{trained:g}, not {asked:g}", remedy="say --schedule learned"
-            )
+            raise JobError(f"policy {where} was trained for {what}{trained:g}, not {asked:g}", remedy="say --schedule learned")
 
 
 def bounds_of(job: Job, c: Configuration, profile: Profile) -> ActionBounds:
@@ -200,9 +194,7 @@ def bounds_of(job: Job, c: Configuration, profile: Profile) -> ActionBounds:
         quotas = [q for q in quotas if q <= platform.total_memory_mb] or quotas[:1]
         most = max(1, min(most, int(platform.total_memory_mb // quotas[0])))
     thinned = np.unique(np.linspace(0, len(quotas) - 1, min(len(quotas), MOST_QUOTAS)).round().astype(int))
-    return ActionBounds(
-        most_workers=most, quotas_mb=tuple(quotas[i] for i in thinned), total_memory_mb=platform.total_memory_mb
-    )
+    return ActionBounds(most_workers=most, quotas_mb=tuple(quotas[i] for i in thinned), total_memory_mb=platform.total_memory_mb)
 
 
 def environment_of(
@@ -224,19 +216,38 @@ def environment_of(
     bounds = bounds_of(job, c, profile)
     memory_mb = min(bounds.quotas_mb, key=lambda q: abs(q - profile.platform.mb_per_vcpu))
     curve, seconds, cost = fitted(
-        job, simulated_model(job, c, profile, bounds), least=bounds.least_workers, most=bounds.most_workers, memory_mb=memory_mb, sync=c.sync,
-        batch_size=c.batch_size, aggregators=c.aggregators, samples=profile.workload.samples, on_progress=on_progress,
-    )  # fmt: skip
+        job,
+        simulated_model(job, c, profile, bounds),
+        least=bounds.least_workers,
+        most=bounds.most_workers,
+        memory_mb=memory_mb,
+        sync=c.sync,
+        batch_size=c.batch_size,
+        aggregators=c.aggregators,
+        samples=profile.workload.samples,
+        on_progress=on_progress,
+    )
     judged = "a simulated run that was not fitted" if curve.held_out else "the simulated runs that were fitted"
     on_progress(
         f"loss curve: mean error {curve.error:.0%} of losses, {curve.epochs_error:.0%} of epochs; epochs: {seconds.error:.0%} of time, "
         f"{cost.error:.0%} of cost, against {judged}"
     )
     return EnvironmentSpec(
-        job=identity(job), profile=profile, curve=curve, target_loss=early.threshold, budget_usd=budget, epochs=job.epochs,
-        batch_size=c.batch_size, aggregators=c.aggregators, bounds=bounds, monitor=early.monitor, seconds=seconds, cost=cost,
-        reference_s=1.0, noise=Noise(loss_spread=curve.scatter),
-    )  # fmt: skip
+        job=identity(job),
+        profile=profile,
+        curve=curve,
+        target_loss=early.threshold,
+        budget_usd=budget,
+        epochs=job.epochs,
+        batch_size=c.batch_size,
+        aggregators=c.aggregators,
+        bounds=bounds,
+        monitor=early.monitor,
+        seconds=seconds,
+        cost=cost,
+        reference_s=1.0,
+        noise=Noise(loss_spread=curve.scatter),
+    )
 
 
 def simulated_model(job: Job, c: Configuration, profile: Profile, bounds: ActionBounds) -> EpochModel:
@@ -255,9 +266,15 @@ def simulated_model(job: Job, c: Configuration, profile: Profile, bounds: Action
 
 
 def train_policy(
-    job: Job, c: Configuration, profile: Profile, *, seed: int = 0, steps: int | None = None, path: Path,
+    job: Job,
+    c: Configuration,
+    profile: Profile,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    path: Path,
     on_progress: Callable[[str], None] = lambda text: None,
-) -> SavedPolicy:  # fmt: skip
+) -> SavedPolicy:
     """Trains and stores a policy for a job.
 
     Args:
@@ -284,9 +301,14 @@ def store(policy: SavedPolicy, model: Any, path: Path) -> None:
 
 
 def fine_tune(
-    path: Path, runs: Sequence[str], *, out: Path, seed: int = 0, steps: int | None = None,
+    path: Path,
+    runs: Sequence[str],
+    *,
+    out: Path,
+    seed: int = 0,
+    steps: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
-) -> SavedPolicy:  # fmt: skip
+) -> SavedPolicy:
     """A policy that goes on from a saved one, in its environment corrected by what real runs have measured.
 
     Args:
@@ -311,9 +333,7 @@ def fine_tune(
         seen = planning_workflow.events_of(folder.events)
         of = next((e.job for e in seen if isinstance(e, RunStarted)), "")
         if of != name:
-            raise JobError(
-                f"run {folder.run_id} is of job {of!r}, and the policy of {name!r}", remedy="name other runs"
-            )
+            raise JobError(f"run {folder.run_id} is of job {of!r}, and the policy of {name!r}", remedy="name other runs")
         try:
             cost_usd = float(json.loads((folder.path / RESULT_FILE).read_text())["cost_usd"])
         except (OSError, ValueError, KeyError):
@@ -322,8 +342,13 @@ def fine_tune(
     spec = refined(policy.environment, measured)
     zipped = path.with_suffix(".zip")
     tuned, model = learn(
-        spec, seed=seed, steps=STEPS if steps is None else steps, imitate=False, start=zipped if zipped.exists() else None,
-        measured_runs=policy.training.measured_runs + len(runs), on_progress=on_progress,
-    )  # fmt: skip
+        spec,
+        seed=seed,
+        steps=STEPS if steps is None else steps,
+        imitate=False,
+        start=zipped if zipped.exists() else None,
+        measured_runs=policy.training.measured_runs + len(runs),
+        on_progress=on_progress,
+    )
     store(tuned, model, out)
     return tuned

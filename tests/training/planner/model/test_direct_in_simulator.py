@@ -21,9 +21,8 @@ def test_a_simulated_run_takes_the_predicted_time_and_requests(tmp_path, monkeyp
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
     world = Simulation(latency_s=0.01, bandwidth_mb_s=2.0, cold_start_s=2.5, compute={"a": 50.0, "b": 4.0, "m": -7.0})
     job = Job(
-        name="t", model=Target(target="tiny:mlp", options={"hidden": hidden}), data=DataSpec(), epochs=1, code=(CODE,),
-        simulation=world,
-    )  # fmt: skip
+        name="t", model=Target(target="tiny:mlp", options={"hidden": hidden}), data=DataSpec(), epochs=1, code=(CODE,), simulation=world
+    )
     profile = profile_job(job, platform="simulated")
     platform = profile.platform.over_links()
     assert platform is not None
@@ -31,9 +30,15 @@ def test_a_simulated_run_takes_the_predicted_time_and_requests(tmp_path, monkeyp
     run = api.train(job, asked).summary
     assert run.aggregators == workers, "all ranks own a part by default"
     p = predict(
-        profile.workload, platform, ExecutionOptions(pattern="k-reduce", epochs=1), workers=workers, memory_mb=1769,
-        aggregators=workers, batch=32, other_batch=32,
-    )  # fmt: skip
+        profile.workload,
+        platform,
+        ExecutionOptions(pattern="k-reduce", epochs=1),
+        workers=workers,
+        memory_mb=1769,
+        aggregators=workers,
+        batch=32,
+        other_batch=32,
+    )
     assert run.iterations == p.iterations
     assert run.seconds == pytest.approx(float(p.seconds), rel=0.02)
     assert run.cost_usd == pytest.approx(float(p.cost_usd), rel=0.02)

@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import MissingExtra
-from ephemeron.training.planner.model.fit import (
-    FORMS,
-    TimingSample,
-    fit_form,
-    fit_memory,
-    fit_rate,
-    fit_steps,
-    fit_transfers,
-    rate_error,
-)
+from ephemeron.training.planner.model.fit import FORMS, TimingSample, fit_form, fit_memory, fit_rate, fit_steps, fit_transfers, rate_error
 from ephemeron.training.planner.model.rates import Affine, Knee, Power, Saturating
 
 GRID = [(b, m) for b in (8, 32, 128, 256) for m in (512, 1024, 1769)]
@@ -96,9 +87,7 @@ def test_a_disturbed_probe_does_not_carry_the_fit_away():
     assert float(fit_steps(batch, memory, seconds).seconds(64, 800)) == pytest.approx(2.0 * 74 / 800, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("batch", "memory", "seconds"), [([], [], []), ([8], [512], [0.0]), ([8, 16], [512], [0.1]), ([8], [-1], [0.1])]
-)
+@pytest.mark.parametrize(("batch", "memory", "seconds"), [([], [], []), ([8], [512], [0.0]), ([8, 16], [512], [0.1]), ([8], [-1], [0.1])])
 def test_nonsense_is_refused(batch, memory, seconds):
     with pytest.raises(ValueError, match="positive"):
         fit_steps(batch, memory, seconds)
@@ -120,10 +109,11 @@ def test_memory_on_a_line_is_not_raised():
 
 SIZES = np.array([0.1, 0.5, 1, 3, 5, 9, 13, 17, 22, 30, 40, 50])
 TRUE = [
-    Saturating(p_mb_s=80.0, t_per_mb=0.2), Affine(latency_s=0.05, mb_s=70.0),
+    Saturating(p_mb_s=80.0, t_per_mb=0.2),
+    Affine(latency_s=0.05, mb_s=70.0),
     Power(latency_s=0.02, s_per_mb=0.007, exponent=1.3),
     Knee(latency_s=0.05, s_per_mb=0.06, knee_mb=17.0, s_per_mb_beyond=0.0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("true", TRUE, ids=lambda r: type(r).__name__)

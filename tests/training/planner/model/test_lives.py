@@ -34,38 +34,65 @@ class Case:
     """A run of equal iterations in a simulated world: what is predicted of it, and what happens."""
 
     def __init__(
-        self, *, workers: int, aggregators: int, step_s: float, sync: str = "bsp", iterations: int = 40, mb: float = 1.0,
-        cold_start_s: float = 1.5, epochs: int = 1, evaluation_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        workers: int,
+        aggregators: int,
+        step_s: float,
+        sync: str = "bsp",
+        iterations: int = 40,
+        mb: float = 1.0,
+        cold_start_s: float = 1.5,
+        epochs: int = 1,
+        evaluation_s: float = 0.0,
+    ) -> None:
         self.workers, self.aggregators, self.sync = workers, aggregators, sync
         self.pattern = "standalone" if workers == 1 else "k-reduce"
         self.elements, self.samples = int(mb * 250_000), iterations * workers * BATCH
         compute = {"a": step_s * MEMORY_MB / (BATCH + 4), "b": 4.0, "m": 0.0}
         self.epochs = epochs
-        self.test_samples = (
-            round(3 * workers * (evaluation_s * MEMORY_MB / compute["a"] - compute["b"])) if evaluation_s else 0
-        )
+        self.test_samples = round(3 * workers * (evaluation_s * MEMORY_MB / compute["a"] - compute["b"])) if evaluation_s else 0
         self.world = Simulation(compute=compute, cold_start_s=cold_start_s)
         self.workload = Workload(
-            model_mb=mb, state_mb=2 * mb, **compute, memory_slope_mb=0, memory_base_mb=0, dataset_mb=0, samples=self.samples,
+            model_mb=mb,
+            state_mb=2 * mb,
+            **compute,
+            memory_slope_mb=0,
+            memory_base_mb=0,
+            dataset_mb=0,
+            samples=self.samples,
             test_samples=self.test_samples,
-        )  # fmt: skip
+        )
 
     def predicted(self, lifetime_s: float | None = None) -> Prediction:
-        terms = ExecutionOptions(
-            pattern=self.pattern, sync=self.sync, lifetime_s=lifetime_s, checkpoint_every=1000, epochs=self.epochs
-        )
+        terms = ExecutionOptions(pattern=self.pattern, sync=self.sync, lifetime_s=lifetime_s, checkpoint_every=1000, epochs=self.epochs)
         return predict(
-            self.workload, world_profile(self.world, Limits()), terms, workers=self.workers, memory_mb=MEMORY_MB,
-            aggregators=self.aggregators, batch=BATCH, other_batch=BATCH,
-        )  # fmt: skip
+            self.workload,
+            world_profile(self.world, Limits()),
+            terms,
+            workers=self.workers,
+            memory_mb=MEMORY_MB,
+            aggregators=self.aggregators,
+            batch=BATCH,
+            other_batch=BATCH,
+        )
 
     def simulated(self, lifetime_s: float) -> Run:
         how: dict[str, Any] = {} if self.workers == 1 else {"aggregators": self.aggregators}
         return synthetic(
-            samples=self.samples, test_samples=self.test_samples, epochs=self.epochs, elements=self.elements, world=self.world, function_timeout_s=lifetime_s,
-            workers=self.workers, pattern=self.pattern, sync=self.sync, batch_size=BATCH, checkpoint_every=1000, **how,
-        )  # fmt: skip
+            samples=self.samples,
+            test_samples=self.test_samples,
+            epochs=self.epochs,
+            elements=self.elements,
+            world=self.world,
+            function_timeout_s=lifetime_s,
+            workers=self.workers,
+            pattern=self.pattern,
+            sync=self.sync,
+            batch_size=BATCH,
+            checkpoint_every=1000,
+            **how,
+        )
 
 
 def replacements(run: Run) -> int:
@@ -92,7 +119,7 @@ CASES = [
     *({"workers": 6, "aggregators": 4, "step_s": 6.0, "sync": "hap", "ratio": r} for r in (2.0, 3.5, 12.0)),
     *({"workers": 8, "aggregators": 3, "step_s": 2.0, "mb": 4.0, "ratio": r} for r in (2.2, 4.5, 16.0)),
     *({"workers": 3, "aggregators": 2, "step_s": 30.0, "sync": "hap", "cold_start_s": 4.0, "ratio": r} for r in (2.0, 3.2, 8.0)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
@@ -165,10 +192,7 @@ EVALUATED = {"workers": 4, "aggregators": 2, "step_s": 2.75, "iterations": 23, "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
-@pytest.mark.parametrize(
-    "lifetime_s",
-    [6.0, *(pytest.param(float(s), marks=pytest.mark.slow) for s in seeds((5, *range(7, 17)), 3))],
-)
+@pytest.mark.parametrize("lifetime_s", [6.0, *(pytest.param(float(s), marks=pytest.mark.slow) for s in seeds((5, *range(7, 17)), 3))])
 def test_evaluations_that_outlast_the_rest_of_a_life(sync: str, lifetime_s: float) -> None:
     """Iterations of 2.9 s, evaluations of 4 s: at 5 to 10 s runs were declared feasible and failed after 46 functions."""
     case = Case(sync=sync, **EVALUATED)
@@ -195,10 +219,17 @@ def numbers(low: float, high: float) -> st.SearchStrategy[float]:
 def handings(draw: st.DrawFn) -> Handing:
     load = draw(numbers(0.0, 20.0))
     return Handing(
-        life_s=draw(numbers(1.0, 100.0)), first_load_s=load + draw(numbers(0.0, 5.0)), load_s=load,
-        write_s=draw(numbers(0.0, 3.0)), read_s=draw(numbers(0.0, 3.0)), request_s=draw(numbers(0.0, 0.6)),
-        cold_s=draw(numbers(0.0, 10.0)), warm_s=draw(numbers(0.0, 0.3)), waits=draw(st.booleans()), mixed=draw(st.booleans()),
-    )  # fmt: skip
+        life_s=draw(numbers(1.0, 100.0)),
+        first_load_s=load + draw(numbers(0.0, 5.0)),
+        load_s=load,
+        write_s=draw(numbers(0.0, 3.0)),
+        read_s=draw(numbers(0.0, 3.0)),
+        request_s=draw(numbers(0.0, 0.6)),
+        cold_s=draw(numbers(0.0, 10.0)),
+        warm_s=draw(numbers(0.0, 0.3)),
+        waits=draw(st.booleans()),
+        mixed=draw(st.booleans()),
+    )
 
 
 @settings(max_examples=500, deadline=None)
@@ -215,7 +246,7 @@ def test_no_longer_or_more_iterations_have_lives_below_the_bound(h, each, iterat
     lives = lives_of(h, truth, count)
     both = least_lives(
         h, np.array(each), np.array(float(iterations)), whole=np.array(float(iterations - epochs)), loop_s=known, billed_s=known
-    )  # fmt: skip
+    )
     close = 1 + 1e-9
     assert min(x.relays for x in both) <= lives.relays * close
     assert min(known + x.seconds for x in both) <= (loop + lives.stops_s) * close

@@ -23,10 +23,8 @@ from ephemeron.training.profiling import profile_job
 PRICES = {"price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7}
 FLAT = PlatformProfile(
     name="flat", transfer=(Transfer(memory_mb=1024, up=Affine(latency_s=0.0, mb_s=50), down=Affine(latency_s=0.0, mb_s=100)),), **PRICES
-)  # fmt: skip
-RESNET = Workload(
-    model_mb=100, a=40, b=12, m=-100, memory_slope_mb=5, memory_base_mb=500, dataset_mb=200, samples=50_000
 )
+RESNET = Workload(model_mb=100, a=40, b=12, m=-100, memory_slope_mb=5, memory_base_mb=500, dataset_mb=200, samples=50_000)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +36,13 @@ def digits(tmp_path_factory):
 
     code = Path(__file__).parents[3] / "training" / "code"
     job = Job(
-        name="test", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=2, code=(code,),
+        name="test",
+        model=Target(target="tiny:mlp"),
+        data=DataSpec(),
+        epochs=2,
+        code=(code,),
         simulation=Simulation(compute={"a": 60.0, "b": 4.0, "m": 0.0}),
-    )  # fmt: skip
+    )
     yield job, profile_job(job, platform="simulated")
     patch.undo()
 
@@ -66,13 +68,17 @@ def digits(tmp_path_factory):
 def test_predictions_hold_in_the_simulator(digits, values):
     job, profile = digits
     c = configure(job, platform="simulated", **values)
-    terms = ExecutionOptions(
-        pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s
-    )
+    terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s)
     p = predict(
-        profile.workload.with_local_steps(c.local_steps), profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators,
-        batch=c.batch_size, other_batch=c.nonaggregator_batch_size,
-    )  # fmt: skip
+        profile.workload.with_local_steps(c.local_steps),
+        profile.platform,
+        terms,
+        workers=c.workers,
+        memory_mb=c.memory_mb,
+        aggregators=c.aggregators,
+        batch=c.batch_size,
+        other_batch=c.nonaggregator_batch_size,
+    )
     s = train(job, c).raise_if_failed().summary
     relayed = "function_timeout_s" in values
     assert float(p.seconds) == pytest.approx(s.seconds, rel=0.01)
@@ -87,16 +93,7 @@ def test_predictions_hold_in_the_simulator(digits, values):
 def test_published_equations_by_hand():
     """FasDL 3-1 to 3-26 with bandwidths of 50 and 100 MB/s and no latency."""
     w, k, ba, bn, m = 4, 2, 128, 200, 1100
-    p = published(
-        RESNET,
-        FLAT,
-        ExecutionOptions(sync="hap", epochs=3),
-        workers=w,
-        memory_mb=m,
-        aggregators=k,
-        batch=ba,
-        other_batch=bn,
-    )
+    p = published(RESNET, FLAT, ExecutionOptions(sync="hap", epochs=3), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn)
     compute = 40 * (128 + 12) / (1100 - 100)  # 3-12
     upload, aggregate, download = 100 / 50, 3 * 50 / 100 + 50 / 50, 100 / 100  # 3-2 to 3-4
     global_batch = 128 * 2 + 200 * 2  # 3-14
@@ -115,9 +112,7 @@ def test_other_batches_fill_what_aggregating_takes():
     kwargs = {"workers": 6, "aggregators": 2, "memory_mb": 2048}
     bn = float(largest_nonaggregator_batch(RESNET, FLAT, terms, batch=64, **kwargs))
     assert bn > 64
-    paces = [
-        float(predict(RESNET, FLAT, terms, batch=64, other_batch=b, **kwargs).iteration_s) for b in (64, bn, bn + 1)
-    ]
+    paces = [float(predict(RESNET, FLAT, terms, batch=64, other_batch=b, **kwargs).iteration_s) for b in (64, bn, bn + 1)]
     assert paces[0] == pytest.approx(paces[1])
     assert paces[2] > paces[1]
 
@@ -165,9 +160,7 @@ def test_a_life_too_short_for_an_iteration_takes_for_ever():
 
 def test_quotas_between_measured_ones_are_interpolated():
     rows = [(512, 20.0), (1024, 40.0)]
-    transfer = tuple(
-        Transfer(memory_mb=m, up=Affine(latency_s=0, mb_s=r), down=Saturating(p_mb_s=r, t_per_mb=1.0)) for m, r in rows
-    )
+    transfer = tuple(Transfer(memory_mb=m, up=Affine(latency_s=0, mb_s=r), down=Saturating(p_mb_s=r, t_per_mb=1.0)) for m, r in rows)
     p = dataclasses.replace(FLAT, transfer=transfer)
     seconds = p.seconds("up", 40.0, np.array([256.0, 512.0, 768.0, 1024.0, 4096.0]))
     assert seconds == pytest.approx([2.0, 2.0, 1.5, 1.0, 1.0])
@@ -198,9 +191,6 @@ def test_what_a_cache_keeps_is_charged_by_the_hour():
 def test_bytes_through_a_cache_are_counted_once_however_they_are_cut(pattern):
     terms = ExecutionOptions(pattern=pattern)
     kwargs = {"workers": 4, "aggregators": 2, "memory_mb": 2048, "batch": 50_000, "other_batch": 50_000}
-    priced, free = (
-        predict(RESNET, dataclasses.replace(FLAT, price_mb=p, lifetime_s=1e9), terms, **kwargs).storage_usd
-        for p in (1.0, 0.0)
-    )
+    priced, free = (predict(RESNET, dataclasses.replace(FLAT, price_mb=p, lifetime_s=1e9), terms, **kwargs).storage_usd for p in (1.0, 0.0))
     exchanged, loaded = (3 * 4 - 2) * 100, 200 + 4 * 2 * 100
     assert float(priced - free) == pytest.approx(exchanged + loaded)

@@ -19,19 +19,35 @@ from ephemeron.training.planner.prices import load_prices
 
 RAW: dict[str, Any] = {
     "workload": {
-        "model_mb": 97.49, "a": 37.19, "b": 12.48, "m": -111.46, "memory_slope_mb": 12, "memory_base_mb": 700,
-        "dataset_mb": 147, "samples": 50000,
+        "model_mb": 97.49,
+        "a": 37.19,
+        "b": 12.48,
+        "m": -111.46,
+        "memory_slope_mb": 12,
+        "memory_base_mb": 700,
+        "dataset_mb": 147,
+        "samples": 50000,
     },
     "platform": {
-        "name": "aws-lambda", "memory_mb": {"min": 128, "max": 10240, "step": 128}, "lifetime_s": 900, "cold_start_s": 3,
-        "price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7, "poll_s": 0.02,
+        "name": "aws-lambda",
+        "memory_mb": {"min": 128, "max": 10240, "step": 128},
+        "lifetime_s": 900,
+        "cold_start_s": 3,
+        "price_gb_s": 1.66667e-5,
+        "price_invocation": 2e-7,
+        "price_put": 5e-6,
+        "price_get": 4e-7,
+        "poll_s": 0.02,
         "transfer": [
             {"memory_mb": 1024, "up": {"p_mb_s": 73, "t_per_mb": 0.11}, "down": {"latency_s": 0.02, "mb_s": 82}},
-            {"memory_mb": 512, "up": {"latency_s": 0.1, "s_per_mb": 0.06, "exponent": 0.9},
-             "down": {"latency_s": 0, "s_per_mb": 0.06, "knee_mb": 17, "s_per_mb_beyond": 0}},
+            {
+                "memory_mb": 512,
+                "up": {"latency_s": 0.1, "s_per_mb": 0.06, "exponent": 0.9},
+                "down": {"latency_s": 0, "s_per_mb": 0.06, "knee_mb": 17, "s_per_mb_beyond": 0},
+            },
         ],
     },
-}  # fmt: skip
+}
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -164,20 +180,19 @@ def test_an_unknown_platform_is_named_with_those_there_are():
 
 
 def test_the_file_of_a_profile_is_plain_json():
-    assert json.loads(parse_profile(RAW).to_json())["platform"]["memory_mb"] == {
-        "min": 128,
-        "max": 10240,
-        "step": 128,
-        "sizes": [],
-    }
+    assert json.loads(parse_profile(RAW).to_json())["platform"]["memory_mb"] == {"min": 128, "max": 10240, "step": 128, "sizes": []}
 
 
 def test_larger_objects_than_were_measured_move_at_the_bandwidth_of_the_largest():
     """A power of the size above one would make a large object ever slower, a flat rate ever faster."""
     rows = tuple(
-        Transfer(memory_mb=m, up=Knee(latency_s=0.1, s_per_mb=0.02, knee_mb=20, s_per_mb_beyond=0.0),
-                 down=Power(latency_s=0.02, s_per_mb=0.006, exponent=1.2)) for m in (512, 1024)
-    )  # fmt: skip
+        Transfer(
+            memory_mb=m,
+            up=Knee(latency_s=0.1, s_per_mb=0.02, knee_mb=20, s_per_mb_beyond=0.0),
+            down=Power(latency_s=0.02, s_per_mb=0.006, exponent=1.2),
+        )
+        for m in (512, 1024)
+    )
     p = PlatformProfile(name="p", transfer=rows, measured_mb=50.0, price_gb_s=0, price_invocation=0)
     for direction, latency in (("up", 0.1), ("down", 0.02)):
         at_50, at_100, at_400 = (float(p.seconds(direction, s, 768.0)) for s in (50.0, 100.0, 400.0))

@@ -19,18 +19,22 @@ from ephemeron.units import MB
 SHAPES = [(w, k) for w in (2, 3, 4, 8) for k in range(1, w + 1) if w < 8 or k in (1, 2, 4, 7, 8)]
 
 
-def round_s(
-    world: int, aggregators: int, size_mb: float, pattern: str, latency_s: float, bandwidth_mb_s: float
-) -> float:
+def round_s(world: int, aggregators: int, size_mb: float, pattern: str, latency_s: float, bandwidth_mb_s: float) -> float:
     """One round of workers that start together."""
     size = int(size_mb * MB) // 4
 
     async def worker(rank: int, store: MemoryChannel) -> None:
         channel = Throttled(store, latency_s=latency_s, bandwidth_mb_s=bandwidth_mb_s)
         group = Group(
-            keys=Keys("r"), rank=rank, world=world, aggregators=aggregators, channel=channel,
-            policy=policy_for("bsp"), size=size, dtype=np.dtype(np.float32),
-        )  # fmt: skip
+            keys=Keys("r"),
+            rank=rank,
+            world=world,
+            aggregators=aggregators,
+            channel=channel,
+            policy=policy_for("bsp"),
+            size=size,
+            dtype=np.dtype(np.float32),
+        )
         collective = collective_for(pattern, group)
         collective.submit(0, np.zeros(size, np.float32), 1.0)
         if collective.overlaps:
@@ -47,13 +51,10 @@ def round_s(
     return run(everybody())
 
 
-def bound_s(
-    world: int, aggregators: int, size_mb: float, pattern: str, latency_s: float, bandwidth_mb_s: float
-) -> float:
+def bound_s(world: int, aggregators: int, size_mb: float, pattern: str, latency_s: float, bandwidth_mb_s: float) -> float:
     return round_bound_s(
-        world, aggregators, model_bytes=size_mb * MB, latency_s=latency_s, bandwidth_mb_s=bandwidth_mb_s,
-        pipelined=pattern == "pipelined",
-    )  # fmt: skip
+        world, aggregators, model_bytes=size_mb * MB, latency_s=latency_s, bandwidth_mb_s=bandwidth_mb_s, pipelined=pattern == "pipelined"
+    )
 
 
 @pytest.mark.slow

@@ -32,11 +32,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_the_built_in_ones_have_sources_and_one_date() -> None:
     machines = {m.name: m for m in load_machines()}
-    assert (machines["m5.large"].vcpus, machines["m5.large"].memory_mb, machines["m5.large"].hour_usd) == (
-        2,
-        8192,
-        0.096,
-    )
+    assert (machines["m5.large"].vcpus, machines["m5.large"].memory_mb, machines["m5.large"].hour_usd) == (2, 8192, 0.096)
     assert load_prices("server").server_hour_usd == machines["m5.large"].hour_usd
     for m in machines.values():
         assert m.name in m.source

@@ -29,20 +29,14 @@ def test_every_figure_of_the_built_in_file_is_dated_and_sourced() -> None:
         assert isinstance(table, Dated)
         assert table.source
         assert datetime.date.fromisoformat(table.as_of) >= datetime.date(2025, 6, 1)
-        unsure = any(
-            words in table.source for words in ("not compared", "assumed", "MicroVMs")
-        )  # these from reports only
+        unsure = any(words in table.source for words in ("not compared", "assumed", "MicroVMs"))  # these from reports only
         assert table.verified != unsure
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (
-            "gb_second_usd = 0.0000166667",
-            "gb_seconds_usd = 1",
-            "functions: unknown key gb_seconds_usd; did you mean gb_second_usd",
-        ),
+        ("gb_second_usd = 0.0000166667", "gb_seconds_usd = 1", "functions: unknown key gb_seconds_usd; did you mean gb_second_usd"),
         ("\ngb_second_usd = 0.0000166667", "", "functions: missing key gb_second_usd"),
         ("put_usd = 0.000005", "put_usd = -1", "objects.put_usd = -1.0 should be at least 0"),
         ("get_usd = 0.0000004", "get_usd = 'free'", "objects.get_usd = 'free' should be a number"),

@@ -142,10 +142,7 @@ class Gan(ephemeron.Task):
         return {"distance": (model["generator"](noise).mean(0) - real.mean(0)).norm()}
 
     def optimizers(self, model):
-        return [
-            torch.optim.Adam(model["discriminator"].parameters(), lr=1e-2),
-            torch.optim.Adam(model["generator"].parameters(), lr=1e-2),
-        ]
+        return [torch.optim.Adam(model["discriminator"].parameters(), lr=1e-2), torch.optim.Adam(model["generator"].parameters(), lr=1e-2)]
 
     def train_data(self):
         rng = np.random.default_rng(0)

@@ -22,9 +22,7 @@ def main():
     parser.add_argument("--out")
     options = parser.parse_args()
     torch.manual_seed(7)
-    model = nn.Sequential(
-        nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.0 if options.no_dropout else 0.2), nn.LayerNorm(16), nn.Linear(16, 3)
-    )
+    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.0 if options.no_dropout else 0.2), nn.LayerNorm(16), nn.Linear(16, 3))
     if options.double:
         model = model.double()
     dtype = next(model.parameters()).dtype
@@ -40,22 +38,16 @@ def main():
         inputs, targets = batch
         loss = functional.cross_entropy(model(inputs.to(dtype)), targets)
         loss.backward()
-        run.step(
-            optimizer, loss, clip_norm=1.0, accuracy=(model(inputs.to(dtype)).argmax(-1) == targets).float().mean()
-        )
+        run.step(optimizer, loss, clip_norm=1.0, accuracy=(model(inputs.to(dtype)).argmax(-1) == targets).float().mean())
         scheduler.step()
         losses.append(loss.item())
 
     def evaluate():
         model.eval()
         with torch.no_grad():
-            inputs, targets = map(
-                torch.stack, zip(*((x, y) for x, y in (tests[i] for i in range(len(tests)))), strict=True)
-            )
+            inputs, targets = map(torch.stack, zip(*((x, y) for x, y in (tests[i] for i in range(len(tests)))), strict=True))
             output = model(inputs.to(dtype))
-            run.log(
-                loss=functional.cross_entropy(output, targets), accuracy=(output.argmax(-1) == targets).double().mean()
-            )
+            run.log(loss=functional.cross_entropy(output, targets), accuracy=(output.argmax(-1) == targets).double().mean())
         model.train()
 
     if options.flat:

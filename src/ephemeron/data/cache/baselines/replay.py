@@ -9,11 +9,7 @@ from ephemeron.data.cache.events import Accessed, Event, Key
 
 
 def replay(
-    cache: Cache,
-    events: Iterable[Event],
-    *,
-    nbytes: Callable[[Key], int] = lambda key: 1,
-    cost_s: Callable[[Key], float] = lambda key: 1.0,
+    cache: Cache, events: Iterable[Event], *, nbytes: Callable[[Key], int] = lambda key: 1, cost_s: Callable[[Key], float] = lambda key: 1.0
 ) -> list[bool]:
     """Runs events through a cache in order; what it misses is offered to it at once, unpinned.
 

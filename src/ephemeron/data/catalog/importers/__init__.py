@@ -117,9 +117,7 @@ def import_dataset(
     return store.publish(name, new, version=version, keep=keep, shard_size=shard_size)
 
 
-def _taken(
-    samples: Iterable[SampleMeta], place: ImportSource, digests: bool, defects: Defects
-) -> Iterable[SampleMeta]:  # fmt: skip
+def _taken(samples: Iterable[SampleMeta], place: ImportSource, digests: bool, defects: Defects) -> Iterable[SampleMeta]:
     def absent(path: str) -> None:
         defects.caught(place.wrong(path, "was removed during the import"), place, path)
 
@@ -169,8 +167,6 @@ def _copy(place: ImportSource, store: DatasetStore, folder: str, tell: Tell | No
         if not run(store.files.create(target, local)):
             there = run(store.files.fetch([FileRange(target)]))
             if there != [local.read_bytes()]:
-                raise JobError(
-                    f"{store.files.url}/{target} exists and differs from {local}", remedy="rename the source"
-                )
+                raise JobError(f"{store.files.url}/{target} exists and differs from {local}", remedy="rename the source")
         if tell is not None and (done % 100 == 0 or done == len(paths)):
             tell("copying", done, len(paths))

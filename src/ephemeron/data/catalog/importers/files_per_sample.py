@@ -62,9 +62,7 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
     """
     source, where = request.source, request.options["annotations"]
     if not where:
-        raise JobError(
-            "import kind 'coco' needs the option annotations", remedy="-o annotations=instances_train2017.json"
-        )
+        raise JobError("import kind 'coco' needs the option annotations", remedy="-o annotations=instances_train2017.json")
     notes = source if where in source.entries else open_source(where)
     table = notes.json(where if where in source.entries else next(iter(notes.entries)))
     try:
@@ -98,27 +96,21 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
             if number not in targets:
                 continue  # one of its annotations is wrong
             if name not in source.entries:
-                absent = JobError(
-                    f"{source.url} has no {name}, which {where} lists", remedy="give the folder of the images"
-                )
+                absent = JobError(f"{source.url} has no {name}, which {where} lists", remedy="give the folder of the images")
                 request.defects.caught(absent, source, name)
                 continue
             if _is_empty(request, name):
                 continue
             yield SampleMeta(key=name, data={"image": source.entries[name]}, target=asdict(targets.pop(number)))
 
-    return request.single(
-        FoundFiles(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories})
-    )
+    return request.single(FoundFiles(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories}))
 
 
 def _once(where: str, what: str, found: list[tuple[int, str]]) -> None:
     """Refuses two entries of one id, ascending: an annotation could be of either."""
     for (one, first), (other, second) in itertools.pairwise(found):
         if one == other:
-            raise JobError(
-                f"{where} has two {what} of id {one}: {first} and {second}", remedy="give each an id of its own"
-            )
+            raise JobError(f"{where} has two {what} of id {one}: {first} and {second}", remedy="give each an id of its own")
 
 
 def _annotate(targets: dict[int, _Objects], label: dict[int, int], note: Any) -> None:

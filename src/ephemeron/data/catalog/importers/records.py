@@ -65,9 +65,7 @@ def _idx(request: ImportRequest) -> dict[str, FoundFiles]:
         for kind in ("images", "labels"):
             if (part, kind) not in found:
                 raise JobError(f"{source.url} has no {part}-{kind}", remedy="fetch the data set again")
-    return request.split({
-        name: partial(_idx_pair, source, found[part, "images"], found[part, "labels"]) for name, part in parts.items()
-    })  # fmt: skip
+    return request.split({name: partial(_idx_pair, source, found[part, "images"], found[part, "labels"]) for name, part in parts.items()})
 
 
 def _idx_pair(source: ImportSource, images: str, labels: str) -> FoundFiles:

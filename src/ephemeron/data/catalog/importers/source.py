@@ -67,9 +67,7 @@ class ImportSource:
         """
         ref = self.entries[path]
         if ref.unpack is not None:
-            raise self.wrong(
-                path, "is compressed inside an archive, which prevents random access", "unpack the archive"
-            )
+            raise self.wrong(path, "is compressed inside an archive, which prevents random access", "unpack the archive")
         reader = FileReader(self.files, ref.path, offset=ref.offset or 0, length=ref.length or 0)
         return cast(BinaryIO, io.BufferedReader(reader, _BUFFER))
 

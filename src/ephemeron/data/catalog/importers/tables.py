@@ -119,8 +119,13 @@ def _parquet(request: ImportRequest) -> dict[str, FoundFiles]:
                 for row, value in enumerate(targets):
                     if value is _NO_TARGET:
                         continue
-                    ref = DataRef(path=source.entries[path].path, length=source.entries[path].length, unpack="parquet",
-                                  row=(group, row), column=data or None)  # fmt: skip
+                    ref = DataRef(
+                        path=source.entries[path].path,
+                        length=source.entries[path].length,
+                        unpack="parquet",
+                        row=(group, row),
+                        column=data or None,
+                    )
                     yield SampleMeta(key=f"{path}[{group}][{row}]", data={data or "row": ref}, target=value)
 
     kept = [c for c in columns if c != target]

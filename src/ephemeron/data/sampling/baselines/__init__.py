@@ -14,13 +14,4 @@ from ephemeron.data.sampling.baselines.joader import Joader
 from ephemeron.data.sampling.baselines.orders import CoorDL, Independent
 from ephemeron.data.sampling.baselines.tree import IntersectionTree, contribution, speed_similarity
 
-__all__ = [
-    "CoorDL",
-    "DynaGCS",
-    "Forecast",
-    "Independent",
-    "IntersectionTree",
-    "Joader",
-    "contribution",
-    "speed_similarity",
-]
+__all__ = ["CoorDL", "DynaGCS", "Forecast", "Independent", "IntersectionTree", "Joader", "contribution", "speed_similarity"]

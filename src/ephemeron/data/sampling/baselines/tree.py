@@ -63,9 +63,7 @@ class IntersectionTree:
         """
         by_name = {m.job: m for m in members}
         joined = [[node | {member.job} for node in below] for below in [[frozenset[str]()], *self.levels]]
-        self.levels = [
-            [*(self.levels[level] if level < len(self.levels) else []), *new] for level, new in enumerate(joined)
-        ]
+        self.levels = [[*(self.levels[level] if level < len(self.levels) else []), *new] for level, new in enumerate(joined)]
         width = len(self.levels[0])
         for level, nodes in enumerate(self.levels):
             worth = {node: contribution([by_name[job] for job in sorted(node)], rate) for node in nodes}

@@ -10,14 +10,7 @@ from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
 from ephemeron.functions.async_invoke.sizes import FUNCTION, SIZES, function_of, sizes_in, text_of
 from ephemeron.functions.aws.deploy.package import HANDLER, PYTHON
-from ephemeron.functions.aws.managed_instances import (
-    PUBLISH_TO,
-    QUALIFIER,
-    TIMEOUT_S,
-    VCPUS,
-    ManagedInstances,
-    of_function,
-)
+from ephemeron.functions.aws.managed_instances import PUBLISH_TO, QUALIFIER, TIMEOUT_S, VCPUS, ManagedInstances, of_function
 from ephemeron.functions.aws.settings import AwsSettings, code_of, refused
 
 DIGEST = "EPHEMERON_CODE"
@@ -97,10 +90,13 @@ def deploy(client: Any, settings: AwsSettings, wanted: LambdaSpec) -> str:
         else:
             doing = "lambda:CreateFunction"
             client.create_function(
-                FunctionName=settings.function, PackageType="Image" if wanted.image else "Zip", Code=_code(wanted),
+                FunctionName=settings.function,
+                PackageType="Image" if wanted.image else "Zip",
+                Code=_code(wanted),
                 Description="Trains models for ephemeron; invoked by `ephemeron train --platform aws`.",
-                **_configuration(wanted, settings), **publish,
-            )  # fmt: skip
+                **_configuration(wanted, settings),
+                **publish,
+            )
             _settled(client, settings.function, "function_active_v2")
         doing = "lambda:PutFunctionEventInvokeConfig"
         client.put_function_event_invoke_config(
@@ -131,11 +127,7 @@ def deploy_sizes(client: Any, settings: AwsSettings, wanted: LambdaSpec, sizes_m
         JobError: AWS refuses, in one line.
     """
     before = functions_of(client, settings)
-    variables = (
-        {**wanted.variables, FUNCTION: settings.function, SIZES: text_of(sizes_mb)}
-        if len(sizes_mb) > 1
-        else wanted.variables
-    )
+    variables = {**wanted.variables, FUNCTION: settings.function, SIZES: text_of(sizes_mb)} if len(sizes_mb) > 1 else wanted.variables
     done: dict[str, str] = {}
     for size in reversed(sizes_mb):  # the first size's function last: it tells clients of the others
         one = replace(settings, function=function_of(settings.function, sizes_mb, size))
@@ -200,16 +192,21 @@ def _code(wanted: LambdaSpec) -> dict[str, object]:
 
 def _configuration(wanted: LambdaSpec, settings: AwsSettings) -> dict[str, object]:
     out: dict[str, object] = {
-        "Role": wanted.role, "MemorySize": wanted.memory_mb, "Timeout": wanted.timeout_s,
+        "Role": wanted.role,
+        "MemorySize": wanted.memory_mb,
+        "Timeout": wanted.timeout_s,
         "Environment": {"Variables": {**wanted.variables, DIGEST: wanted.digest}},
         "VpcConfig": {"SubnetIds": list(wanted.subnets), "SecurityGroupIds": list(wanted.security_groups)},
-    }  # fmt: skip
+    }
     if (managed := wanted.managed) is not None:
         assert settings.region is not None
         account = wanted.role.split(":")[4]
         variables = {**wanted.variables, DIGEST: wanted.digest, VCPUS: f"{managed.vcpus(wanted.memory_mb):g}"}
-        out |= {"MemorySize": managed.environment_mb(wanted.memory_mb), "Environment": {"Variables": variables},
-                "CapacityProviderConfig": managed.config(settings.region, account)}  # fmt: skip
+        out |= {
+            "MemorySize": managed.environment_mb(wanted.memory_mb),
+            "Environment": {"Variables": variables},
+            "CapacityProviderConfig": managed.config(settings.region, account),
+        }
         del out["VpcConfig"]  # the instances are in the provider's network
     if wanted.log_group:
         out["LoggingConfig"] = {"LogGroup": wanted.log_group}

@@ -67,11 +67,7 @@ def write_image_recipe(folder: Path) -> list[Path]:
             target = folder / "ephemeron" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        written = {
-            "Dockerfile": DOCKERFILE,
-            "requirements.txt": "\n".join([*REQUIREMENTS, *source_bundle.TRAINING, ""]),
-            "build.sh": BUILD,
-        }
+        written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, *source_bundle.TRAINING, ""]), "build.sh": BUILD}
         for name, text in written.items():
             (folder / name).write_text(text)
         (folder / "build.sh").chmod(0o755)
@@ -111,20 +107,37 @@ def build_zip(folder: Path | None = None, *, requirements: Sequence[str] = ()) -
 def check_size(nbytes: int, *, limit_mb: int, what: str) -> None:
     """Raises `JobError` if Lambda would refuse it."""
     if nbytes > limit_mb * MIB:
-        raise JobError(
-            f"{what} has {nbytes / MIB:.0f} MB, AWS Lambda takes {limit_mb} MB", remedy="deploy an image: --image URI"
-        )
+        raise JobError(f"{what} has {nbytes / MIB:.0f} MB, AWS Lambda takes {limit_mb} MB", remedy="deploy an image: --image URI")
 
 
 def _install(folder: Path, requirements: Sequence[str]) -> list[tuple[str, Path]]:
     target = folder / "dependencies"
     shutil.rmtree(target, ignore_errors=True)
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(target),
-         "--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64", "--only-binary=:all:",
-         "--implementation", "cp", "--python-version", PYTHON, *requirements],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--target",
+            str(target),
+            "--platform",
+            "manylinux2014_x86_64",
+            "--platform",
+            "manylinux_2_28_x86_64",
+            "--only-binary=:all:",
+            "--implementation",
+            "cp",
+            "--python-version",
+            PYTHON,
+            *requirements,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise JobError(f"pip cannot install the function's dependencies: {last}")

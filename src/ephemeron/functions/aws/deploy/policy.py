@@ -20,18 +20,29 @@ from ephemeron.functions.aws.settings import AwsSettings
 LOG_DAYS = 14
 _INVOKE = ["lambda:InvokeFunction"]
 _LOOK = [
-    "lambda:GetFunctionConfiguration", "lambda:GetFunctionEventInvokeConfig", "lambda:GetFunctionRecursionConfig",
+    "lambda:GetFunctionConfiguration",
+    "lambda:GetFunctionEventInvokeConfig",
+    "lambda:GetFunctionRecursionConfig",
     "lambda:GetFunctionConcurrency",
-]  # fmt: skip
+]
 _MAKE = [
-    "lambda:CreateFunction", "lambda:UpdateFunctionCode", "lambda:UpdateFunctionConfiguration", "lambda:DeleteFunction",
-    "lambda:GetFunction", "lambda:GetFunctionConfiguration", "lambda:PutFunctionEventInvokeConfig",
+    "lambda:CreateFunction",
+    "lambda:UpdateFunctionCode",
+    "lambda:UpdateFunctionConfiguration",
+    "lambda:DeleteFunction",
+    "lambda:GetFunction",
+    "lambda:GetFunctionConfiguration",
+    "lambda:PutFunctionEventInvokeConfig",
     "lambda:PutFunctionRecursionConfig",
-]  # fmt: skip
+]
 _NETWORK = [
-    "ec2:CreateNetworkInterface", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets", "ec2:DeleteNetworkInterface",
-    "ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses",
-]  # fmt: skip
+    "ec2:CreateNetworkInterface",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeSubnets",
+    "ec2:DeleteNetworkInterface",
+    "ec2:AssignPrivateIpAddresses",
+    "ec2:UnassignPrivateIpAddresses",
+]
 _OBJECTS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
 
 
@@ -47,9 +58,9 @@ class Statement:
     """CloudFormation replaces its variables in the resource."""
 
     def to_json(self) -> dict[str, object]:
-        resource: object = self._located(self.resource) if isinstance(self.resource, str) else [
-            self._located(each) for each in self.resource
-        ]  # fmt: skip
+        resource: object = (
+            self._located(self.resource) if isinstance(self.resource, str) else [self._located(each) for each in self.resource]
+        )
         out = {"Sid": self.sid, "Effect": "Allow", "Action": list(self.actions), "Resource": resource}
         return out if self.condition is None else {**out, "Condition": self.condition}
 
@@ -100,13 +111,19 @@ def place_of(settings: AwsSettings, *, account: str, channel: str, vpc: bool, si
     assert settings.region is not None
     parts = urlsplit(channel)
     if parts.scheme not in ("s3", "redis", "rediss"):
-        raise JobError(f"channel {channel!r} is nothing that Lambda functions share",
-                       remedy="give --channel s3://bucket/prefix, or redis:// in a VPC")  # fmt: skip
+        raise JobError(
+            f"channel {channel!r} is nothing that Lambda functions share", remedy="give --channel s3://bucket/prefix, or redis:// in a VPC"
+        )
     s3 = parts.scheme == "s3"
     return Place(
-        function=settings.function, region=settings.region, account=account, bucket=parts.netloc if s3 else "",
-        prefix=parts.path.strip("/") if s3 else "", vpc=vpc, sizes_mb=sizes_mb,
-    )  # fmt: skip
+        function=settings.function,
+        region=settings.region,
+        account=account,
+        bucket=parts.netloc if s3 else "",
+        prefix=parts.path.strip("/") if s3 else "",
+        vpc=vpc,
+        sizes_mb=sizes_mb,
+    )
 
 
 def function_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
@@ -135,9 +152,7 @@ def client_policy(place: Place, *, substituted: bool = False) -> dict[str, objec
 def deployer_policy(place: Place) -> dict[str, object]:
     """Permissions of the deployer."""
     role = f"arn:aws:iam::{place.account}:role/{place.function}-function"
-    passing = _allow(
-        "GiveItsRole", ["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}}
-    )
+    passing = _allow("GiveItsRole", ["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}})
     removing = _allow("RemoveItsLog", ["logs:DeleteLogGroup"], f"{place.log_arn}:*")
     statements = [_allow("MakeTheFunction", _MAKE, place.functions), passing, removing]
     if place.managed is not None:
@@ -155,9 +170,15 @@ def trust() -> dict[str, object]:
 def template(place: Place) -> dict[str, object]:
     """A CloudFormation template of role, client's policy and log group; costs nothing by itself."""
     inside = Place(
-        function=place.function, region="${AWS::Region}", account="${AWS::AccountId}", bucket=place.bucket,
-        prefix=place.prefix, vpc=place.vpc, sizes_mb=place.sizes_mb, managed=place.managed,
-    )  # fmt: skip
+        function=place.function,
+        region="${AWS::Region}",
+        account="${AWS::AccountId}",
+        bucket=place.bucket,
+        prefix=place.prefix,
+        vpc=place.vpc,
+        sizes_mb=place.sizes_mb,
+        managed=place.managed,
+    )
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"Permissions and log of the function {place.function}, which trains models for ephemeron.",
@@ -172,10 +193,7 @@ def template(place: Place) -> dict[str, object]:
             },
             "ClientPolicy": {
                 "Type": "AWS::IAM::ManagedPolicy",
-                "Properties": {
-                    "ManagedPolicyName": f"{place.function}-client",
-                    "PolicyDocument": client_policy(inside, substituted=True),
-                },
+                "Properties": {"ManagedPolicyName": f"{place.function}-client", "PolicyDocument": client_policy(inside, substituted=True)},
             },
             "Log": {
                 "Type": "AWS::Logs::LogGroup",
@@ -196,9 +214,12 @@ def write(folder: Path, place: Place) -> list[Path]:
         JobError: the folder cannot be written.
     """
     documents = {
-        "function-policy.json": function_policy(place), "client-policy.json": client_policy(place),
-        "deployer-policy.json": deployer_policy(place), "trust.json": trust(), "template.json": template(place),
-    }  # fmt: skip
+        "function-policy.json": function_policy(place),
+        "client-policy.json": client_policy(place),
+        "deployer-policy.json": deployer_policy(place),
+        "trust.json": trust(),
+        "template.json": template(place),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in documents.items():
@@ -219,10 +240,7 @@ def _objects(place: Place) -> list[Statement]:
 
 
 def _allow(
-    sid: str,
-    actions: Sequence[str],
-    resource: str | tuple[str, ...],
-    condition: Mapping[str, Mapping[str, str]] | None = None,
+    sid: str, actions: Sequence[str], resource: str | tuple[str, ...], condition: Mapping[str, Mapping[str, str]] | None = None
 ) -> Statement:
     return Statement(sid=sid, actions=tuple(actions), resource=resource, condition=condition)
 

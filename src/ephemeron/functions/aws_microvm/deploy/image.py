@@ -42,16 +42,19 @@ def check_sizes(sizes_mb: Sequence[int]) -> None:
     """Raises `JobError` unless all of them are baselines of MicroVMs."""
     for size in sizes_mb:
         if size not in BASELINES_MB:
-            raise JobError(
-                f"memory of {size} MB is no baseline of MicroVMs",
-                remedy=f"use some of {', '.join(map(str, BASELINES_MB))}",
-            )
+            raise JobError(f"memory of {size} MB is no baseline of MicroVMs", remedy=f"use some of {', '.join(map(str, BASELINES_MB))}")
 
 
 def deploy(
-    client: Any, settings: AwsMicrovmSettings, wanted: ImageSpec, sizes_mb: Sequence[int], *, every_s: float = 5.0,
-    told: Callable[[str], None] = lambda text: None, clock: Callable[[], float] = time.monotonic,
-) -> dict[str, str]:  # fmt: skip
+    client: Any,
+    settings: AwsMicrovmSettings,
+    wanted: ImageSpec,
+    sizes_mb: Sequence[int],
+    *,
+    every_s: float = 5.0,
+    told: Callable[[str], None] = lambda text: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, str]:
     """Creates one image per memory size, or a new version of it; waits for the builds, and deletes images of sizes that are
     not wanted.
 
@@ -111,9 +114,7 @@ def images_of(client: Any, settings: AwsMicrovmSettings) -> dict[str, str]:
         raise refused(e, settings, doing="lambda:ListMicrovmImages") from e
 
 
-def _wait(
-    client: Any, arn: str, version: str, *, every_s: float, told: Callable[[str], None], clock: Callable[[], float]
-) -> None:
+def _wait(client: Any, arn: str, version: str, *, every_s: float, told: Callable[[str], None], clock: Callable[[], float]) -> None:
     end, last = clock() + _BUILD_S, ""
     while clock() < end:
         state = str(client.get_microvm_image(imageIdentifier=arn)["state"])
@@ -129,29 +130,36 @@ def _wait(
                 remedy=f"see the log group /aws/lambda-microvms/{arn.rpartition(':')[2]}",
             )
         time.sleep(every_s)
-    raise JobError(
-        f"the build of version {version} takes longer than {_BUILD_S / 60:.0f} minutes",
-        remedy="look at it in the console",
-    )
+    raise JobError(f"the build of version {version} takes longer than {_BUILD_S / 60:.0f} minutes", remedy="look at it in the console")
 
 
 def _request(settings: AwsMicrovmSettings, wanted: ImageSpec) -> dict[str, object]:
     on = dict.fromkeys(("run", "suspend", "resume", "terminate"), "ENABLED")
     limits = {f"{name}TimeoutInSeconds": HOOK_S for name in on}
     return {
-        "baseImageArn": BASE_IMAGE.format(region=settings.region), "buildRoleArn": wanted.build_role,
-        "codeArtifact": {"uri": wanted.artifact}, "resources": [{"minimumMemoryInMiB": wanted.memory_mb}],
+        "baseImageArn": BASE_IMAGE.format(region=settings.region),
+        "buildRoleArn": wanted.build_role,
+        "codeArtifact": {"uri": wanted.artifact},
+        "resources": [{"minimumMemoryInMiB": wanted.memory_mb}],
         "cpuConfigurations": [{"architecture": "ARM_64"}],
         "egressNetworkConnectors": [EGRESS.format(region=settings.region)],
         "description": "Trains models for ephemeron; run by `ephemeron train --platform aws-microvm`.",
         "logging": {"cloudWatch": {"logGroup": settings.log_group}},
         "environmentVariables": {
-            **wanted.variables, DIGEST: wanted.digest, MEMORY: str(wanted.memory_mb), ROLE: wanted.role, NAME: settings.image,
+            **wanted.variables,
+            DIGEST: wanted.digest,
+            MEMORY: str(wanted.memory_mb),
+            ROLE: wanted.role,
+            NAME: settings.image,
         },
         "hooks": {
-            "port": PORT, "microvmHooks": {**on, **limits},
+            "port": PORT,
+            "microvmHooks": {**on, **limits},
             "microvmImageHooks": {
-                "ready": "ENABLED", "readyTimeoutInSeconds": READY_S, "validate": "ENABLED", "validateTimeoutInSeconds": HOOK_S,
+                "ready": "ENABLED",
+                "readyTimeoutInSeconds": READY_S,
+                "validate": "ENABLED",
+                "validateTimeoutInSeconds": HOOK_S,
             },
         },
-    }  # fmt: skip
+    }

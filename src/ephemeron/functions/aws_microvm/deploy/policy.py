@@ -19,9 +19,12 @@ from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
 
 _OBJECTS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
 _MAKE = [
-    "lambda:CreateMicrovmImage", "lambda:UpdateMicrovmImage", "lambda:GetMicrovmImage", "lambda:GetMicrovmImageVersion",
+    "lambda:CreateMicrovmImage",
+    "lambda:UpdateMicrovmImage",
+    "lambda:GetMicrovmImage",
+    "lambda:GetMicrovmImageVersion",
     "lambda:DeleteMicrovmImage",
-]  # fmt: skip
+]
 _CONNECT = ["lambda:GetMicrovm", "lambda:CreateMicrovmAuthToken"]
 _HANDLE = ["lambda:GetMicrovm", "lambda:SuspendMicrovm", "lambda:ResumeMicrovm", "lambda:TerminateMicrovm"]
 
@@ -65,13 +68,7 @@ class MicrovmPlace:
 
 
 def place_of(
-    settings: AwsMicrovmSettings,
-    *,
-    account: str,
-    channel: str,
-    artifact: str,
-    sizes_mb: tuple[int, ...] = (),
-    direct: bool = False,
+    settings: AwsMicrovmSettings, *, account: str, channel: str, artifact: str, sizes_mb: tuple[int, ...] = (), direct: bool = False
 ) -> MicrovmPlace:
     """From the settings, the channel's address and the place of the ZIP.
 
@@ -81,24 +78,28 @@ def place_of(
     assert settings.region is not None
     parts, code = urlsplit(channel), urlsplit(artifact)
     if parts.scheme not in ("s3", "redis", "rediss"):
-        raise JobError(f"channel {channel!r} is nothing that MicroVMs share",
-                       remedy="give --channel s3://bucket/prefix, or rediss://host:port")  # fmt: skip
+        raise JobError(
+            f"channel {channel!r} is nothing that MicroVMs share", remedy="give --channel s3://bucket/prefix, or rediss://host:port"
+        )
     if code.scheme != "s3" or not code.netloc or not code.path.strip("/"):
         raise JobError(f"--artifact {artifact!r} is no object in S3", remedy="give s3://bucket/key.zip")
     s3 = parts.scheme == "s3"
     return MicrovmPlace(
-        image=settings.image, region=settings.region, account=account, artifact_bucket=code.netloc,
-        artifact_key=code.path.strip("/"), bucket=parts.netloc if s3 else "", prefix=parts.path.strip("/") if s3 else "",
-        sizes_mb=sizes_mb, direct=direct,
-    )  # fmt: skip
+        image=settings.image,
+        region=settings.region,
+        account=account,
+        artifact_bucket=code.netloc,
+        artifact_key=code.path.strip("/"),
+        bucket=parts.netloc if s3 else "",
+        prefix=parts.path.strip("/") if s3 else "",
+        sizes_mb=sizes_mb,
+        direct=direct,
+    )
 
 
 def build_statements(place: MicrovmPlace) -> list[Statement]:
     """Permissions of the role that builds the image: it reads the ZIP, and writes the build's log."""
-    return [
-        _allow("ReadTheCode", ["s3:GetObject"], f"arn:aws:s3:::{place.artifact_bucket}/{place.artifact_key}"),
-        _logs(place),
-    ]
+    return [_allow("ReadTheCode", ["s3:GetObject"], f"arn:aws:s3:::{place.artifact_bucket}/{place.artifact_key}"), _logs(place)]
 
 
 def run_statements(place: MicrovmPlace) -> list[Statement]:
@@ -129,11 +130,7 @@ def client_statements(place: MicrovmPlace) -> list[Statement]:
 def deployer_statements(place: MicrovmPlace) -> list[Statement]:
     """Permissions of who makes and removes the image."""
     return [
-        _allow(
-            "UploadTheCode",
-            ["s3:PutObject", "s3:DeleteObject"],
-            f"arn:aws:s3:::{place.artifact_bucket}/{place.artifact_key}",
-        ),
+        _allow("UploadTheCode", ["s3:PutObject", "s3:DeleteObject"], f"arn:aws:s3:::{place.artifact_bucket}/{place.artifact_key}"),
         _allow("MakeTheImage", _MAKE, place.images),
         _allow("FindIt", ["lambda:ListMicrovmImages", "lambda:ListMicrovms"], "*"),
         _allow("EndMicrovms", ["lambda:TerminateMicrovm"], place.images),
@@ -146,9 +143,15 @@ def deployer_statements(place: MicrovmPlace) -> list[Statement]:
 def template(place: MicrovmPlace) -> dict[str, object]:
     """CloudFormation: the two roles, the client's policy and the log group."""
     here = MicrovmPlace(
-        image=place.image, region="${AWS::Region}", account="${AWS::AccountId}", artifact_bucket=place.artifact_bucket,
-        artifact_key=place.artifact_key, bucket=place.bucket, prefix=place.prefix, sizes_mb=place.sizes_mb,
-    )  # fmt: skip
+        image=place.image,
+        region="${AWS::Region}",
+        account="${AWS::AccountId}",
+        artifact_bucket=place.artifact_bucket,
+        artifact_key=place.artifact_key,
+        bucket=place.bucket,
+        prefix=place.prefix,
+        sizes_mb=place.sizes_mb,
+    )
 
     def role(kind: str, statements: Sequence[Statement]) -> dict[str, object]:
         return {
@@ -188,10 +191,12 @@ def write(folder: Path, place: MicrovmPlace) -> list[Path]:
         JobError: the folder cannot be written.
     """
     documents = {
-        "build-policy.json": _document(build_statements(place)), "microvm-policy.json": _document(run_statements(place)),
-        "client-policy.json": _document(client_statements(place)), "deployer-policy.json": _document(deployer_statements(place)),
+        "build-policy.json": _document(build_statements(place)),
+        "microvm-policy.json": _document(run_statements(place)),
+        "client-policy.json": _document(client_statements(place)),
+        "deployer-policy.json": _document(deployer_statements(place)),
         "template.json": template(place),
-    }  # fmt: skip
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, document in documents.items():
@@ -203,19 +208,14 @@ def write(folder: Path, place: MicrovmPlace) -> list[Path]:
 
 _TRUST = {
     "Version": "2012-10-17",
-    "Statement": [{
-        "Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": ["sts:AssumeRole", "sts:TagSession"],
-    }],
-}  # fmt: skip
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": ["sts:AssumeRole", "sts:TagSession"]}],
+}
 
 
 def _pass(place: MicrovmPlace) -> list[Statement]:
     return [
         _allow("GiveTheRole", ["iam:PassRole"], place.role_arn("run")),
-        *(
-            _allow(f"UseConnector{n}", ["lambda:PassNetworkConnector"], arn)
-            for n, arn in enumerate(place.connectors, 1)
-        ),
+        *(_allow(f"UseConnector{n}", ["lambda:PassNetworkConnector"], arn) for n, arn in enumerate(place.connectors, 1)),
     ]
 
 

@@ -29,9 +29,11 @@ LAST_WORD_S = 30.0
 """Time for an outcome to reach a slow store."""
 _THEN_S = 5.0
 _RETRY = {
-    "com.openfaas.retry.attempts": "100", "com.openfaas.retry.codes": "429,503", "com.openfaas.retry.min_wait": "1s",
+    "com.openfaas.retry.attempts": "100",
+    "com.openfaas.retry.codes": "429,503",
+    "com.openfaas.retry.min_wait": "1s",
     "com.openfaas.retry.max_wait": "4s",
-}  # fmt: skip
+}
 _READY = {"com.openfaas.ready.http.path": "/_/ready", "com.openfaas.ready.http.periodSeconds": "2s"}
 
 
@@ -85,9 +87,7 @@ def specs_of(wanted: DeploymentSpec, settings: OpenFaasSettings, sizes_mb: Seque
         JobError: a size is out of bounds, or CPUs are given for several sizes.
     """
     if wanted.cpus and len(sizes_mb) > 1:
-        raise JobError(
-            "--cpus does not fit several memory sizes", remedy="leave it out: CPUs are in proportion to memory"
-        )
+        raise JobError("--cpus does not fit several memory sizes", remedy="leave it out: CPUs are in proportion to memory")
     settings = replace(settings, sizes_mb=tuple(sizes_mb))
     return [spec_of(replace(wanted, memory_mb=size), settings) for size in reversed(sizes_mb)]
 
@@ -96,27 +96,47 @@ def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
     """Request to the gateway for the function of one memory size; the settings name all sizes."""
     exec_s = wanted.exec_timeout_s
     told = {
-        "EPHEMERON_MEMORY_MB": str(wanted.memory_mb), "EPHEMERON_VCPUS": f"{wanted.vcpus:g}",
-        "EPHEMERON_LIFETIME_S": f"{wanted.lifetime_s:g}", "EPHEMERON_CODE": wanted.digest,
-        "EPHEMERON_GATEWAY": wanted.inside, FUNCTION: settings.function,
-        "EPHEMERON_NAMESPACE": settings.namespace, "exec_timeout": duration(exec_s),
-        "write_timeout": duration(exec_s + _THEN_S), "read_timeout": duration(exec_s + _THEN_S),
+        "EPHEMERON_MEMORY_MB": str(wanted.memory_mb),
+        "EPHEMERON_VCPUS": f"{wanted.vcpus:g}",
+        "EPHEMERON_LIFETIME_S": f"{wanted.lifetime_s:g}",
+        "EPHEMERON_CODE": wanted.digest,
+        "EPHEMERON_GATEWAY": wanted.inside,
+        FUNCTION: settings.function,
+        "EPHEMERON_NAMESPACE": settings.namespace,
+        "exec_timeout": duration(exec_s),
+        "write_timeout": duration(exec_s + _THEN_S),
+        "read_timeout": duration(exec_s + _THEN_S),
         "healthcheck_interval": "5s",
-    }  # fmt: skip
+    }
     if len(settings.sizes_mb) > 1:
         told[SIZES_VARIABLE] = text_of(settings.sizes_mb)
     notes = {
-        SIZES: text_of(settings.sizes_mb or (wanted.memory_mb,)), MEMORY: str(wanted.memory_mb), VCPUS: f"{wanted.vcpus:g}", LIFETIME: f"{wanted.lifetime_s:g}",
-        REPLICAS: str(wanted.replicas), CODE: wanted.digest, **_RETRY, **_READY,
-    }  # fmt: skip
+        SIZES: text_of(settings.sizes_mb or (wanted.memory_mb,)),
+        MEMORY: str(wanted.memory_mb),
+        VCPUS: f"{wanted.vcpus:g}",
+        LIFETIME: f"{wanted.lifetime_s:g}",
+        REPLICAS: str(wanted.replicas),
+        CODE: wanted.digest,
+        **_RETRY,
+        **_READY,
+    }
     labels = {
-        "com.openfaas.scale.min": "1", "com.openfaas.scale.max": str(wanted.replicas),
-        "com.openfaas.scale.type": "capacity", "com.openfaas.scale.target": "1",
-    }  # fmt: skip
+        "com.openfaas.scale.min": "1",
+        "com.openfaas.scale.max": str(wanted.replicas),
+        "com.openfaas.scale.type": "capacity",
+        "com.openfaas.scale.target": "1",
+    }
     return FunctionSpec(
-        service=settings.of_size(wanted.memory_mb).function, image=wanted.image, namespace=settings.namespace, labels=labels, annotations=notes,
-        variables={**wanted.variables, **told}, secrets=tuple(wanted.secrets), memory_mb=wanted.memory_mb, cpus=wanted.vcpus,
-    )  # fmt: skip
+        service=settings.of_size(wanted.memory_mb).function,
+        image=wanted.image,
+        namespace=settings.namespace,
+        labels=labels,
+        annotations=notes,
+        variables={**wanted.variables, **told},
+        secrets=tuple(wanted.secrets),
+        memory_mb=wanted.memory_mb,
+        cpus=wanted.vcpus,
+    )
 
 
 def gateway_values(wanted: DeploymentSpec) -> str:

@@ -66,11 +66,7 @@ def write_recipe(folder: Path, *, kit: bool = False) -> list[Path]:
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "Dockerfile").exists():
         raise JobError(f"folder {folder} holds something else", remedy="give an empty one with --out")
-    written = {
-        "Dockerfile": DOCKERFILE,
-        "requirements.txt": "\n".join([*REQUIREMENTS, *TRAINING, ""]),
-        "build.sh": BUILD,
-    }
+    written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, *TRAINING, ""]), "build.sh": BUILD}
     try:
         shutil.rmtree(folder / "ephemeron", ignore_errors=True)
         root = Path(__file__).parents[3]

@@ -31,12 +31,7 @@ def brute_force(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> 
                     two = (p.cost_usd, p.seconds) if minimise == "cost" else (p.seconds, p.cost_usd)
                     first = i[np.lexsort((ba[i], k[i], w[i], two[1][i], two[0][i]))[0]]
                     nw, nm, nk, na, nn = (int(x[first]) for x in (w, ms, k, ba, bn))
-                    _consider(
-                        found,
-                        Candidate(o, nw, nm, nk, na, nn, float(p.seconds[first]), float(p.cost_usd[first])),
-                        limits,
-                        minimise,
-                    )
+                    _consider(found, Candidate(o, nw, nm, nk, na, nn, float(p.seconds[first]), float(p.cost_usd[first])), limits, minimise)
     found.seconds = time.perf_counter() - began
     return found
 
@@ -48,9 +43,7 @@ def _consider(found: SearchResult, one: Candidate | None, limits: PlanLimits, mi
         found.best = one
 
 
-def evaluate(
-    space: Space, o: Option, w: float, m: float, k: float, b: float, other: float | None = None
-) -> Candidate | None:
+def evaluate(space: Space, o: Option, w: float, m: float, k: float, b: float, other: float | None = None) -> Candidate | None:
     """One candidate, its B^n by equation 3-22 unless given; None if memory or the global batch forbid it."""
     ws, ms, ks, bs = (np.array([float(x)]) for x in (w, m, k, b))
     bn = space.other_batch(o, ws, ms, ks, bs) if other is None else np.array([float(other)])
@@ -83,9 +76,7 @@ def two_stage(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> Se
     return found
 
 
-def _shrunk(
-    space: Space, o: Option, limits: PlanLimits, delta: float, found: SearchResult, minimise: str
-) -> tuple[int, int, int] | None:
+def _shrunk(space: Space, o: Option, limits: PlanLimits, delta: float, found: SearchResult, minimise: str) -> tuple[int, int, int] | None:
     """Algorithm 3.1: W, M and B^a of the cheapest ScatterReduce under T_max/δ and B^g_max·δ.
 
     Its lines 15 to 17 leave the loop over batches at the first one that is too slow, which is the smallest, although

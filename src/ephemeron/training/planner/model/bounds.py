@@ -16,13 +16,7 @@ SHORTER_EVALUATIONS = "use a longer timeout, more functions or more memory for e
 
 
 def round_bound_s(
-    workers: int,
-    aggregators: int,
-    *,
-    model_bytes: float,
-    latency_s: float,
-    bandwidth_mb_s: float,
-    pipelined: bool = False,
+    workers: int, aggregators: int, *, model_bytes: float, latency_s: float, bandwidth_mb_s: float, pipelined: bool = False
 ) -> float:
     """Least seconds of one K-REDUCE round over links of the given latency and bandwidth in each direction.
 
@@ -62,9 +56,8 @@ def round_bound_s(
 
 
 def iteration_lower_bound_s(
-    configuration: Configuration, *, model_bytes: int, latency_s: float, bandwidth_mb_s: float | None,
-    compute: ComputeModel | None,
-) -> float:  # fmt: skip
+    configuration: Configuration, *, model_bytes: int, latency_s: float, bandwidth_mb_s: float | None, compute: ComputeModel | None
+) -> float:
     """Least seconds of one iteration: computing the smaller batch, and each byte over the link once.
 
     Under any synchronisation protocol every worker sends its vector and reads the merged one (equation 3-11);

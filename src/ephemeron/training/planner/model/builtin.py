@@ -39,18 +39,34 @@ LINK_CPU_S_PER_MB = 0.005
 """Assumed: so that smaller functions get what they got from S3."""
 LINKS = {
     "aws-lambda-direct": DirectLinks(
-        latency_s=0.001, mb_s=LINK_MB_S, cpu_s_per_mb=LINK_CPU_S_PER_MB, setup_s=0.3, setup_each_s=0.01, route="private",
+        latency_s=0.001,
+        mb_s=LINK_MB_S,
+        cpu_s_per_mb=LINK_CPU_S_PER_MB,
+        setup_s=0.3,
+        setup_each_s=0.01,
+        route="private",
         source="assumed, for functions in one subnet of a VPC",
     ),
     "aws-lambda-punched": DirectLinks(
-        latency_s=0.002, mb_s=LINK_MB_S, cpu_s_per_mb=LINK_CPU_S_PER_MB, setup_s=1.0, setup_each_s=0.1, failure=0.02,
-        route="punched", source="assumed, for functions without a VPC: no hole was punched on Lambda",
+        latency_s=0.002,
+        mb_s=LINK_MB_S,
+        cpu_s_per_mb=LINK_CPU_S_PER_MB,
+        setup_s=1.0,
+        setup_each_s=0.1,
+        failure=0.02,
+        route="punched",
+        source="assumed, for functions without a VPC: no hole was punched on Lambda",
     ),
     "aws-microvm-direct": DirectLinks(
-        latency_s=0.005, mb_s=50.0, cpu_s_per_mb=2 * LINK_CPU_S_PER_MB, setup_s=1.0, setup_each_s=0.05, route="public",
+        latency_s=0.005,
+        mb_s=50.0,
+        cpu_s_per_mb=2 * LINK_CPU_S_PER_MB,
+        setup_s=1.0,
+        setup_each_s=0.05,
+        route="public",
         source="assumed, through endpoints of MicroVMs",
     ),
-}  # fmt: skip
+}
 MICROVM = ("aws-microvm-s3", "aws-microvm-cache", "aws-microvm-direct")
 BUILTIN = ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server", "aws-lambda-direct", "aws-lambda-punched")
 
@@ -66,22 +82,16 @@ def builtin_platform(name: str) -> PlatformProfile:
     if name in MICROVM:
         return _microvm(name, builtin_platform(name.replace("microvm", "lambda")))
     if name not in BUILTIN:
-        raise JobError(
-            f"platform profile {name!r} is not built in", remedy=f"use one of {', '.join((*BUILTIN, *MICROVM))}"
-        )
+        raise JobError(f"platform profile {name!r} is not built in", remedy=f"use one of {', '.join((*BUILTIN, *MICROVM))}")
     text = files(__package__).joinpath("platforms", "aws-lambda-s3.json").read_text()
     objects = priced(parse_platform(json.loads(text), where="aws-lambda-s3"), load_prices("objects"))
     if name == "aws-lambda-s3":
         return objects
-    link = replace(
-        objects, name=name, poll_s=0.0, transfer=tuple(_with_latency(t, CACHE_LATENCY_S) for t in objects.transfer)
-    )
+    link = replace(objects, name=name, poll_s=0.0, transfer=tuple(_with_latency(t, CACHE_LATENCY_S) for t in objects.transfer))
     derived = f"derived from aws-lambda-s3: the same link with an assumed latency of {CACHE_LATENCY_S * 1000:g} ms, no polling"
     if name == "aws-lambda-cache":
         return priced(replace(link, channel="cache", notes=(derived, *objects.notes)), load_prices("cache"))
-    shared = (
-        f"one m5.large as parameter server, {SERVER_MB_S:g} MB/s in each direction shared by all functions (assumed)"
-    )
+    shared = f"one m5.large as parameter server, {SERVER_MB_S:g} MB/s in each direction shared by all functions (assumed)"
     server = replace(link, channel="server", server_mb_s=SERVER_MB_S, notes=(derived, shared, *objects.notes))
     return priced(server, load_prices("server"))
 
@@ -89,10 +99,7 @@ def builtin_platform(name: str) -> PlatformProfile:
 def _linked(name: str, store: PlatformProfile) -> PlatformProfile:
     """A platform over direct links, with an object store beside them."""
     links = LINKS[name]
-    notes = (
-        f"derived from {store.name}: latency, bandwidth, setup and failures of links are {links.source}",
-        *store.notes,
-    )
+    notes = (f"derived from {store.name}: latency, bandwidth, setup and failures of links are {links.source}", *store.notes)
     found = replace(store, name=name, links=links, notes=notes).over_links()
     assert found is not None
     return with_link_prices(found, load_link_prices())
@@ -111,23 +118,40 @@ def with_link_prices(platform: PlatformProfile, prices: LinkPrices) -> PlatformP
 def _microvm(name: str, functions: PlatformProfile) -> PlatformProfile:
     sizes = QuotaRange(min=MICROVM_SIZES_MB[0], max=MICROVM_SIZES_MB[-1], step=512, sizes=MICROVM_SIZES_MB)
     platform = replace(
-        functions, name=name, memory_mb=sizes, lifetime_s=28_740.0, cold_start_s=MICROVM_START_S, warm_start_s=MICROVM_START_S,
-        mb_per_vcpu=2048.0, notes=(
+        functions,
+        name=name,
+        memory_mb=sizes,
+        lifetime_s=28_740.0,
+        cold_start_s=MICROVM_START_S,
+        warm_start_s=MICROVM_START_S,
+        mb_per_vcpu=2048.0,
+        notes=(
             f"derived from {functions.name}: its transfers, and a start of {MICROVM_START_S:g} s, are assumed for MicroVMs of the same memory",
-            "bursts above a baseline are neither planned nor needed", *functions.notes,
+            "bursts above a baseline are neither planned nor needed",
+            *functions.notes,
         ),
-    )  # fmt: skip
+    )
     return priced(platform, load_prices(functions.service, platform="aws-microvm"))
 
 
 def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:
     """A platform profile with the prices of a file."""
     return replace(
-        platform, price_gb_s=prices.gb_second_usd, price_invocation=prices.invocation_usd, price_put=prices.put_usd,
-        price_get=prices.get_usd, price_list=prices.list_usd, price_delete=prices.delete_usd,
-        price_mb=prices.byte_usd * MB, price_gb_hour=prices.gb_hour_usd, least_kept_gb=prices.least_gb,
-        price_server_hour=prices.server_hour_usd, burst=prices.burst, burst_s=prices.burst_s, as_of=prices.as_of,
-    )  # fmt: skip
+        platform,
+        price_gb_s=prices.gb_second_usd,
+        price_invocation=prices.invocation_usd,
+        price_put=prices.put_usd,
+        price_get=prices.get_usd,
+        price_list=prices.list_usd,
+        price_delete=prices.delete_usd,
+        price_mb=prices.byte_usd * MB,
+        price_gb_hour=prices.gb_hour_usd,
+        least_kept_gb=prices.least_gb,
+        price_server_hour=prices.server_hour_usd,
+        burst=prices.burst,
+        burst_s=prices.burst_s,
+        as_of=prices.as_of,
+    )
 
 
 def _with_latency(transfer: Transfer, latency_s: float) -> Transfer:

@@ -90,9 +90,14 @@ def _arrays(*numbers: Numbers) -> tuple[Array, ...]:
 
 
 def span_s(
-    platform: PlatformProfile, direction: Any, objects: Numbers, size_mb: Numbers, memory_mb: Numbers,
-    parallel: Numbers = math.inf, alone: Array | None = None,
-) -> Array:  # fmt: skip
+    platform: PlatformProfile,
+    direction: Any,
+    objects: Numbers,
+    size_mb: Numbers,
+    memory_mb: Numbers,
+    parallel: Numbers = math.inf,
+    alone: Array | None = None,
+) -> Array:
     """Seconds for some objects of one size over one function's link, `parallel` of them under way at a time.
 
     Args:
@@ -110,9 +115,8 @@ def span_s(
 
 
 def exchange(
-    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Numbers, aggregators: Numbers,
-    memory_mb: Numbers,
-) -> Exchange:  # fmt: skip
+    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Numbers, aggregators: Numbers, memory_mb: Numbers
+) -> Exchange:
     """One exchange of the whole vector: equations 3-1 to 3-7, 3-11, 3-24 and 3-25.
 
     Args:
@@ -178,9 +182,8 @@ def _moved_mb(workload: Workload, terms: ExecutionOptions, w: Array) -> Array:
 
 
 def _over_links(
-    workload: Workload, platform: PlatformProfile, links: DirectLinks, terms: ExecutionOptions, w: Array, m: Array, cpu: Array,
-    wait: Array,
-) -> tuple[Numbers, ...]:  # fmt: skip
+    workload: Workload, platform: PlatformProfile, links: DirectLinks, terms: ExecutionOptions, w: Array, m: Array, cpu: Array, wait: Array
+) -> tuple[Numbers, ...]:
     """Every rank owns one part: the equations of `direct_links`, with pairs that need the store at their expected share."""
     up, down = workload.model_mb * UP[terms.compression], workload.model_mb * DOWN[terms.compression]
     share = np.minimum(m / platform.mb_per_vcpu, 1.0)
@@ -188,16 +191,12 @@ def _over_links(
     unpacking = sending if terms.compression == "none" else adding
     whole = links.one_phase(w, workload.model_mb) & (terms.compression != "int8")
     others, messages = w - 1, links.through_store(w, whole)
-    by_store = np.maximum(
-        others * links.failure, 1.0
-    )  # of a rank's messages of a phase, where some pair needs the store
+    by_store = np.maximum(others * links.failure, 1.0)  # of a rank's messages of a phase, where some pair needs the store
 
     def phase(received_mb: Array, object_mb: Array | float, each: Array) -> Array:
         """Expected seconds in which a rank sends and receives so many MB."""
         direct = links.latency_s + received_mb * each
-        stored = (
-            wait + span_s(platform, "up", by_store, object_mb, m) + span_s(platform, "down", by_store, object_mb, m)
-        )
+        stored = wait + span_s(platform, "up", by_store, object_mb, m) + span_s(platform, "down", by_store, object_mb, m)
         return np.asarray(direct + links.some_fails(w) * np.maximum(stored - direct, 0.0))
 
     part = others / w
@@ -205,10 +204,15 @@ def _over_links(
     once = phase(others * up, up, sending)
     each_mb = np.where(whole, 2 * up, (up + down) / w)  # a put and a get of each message that is stored
     found = (
-        np.where(whole, 0.0, first), np.where(whole, others * up, part * up) * (adding - sending), np.where(whole, once, second),
-        0.0, messages, messages, each_mb * messages,
+        np.where(whole, 0.0, first),
+        np.where(whole, others * up, part * up) * (adding - sending),
+        np.where(whole, once, second),
+        0.0,
+        messages,
+        messages,
+        each_mb * messages,
         (1 - links.failure) * np.where(whole, w * others * up, others * (up + down)),
-    )  # fmt: skip
+    )
     return tuple(np.where(w > 1, x, 0.0) for x in found)
 
 

@@ -81,9 +81,13 @@ class StepFit:
 
 
 def fit_steps(
-    batch: Sequence[float], memory_mb: Sequence[float], seconds: Sequence[float], *, spread: Sequence[float] | None = None,
+    batch: Sequence[float],
+    memory_mb: Sequence[float],
+    seconds: Sequence[float],
+    *,
+    spread: Sequence[float] | None = None,
     level: float = 0.95,
-) -> StepFit:  # fmt: skip
+) -> StepFit:
     """Least squares of the logarithms, robust against outliers; the intervals count them in full.
 
     Args:
@@ -124,10 +128,17 @@ def fit_steps(
         a_, b_, m_ = _solve(x[rest], memory[rest], y[rest], free)
         left_out.append(float(abs(a_ * (x[i] + b_) / (memory[i] + m_) / y[i] - 1)))
     return StepFit(
-        a=a, b=b, m=m, plus_minus=plus_minus, level=level, residual=float(np.sqrt(np.mean(residuals**2))),
-        left_out=tuple(left_out), fixed=tuple(n for n, f in zip("abm", free, strict=True) if not f),
-        _covariance=covariance, _t=t,
-    )  # fmt: skip
+        a=a,
+        b=b,
+        m=m,
+        plus_minus=plus_minus,
+        level=level,
+        residual=float(np.sqrt(np.mean(residuals**2))),
+        left_out=tuple(left_out),
+        fixed=tuple(n for n, f in zip("abm", free, strict=True) if not f),
+        _covariance=covariance,
+        _t=t,
+    )
 
 
 def _jacobian(batch: Array, memory: Array, b: float, m: float) -> Array:
@@ -173,9 +184,15 @@ def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[flo
 
     first = np.array([np.log(a), b, 0.0]) / scale
     found = _scipy("optimize").least_squares(
-        residuals, first[index], jac=slopes, bounds=((low / scale)[index], (high / scale)[index]), xtol=1e-12, ftol=1e-12,
-        loss="soft_l1", f_scale=_OUTLIER,
-    )  # fmt: skip
+        residuals,
+        first[index],
+        jac=slopes,
+        bounds=((low / scale)[index], (high / scale)[index]),
+        xtol=1e-12,
+        ftol=1e-12,
+        loss="soft_l1",
+        f_scale=_OUTLIER,
+    )
     return unpack(found.x)
 
 
@@ -246,9 +263,7 @@ _FORMS: dict[type[Rate], _Form] = {
     Knee: _Form(
         grid=_knees,
         columns=lambda k, s: np.stack([np.ones_like(s), np.minimum(s, k), np.maximum(s - k, 0.0)], axis=1),
-        make=lambda k, c: Knee(
-            latency_s=float(c[0]), s_per_mb=float(max(c[1], _TINY)), knee_mb=float(k), s_per_mb_beyond=float(c[2])
-        ),
+        make=lambda k, c: Knee(latency_s=float(c[0]), s_per_mb=float(max(c[1], _TINY)), knee_mb=float(k), s_per_mb_beyond=float(c[2])),
     ),
 }
 FORMS: tuple[type[Rate], ...] = tuple(_FORMS)

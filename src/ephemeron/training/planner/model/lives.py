@@ -42,9 +42,7 @@ def closing_s(life_s: Array | float, write_s: Array | float, request_s: Array | 
 
 def reserve_s(life_s: Array | float, iteration_s: Array | float, closing: Array | float) -> Array:
     """Seconds that another iteration and a hand-off may take: with less time left, a function hands off."""
-    return np.asarray(
-        np.maximum(np.minimum(1.0, 0.05 * np.asarray(life_s)), (1 + SPARE) * np.asarray(iteration_s) + closing)
-    )
+    return np.asarray(np.maximum(np.minimum(1.0, 0.05 * np.asarray(life_s)), (1 + SPARE) * np.asarray(iteration_s) + closing))
 
 
 def leaving_s(life_s: Array | float, iteration_s: Array | float, closing: Array | float) -> Array:
@@ -60,9 +58,15 @@ def iterations_until(left_s: Array | float, iteration_s: Array | float, leaving:
 
 
 def until_hand_off(
-    left_s: Array | float, iteration_s: Array | float, leaving: Array | float, *, between: Array | float, evaluation_s: Array | float,
-    evaluation_leaving: Array | float, every: Array | float,
-) -> Array:  # fmt: skip
+    left_s: Array | float,
+    iteration_s: Array | float,
+    leaving: Array | float,
+    *,
+    between: Array | float,
+    evaluation_s: Array | float,
+    evaluation_leaving: Array | float,
+    every: Array | float,
+) -> Array:
     """Iterations until a hand-off, with evaluations between them.
 
     Args:
@@ -80,9 +84,14 @@ def until_hand_off(
 
 
 def ahead(
-    life_s: Array | float, iteration_s: Array | float, leaving: Array | float, *, lead_s: Array | float,
-    stop_s: Array | float, share: float = SHARE,
-) -> Array:  # fmt: skip
+    life_s: Array | float,
+    iteration_s: Array | float,
+    leaving: Array | float,
+    *,
+    lead_s: Array | float,
+    stop_s: Array | float,
+    share: float = SHARE,
+) -> Array:
     """Iterations by which a successor is started before it is needed.
 
     Args:
@@ -201,10 +210,14 @@ def lives_of(h: Handing, iteration_s: Array, iterations: Array, evaluations: Eva
             return np.asarray(np.broadcast_to(np.asarray(x, dtype=float), count.shape)[which])
 
         lives = _Between(
-            life_s=some(h.life_s), iteration_s=some(iteration_s), evaluation_s=some(evaluations.seconds), leaving=some(leaving),
-            reserve=some(reserve_s(h.life_s, evaluations.seconds, h.closing())), first_s=some(h.first_load_s),
+            life_s=some(h.life_s),
+            iteration_s=some(iteration_s),
+            evaluation_s=some(evaluations.seconds),
+            leaving=some(leaving),
+            reserve=some(reserve_s(h.life_s, evaluations.seconds, h.closing())),
+            first_s=some(h.first_load_s),
             passed=((some(once_s), some(second)), (some(each_s), some(later))),
-        )  # fmt: skip
+        )
         count[which] = np.maximum(count[which], lives.relays(some(iterations), evaluations.number))
         once = np.minimum(count, 1.0)
         more = count - once
@@ -252,9 +265,7 @@ class _Between:
         return count + (count - past) / max(followed - followed // 2, 1) * (evaluations - followed)
 
 
-def dies_too_early(
-    h: Handing, iteration_s: Array, iterations: Array | float, evaluation_s: Array | float = 0.0
-) -> Array:
+def dies_too_early(h: Handing, iteration_s: Array, iterations: Array | float, evaluation_s: Array | float = 0.0) -> Array:
     """Whether a function ends before it has done an iteration, or an evaluation.
 
     Once true, true for more and longer iterations, evaluations and loading.
@@ -299,9 +310,7 @@ class Least:
     """Seconds that hand-offs add to the billed time of the rank."""
 
 
-def least_lives(
-    h: Handing, iteration_s: Array, iterations: Array, *, whole: Array, loop_s: Array, billed_s: Array
-) -> tuple[Least, Least]:
+def least_lives(h: Handing, iteration_s: Array, iterations: Array, *, whole: Array, loop_s: Array, billed_s: Array) -> tuple[Least, Least]:
     """Lower bounds for any iterations that are no fewer and no shorter.
 
     Lives of whole iterations are no monotone function of an iteration's length: where iterations are slightly longer, one fewer

@@ -21,16 +21,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from ephemeron.training.planner.model.direct_links import ENDPOINT_LISTS, ENDPOINT_PUTS
-from ephemeron.training.planner.model.exchange import (
-    DOWN,
-    TINY_MB,
-    UP,
-    ExecutionOptions,
-    Numbers,
-    broadcast,
-    exchange,
-    span_s,
-)
+from ephemeron.training.planner.model.exchange import DOWN, TINY_MB, UP, ExecutionOptions, Numbers, broadcast, exchange, span_s
 from ephemeron.training.planner.model.lives import Evaluations, Handing, dies_too_early, lives_of
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Array
@@ -77,9 +68,15 @@ class Prediction:
 
 
 def largest_nonaggregator_batch(
-    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Numbers, aggregators: Numbers,
-    memory_mb: Numbers, batch: Numbers,
-) -> Array:  # fmt: skip
+    workload: Workload,
+    platform: PlatformProfile,
+    terms: ExecutionOptions,
+    *,
+    workers: Numbers,
+    aggregators: Numbers,
+    memory_mb: Numbers,
+    batch: Numbers,
+) -> Array:
     """B^n of equation 3-22: the most samples that a non-aggregator computes while an aggregator aggregates.
 
     Under BSP, or where every rank aggregates, the aggregators' own batch.
@@ -102,9 +99,16 @@ def usable_mb(workload: Workload, platform: PlatformProfile, memory_mb: Array) -
 
 
 def predict(
-    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Numbers, memory_mb: Numbers,
-    aggregators: Numbers, batch: Numbers, other_batch: Numbers,
-) -> Prediction:  # fmt: skip
+    workload: Workload,
+    platform: PlatformProfile,
+    terms: ExecutionOptions,
+    *,
+    workers: Numbers,
+    memory_mb: Numbers,
+    aggregators: Numbers,
+    batch: Numbers,
+    other_batch: Numbers,
+) -> Prediction:
     """Time and cost of whole runs.
 
     Args:
@@ -149,9 +153,12 @@ def predict(
     tiny_up, tiny_down = platform.seconds("up", TINY_MB, m), platform.seconds("down", TINY_MB, m)
     data_mb = workload.dataset_mb * larger / global_batch  # 3-13
     load = (
-        tiny_up + tiny_down + np.maximum(platform.seconds("down", data_mb, m), tiny_down)
-        + platform.seconds("down", workload.model_mb, m) + workload.first_cpu_s / share
-    )  # fmt: skip
+        tiny_up
+        + tiny_down
+        + np.maximum(platform.seconds("down", data_mb, m), tiny_down)
+        + platform.seconds("down", workload.model_mb, m)
+        + workload.first_cpu_s / share
+    )
     links = platform.direct
     if links is not None:
         load = load + links.setup(w)
@@ -175,9 +182,10 @@ def predict(
         puts = puts + ENDPOINT_PUTS * joined
         gets = gets + (w - 1) * joined
         direct_usd = (
-            iterations * e.direct_mb * links.price_mb + ENDPOINT_LISTS * joined * platform.price_list
+            iterations * e.direct_mb * links.price_mb
+            + ENDPOINT_LISTS * joined * platform.price_list
             + np.where(w > 1, links.price_service_hour * seconds / 3600, 0.0)
-        )  # fmt: skip
+        )
     state = state_mb(workload)
     moved = iterations * e.moved_mb + w * (data_mb + 2 * workload.model_mb) + (saves + w * relays) * state
     gb_s = m / 1024 * w * (seconds + lives.twice_s)  # 3-23
@@ -188,14 +196,26 @@ def predict(
     storage = moved * platform.price_mb + hourly * seconds / 3600 + direct_usd
     dies = dies_too_early(hand, each + own, iterations, evaluate)
     return Prediction(
-        seconds=np.where(dies, np.inf, seconds), cost_usd=np.where(dies, np.inf, functions + requests + storage),
+        seconds=np.where(dies, np.inf, seconds),
+        cost_usd=np.where(dies, np.inf, functions + requests + storage),
         iteration_s=each + own,
-        iterations=iterations, start_s=start, load_s=load, compute_s=compute_s, upload_s=iterations * e.upload_s,
+        iterations=iterations,
+        start_s=start,
+        load_s=load,
+        compute_s=compute_s,
+        upload_s=iterations * e.upload_s,
         aggregate_s=iterations * e.aggregate_s + np.maximum(0.0, loop_s - compute_s - iterations * e.seconds),
-        download_s=iterations * e.download_s + finish, relay_s=relay_s, invocations=invocations, puts=puts, gets=gets,
-        polls=polls, functions_usd=functions, storage_usd=storage, requests_usd=requests,
+        download_s=iterations * e.download_s + finish,
+        relay_s=relay_s,
+        invocations=invocations,
+        puts=puts,
+        gets=gets,
+        polls=polls,
+        functions_usd=functions,
+        storage_usd=storage,
+        requests_usd=requests,
         memory_needed_mb=memory_needed_mb(workload, platform, terms, larger),
-    )  # fmt: skip
+    )
 
 
 def kept_mb(workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, w: Array) -> Array:
@@ -205,9 +225,7 @@ def kept_mb(workload: Workload, platform: PlatformProfile, terms: ExecutionOptio
     return workload.dataset_mb + workload.model_mb + 2 * w * state_mb(workload) + np.where(w > 1, messages, 0.0)
 
 
-def memory_needed_mb(
-    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, batch: Array | float
-) -> Array:
+def memory_needed_mb(workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, batch: Array | float) -> Array:
     """FasDL, equation 4-1, and the versions that members of direct links keep."""
     return workload.memory_needed_mb(batch) + kept_by_member_mb(workload, platform, terms)
 
@@ -221,9 +239,7 @@ def kept_by_member_mb(workload: Workload, platform: PlatformProfile, terms: Exec
     """MB of versions that a function keeps for others, where they are connected directly."""
     if platform.direct is None or terms.pattern == "standalone":
         return 0.0
-    return platform.direct.memory_mb(
-        workload.model_mb * UP[terms.compression], workload.model_mb * DOWN[terms.compression]
-    )
+    return platform.direct.memory_mb(workload.model_mb * UP[terms.compression], workload.model_mb * DOWN[terms.compression])
 
 
 def state_mb(workload: Workload) -> float:
@@ -232,9 +248,16 @@ def state_mb(workload: Workload) -> float:
 
 
 def handing(
-    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Array, aggregators: Array, memory_mb: Array,
-    load: Array, behind_s: Array,
-) -> Handing:  # fmt: skip
+    workload: Workload,
+    platform: PlatformProfile,
+    terms: ExecutionOptions,
+    *,
+    workers: Array,
+    aggregators: Array,
+    memory_mb: Array,
+    load: Array,
+    behind_s: Array,
+) -> Handing:
     """Times of invocations and hand-offs for functions of a quota.
 
     Args:
@@ -251,8 +274,14 @@ def handing(
         ended_s = span_s(platform, "up", k, workload.model_mb * UP[terms.compression] / k, m) + write_s + request_s
         mixed = (w > k) & (2 * k > w) & (behind_s >= ended_s * (1 - CLOSE))
     return Handing(
-        life_s=terms.lifetime_s or platform.lifetime_s, first_load_s=load,
-        load_s=load - platform.seconds("down", workload.model_mb, m), write_s=write_s,
-        read_s=platform.seconds("down", state, m), request_s=request_s, cold_s=platform.start_s(w),
-        warm_s=platform.warm_start_s, waits=w > 1, mixed=mixed,
-    )  # fmt: skip
+        life_s=terms.lifetime_s or platform.lifetime_s,
+        first_load_s=load,
+        load_s=load - platform.seconds("down", workload.model_mb, m),
+        write_s=write_s,
+        read_s=platform.seconds("down", state, m),
+        request_s=request_s,
+        cold_s=platform.start_s(w),
+        warm_s=platform.warm_start_s,
+        waits=w > 1,
+        mixed=mixed,
+    )

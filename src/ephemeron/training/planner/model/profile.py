@@ -82,9 +82,13 @@ class Workload:
         if steps == 1:
             return self
         return replace(
-            self, a=self.a * steps, samples=-(-self.samples // steps), apply_s=self.apply_s * (steps + 1),
-            memory_base_mb=self.memory_base_mb + 2 * self.model_mb, local_steps=steps,
-        )  # fmt: skip
+            self,
+            a=self.a * steps,
+            samples=-(-self.samples // steps),
+            apply_s=self.apply_s * (steps + 1),
+            memory_base_mb=self.memory_base_mb + 2 * self.model_mb,
+            local_steps=steps,
+        )
 
     def lockstep_s(self, platform: PlatformProfile) -> float:
         """CPU seconds, on one whole vCPU, by which an iteration in lockstep takes longer over a platform's channel."""
@@ -287,9 +291,7 @@ def parse_profile(raw: object, *, where: str = "profile") -> Profile:
         JobError: names the value, its place and its bound.
     """
     if isinstance(raw, Mapping) and str(raw.get("format", "")).startswith("ephemeron sparse profile"):
-        raise JobError(
-            f"{where} is the profile of a sparse job", remedy="give the job, too: ephemeron plan JOB --profile FILE"
-        )
+        raise JobError(f"{where} is the profile of a sparse job", remedy="give the job, too: ephemeron plan JOB --profile FILE")
     if isinstance(raw, Mapping) and "platform" in raw:
         raw = {**raw, "platform": parse_platform(raw["platform"], where=f"{where}: platform")}
     return typed.build(Profile, raw, where=where)

@@ -99,13 +99,7 @@ class Knee:
     """0: beyond the knee, larger objects take no longer."""
 
     @staticmethod
-    def curve(
-        size_mb: Array,
-        latency_s: Coefficient,
-        s_per_mb: Coefficient,
-        knee_mb: Coefficient,
-        s_per_mb_beyond: Coefficient,
-    ) -> Array:
+    def curve(size_mb: Array, latency_s: Coefficient, s_per_mb: Coefficient, knee_mb: Coefficient, s_per_mb_beyond: Coefficient) -> Array:
         """Seconds by size, for coefficients that broadcast against the sizes."""
         before = np.minimum(size_mb, knee_mb)
         return np.asarray(latency_s + s_per_mb * before + s_per_mb_beyond * (size_mb - before))

@@ -161,8 +161,15 @@ def load_prices(service: str, file: str | Path | None = None, *, platform: str =
         storage = {"put_usd": o.put_usd, "get_usd": o.get_usd, "list_usd": o.list_usd, "delete_usd": o.delete_usd}
     elif service == "cache" and raw.cache is not None:
         ecpu = raw.cache.ecpu_usd
-        storage = {"put_usd": ecpu, "get_usd": ecpu, "list_usd": ecpu, "delete_usd": ecpu, "byte_usd": ecpu / 1000,
-                   "gb_hour_usd": raw.cache.gb_hour_usd, "least_gb": raw.cache.least_gb}  # fmt: skip
+        storage = {
+            "put_usd": ecpu,
+            "get_usd": ecpu,
+            "list_usd": ecpu,
+            "delete_usd": ecpu,
+            "byte_usd": ecpu / 1000,
+            "gb_hour_usd": raw.cache.gb_hour_usd,
+            "least_gb": raw.cache.least_gb,
+        }
     if (service == "server" or servers) and raw.server is not None:
         storage["server_hour_usd"] = raw.server.hour_usd
     between = load_link_prices(file)
@@ -171,17 +178,31 @@ def load_prices(service: str, file: str | Path | None = None, *, platform: str =
         m = raw.microvms
         assert m is not None
         return Prices(
-            name=raw.name, as_of=m.as_of, gb_second_usd=m.baseline_gb_second_usd, invocation_usd=0.0, burst=0, burst_s=0.0,
-            burst_vcpu_second_usd=m.burst_vcpu_second_usd, suspend_gb_usd=m.snapshot_write_gb_usd,
-            resume_gb_usd=m.snapshot_read_gb_usd, suspended_gb_hour_usd=m.snapshot_gb_month_usd / MONTH_HOURS, **storage, **direct,
-        )  # fmt: skip
+            name=raw.name,
+            as_of=m.as_of,
+            gb_second_usd=m.baseline_gb_second_usd,
+            invocation_usd=0.0,
+            burst=0,
+            burst_s=0.0,
+            burst_vcpu_second_usd=m.burst_vcpu_second_usd,
+            suspend_gb_usd=m.snapshot_write_gb_usd,
+            resume_gb_usd=m.snapshot_read_gb_usd,
+            suspended_gb_hour_usd=m.snapshot_gb_month_usd / MONTH_HOURS,
+            **storage,
+            **direct,
+        )
     assert raw.functions is not None
     limits = raw.limits
     return Prices(
-        name=raw.name, as_of=raw.as_of, gb_second_usd=raw.functions.gb_second_usd,
-        invocation_usd=raw.functions.invocation_usd, burst=limits.burst if limits else 0,
-        burst_s=limits.burst_s if limits else 0.0, **storage, **direct,
-    )  # fmt: skip
+        name=raw.name,
+        as_of=raw.as_of,
+        gb_second_usd=raw.functions.gb_second_usd,
+        invocation_usd=raw.functions.invocation_usd,
+        burst=limits.burst if limits else 0,
+        burst_s=limits.burst_s if limits else 0.0,
+        **storage,
+        **direct,
+    )
 
 
 MEETING_VCPUS, MEETING_GB = 0.25, 0.5
@@ -197,9 +218,10 @@ def load_link_prices(file: str | Path | None = None) -> LinkPrices:
     raw = read(file)
     f, d = raw.fargate, raw.direct
     return LinkPrices(
-        private_gb_usd=d.private_gb_usd if d else 0.0, public_gb_usd=d.public_gb_usd if d else 0.0,
+        private_gb_usd=d.private_gb_usd if d else 0.0,
+        public_gb_usd=d.public_gb_usd if d else 0.0,
         meeting_hour_usd=MEETING_VCPUS * f.vcpu_hour_usd + MEETING_GB * f.gb_hour_usd if f else 0.0,
-    )  # fmt: skip
+    )
 
 
 def load_machines(file: str | Path | None = None) -> tuple[Machine, ...]:
@@ -210,11 +232,18 @@ def load_machines(file: str | Path | None = None) -> tuple[Machine, ...]:
     """
     return tuple(
         Machine(
-            name=m.name, vcpus=m.vcpus, memory_mb=m.memory_mb, hour_usd=m.hour_usd, boot_s=m.boot_s, source=m.source,
-            as_of=m.as_of, arm64=m.arm64, verified=m.verified,
+            name=m.name,
+            vcpus=m.vcpus,
+            memory_mb=m.memory_mb,
+            hour_usd=m.hour_usd,
+            boot_s=m.boot_s,
+            source=m.source,
+            as_of=m.as_of,
+            arm64=m.arm64,
+            verified=m.verified,
         )
         for m in read(file).machine
-    )  # fmt: skip
+    )
 
 
 FARGATE_VCPUS = (1, 2, 4, 8, 16)
@@ -235,11 +264,16 @@ def load_rented(file: str | Path | None = None) -> tuple[Machine, ...]:
     if spot is not None:
         found += [
             replace(
-                m, name=f"{m.name} spot", kind="spot", hour_usd=m.hour_usd * spot.share, source=spot.source,
-                as_of=spot.as_of, verified=spot.verified,
+                m,
+                name=f"{m.name} spot",
+                kind="spot",
+                hour_usd=m.hour_usd * spot.share,
+                source=spot.source,
+                as_of=spot.as_of,
+                verified=spot.verified,
             )
             for m in machines
-        ]  # fmt: skip
+        ]
     f = raw.fargate
     if f is not None:
         prices = ((False, f.vcpu_hour_usd, f.gb_hour_usd), (True, f.arm64_vcpu_hour_usd, f.arm64_gb_hour_usd))
@@ -248,12 +282,20 @@ def load_rented(file: str | Path | None = None) -> tuple[Machine, ...]:
                 continue
             found += [
                 Machine(
-                    name=f"Fargate {vcpus} vCPU {vcpus * gb} GB{' arm64' if arm64 else ''}", vcpus=vcpus,
-                    memory_mb=vcpus * gb * 1024, hour_usd=vcpus * (vcpu_usd + gb * gb_usd), boot_s=f.boot_s,
-                    source=f.source, as_of=f.as_of, kind="fargate", arm64=arm64, verified=f.verified,
+                    name=f"Fargate {vcpus} vCPU {vcpus * gb} GB{' arm64' if arm64 else ''}",
+                    vcpus=vcpus,
+                    memory_mb=vcpus * gb * 1024,
+                    hour_usd=vcpus * (vcpu_usd + gb * gb_usd),
+                    boot_s=f.boot_s,
+                    source=f.source,
+                    as_of=f.as_of,
+                    kind="fargate",
+                    arm64=arm64,
+                    verified=f.verified,
                 )
-                for vcpus in FARGATE_VCPUS for gb in FARGATE_GB_PER_VCPU
-            ]  # fmt: skip
+                for vcpus in FARGATE_VCPUS
+                for gb in FARGATE_GB_PER_VCPU
+            ]
     return tuple(found)
 
 
@@ -265,11 +307,17 @@ def load_gpus(file: str | Path | None = None) -> tuple[Gpu, ...]:
     """
     return tuple(
         Gpu(
-            name=g.name, hour_usd=g.hour_usd, boot_s=g.boot_s, memory_mb=g.memory_mb, speedup=g.speedup, source=g.source,
-            as_of=g.as_of, verified=g.verified,
+            name=g.name,
+            hour_usd=g.hour_usd,
+            boot_s=g.boot_s,
+            memory_mb=g.memory_mb,
+            speedup=g.speedup,
+            source=g.source,
+            as_of=g.as_of,
+            verified=g.verified,
         )
         for g in read(file).gpu
-    )  # fmt: skip
+    )
 
 
 def load_beyond(file: str | Path | None = None) -> Beyond:
@@ -282,8 +330,9 @@ def load_beyond(file: str | Path | None = None) -> Beyond:
     functions, egress = raw.functions, raw.egress
     return Beyond(
         arm64_gb_second_usd=functions.arm64_gb_second_usd if functions else None,
-        gb_second_usd=functions.gb_second_usd if functions else None, egress_gb_usd=egress.gb_usd if egress else None,
-    )  # fmt: skip
+        gb_second_usd=functions.gb_second_usd if functions else None,
+        egress_gb_usd=egress.gb_usd if egress else None,
+    )
 
 
 def age_warning(as_of: str, today: datetime.date) -> str | None:

@@ -222,11 +222,21 @@ def _dated(found: PriceFile) -> PriceFile:
         return table if table is None or table.as_of else replace(table, as_of=found.as_of)
 
     return replace(
-        found, functions=dated(found.functions), microvms=dated(found.microvms), limits=dated(found.limits), objects=dated(found.objects),
-        express=dated(found.express), cache=dated(found.cache), server=dated(found.server), direct=dated(found.direct), egress=dated(found.egress),
-        spot=dated(found.spot), fargate=dated(found.fargate), machine=tuple(filter(None, map(dated, found.machine))),
+        found,
+        functions=dated(found.functions),
+        microvms=dated(found.microvms),
+        limits=dated(found.limits),
+        objects=dated(found.objects),
+        express=dated(found.express),
+        cache=dated(found.cache),
+        server=dated(found.server),
+        direct=dated(found.direct),
+        egress=dated(found.egress),
+        spot=dated(found.spot),
+        fargate=dated(found.fargate),
+        machine=tuple(filter(None, map(dated, found.machine))),
         gpu=tuple(filter(None, map(dated, found.gpu))),
-    )  # fmt: skip
+    )
 
 
 def _iso(value: object) -> object:

@@ -45,9 +45,7 @@ class Blocks:
     def of(column: Array, w_level: Array, w_index: Array, k_level: Array, k_index: Array) -> Blocks:
         """Blocks with every batch, not bounded yet, which no target searches."""
         n = len(column)
-        return Blocks(
-            np.array([column, w_level, w_index, k_level, k_index, np.zeros(n)], dtype=np.int64), np.zeros((6, n))
-        )
+        return Blocks(np.array([column, w_level, w_index, k_level, k_index, np.zeros(n)], dtype=np.int64), np.zeros((6, n)))
 
     column = property(lambda self: self.integers[0])
     w_level = property(lambda self: self.integers[1])
@@ -88,9 +86,7 @@ class Blocks:
     def joined(parts: list[Blocks]) -> Blocks:
         if len(parts) == 1:
             return parts[0]
-        return Blocks(
-            np.concatenate([p.integers for p in parts], axis=1), np.concatenate([p.floats for p in parts], axis=1)
-        )
+        return Blocks(np.concatenate([p.integers for p in parts], axis=1), np.concatenate([p.floats for p in parts], axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +194,16 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
             least, most_x = sb + e, np.minimum(r.x1, r.y1)
             rest = r.y1 * (w1 - k0)
             through = np.maximum(
-                through,
-                samples
-                * np.minimum((s * r.x0 + least) / (r.x0 * k0 + rest), (s * most_x + least) / (most_x * k0 + rest)),
+                through, samples * np.minimum((s * r.x0 + least) / (r.x0 * k0 + rest), (s * most_x + least) / (most_x * k0 + rest))
             )
             least, near = sb + o, np.clip(r.x1, r.y0, r.y1)
             beside = np.maximum(
                 beside,
-                samples * np.minimum(
+                samples
+                * np.minimum(
                     (s * near + least) / (np.minimum(r.x1, near) * k0 + near * (w1 - k0)), (s * r.y1 + least) / (most_x * k0 + rest)
                 ),
-            )  # fmt: skip
+            )
             chains = np.maximum(through, beside)
             epoch, all_epoch = np.maximum(chains, mean), np.maximum(of_all, w0 * chains)
             each = np.maximum(s * r.x0 + e, s * r.y0 + o) + sb + own
@@ -256,9 +251,18 @@ LIVES = slice(PLACE["cold_s"], PLACE["init_s"] + 1)
 
 
 def _lives(
-    t: Tables, column: Array, c: Array, r: Ranges, epochs: int, each: Array, load: Array, iterations: Array, loop: Array, work: Array,
+    t: Tables,
+    column: Array,
+    c: Array,
+    r: Ranges,
+    epochs: int,
+    each: Array,
+    load: Array,
+    iterations: Array,
+    loop: Array,
+    work: Array,
     evaluation: Array,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Least seconds and US dollars that hand-offs add to blocks; infinite where the timeout is too short.
 
     Args:
@@ -276,10 +280,16 @@ def _lives(
     # A column of several quotas: one at which moving the state takes least is not looked for.
     known = t.first[column] == t.last[column]
     hand = Handing(
-        life_s=of("life_s"), first_load_s=load, load_s=np.where(known, np.maximum(load - of("init_s"), 0.0), 0.0),
-        write_s=of("write_s"), read_s=of("read_s"), request_s=of("request_s"),
-        cold_s=np.maximum(of("cold_s"), r.w0 * of("start_each_s")), warm_s=of("warm_s"), waits=r.w0 > 1,
-    )  # fmt: skip
+        life_s=of("life_s"),
+        first_load_s=load,
+        load_s=np.where(known, np.maximum(load - of("init_s"), 0.0), 0.0),
+        write_s=of("write_s"),
+        read_s=of("read_s"),
+        request_s=of("request_s"),
+        cold_s=np.maximum(of("cold_s"), r.w0 * of("start_each_s")),
+        warm_s=of("warm_s"),
+        waits=r.w0 > 1,
+    )
     both = least_lives(hand, each, iterations, whole=iterations - epochs, loop_s=loop, billed_s=work)
     seconds = np.minimum(*(x.seconds for x in both))
     usd = r.w0 * np.minimum(*(x.billed_s * of("gb_usd") + x.relays * of("invoke_usd") for x in both))

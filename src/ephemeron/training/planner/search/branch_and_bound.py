@@ -272,9 +272,7 @@ class _Descent:
         self.targets.take(p)
         return p
 
-    def _compute_all(
-        self, t: Tables, b: Blocks, w: Array, k: Array, quota: Array, batches: list[tuple[Array, Array]]
-    ) -> None:
+    def _compute_all(self, t: Tables, b: Blocks, w: Array, k: Array, quota: Array, batches: list[tuple[Array, Array]]) -> None:
         """Computes blocks with several batches each."""
         n = len(batches)
         x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
@@ -320,9 +318,7 @@ class _Descent:
         whole = np.flatnonzero((b.x1 == 0) & (b.y1 == 0))
         if len(whole):  # for the first time at this (W, M, K)
             some, part = b.take(whole), r.take(whole)
-            self._compute_all(
-                t, some, part.w0, part.k0, t.first[some.column], self._batches(t, some, part, part.w0, part.k0)
-            )
+            self._compute_all(t, some, part.w0, part.k0, t.first[some.column], self._batches(t, some, part, part.w0, part.k0))
         single = (r.x0 == r.x1) & (r.y0 == r.y1)
         if single.any():
             i = np.flatnonzero(single)
@@ -351,9 +347,7 @@ def _parts(blocks: int) -> int:
     return min(max(FEW // max(blocks, 1), LEAST_PARTS), MOST_PARTS)
 
 
-def exact(
-    space: Space, limits: PlanLimits, *, minimise: str = "cost", front: bool = False, tolerance: float = 0.0
-) -> SearchResult:
+def exact(space: Space, limits: PlanLimits, *, minimise: str = "cost", front: bool = False, tolerance: float = 0.0) -> SearchResult:
     """The optimum, proven; with `front`, everything that nothing beats in both time and cost.
 
     Args:
@@ -376,9 +370,14 @@ def exact(
     best = min(within, key=lambda c: c.key(minimise), default=None)
     evaluated = search.computed() + (0 if some is None else some.computed())
     return SearchResult(
-        "exact", best=best, evaluated=evaluated, pruned=max(space.size() - evaluated, 0), seconds=time.perf_counter() - began,
-        optimal=True, front=within,
-    )  # fmt: skip
+        "exact",
+        best=best,
+        evaluated=evaluated,
+        pruned=max(space.size() - evaluated, 0),
+        seconds=time.perf_counter() - began,
+        optimal=True,
+        front=within,
+    )
 
 
 def predictions_of(space: Space, candidates: Sequence[Candidate]) -> list[Prediction]:

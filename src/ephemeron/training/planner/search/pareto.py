@@ -64,10 +64,7 @@ class Points:
     def candidates(self, options: tuple[Option, ...]) -> list[Candidate]:
         """Every one as a value."""
         rows = zip(self.what.T.astype(int).tolist(), self.seconds.tolist(), self.usd.tolist(), strict=True)
-        return [
-            Candidate(options[o], w, m, k, ba, bn if w > k else ba, seconds, usd)
-            for (o, w, m, k, ba, bn), seconds, usd in rows
-        ]
+        return [Candidate(options[o], w, m, k, ba, bn if w > k else ba, seconds, usd) for (o, w, m, k, ba, bn), seconds, usd in rows]
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -148,7 +145,5 @@ def joined(parts: list[Points]) -> Points:
     if len(parts) == 1:
         return parts[0]
     return Points(
-        np.concatenate([p.what for p in parts], axis=1),
-        np.concatenate([p.seconds for p in parts]),
-        np.concatenate([p.usd for p in parts]),
+        np.concatenate([p.what for p in parts], axis=1), np.concatenate([p.seconds for p in parts]), np.concatenate([p.usd for p in parts])
     )

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ephemeron.training.planner.model.exchange import ExecutionOptions
-from ephemeron.training.planner.model.prediction import (
-    Prediction,
-    largest_batch,
-    largest_nonaggregator_batch,
-    memory_needed_mb,
-    predict,
-)
+from ephemeron.training.planner.model.prediction import Prediction, largest_batch, largest_nonaggregator_batch, memory_needed_mb, predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.plan import PlanLimits
@@ -99,9 +93,7 @@ class Space:
     def synchronous(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
         """The largest B^n with which no rank waits for those that do not aggregate: equation 3-22."""
         if self.published is None:
-            return largest_nonaggregator_batch(
-                self.workload, o.platform, o.terms, workers=w, aggregators=k, memory_mb=m, batch=ba
-            )
+            return largest_nonaggregator_batch(self.workload, o.platform, o.terms, workers=w, aggregators=k, memory_mb=m, batch=ba)
         if o.terms.sync != "hap":
             return ba
         shard = self.workload.model_mb / k
@@ -169,9 +161,7 @@ class Space:
             w = w[np.isin(w, sorted(self.only_workers))]
         equal = self.largest_global_batch // w
         if not o.unequal:
-            first, last = (
-                (np.array(x) for x in zip(*(o.aggregators(int(n)) for n in w), strict=True)) if len(w) else (w, w)
-            )
+            first, last = (np.array(x) for x in zip(*(o.aggregators(int(n)) for n in w), strict=True)) if len(w) else (w, w)
             return int((equal * (last - first + 1)).sum())
         others = np.concatenate([np.arange(1 if o.terms.pattern == "k-reduce" else n - 1, n) for n in w] or [w])
         all_of = np.concatenate([np.full(n - 1 if o.terms.pattern == "k-reduce" else 1, n) for n in w] or [w])
@@ -212,10 +202,17 @@ def _floor_sum(n: Array, m: Array, a: Array, b: Array) -> Array:
 
 
 def make_space(
-    profile: Profile, terms: Sequence[ExecutionOptions], *, limits: PlanLimits, platforms: Sequence[PlatformProfile] = (),
-    memory_step_mb: int | None = None, batch_step: int = 16, most_workers: int = MOST_WORKERS, published: Callable[..., Prediction] | None = None,
+    profile: Profile,
+    terms: Sequence[ExecutionOptions],
+    *,
+    limits: PlanLimits,
+    platforms: Sequence[PlatformProfile] = (),
+    memory_step_mb: int | None = None,
+    batch_step: int = 16,
+    most_workers: int = MOST_WORKERS,
+    published: Callable[..., Prediction] | None = None,
     memory_max_mb: int | None = None,
-) -> Space:  # fmt: skip
+) -> Space:
     """The space of a profile.
 
     Args:
@@ -245,10 +242,15 @@ def make_space(
         quotas = quotas[quotas <= memory_max_mb]
     options = tuple(Option(t, p) for p in platforms for t in terms if _possible(t, p, platforms))
     return Space(
-        workload=workload, options=options, quotas=quotas, batches=batches,
+        workload=workload,
+        options=options,
+        quotas=quotas,
+        batches=batches,
         most_workers=min(most_workers, min(p.concurrency for p in platforms)),
-        largest_global_batch=int(largest), published=published, total_memory_mb=platforms[0].total_memory_mb,
-    )  # fmt: skip
+        largest_global_batch=int(largest),
+        published=published,
+        total_memory_mb=platforms[0].total_memory_mb,
+    )
 
 
 def _possible(terms: ExecutionOptions, platform: PlatformProfile, platforms: Sequence[PlatformProfile]) -> bool:

@@ -21,14 +21,7 @@ import numpy as np
 from ephemeron.training.planner.model.direct_links import ENDPOINT_LISTS, ENDPOINT_PUTS
 from ephemeron.training.planner.model.exchange import DOWN, TINY_MB, UP, exchange
 from ephemeron.training.planner.model.lives import closing_s
-from ephemeron.training.planner.model.prediction import (
-    CONTROL_EVERY_S,
-    START_PUTS,
-    START_READS,
-    kept_mb,
-    state_mb,
-    usable_mb,
-)
+from ephemeron.training.planner.model.prediction import CONTROL_EVERY_S, START_PUTS, START_READS, kept_mb, state_mb, usable_mb
 from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.space import Option, Space
 
@@ -72,12 +65,43 @@ def families(space: Space) -> list[Family]:
 
 
 CONSTANTS = (
-    "sample_s", "batch_s", "own_s", "late_s", "fixed_s", "evaluate_s", "evaluate_each_s",
-    "low_mb", "put_usd", "get_usd", "gets_by_w", "gets_more", "start_usd", "per_s_usd", "mb_usd", "hourly_usd",
-    "hourly_each_usd", "least_hourly_usd", "moved_by_w", "moved_more", "extra_usd", "brief_s",
-    "direct_usd_by_w", "direct_usd_more", "setup_s", "setup_each_s",
-    "cold_s", "start_each_s", "gb_usd", "invoke_usd", "life_s", "warm_s", "write_s", "read_s", "request_s", "init_s",
-)  # fmt: skip
+    "sample_s",
+    "batch_s",
+    "own_s",
+    "late_s",
+    "fixed_s",
+    "evaluate_s",
+    "evaluate_each_s",
+    "low_mb",
+    "put_usd",
+    "get_usd",
+    "gets_by_w",
+    "gets_more",
+    "start_usd",
+    "per_s_usd",
+    "mb_usd",
+    "hourly_usd",
+    "hourly_each_usd",
+    "least_hourly_usd",
+    "moved_by_w",
+    "moved_more",
+    "extra_usd",
+    "brief_s",
+    "direct_usd_by_w",
+    "direct_usd_more",
+    "setup_s",
+    "setup_each_s",
+    "cold_s",
+    "start_each_s",
+    "gb_usd",
+    "invoke_usd",
+    "life_s",
+    "warm_s",
+    "write_s",
+    "read_s",
+    "request_s",
+    "init_s",
+)
 """Rows of `Tables.constants`; each is a lower bound for every quota of the column. No function hands off within `brief_s`."""
 PLACE = {name: i for i, name in enumerate(CONSTANTS)}
 
@@ -162,10 +186,22 @@ class Tables:
         load, load_row = _merged(self.load, self.load_row[groups], self.load_row[ends])
         synchronous = np.maximum.reduceat(self.synchronous, groups) if self.synchronous.size else self.synchronous
         return Tables(
-            self.unequal, self.families, family, self.first[groups], self.last[ends], self.offset, tuple(stacks), row,
-            np.minimum.reduceat(self.small, groups), self.puts, load, load_row,
-            np.minimum.reduceat(self.constants, groups, axis=1), np.maximum.reduceat(self.largest_batch, groups), synchronous,
-        )  # fmt: skip
+            self.unequal,
+            self.families,
+            family,
+            self.first[groups],
+            self.last[ends],
+            self.offset,
+            tuple(stacks),
+            row,
+            np.minimum.reduceat(self.small, groups),
+            self.puts,
+            load,
+            load_row,
+            np.minimum.reduceat(self.constants, groups, axis=1),
+            np.maximum.reduceat(self.largest_batch, groups),
+            synchronous,
+        )
 
 
 def _merged(x: Array, first: Array, last: Array) -> tuple[Array, Array]:
@@ -191,9 +227,7 @@ def tabulate(space: Space, of: Sequence[Family], first: int, last: int, largest:
     return found
 
 
-def _tables(
-    space: Space, mine: tuple[Family, ...], unequal: bool, m: Array, first: int, most: int, known: dict[Any, Any]
-) -> Tables:
+def _tables(space: Space, mine: tuple[Family, ...], unequal: bool, m: Array, first: int, most: int, known: dict[Any, Any]) -> Tables:
     quotas = m[:, 0]
     n = max(min(max(f.most_k for f in mine), most), 1)
     offset, levels = _levels(n)
@@ -247,9 +281,22 @@ def _tables(
     batch = np.where(usable, np.minimum(batch, 1e9), 0.0)
     index = np.tile(np.arange(first, first + len(quotas)), len(mine))
     return Tables(
-        unequal, mine, np.repeat(np.arange(len(mine)), len(quotas)), index, index, offset, tuple(stacks), row, small,
-        tuple(puts), np.concatenate([x for _, x in loads.values()]), load_row, constants, batch, synchronous,
-    )  # fmt: skip
+        unequal,
+        mine,
+        np.repeat(np.arange(len(mine)), len(quotas)),
+        index,
+        index,
+        offset,
+        tuple(stacks),
+        row,
+        small,
+        tuple(puts),
+        np.concatenate([x for _, x in loads.values()]),
+        load_row,
+        constants,
+        batch,
+        synchronous,
+    )
 
 
 def _distinct(space: Space, o: Option, m: Array) -> tuple[Array, Array]:
@@ -290,9 +337,7 @@ def _pyramid(table: Array, levels: int) -> Array:
     return out
 
 
-def _lines(
-    space: Space, o: Option, k: Array, m: Array, most: float, known: dict[Any, Any], unequal: bool
-) -> list[tuple[Array, Array]]:
+def _lines(space: Space, o: Option, k: Array, m: Array, most: float, known: dict[Any, Any], unequal: bool) -> list[tuple[Array, Array]]:
     """Two lines below the pace as a function of W: intercepts and slopes.
 
     Both chains of an exchange are convex in W, so that a line through two neighbouring points is below every other one.
@@ -317,9 +362,7 @@ def _pace(space: Space, o: Option, w: Array, k: Array, m: Array, known: dict[Any
     t = o.terms
     if space.published is not None:
         one = np.ones_like(w)
-        p = space.published(
-            space.workload, o.platform, t, workers=w, memory_mb=m, aggregators=k, batch=one, other_batch=one
-        )
+        p = space.published(space.workload, o.platform, t, workers=w, memory_mb=m, aggregators=k, batch=one, other_batch=one)
         return p.iteration_s - space.workload.compute_s(1.0, m), np.zeros_like(p.seconds), k * w
     reduced = t.pattern in ("k-reduce", "all-reduce", "scatter-reduce")
     key = (id(o.platform), reduced or t.pattern, t.sync, t.compression, w.tobytes(), k.tobytes())
@@ -347,20 +390,20 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
     usable = usable_mb(w, p, m) if space.published is None else m
     with np.errstate(divide="ignore"):
         sample = np.where(usable + w.m > 0, w.a / np.maximum(usable + w.m, 1e-9), np.inf)
-    found: dict[str, Array | float] = {
-        "sample_s": sample,
-        "batch_s": sample * w.b,
-        "gb_usd": m / 1024 * p.price_gb_s,
-        "low_mb": m,
-    }
+    found: dict[str, Array | float] = {"sample_s": sample, "batch_s": sample * w.b, "gb_usd": m / 1024 * p.price_gb_s, "low_mb": m}
     server = t.pattern == "parameter-server"
     gets = (0.0, 0.0) if t.pattern == "standalone" else (1.0, 0.0) if server else (2.0, -2.0)
     if space.published is not None:
         found |= {
-            "put_usd": p.price_put, "get_usd": p.price_get, "gets_by_w": gets[0], "gets_more": gets[1], "mb_usd": p.price_mb,
-            "moved_by_w": 3 * w.model_mb, "moved_more": -2 * w.model_mb,
+            "put_usd": p.price_put,
+            "get_usd": p.price_get,
+            "gets_by_w": gets[0],
+            "gets_more": gets[1],
+            "mb_usd": p.price_mb,
+            "moved_by_w": 3 * w.model_mb,
+            "moved_more": -2 * w.model_mb,
             "extra_usd": t.epochs * 2 * w.dataset_mb * p.price_mb,
-        }  # fmt: skip
+        }
     else:
         share = usable / p.mb_per_vcpu
         tiny_up, tiny_down = p.seconds("up", TINY_MB, m), p.seconds("down", TINY_MB, m)
@@ -371,22 +414,38 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
         life, write = t.lifetime_s or p.lifetime_s, p.seconds("up", state_mb(w), m)
         many = t.pattern not in ("standalone", "parameter-server")
         found |= {
-            "own_s": w.step_s + w.apply_s / share, "late_s": w.lockstep_s(p) / share if f.most > 1 else 0.0,
-            "fixed_s": finish, "evaluate_s": sample * w.test_samples / 3 / w.local_steps,
+            "own_s": w.step_s + w.apply_s / share,
+            "late_s": w.lockstep_s(p) / share if f.most > 1 else 0.0,
+            "fixed_s": finish,
+            "evaluate_s": sample * w.test_samples / 3 / w.local_steps,
             "evaluate_each_s": sample * w.b / w.local_steps if w.test_samples else 0.0,
-            "cold_s": p.cold_start_s, "start_each_s": p.start_each_s, "put_usd": p.price_put,
-            "get_usd": p.price_get * (1 + polls), "gets_by_w": gets[0], "gets_more": gets[1],
-            "start_usd": p.price_invocation + p.price_put * (START_PUTS + 3) + p.price_get * (START_READS + 1) + 2 * w.model_mb * p.price_mb,
-            "per_s_usd": p.price_get / CONTROL_EVERY_S + p.price_server_hour / 3600, "mb_usd": p.price_mb,
+            "cold_s": p.cold_start_s,
+            "start_each_s": p.start_each_s,
+            "put_usd": p.price_put,
+            "get_usd": p.price_get * (1 + polls),
+            "gets_by_w": gets[0],
+            "gets_more": gets[1],
+            "start_usd": p.price_invocation
+            + p.price_put * (START_PUTS + 3)
+            + p.price_get * (START_READS + 1)
+            + 2 * w.model_mb * p.price_mb,
+            "per_s_usd": p.price_get / CONTROL_EVERY_S + p.price_server_hour / 3600,
+            "mb_usd": p.price_mb,
             "hourly_usd": (kept - 2 * (more - kept)) * p.price_gb_hour / 3600,
             "hourly_each_usd": (more - kept) * p.price_gb_hour / 3600,
             "least_hourly_usd": p.least_kept_gb * p.price_gb_hour / 3600,
             "moved_by_w": w.model_mb * (2 * up + down) if many else 2 * w.model_mb if server else 0.0,
-            "moved_more": -2 * w.model_mb * up if many else 0.0, "invoke_usd": p.price_invocation,
-            "extra_usd": 3 * p.price_put + w.dataset_mb * p.price_mb, "life_s": life,
-            "brief_s": 0.25 * (life - closing_s(life, write, tiny_up)), "warm_s": p.warm_start_s, "write_s": write,
-            "read_s": p.seconds("down", state_mb(w), m), "request_s": tiny_up, "init_s": p.seconds("down", w.model_mb, m),
-        }  # fmt: skip
+            "moved_more": -2 * w.model_mb * up if many else 0.0,
+            "invoke_usd": p.price_invocation,
+            "extra_usd": 3 * p.price_put + w.dataset_mb * p.price_mb,
+            "life_s": life,
+            "brief_s": 0.25 * (life - closing_s(life, write, tiny_up)),
+            "warm_s": p.warm_start_s,
+            "write_s": write,
+            "read_s": p.seconds("down", state_mb(w), m),
+            "request_s": tiny_up,
+            "init_s": p.seconds("down", w.model_mb, m),
+        }
         if p.direct is not None and f.most > 1:
             found |= _direct_constants(space, o, found)
     table = np.zeros((len(CONSTANTS), len(m)))
@@ -404,9 +463,14 @@ def _direct_constants(space: Space, o: Option, found: dict[str, Array | float]) 
     stored, linked = 2 * links.failure * mb, (1 - links.failure) * mb * links.price_mb
     start = ENDPOINT_PUTS * p.price_put + ENDPOINT_LISTS * p.price_list + p.price_get
     return {
-        "gets_by_w": 1.0, "gets_more": 0.0, "moved_by_w": stored, "moved_more": -stored,
-        "direct_usd_by_w": linked, "direct_usd_more": -linked,
+        "gets_by_w": 1.0,
+        "gets_more": 0.0,
+        "moved_by_w": stored,
+        "moved_more": -stored,
+        "direct_usd_by_w": linked,
+        "direct_usd_more": -linked,
         "start_usd": found["start_usd"] + start,
         "per_s_usd": found["per_s_usd"] + links.price_service_hour / 3600,
-        "setup_s": links.setup_s, "setup_each_s": links.setup_each_s,
-    }  # fmt: skip
+        "setup_s": links.setup_s,
+        "setup_each_s": links.setup_each_s,
+    }

@@ -44,16 +44,18 @@ class ActivationChannel:
     """
 
     def __init__(
-        self, lifecycle: InvocationLifecycle, stages: Stages, *, replica: int, poll_worth_s: float,
+        self,
+        lifecycle: InvocationLifecycle,
+        stages: Stages,
+        *,
+        replica: int,
+        poll_worth_s: float,
         wanted: Callable[[int], Iterable[MessageKey]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._lifecycle, self._invocation = lifecycle, lifecycle.invocation
         self._stages, self._replica, self._wanted = stages, replica, wanted
         self._receiver = ObjectReceiver(
-            self._invocation.exchange,
-            self._invocation.trace,
-            poll_worth_s=poll_worth_s,
-            on_timeout=lifecycle.on_timeout,
+            self._invocation.exchange, self._invocation.trace, poll_worth_s=poll_worth_s, on_timeout=lifecycle.on_timeout
         )
         self._reference = lifecycle.now()
         self.flags = 0
@@ -69,9 +71,8 @@ class ActivationChannel:
         self.flags, self._reference = flags, self._lifecycle.now()
 
     async def send(
-        self, message: MessageKey, values: Mapping[str, BoundaryValue], *, loss: float | None = None,
-        weight: float | None = None,
-    ) -> None:  # fmt: skip
+        self, message: MessageKey, values: Mapping[str, BoundaryValue], *, loss: float | None = None, weight: float | None = None
+    ) -> None:
         """Puts one message.
 
         Args:
@@ -107,9 +108,15 @@ class ActivationChannel:
             return opened(data, key=key)
 
         (header, values), _ = await self._receiver.receive(
-            key, stream, phase="download", reference=self._reference, timeout_s=lifecycle.wait_timeout_s,
-            stalled=stalled, decode=decode, sent_at=lambda received: received[0].sent_at,
-        )  # fmt: skip
+            key,
+            stream,
+            phase="download",
+            reference=self._reference,
+            timeout_s=lifecycle.wait_timeout_s,
+            stalled=stalled,
+            decode=decode,
+            sent_at=lambda received: received[0].sent_at,
+        )
         self.flags |= header.flags
         lifecycle.on_message(sender, header.busy_s)
         return header, values

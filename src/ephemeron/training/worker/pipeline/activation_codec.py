@@ -81,9 +81,12 @@ def opened(data: memoryview, *, key: str) -> tuple[ActivationHeader, dict[str, B
             raise ValueError("checksum differs")
         loss, weight = head["loss"], head["weight"]
         header = ActivationHeader(
-            flags=int(head["flags"]), sent_at=float(head["sent_at"]), busy_s=float(head["busy_s"]),
-            loss=None if loss is None else float(loss), weight=None if weight is None else float(weight),
-        )  # fmt: skip
+            flags=int(head["flags"]),
+            sent_at=float(head["sent_at"]),
+            busy_s=float(head["busy_s"]),
+            loss=None if loss is None else float(loss),
+            weight=None if weight is None else float(weight),
+        )
         return header, decode_values(head["values"], buffers)
     except (ValueError, KeyError, TypeError, StopIteration) as e:
         raise CorruptMessage(f"not a message between stages: {e}", key=key) from None

@@ -72,15 +72,21 @@ async def stage_trainer(invocation: InvocationContext, spec: RunSpec, get: Get) 
     )
     feed = None if not samples else _feed(spec, samples, folders, own_process=invocation.ctx.own_process)
     schedule = build(
-        Schedule,
-        {"kind": stages.schedule, "micro_batches": stages.micro_batches, "recompute": stages.recompute},
-        where="stages",
+        Schedule, {"kind": stages.schedule, "micro_batches": stages.micro_batches, "recompute": stages.recompute}, where="stages"
     )
     return StageTrainer(
-        split, meta.document.device, saved=meta.document.saved, optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
-        schedule=schedule, feed=feed, sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta.dtype),
-        seed=rank_seed(spec.seed, replica), alone=stages.replicas == 1,
-    ), 0 if feed is None else feed.test_samples  # fmt: skip
+        split,
+        meta.document.device,
+        saved=meta.document.saved,
+        optimizer=spec.optimizer,
+        loss=make_loss(spec.loss, find),
+        schedule=schedule,
+        feed=feed,
+        sampler=Sampler(spec.split, replica, spec.seed),
+        dtype=getattr(torch, meta.dtype),
+        seed=rank_seed(spec.seed, replica),
+        alone=stages.replicas == 1,
+    ), 0 if feed is None else feed.test_samples
 
 
 def _feed(spec: RunSpec, objects: Sequence[Buffer], folders: Sequence[Path], *, own_process: bool) -> BatchSource:

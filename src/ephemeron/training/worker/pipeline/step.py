@@ -87,9 +87,7 @@ class PipelineStep(IterationStep):
         group.world, group.on_timeout = self.stages.replicas, self._on_timeout_in_group
         group.members = [self.stages.rank(self.stage, replica) for replica in range(self.stages.replicas)]
         # One timeout for all waits: this rank has to have published its wait when another stage looks for the suspect.
-        group.on_message = lambda replica, busy_s, spent_usd: self.on_message(
-            self.stages.rank(self.stage, replica), busy_s, spent_usd
-        )
+        group.on_message = lambda replica, busy_s, spent_usd: self.on_message(self.stages.rank(self.stage, replica), busy_s, spent_usd)
         group.wait_timeout_s = lambda times: self.lifecycle.wait_timeout_s()
         return group
 
@@ -110,12 +108,8 @@ class PipelineStep(IterationStep):
             await self.compute(partial(self.stage_trainer.begin, iteration, samples), samples=0)
             await self._passes(iteration, samples)
             await self._sum_shared(iteration)
-        step = await self.compute(
-            lambda: self.finite.step(self.trainer.compute(iteration), iteration), samples=0
-        )  # fmt: skip
-        all_have_samples = all(
-            self.split.batch_at(r, iteration % self.split.iterations) for r in range(self.stages.replicas)
-        )
+        step = await self.compute(lambda: self.finite.step(self.trainer.compute(iteration), iteration), samples=0)
+        all_have_samples = all(self.split.batch_at(r, iteration % self.split.iterations) for r in range(self.stages.replicas))
         return step, self.activations.flags if all_have_samples else self.activations.flags & ~STOP
 
     async def _passes(self, iteration: int, samples: int) -> None:
@@ -138,32 +132,23 @@ class PipelineStep(IterationStep):
                     tasks.create_task(self._send(iteration, message))
 
     async def _send(self, iteration: int, message: StageMessage) -> None:
-        key = MessageKey(
-            iteration, message.direction[0], message.source, message.target, message.micro_batch, sender=self.stage
-        )  # fmt: skip
+        key = MessageKey(iteration, message.direction[0], message.source, message.target, message.micro_batch, sender=self.stage)
         loss = weight = None
         if message.direction == "backward":
             loss = self.stage_trainer.losses.get(message.micro_batch)
             weight = self.stage_trainer.terms.get(message.micro_batch)
         await self.activations.send(key, message.values, loss=loss, weight=weight)
 
-    async def _receive(
-        self, iteration: int, s: _MessageStream, count: int, inbox: deque[StageMessage], arrived: asyncio.Event
-    ) -> None:
+    async def _receive(self, iteration: int, s: _MessageStream, count: int, inbox: deque[StageMessage], arrived: asyncio.Event) -> None:
         for m in range(count):
-            head, values = await self.activations.receive(
-                MessageKey(iteration, s.direction[0], s.source, s.target, m, sender=s.sender)
-            )
+            head, values = await self.activations.receive(MessageKey(iteration, s.direction[0], s.source, s.target, m, sender=s.sender))
             if head.loss is not None:
                 self.stage_trainer.losses[m] = head.loss
             if head.weight is not None:
                 self.stage_trainer.terms[m] = head.weight
             inbox.append(
-                StageMessage(
-                    iteration=iteration, source=s.source, target=s.target, direction=s.direction, micro_batch=m,
-                    values=values,
-                )
-            )  # fmt: skip
+                StageMessage(iteration=iteration, source=s.source, target=s.target, direction=s.direction, micro_batch=m, values=values)
+            )
             arrived.set()
 
     async def _sum_shared(self, t: int) -> None:
@@ -224,14 +209,10 @@ class PipelineStep(IterationStep):
     def _streams_of(self, boundary: StageBoundary) -> Iterator[_MessageStream]:
         for source in boundary.received:
             if self._function[source] != self.stage:
-                yield _MessageStream(
-                    direction="forward", source=source, target=boundary.stage, sender=self._function[source]
-                )  # fmt: skip
+                yield _MessageStream(direction="forward", source=source, target=boundary.stage, sender=self._function[source])
         for target in boundary.sent:
             if self._function[target] != self.stage:
-                yield _MessageStream(
-                    direction="backward", source=target, target=boundary.stage, sender=self._function[target]
-                )  # fmt: skip
+                yield _MessageStream(direction="backward", source=target, target=boundary.stage, sender=self._function[target])
 
     def _wanted(self, t: int) -> Iterator[MessageKey]:
         """Messages that this rank reads in iteration `t`, and in the evaluation before it."""

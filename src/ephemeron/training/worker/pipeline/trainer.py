@@ -71,9 +71,20 @@ class StageTrainer:
     """
 
     def __init__(
-        self, split: ModelSplit, device: str, *, saved: Mapping[str, str], schedule: Schedule, loss: Loss, optimizer: Target,
-        feed: BatchSource | None, sampler: Positions, dtype: torch.dtype, seed: int, alone: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        split: ModelSplit,
+        device: str,
+        *,
+        saved: Mapping[str, str],
+        schedule: Schedule,
+        loss: Loss,
+        optimizer: Target,
+        feed: BatchSource | None,
+        sampler: Positions,
+        dtype: torch.dtype,
+        seed: int,
+        alone: bool = False,
+    ) -> None:
         self.split, self.name, self.saved, self._alone = split, device, dict(saved), alone
         self.schedule, self.feed, self.sampler, self._inputs_dtype = schedule, feed, sampler, dtype
         self.boundaries: tuple[StageBoundary, ...] = tuple(b for b in stage_boundaries(split) if b.device == device)
@@ -81,10 +92,8 @@ class StageTrainer:
         self._outbox: list[StageMessage] = []
         training = Training(
             schedule=schedule, optimizer=lambda parameters: optimizer_over(optimizer, list(parameters)), loss=loss, seed=seed
-        )  # fmt: skip
-        self.device = DeviceRun(
-            split, device, training, send=self._outbox.append, clock=time.monotonic, at=torch.device("cpu")
         )
+        self.device = DeviceRun(split, device, training, send=self._outbox.append, clock=time.monotonic, at=torch.device("cpu"))
         self.trained = list(self.device.updates.parameters.items())
         wide = self.trained[0][1].dtype if self.trained else torch.float32
         for _, p in self.trained:
@@ -120,10 +129,7 @@ class StageTrainer:
         if self.feed is not None:
             batch = self.feed.batch(self.sampler, iteration)
             self._skipped = (batch.skipped, batch.failure)
-            inputs, targets = (
-                as_tensors(batch.data[0], self._inputs_dtype),
-                as_tensors(batch.data[1], self._inputs_dtype),
-            )
+            inputs, targets = (as_tensors(batch.data[0], self._inputs_dtype), as_tensors(batch.data[1], self._inputs_dtype))
             parts = cut((inputs,), {}, targets, len(counts))
             scores = any(b.last for b in self.boundaries)
             if scores:
@@ -133,9 +139,7 @@ class StageTrainer:
             for m, part in enumerate(parts):
                 share = 1.0 if self._loss.summed else self.terms[m] / total if scores else part.weight
                 given = self._given(part.args)
-                self.device.feed(
-                    Fed(iteration=iteration, micro_batch=m, values=given, targets=part.targets, weight=share)
-                )
+                self.device.feed(Fed(iteration=iteration, micro_batch=m, values=given, targets=part.targets, weight=share))
         elif any(b.given for b in self.boundaries):
             for m, count in enumerate(counts):
                 given = self._sizes_of(count)
@@ -210,9 +214,7 @@ class StageTrainer:
             return [(self._sizes_of(n) if known else {}, None) for n in counts]
         return [(self._given((as_tensors(t.data[0], self._inputs_dtype),)), t) for t in self.feed.tests()]
 
-    def forward_only(
-        self, boundary: StageBoundary, values: Mapping[str, object], test: TrainingBatch | None
-    ) -> dict[str, BoundaryValue]:
+    def forward_only(self, boundary: StageBoundary, values: Mapping[str, object], test: TrainingBatch | None) -> dict[str, BoundaryValue]:
         """One stage over one part; the last one scores it."""
         with torch.no_grad():
             made: dict[str, BoundaryValue] = self.split.stages[boundary.stage](values)
@@ -245,10 +247,9 @@ class StageTrainer:
     def _sizes_of(self, samples: int) -> dict[str, object]:
         """Sizes that follow from the inputs, for stages that read no input itself."""
         given: dict[str, object] = {
-            i.name: i.value if i.shape is None
-            else torch.empty([samples if n is None else n for n in i.shape], device="meta")
+            i.name: i.value if i.shape is None else torch.empty([samples if n is None else n for n in i.shape], device="meta")
             for i in self.split.traced.program.inputs
-        }  # fmt: skip
+        }
         return given | self.split.numbers(given)
 
     # -- state --------------------------------------------------------------------------------------------
