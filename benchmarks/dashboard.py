@@ -267,7 +267,17 @@ def _page(browser: Any, address: str) -> tuple[Any, Any]:
 @contextmanager
 def serving(root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A dashboard in a process of its own."""
-    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "dashboard", str(root), "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-c",
+        "from ephemeron.cli.main import main; main()",
+        "serve",
+        "dashboard",
+        str(root),
+        "--port",
+        "0",
+        "--json",
+    ]
     environ = {**os.environ, "EPHEMERON_DASHBOARD_TOKEN": TOKEN}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:

@@ -1,6 +1,6 @@
 """Elastic scheduling, simulated: tables 5 and 6 with figures 8 and 9 of Cloudless-Training.
 
-Each case is trained with all cores (the baseline) and with those of `geo plan`. Waiting is the time for which cores wait at exchanges, the exchange itself
+Each case is trained with all cores (the baseline) and with those of `regions plan`. Waiting is the time for which cores wait at exchanges, the exchange itself
 included; cost is counted as in `geo_allocations`.
 """
 

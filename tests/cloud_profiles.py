@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctoring import left
+from checking import left
 from ephemeron.testing import TrainingWorld
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.profiling import cloud, profile_job

@@ -258,7 +258,7 @@ def documents(folder: Path) -> dict[str, list[Any]]:
         "runs clean": ["runs", "clean", "--dry-run"],
         "plan": ["plan", str(planned / "job.toml"), "--profile", str(planned / "profile.json"), "--platform", "aws"],
         "tune --dry-run": ["tune", str(ROOT / "examples/digits/study.toml"), "--dry-run"],
-        "platforms": ["platforms"],
+        "cloud list": ["cloud", "list"],
     }
     found: dict[str, list[Any]] = {}
     runner = CliRunner(env={"EPHEMERON_HOME": str(folder / "home")})

@@ -36,7 +36,7 @@ COMMANDS = {
     "linalg-running": ("ephemeron linalg qr A.npy --out factors", "ephemeron linalg lu A.npy --out factors --predict"),
     "programs": ("ephemeron train tasks:Classifier --workers 4",),
     "results": ("ephemeron evaluate last", "ephemeron export last", "ephemeron export last --format torchscript --out model.pt"),
-    "openfaas": ("ephemeron workflow validate counting.json",),
+    "openfaas": ("ephemeron cloud workflow validate counting.json",),
 }
 """Commands of a page that are run after its blocks, as they stand there."""
 
@@ -89,7 +89,7 @@ def ephemeron(command: str, env: dict[str, str]) -> None:
 def a_store(env: dict[str, str]) -> Iterator[dict[str, str]]:
     """The store that docs/sparse.md says how to start, at free ports."""
     Path("token").write_text("a token of these tests\n")
-    words = ["sparse-store", "--listen", "127.0.0.1:0", "--shards", "2", "--token-file", "token", "--json"]
+    words = ["serve", "sparse", "--listen", "127.0.0.1:0", "--shards", "2", "--token-file", "token", "--json"]
     command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", *words, "--store", Path.cwd().as_uri(), "--log"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:

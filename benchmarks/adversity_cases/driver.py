@@ -73,7 +73,7 @@ REGIONS = "a run of regions is not what its plan says"
 
 
 def _planned(first: str, second: str, share: int, cores: int) -> None:
-    """Functions that `train` starts, beside the cores of `geo plan` (table 5 of Cloudless-Training)."""
+    """Functions that `train` starts, beside the cores of `regions plan` (table 5 of Cloudless-Training)."""
     from ephemeron.training.driver.api import configured
 
     with tempfile.TemporaryDirectory() as folder:

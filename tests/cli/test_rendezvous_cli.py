@@ -1,4 +1,4 @@
-"""`ephemeron rendezvous` as its operator runs it."""
+"""`ephemeron serve rendezvous` as its operator runs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ephemeron.errors import JobError
 def test_members_meet_at_a_service_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     token.write_text("a secret\n")
-    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "rendezvous", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "serve", "rendezvous", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
         [*command, "--token-file", str(token), "--json"], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as process:
@@ -68,7 +68,7 @@ def test_members_meet_at_a_service_of_another_process(tmp_path: Path, monkeypatc
 def test_what_is_refused(options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EPHEMERON_RENDEZVOUS_TOKEN", raising=False)
     token = ["--token-file", __file__] if "--tls-certificate" in options else []
-    ran = CliRunner().invoke(main, ["rendezvous", *options, *token])
+    ran = CliRunner().invoke(main, ["serve", "rendezvous", *options, *token])
     assert ran.exit_code == 2
     assert problem in ran.output
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import ephemeron.cli
-from ephemeron.cli import platforms
+from ephemeron.cli.cloud import commands
 from ephemeron.cli.main import main
 from ephemeron.cli.progress import Display
 from ephemeron.cli.terminal import make_console, text_of
@@ -21,8 +21,8 @@ HARD = "pip install 'x[ray]' [red]no[/red] [/] layers[0] :smile: [link=http://a]
 
 
 def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platforms, "_installed", lambda module: False)
-    out = CliRunner().invoke(main, ["platforms"]).stdout
+    monkeypatch.setattr(commands, "_installed", lambda module: False)
+    out = CliRunner().invoke(main, ["cloud", "list"]).stdout
     for extra in ("ray,torch", "lithops,torch", "aws,torch", "torch"):
         assert f"'ephemeron[{extra}]'" in out
 
@@ -58,5 +58,5 @@ def test_progress_prints_what_it_is_given() -> None:
 
 def test_every_console_is_made_in_one_place() -> None:
     folder = Path(ephemeron.cli.__file__).parent
-    makers = [p.name for p in folder.glob("*.py") if re.search(r"(?<!\w)Console\(", p.read_text())]
+    makers = [p.name for p in folder.rglob("*.py") if re.search(r"(?<!\w)Console\(", p.read_text())]
     assert makers == ["terminal.py"]

@@ -37,14 +37,14 @@ def test_nothing_is_shown_without_the_token(client: testclient.TestClient, path:
     response = client.get(path)
     assert response.status_code == 401
     assert response.text.count("\n") == 0
-    assert "ephemeron dashboard" in response.text
+    assert "ephemeron serve dashboard" in response.text
 
 
 def test_a_wrong_token_is_refused_in_one_line(client: testclient.TestClient) -> None:
     response = client.get("/", params={"token": "wrong"})
     assert (response.status_code, response.text.splitlines()) == (
         401,
-        ["wrong token: open the address that `ephemeron dashboard` has printed"],
+        ["wrong token: open the address that `ephemeron serve dashboard` has printed"],
     )
     assert "set-cookie" not in response.headers
     assert client.get("/api/runs", headers={"authorization": "Bearer wrong"}).status_code == 401

@@ -1,4 +1,4 @@
-"""`ephemeron dashboard` as its user runs it."""
+"""`ephemeron serve dashboard` as its user runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dashboard_worlds import TOKEN, troubled_run, write_run
 from ephemeron.cli.main import main
 from ephemeron.errors import MissingExtra
 
-COMMAND = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "dashboard"]
+COMMAND = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "serve", "dashboard"]
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_a_signal_ends_it_while_a_page_follows_a_run(tmp_path: Path) -> None:
 
 
 def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["dashboard", *arguments])
+    result = CliRunner().invoke(main, ["serve", "dashboard", *arguments])
     assert result.exit_code == 2
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1

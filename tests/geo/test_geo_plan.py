@@ -46,7 +46,7 @@ CASES = [("cascade-lake", "skylake", 1, 8), ("cascade-lake", "cascade-lake", 2, 
 def test_the_command_prints_table_5(tmp_path: Path, first: str, second: str, share: int, cores: int) -> None:
     path = tmp_path / "regions.toml"
     path.write_text(text(first, second, share))
-    done = CliRunner().invoke(main, ["geo", "plan", str(path), "--json"])
+    done = CliRunner().invoke(main, ["regions", "plan", str(path), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [(r["name"], r["cores"]) for r in found["regions"]] == [("shanghai", 12), ("chongqing", cores)]
@@ -57,7 +57,7 @@ def test_the_command_prints_table_5(tmp_path: Path, first: str, second: str, sha
     assert found["straggler"] == "shanghai"
     assert found["cost_usd"] is None, "no prices and no times"
     assert found["saved_cost_share"] > 0.09
-    shown = CliRunner().invoke(main, ["geo", "plan", str(path)]).stdout
+    shown = CliRunner().invoke(main, ["regions", "plan", str(path)]).stdout
     assert "match-straggler: straggler shanghai" in shown
     assert f"{cores} {second}" in shown
 
@@ -75,7 +75,7 @@ def test_a_run_starts_what_its_plan_says(tmp_path: Path, first: str, second: str
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "regions.toml"
     path.write_text(text("cascade-lake", "unheard-of", 1))
-    done = CliRunner().invoke(main, ["geo", "plan", str(path)])
+    done = CliRunner().invoke(main, ["regions", "plan", str(path)])
     assert done.exit_code == 2
     assert "device kind 'unheard-of' has no power" in done.output
 

@@ -1,4 +1,4 @@
-"""`ephemeron geo probe`: links measured by functions of the regions."""
+"""`ephemeron regions probe`: links measured by functions of the regions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ workers = 1
 def test_links_are_measured_and_written(tmp_path: Path) -> None:
     path = tmp_path / "regions.toml"
     path.write_text(REGIONS)
-    ran = CliRunner().invoke(main, ["geo", "probe", str(path), "--mb", "2", "--write", "--json"], catch_exceptions=False)
+    ran = CliRunner().invoke(main, ["regions", "probe", str(path), "--mb", "2", "--write", "--json"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     links = json.loads(ran.output)["link"]
     assert [(link["source"], link["target"]) for link in links] == [("east", "west"), ("west", "east")]
@@ -65,6 +65,6 @@ def test_other_tables_and_comments_stay() -> None:
 def test_regions_that_cannot_be_measured_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     path = tmp_path / "regions.toml"
     path.write_text(REGIONS.replace(*change))
-    ran = CliRunner().invoke(main, ["geo", "probe", str(path)])
+    ran = CliRunner().invoke(main, ["regions", "probe", str(path)])
     assert ran.exit_code != 0
     assert said in (str(ran.exception) if isinstance(ran.exception, JobError) else ran.output)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from ephemeron.cli.linalg_files import Source, command_name, source_of, stored
+from ephemeron.cli.linalg.files import Source, command_name, source_of, stored
 from ephemeron.cli.main import main
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, SingularMatrix

@@ -200,7 +200,7 @@ def test_there_is_no_plan_before_all_regions_have_been_measured() -> None:
 
 @pytest.mark.parametrize("command", [["replan", "no-such"], ["leave", "no-such", "far"]])
 def test_an_unknown_run_is_refused(command: list[str]) -> None:
-    result = CliRunner().invoke(main, ["geo", *command])
+    result = CliRunner().invoke(main, ["regions", *command])
     assert result.exit_code == 2
     assert "no-such" in result.output
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    ("aws", "function", "--aws-function", "NAME", "Function that `deploy aws` has created.  [default: ephemeron]"),
+    ("aws", "function", "--aws-function", "NAME", "Function that `cloud deploy aws` has created.  [default: ephemeron]"),
     ("aws", "region", "--aws-region", "REGION", "Region of the function.  [default: as for all AWS clients]"),
     ("aws", "endpoint", "--aws-endpoint", "URL", "Another Lambda service, such as the local one."),
-    ("aws-microvm", "image", "--aws-microvm-image", "NAME", "Image that `deploy aws-microvm` has created.  [default: ephemeron]"),
+    ("aws-microvm", "image", "--aws-microvm-image", "NAME", "Image that `cloud deploy aws-microvm` has created.  [default: ephemeron]"),
     ("aws-microvm", "region", "--aws-microvm-region", "REGION", "Region of the image.  [default: as for all AWS clients]"),
     ("aws-microvm", "endpoint", "--aws-microvm-endpoint", "URL", "Another service of MicroVMs, such as the local one."),
     ("openfaas", "gateway", "--openfaas-gateway", "URL", "Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"),
-    ("openfaas", "function", "--openfaas-function", "NAME", "Function that `deploy openfaas` has created.  [default: ephemeron]"),
+    ("openfaas", "function", "--openfaas-function", "NAME", "Function that `cloud deploy openfaas` has created.  [default: ephemeron]"),
     (
         "openfaas",
         "callback",

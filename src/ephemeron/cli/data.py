@@ -1,23 +1,28 @@
-"""`ephemeron data import | ls | verify | benchmark | serve | status`: describe data, verify it, load it for many jobs."""
+"""`ephemeron data import | ls | verify | benchmark | status`: describe data, verify it, and show who loads it."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.service import serve, status
+from ephemeron.cli.serve.data import service_folder
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.data import Flow
     from ephemeron.data.catalog import Dataset, DatasetStore
     from ephemeron.data.catalog.verify import VariantVerification
+    from ephemeron.data.service import Service
+    from ephemeron.data.service.lifecycle import FlowEntry
+    from ephemeron.data.service.messages import RouterStatus
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +41,7 @@ _DEFECTS = 10
 """Printed by an import; all of them are listed in a file."""
 
 
-@click.group()
+@click.group(short_help="Describe datasets once, verify and read them anywhere.")
 def data() -> None:
     """Describe datasets once, and read them in the same way wherever they are stored.
 
@@ -48,8 +53,7 @@ def data() -> None:
     ephemeron data ls                                              all datasets; with a name: its versions and variants
     ephemeron data verify core/mnist                               is the data still what was imported?
     ephemeron data benchmark flows:train --workers 2               which step of a data flow is the bottleneck?
-    ephemeron data serve --port 7070                               load for many training jobs, until Ctrl-C
-    ephemeron data status                                          flows, readers and loaders of that service
+    ephemeron data status                                          flows, readers and loaders of `ephemeron serve data`
 
     An import reads the data and writes a description of it (location, target and decoder of each sample) into a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
     """
@@ -287,8 +291,103 @@ def benchmark(
     click.echo(c.advice())
 
 
-data.add_command(serve)
-data.add_command(status)
+@data.command()
+@click.option(
+    "--address", metavar="HOST:PORT", help="Address of the service.  [default: EPHEMERON_DATA_SERVICE, else that of this machine]"
+)
+@service_folder
+@click.option("--delete", metavar="NAME", help="Remove a flow that has no readers.")
+@click.option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def status(address: str | None, folder: Path | None, delete: str | None, watch: bool, as_json: bool) -> None:
+    """Show the flows of a data service with their states, readers, loaders and caches.
+
+    \b
+    ephemeron data status
+    ephemeron data status --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
+    """
+    from ephemeron.config.paths import home
+    from ephemeron.data.flow_spec import SERVICE_VARIABLE
+    from ephemeron.data.service import Service
+    from ephemeron.data.service.daemon import ManagedProcess
+    from ephemeron.data.service.messages import FlowRequest
+    from ephemeron.data.service.protocol import DELETE_FLOW
+    from ephemeron.errors import ServiceUnreachable
+
+    if address is None and folder is None:  # as readers find it
+        address = os.environ.get(SERVICE_VARIABLE) or None
+    if address is None:  # do not start one to ask it
+        place = folder or home() / "data-service"
+        if not ManagedProcess("coordinator", place, "").alive:
+            raise ServiceUnreachable(f"no data service runs with folder {place}; start one with: ephemeron serve data")
+    service = Service(address, folder=folder, timeout_s=5.0)
+    if delete is not None:
+        service.call(DELETE_FLOW, FlowRequest(flow=delete))
+    while True:
+        _print_flows(service, as_json)
+        if not watch:
+            return
+        time.sleep(1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRow:
+    """Status of a flow, with sums over its shards."""
+
+    flow: str
+    version: int
+    state: str
+    samples: int
+    readers: int
+    shards: int
+    loaders: int
+    loaded: int
+    hits: int
+    """Samples that were found finished in the cache."""
+    half_hits: int
+    """Samples of which the cached steps were found."""
+    skipped: int
+    cached_bytes: int
+    buffered_bytes: int
+
+
+def _print_flows(service: Service, as_json: bool) -> None:
+    from ephemeron.data.service.messages import Nothing, RouterStatus
+    from ephemeron.data.service.protocol import LIST_FLOWS
+    from ephemeron.units import human_bytes
+
+    found = service.call(LIST_FLOWS, Nothing())
+    rows = [_flow_row(entry, found.routers.get(entry.name, RouterStatus())) for entry in found.flows]
+    if as_json:
+        click.echo(json.dumps({"flows": [asdict(row) for row in rows]}))
+        return
+    if not rows:
+        click.echo("no flows are registered")
+    for r in rows:
+        click.echo(
+            f"{r.flow}@{r.version}: {r.state}, {human_count(r.samples, 'sample')}; {human_count(r.readers, 'reader')}, {r.loaders} "
+            f"loaders; {r.loaded} loaded, {r.hits} found finished, {r.half_hits} half-finished; "
+            f"{human_bytes(r.cached_bytes)} kept, {human_bytes(r.buffered_bytes)} ahead"
+        )
+
+
+def _flow_row(entry: FlowEntry, router: RouterStatus) -> FlowRow:
+    shards = router.shards
+    return FlowRow(
+        flow=entry.name,
+        version=entry.version,
+        state=entry.state,
+        samples=entry.samples,
+        readers=router.readers,
+        shards=len(shards),
+        loaders=sum(s.loaders for s in shards),
+        loaded=sum(s.loaded for s in shards),
+        hits=sum(s.hits for s in shards),
+        half_hits=sum(s.half_hits for s in shards),
+        skipped=sum(s.skipped for s in shards),
+        cached_bytes=sum(s.cached_bytes for s in shards),
+        buffered_bytes=sum(s.buffered_bytes for s in shards),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def _pool_options(command: F) -> F:
     return command
 
 
-@click.command("map")
+@click.command("map", short_help="Call a Python function with each item of a file.")
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option(
     "--items",
@@ -216,7 +216,7 @@ def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
     return {**flags, "settings": cloud_settings(flags["platform"], given)}
 
 
-@click.command("predict")
+@click.command("predict", short_help="Apply the trained model of a run to many inputs.")
 @click.argument("run")
 @click.option(
     "--data",

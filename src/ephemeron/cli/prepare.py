@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-@click.command("prepare")
+@click.command("prepare", short_help="Load, transform and split raw data.")
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
 @cloud_options
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command()
+@click.command(short_help="Print the JSON schema of job files, for editors.")
 @click.argument("document", type=click.Choice(["job"]))
 def schema(document: str) -> None:
     """Print the JSON schema of a file format, so that editors complete and check such files.

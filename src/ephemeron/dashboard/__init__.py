@@ -1,4 +1,4 @@
-"""Live pages of runs, studies, data services and tasks, for a browser: `ephemeron dashboard` (docs/dashboard.md).
+"""Live pages of runs, studies, data services and tasks, for a browser: `ephemeron serve dashboard` (docs/dashboard.md).
 
     log_reader    new lines of a file that grows
     phases        seconds by phase of every function, and pictures of them at any zoom

@@ -99,14 +99,14 @@ class Access:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token") if scope["path"] == "/" else None
         if given:
             if not hmac.compare_digest(given[-1].encode(), self._token):
-                return _refused("wrong token: open the address that `ephemeron dashboard` has printed", 401)
+                return _refused("wrong token: open the address that `ephemeron serve dashboard` has printed", 401)
             response = RedirectResponse("/", status_code=303)
             response.set_cookie(self._cookie, self._derived("cookie"), max_age=_YEAR_S, httponly=True, samesite="strict", path="/")
             return response
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         is_program = scheme.lower() == "bearer" and hmac.compare_digest(bearer.strip().encode(), self._token)
         if not (is_program or hmac.compare_digest(self._cookie_of(headers), self._derived("cookie").encode())):
-            return _refused("no token: open the address that `ephemeron dashboard` has printed", 401)
+            return _refused("no token: open the address that `ephemeron serve dashboard` has printed", 401)
         if scope["method"] not in ("GET", "HEAD") and not (is_program or self._is_wanted(headers)):
             return _refused("refused: the request does not come from a page of this dashboard", 403)
         return None

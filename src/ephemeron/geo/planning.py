@@ -1,4 +1,4 @@
-"""From regions to the cores that each of them uses: `ephemeron geo plan`.
+"""From regions to the cores that each of them uses: `ephemeron regions plan`.
 
 Methods: `greedy` takes everything, the baseline of Cloudless-Training; `match-straggler` is its algorithm 1; `cheapest` and `fastest` are exact
 (`scheduling.optimizer`). Without a deadline, `cheapest` keeps the pace of algorithm 1, and so is never dearer than it. Without any price a core costs

@@ -1,4 +1,4 @@
-"""Measured links between regions: `ephemeron geo probe`. A function in each region, on its platform, measures the links from it."""
+"""Measured links between regions: `ephemeron regions probe`. A function in each region, on its platform, measures the links from it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Internet:
         self.service = self.serve()
 
     def serve(self) -> Process:
-        words = ["rendezvous", "--listen", f"{SERVICE}:7071", "--allow-remote", "--json"]
+        words = ["serve", "rendezvous", "--listen", f"{SERVICE}:7071", "--allow-remote", "--json"]
         started = self._start(self.server, ["-c", "from ephemeron.cli.main import main; main()", *words])
         assert started.named("address") == f"{SERVICE}:7071"
         return started

@@ -102,7 +102,7 @@ def test_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for address in ("nowhere", "host:", ":7", "host:port"):
         with pytest.raises(JobError, match="write HOST:PORT"):
             RemoteReader(address, token="t")
-    with pytest.raises(JobError, match="ephemeron data serve"):
+    with pytest.raises(JobError, match="ephemeron serve data"):
         RemoteReader("127.0.0.1:9", token="t", loaders=3)
     with pytest.raises(JobError, match="timeout_s = 0"):
         RemoteReader(timeout_s=0, folder=tmp_path)

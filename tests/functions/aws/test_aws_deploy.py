@@ -50,6 +50,7 @@ def cli(*arguments: str) -> Result:
 
 def deployed(service: LambdaService, out: Path, *more: str) -> Result:
     return cli(
+        "cloud",
         "deploy",
         "aws",
         "--channel",
@@ -70,7 +71,7 @@ def deployed(service: LambdaService, out: Path, *more: str) -> Result:
 
 
 def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path):
-    done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path / "aws"), "--endpoint", "http://127.0.0.1:1")
+    done = cli("cloud", "deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path / "aws"), "--endpoint", "http://127.0.0.1:1")
     assert done.exit_code == 0, done.output
     assert "nothing was sent to AWS" in done.output
     names = {str(p.relative_to(tmp_path / "aws")) for p in (tmp_path / "aws").rglob("*") if p.is_file()}
@@ -235,7 +236,9 @@ def test_a_cache_s_authority_is_given_to_the_function_as_text(service: LambdaSer
 
 def test_an_image_is_deployed_by_its_address(service: LambdaService, tmp_path: Path):
     uri = "123456789012.dkr.ecr.us-east-1.amazonaws.com/ephemeron:1"
-    done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE, "--image", uri)
+    done = cli(
+        "cloud", "deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE, "--image", uri
+    )
     assert done.exit_code == 0, done.output
     found = client(settings_of(service), "lambda").get_function(FunctionName="ephemeron")
     assert (found["Configuration"]["PackageType"], found["Code"]["ImageUri"]) == ("Image", uri)
@@ -244,11 +247,11 @@ def test_an_image_is_deployed_by_its_address(service: LambdaService, tmp_path: P
 def test_clean_removes_function_and_log_and_is_content_with_nothing(service: LambdaService, tmp_path: Path):
     deployed(service, tmp_path)
     service.logs.write("/aws/lambda/ephemeron", "s", "said")
-    done = cli("clean", "aws", "--endpoint", service.url, "--yes")
+    done = cli("cloud", "remove", "aws", "--endpoint", service.url, "--yes")
     assert "deleted function ephemeron\ndeleted log /aws/lambda/ephemeron" in done.output
-    again = cli("clean", "aws", "--endpoint", service.url, "--yes")
+    again = cli("cloud", "remove", "aws", "--endpoint", service.url, "--yes")
     assert (again.exit_code, "there is no function ephemeron" in again.output) == (0, True)
-    kept = cli("clean", "aws", "--endpoint", service.url)  # nobody answers the question
+    kept = cli("cloud", "remove", "aws", "--endpoint", service.url)  # nobody answers the question
     assert kept.exit_code == 1
 
 
@@ -271,7 +274,7 @@ def refusal(call: Any) -> str:
 
 def test_each_mistake_is_one_clear_line(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = settings_of(service)
-    assert "function 'ephemeron' in us-east-1 does not exist; run: ephemeron deploy aws" in refusal(lambda: inspect(settings))
+    assert "function 'ephemeron' in us-east-1 does not exist; run: ephemeron cloud deploy aws" in refusal(lambda: inspect(settings))
     deployed(service, tmp_path, "--memory-mb", "512", "--function-timeout-s", "60")
     found = inspect(settings)
     assert (found.memory_mb, found.timeout_s, found.concurrency) == (512, 60, 10)
@@ -344,7 +347,7 @@ def test_train_refuses_in_one_line_and_leaves_no_run(service: LambdaService, tmp
     job = Path(__file__).parents[3] / "examples" / "digits" / "job.toml"
     common = ["train", str(job), "--platform", "aws", "--aws-endpoint", service.url]
     for arguments, said in (
-        (["--channel", CHANNEL, "--workers", "2"], "does not exist; run: ephemeron deploy aws"),
+        (["--channel", CHANNEL, "--workers", "2"], "does not exist; run: ephemeron cloud deploy aws"),
         (["--workers", "2"], "no address that functions could be told"),
         (["--channel", CHANNEL, "--workers", "2", "--aws-region", "mars-1"], "AWS region 'mars-1' has no Lambda"),
     ):

@@ -116,6 +116,7 @@ def cli(*arguments: str) -> Result:
 @pytest.mark.slow
 def test_the_command_writes_the_provider_and_deploys_to_it(service: LambdaService, tmp_path: Path) -> None:
     given = (
+        "cloud",
         "deploy",
         "aws",
         "--function",
@@ -155,7 +156,7 @@ def test_the_command_writes_the_provider_and_deploys_to_it(service: LambdaServic
     done = cli(*given, *network, "--role", ROLE, "--zip", "--no-dependencies")
     assert "created function own" in done.output, done.output
     assert "billed also while nothing runs" in done.output
-    said = cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--aws-function", "own", "--no-call").output
+    said = cli("cloud", "check", "aws", "--aws-endpoint", service.url, "--aws-function", "own", "--no-call").output
     assert "on managed instances of own-pool: 4 calls in an environment, 4 GiB per vCPU" in said
 
 
@@ -199,6 +200,7 @@ def test_reports_in_json_are_read() -> None:
 def test_reduced_quotas_of_new_accounts_are_named(tmp_path: Path) -> None:
     with keys(), LambdaService(concurrency=10, memory_quota_mb=3_008) as service:
         given = (
+            "cloud",
             "deploy",
             "aws",
             "--channel",
@@ -214,8 +216,8 @@ def test_reduced_quotas_of_new_accounts_are_named(tmp_path: Path) -> None:
         )
         assert "new accounts begin with 3,008 MB" in cli(*given, "--memory-mb", "4096").output
         assert cli(*given, "--memory-mb", "1769").exit_code == 0
-        said = cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--no-call").output
+        said = cli("cloud", "check", "aws", "--aws-endpoint", service.url, "--no-call").output
         assert "reduced quota: 10 functions at once (usually 1,000)" in said
     with keys(), LambdaService() as service:
-        assert cli(*given[:7], service.url, *given[8:]).exit_code == 0
-        assert "reduced quota" not in cli("doctor", "--platform", "aws", "--aws-endpoint", service.url, "--no-call").output
+        assert cli(*given[:8], service.url, *given[9:]).exit_code == 0
+        assert "reduced quota" not in cli("cloud", "check", "aws", "--aws-endpoint", service.url, "--no-call").output

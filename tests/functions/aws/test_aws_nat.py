@@ -86,7 +86,7 @@ class Internet:
         prefix, host = ([], self.host) if self.network is None else (self.network.host(SERVICE).command, SERVICE)
         token = "the service's token"
         self.rendezvous = subprocess.Popen(
-            [*prefix, sys.executable, "-c", SERVE, "rendezvous", "--listen", f"{host}:0", "--allow-remote", "--json"],
+            [*prefix, sys.executable, "-c", SERVE, "serve", "rendezvous", "--listen", f"{host}:0", "--allow-remote", "--json"],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "EPHEMERON_RENDEZVOUS_TOKEN": token},

@@ -209,7 +209,7 @@ def test_what_is_no_call_of_ours_is_refused_by_the_function(settings: AwsSetting
 
 def test_a_function_that_is_gone_refuses_calls(service: LambdaService, tmp_path: Path) -> None:
     async def scenario(platform: AwsPlatform) -> None:
-        with pytest.raises(InvocationRefused, match="does not exist; run: ephemeron deploy aws"):
+        with pytest.raises(InvocationRefused, match="does not exist; run: ephemeron cloud deploy aws"):
             await platform.invoke(call(platform, "echo"))
         assert not platform._open() - set(platform._known.open)
 

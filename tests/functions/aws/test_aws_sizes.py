@@ -79,11 +79,13 @@ def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: AwsSettings,
     admitted, limits = cloud.admit(capacity(512, channel), settings, {})
     assert admitted.memory_mb == 512
     assert cloud.recorded(settings, limits).sizes_mb == SIZES
-    with pytest.raises(JobError, match=r"has 384, 256, 512 MB, the run wants 1024 MB.*ephemeron deploy aws --memory-mb 384,256,512,1024"):
+    with pytest.raises(
+        JobError, match=r"has 384, 256, 512 MB, the run wants 1024 MB.*ephemeron cloud deploy aws --memory-mb 384,256,512,1024"
+    ):
         cloud.admit(capacity(1024, channel), settings, {})
 
 
-def test_doctor_lists_the_sizes(settings: AwsSettings) -> None:
+def test_the_check_lists_the_sizes(settings: AwsSettings) -> None:
     assert any("384, 256, 512 MB" in line for line in AwsLambda().inspect(settings, "", {}))
 
 
@@ -98,6 +100,7 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
 
         def deploy(sizes: str) -> str:
             return cli(
+                "cloud",
                 "deploy",
                 "aws",
                 "--channel",
@@ -129,9 +132,9 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
             preflight.inspect(settings_of(service))
         deploy("1024,1769")
         client(settings_of(service), "lambda").update_function_configuration(FunctionName="ephemeron-1769", MemorySize=512)
-        with pytest.raises(JobError, match="not of one deployment; run: ephemeron deploy aws --memory-mb 1024,1769"):
+        with pytest.raises(JobError, match="not of one deployment; run: ephemeron cloud deploy aws --memory-mb 1024,1769"):
             preflight.inspect(settings_of(service))
-        assert "deleted function ephemeron-1769" in cli("clean", "aws", "--yes")
+        assert "deleted function ephemeron-1769" in cli("cloud", "remove", "aws", "--yes")
         assert sizes() == {}
 
 
@@ -150,6 +153,6 @@ def test_policies_name_the_functions_of_all_sizes_and_no_others() -> None:
 @pytest.mark.parametrize(("sizes", "text"), [("1024,big", "'big' is no number"), ("64", "outside 128"), ("512,512", "given twice")])
 def test_sizes_that_cannot_be_deployed_are_refused(tmp_path: Path, sizes: str, text: str) -> None:
     with keys():
-        done = CliRunner().invoke(main, ["deploy", "aws", "--channel", "s3://b/r", "--out", str(tmp_path), "--memory-mb", sizes])
+        done = CliRunner().invoke(main, ["cloud", "deploy", "aws", "--channel", "s3://b/r", "--out", str(tmp_path), "--memory-mb", sizes])
     assert done.exit_code == 2
     assert text in done.output

@@ -21,7 +21,7 @@ pytest.importorskip("awslambdaric", reason="no runtime client; pip install awsla
 
 from aws_world import KEYS, deployed
 
-from doctoring import left, refusal, texts
+from checking import left, refusal, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
@@ -208,20 +208,11 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
     assert not [e.text for e in of(events, Note) if e.level == "error"]
 
 
-# -- the doctor -----------------------------------------------------------------------------------------------
+# -- the check ------------------------------------------------------------------------------------------------
 
 
-def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
-    asked = (
-        "--platform",
-        "aws",
-        "--aws-endpoint",
-        world.service.url,
-        "--aws-region",
-        "us-east-1",
-        "--channel",
-        str(world.channels["objects"]),
-    )
+def test_the_check_finds_all_well_and_leaves_nothing(world: World) -> None:
+    asked = ("aws", "--aws-endpoint", world.service.url, "--aws-region", "us-east-1", "--channel", str(world.channels["objects"]))
     before = len(world.service.environments())
     said = texts(*asked, "--no-call")
     assert "function" not in said
@@ -234,9 +225,9 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     assert left(str(world.channels["objects"])) == []
 
 
-def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_check_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def asks(*more: str, channel: str = str(world.channels["cache"]), where: str = world.service.url) -> str:
-        common = ("--platform", "aws", "--aws-endpoint", where, "--channel", channel, "--no-call")
+        common = ("aws", "--aws-endpoint", where, "--channel", channel, "--no-call")
         return refusal(*common, *more)
 
     guard = world.service.guard
@@ -250,7 +241,7 @@ def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, mon
         assert "attach client-policy.json" in asks()
     finally:
         guard.expired, guard.denied = set(), {}
-    assert "function 'other' in us-east-1 does not exist; run: ephemeron deploy aws" in asks("--aws-function", "other")
+    assert "function 'other' in us-east-1 does not exist; run: ephemeron cloud deploy aws" in asks("--aws-function", "other")
     assert "16 workers are wanted, the quota of concurrent functions in us-east-1 is 10" in asks("--workers", "16")
     elsewhere = asks(channel="file:///tmp/objects", where="https://lambda.us-east-1.amazonaws.com")
     assert "is on this machine, where AWS Lambda cannot reach it; use s3://" in elsewhere
@@ -260,7 +251,7 @@ def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, mon
     assert "hush" not in secret
     with monkeypatch.context() as patch:
         patch.setattr("ephemeron.functions.aws.provider.digest", lambda: "0123456789abcdef")
-        assert "this is 0123456789abcdef; run `ephemeron deploy aws` again" in asks()
+        assert "this is 0123456789abcdef; run `ephemeron cloud deploy aws` again" in asks()
     api_of = client(world.settings, "lambda")
     api_of.put_function_concurrency(FunctionName="ephemeron", ReservedConcurrentExecutions=0)
     try:
@@ -269,13 +260,13 @@ def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, mon
         api_of.delete_function_concurrency(FunctionName="ephemeron")
 
 
-def test_the_doctor_says_what_a_function_could_not_do(world: World, locked_valkey: Any) -> None:
+def test_the_check_says_what_a_function_could_not_do(world: World, locked_valkey: Any) -> None:
     """Here the channel is reached, and there it is not: the function has no password."""
     password = locked_valkey.env["EPHEMERON_CHANNEL_PASSWORD"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPHEMERON_CHANNEL_PASSWORD", password)
         patch.setattr("ephemeron.training.driver.diagnostics.ANSWER_S", 8.0)
-        said = refusal("--platform", "aws", "--aws-endpoint", world.service.url, "--channel", locked_valkey.address)
+        said = refusal("aws", "--aws-endpoint", world.service.url, "--channel", locked_valkey.address)
     assert said.startswith("function: a function was called and ")
     assert "aws logs tail /aws/lambda/ephemeron" in said
     assert password not in said

@@ -50,7 +50,7 @@ def cli(*arguments: str) -> Result:
 
 def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = cli("deploy", "aws-microvm", "--channel", CHANNEL, "--artifact", CODE, "--out", str(out), "--region", "us-east-1")
+    done = cli("cloud", "deploy", "aws-microvm", "--channel", CHANNEL, "--artifact", CODE, "--out", str(out), "--region", "us-east-1")
     assert done.exit_code == 0, done.output
     assert "nothing was sent to AWS" in done.output
     assert {p.name for p in out.iterdir()} == {
@@ -120,14 +120,14 @@ def test_deploy_creates_then_updates_and_clean_removes(s3_server: Any, tmp_path:
     with MicrovmService(environment={"EPHEMERON_PRELOAD": ""}) as service:
         here = ("--endpoint", service.url, "--region", "us-east-1")
         wanted = ("--channel", f"s3://{bucket}/runs", "--artifact", f"s3://{bucket}/image.zip", "--out", str(tmp_path), "--role", ROLE)
-        done = cli("deploy", "aws-microvm", *here, *wanted, "--memory-mb", "1024")
+        done = cli("cloud", "deploy", "aws-microvm", *here, *wanted, "--memory-mb", "1024")
         assert done.exit_code == 0, done.output
         assert "created image ephemeron in us-east-1: baseline 1024 MB" in done.output
         stored = boto3.client("s3", endpoint_url=where).get_object(Bucket=bucket, Key="image.zip")["Body"].read()
         assert stored == package.build_artifact()
         found = inspect(settings_of(service).located())
         assert (found.sizes_mb, found.launch.versions, found.launch.role) == ((1024,), ("1.0",), ROLE)
-        done = cli("deploy", "aws-microvm", *here, *wanted, "--memory-mb", "2048,512")
+        done = cli("cloud", "deploy", "aws-microvm", *here, *wanted, "--memory-mb", "2048,512")
         assert "updated image ephemeron" in done.output, done.output
         found = inspect(settings_of(service).located())
         assert (found.sizes_mb, found.launch.versions) == ((2048, 512), ("2.0", "1.0"))
@@ -137,14 +137,14 @@ def test_deploy_creates_then_updates_and_clean_removes(s3_server: Any, tmp_path:
         for version in (*image.versions, *small.versions):
             assert not any("PASSWORD" in name for name in version.request["environmentVariables"])
         started = api.run_microvm(imageIdentifier=image.arn, executionRoleArn=ROLE)
-        done = cli("clean", "aws-microvm", *here, "--yes")
+        done = cli("cloud", "remove", "aws-microvm", *here, "--yes")
         # Without a call it ends by itself, maybe before it is terminated.
         state = api.get_microvm(microvmIdentifier=started["microvmId"])["state"]
         assert state in ("TERMINATING", "TERMINATED"), done.output
         assert "deleted image ephemeron-512" in done.output
         assert "there is no log /aws/lambda-microvms/ephemeron" in done.output
         assert not service.images.by_arn
-        assert "there is no image ephemeron" in cli("clean", "aws-microvm", *here, "--yes").output
+        assert "there is no image ephemeron" in cli("cloud", "remove", "aws-microvm", *here, "--yes").output
 
 
 def test_what_would_not_fit_is_refused_in_one_line(service: MicrovmService) -> None:
@@ -160,7 +160,7 @@ def test_what_would_not_fit_is_refused_in_one_line(service: MicrovmService) -> N
         check_fit(found, settings, workers=4, memory_mb=1024, lifetime_s=60.0)
     with pytest.raises(JobError, match="eight hours"):
         check_fit(found, settings, workers=4, memory_mb=512, lifetime_s=28_800.0)
-    with pytest.raises(JobError, match="run `ephemeron deploy aws-microvm` again"):
+    with pytest.raises(JobError, match="run `ephemeron cloud deploy aws-microvm` again"):
         check_code(found, settings, "another")
     elsewhere = AwsMicrovmSettings(region="us-east-1")
     with pytest.raises(JobError, match="where MicroVMs cannot reach it"):
@@ -179,10 +179,10 @@ def test_reduced_quotas_of_new_accounts_are_named() -> None:
         assert "new accounts begin with reduced quotas" in found.quotas.reduced
         with pytest.raises(PlanInfeasible, match="the quota of MicroVM memory in us-east-1 is 8 GB, enough for 16"):
             check_fit(found, settings, workers=17, memory_mb=512, lifetime_s=60.0)
-        said = cli("doctor", "--platform", "aws-microvm", "--aws-microvm-endpoint", service.url, "--no-call").output
+        said = cli("cloud", "check", "aws-microvm", "--aws-microvm-endpoint", service.url, "--no-call").output
         assert "reduced quota: 8 GB" in said
         service.guard.expired = {"test"}
-        said = cli("doctor", "--platform", "aws-microvm", "--aws-microvm-endpoint", service.url, "--no-call").output
+        said = cli("cloud", "check", "aws-microvm", "--aws-microvm-endpoint", service.url, "--no-call").output
         assert "the AWS credentials have expired; get new ones" in said
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; 
 
 from microvm_world import KEYS, artifact, deployed
 
-from doctoring import left, texts
+from checking import left, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, Woken
 from ephemeron.testing import TrainingMatrix, TrainingWorld
@@ -164,18 +164,9 @@ def test_a_run_is_suspended_and_goes_on_where_it_was(world: World) -> None:
     assert computed < 3 * (result.summary.seconds - SUSPENDED_S) + 3 * 3, "what is suspended is not billed"
 
 
-def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
+def test_the_check_finds_all_well_and_leaves_nothing(world: World) -> None:
     channel = str(world.channels["cache"])
-    asked = (
-        "--platform",
-        "aws-microvm",
-        "--aws-microvm-endpoint",
-        world.service.url,
-        "--aws-microvm-region",
-        "us-east-1",
-        "--channel",
-        channel,
-    )
+    asked = ("aws-microvm", "--aws-microvm-endpoint", world.service.url, "--aws-microvm-region", "us-east-1", "--channel", channel)
     said = texts(*asked, "--no-call")
     assert "function" not in said
     assert "400 GB of MicroVMs, 400 of 1024 MB at once" in said["platform"]
@@ -183,7 +174,7 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     said = texts(*asked)
     assert "one of 1024 MB began" in said["function"]
     assert "at list prices" in said["function"]
-    assert not [key for key in left(channel) if key.startswith("doctor")]
+    assert not [key for key in left(channel) if key.startswith("check")]
     until(lambda: not world.service.microvms())
 
 

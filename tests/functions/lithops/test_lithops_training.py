@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("lithops", reason="no Lithops; pip install 'ephemeron[lithops]'")
 
+from checking import left, texts
 from cloud_profiles import measured
-from doctoring import left, texts
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.lithops.settings import LithopsSettings
 from ephemeron.testing import TrainingMatrix, TrainingWorld
@@ -47,9 +47,9 @@ class TestLithopsTraining(TrainingMatrix):
 
 
 @pytest.mark.cold_start  # the one whose function makes its imports itself
-def test_the_doctor_has_a_function_called_and_leaves_nothing(world: TrainingWorld) -> None:
+def test_the_check_has_a_function_called_and_leaves_nothing(world: TrainingWorld) -> None:
     where = world.configured()["channel"]
-    said = texts("--platform", "lithops", "--channel", where)
+    said = texts("lithops", "--channel", where)
     assert "one of 1769 MB began" in said["function"]
     assert left(where) == []
 

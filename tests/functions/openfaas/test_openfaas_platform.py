@@ -122,7 +122,7 @@ async def first_events(platform: Any, count: int) -> Any:
 def test_a_function_that_is_gone_refuses(gateway: OpenFaasGateway, tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(settings_of(gateway, function="gone"), tmp_path) as platform:
-            with pytest.raises(InvocationRefused, match=r"function 'gone' at .* is not deployed; run: ephemeron deploy"):
+            with pytest.raises(InvocationRefused, match=r"function 'gone' at .* is not deployed; run: ephemeron cloud deploy"):
                 await platform.invoke(call("echo", tmp_path))
 
     asyncio.run(main())

@@ -40,10 +40,11 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def deploy(gateway: OpenFaasGateway, tmp_path: Path) -> Iterator[Any]:
-    """`ephemeron deploy openfaas`, as people run it; removed afterwards."""
+    """`ephemeron cloud deploy openfaas`, as people run it; removed afterwards."""
 
     def run(*more: str) -> Any:
         arguments = [
+            "cloud",
             "deploy",
             "openfaas",
             "--openfaas-gateway",
@@ -86,7 +87,7 @@ def test_a_wrong_password(gateway: OpenFaasGateway, tmp_path: Path, monkeypatch:
 
 
 def test_no_such_function_and_no_such_gateway(gateway: OpenFaasGateway, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"function 'ephemeron' at .* is not deployed; run: ephemeron deploy openfaas"):
+    with pytest.raises(JobError, match=r"function 'ephemeron' at .* is not deployed; run: ephemeron cloud deploy openfaas"):
         go(gateway, tmp_path)
     nowhere = OpenFaasSettings(gateway="http://127.0.0.1:9")
     with pytest.raises(JobError, match="does not answer: Connection refused; check --openfaas-gateway"):
@@ -173,7 +174,7 @@ def test_what_does_not_fit_the_function(gateway: OpenFaasGateway, tmp_path: Path
     assert done.exit_code == 0, done.output
     assert "256 MB, 1 CPUs, calls of up to 60 s, up to 3 replicas" in done.output
     for how, said in (
-        ({"memory_mb": 512}, "has 256 MB, the run wants 512 MB; run: ephemeron deploy openfaas --memory-mb 256,512"),
+        ({"memory_mb": 512}, "has 256 MB, the run wants 512 MB; run: ephemeron cloud deploy openfaas --memory-mb 256,512"),
         ({"function_timeout_s": 90.0}, "ends after 60 s, the run wants 90 s"),
         ({"channel": "folder"}, "'folder' has no address"),
         ({"channel": "redis://:secret@127.0.0.1:6379"}, "functions do not get credentials from an address"),
@@ -239,11 +240,11 @@ def test_secrets_are_deployed_as_secrets_and_removed_with_the_function(
     shown = api.request("GET", "/system/functions", b"", basic()).body.decode()
     assert '"ephemeron-channel-password"' in shown
     assert "of the cache" not in shown
-    removed = CliRunner().invoke(main, ["clean", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
+    removed = CliRunner().invoke(main, ["cloud", "remove", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert removed.exit_code == 0, removed.output
     assert "deleted function ephemeron\ndeleted secret ephemeron-channel-password\n" in removed.output
     until(lambda: api.functions() == [])
-    again = CliRunner().invoke(main, ["clean", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
+    again = CliRunner().invoke(main, ["cloud", "remove", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert "there is no function ephemeron" in again.output
 
 

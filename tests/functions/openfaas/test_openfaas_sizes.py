@@ -81,7 +81,7 @@ def test_a_run_has_the_first_size_or_one_that_is_deployed(settings: OpenFaasSett
     cloud, channel = OpenFaas(), (tmp_path / "objects").as_uri()
     assert cloud.admit(capacity(0, channel), settings, {})[0].memory_mb == 384
     assert any("384, 256 MB" in line for line in cloud.inspect(settings, "", {}))
-    with pytest.raises(JobError, match=r"has 384, 256 MB, the run wants 512 MB.*ephemeron deploy openfaas --memory-mb 384,256,512"):
+    with pytest.raises(JobError, match=r"has 384, 256 MB, the run wants 512 MB.*ephemeron cloud deploy openfaas --memory-mb 384,256,512"):
         cloud.admit(capacity(512, channel), settings, {})
 
 
@@ -105,6 +105,7 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
 
     def deploy(sizes: str) -> str:
         return cli(
+            "cloud",
             "deploy",
             "openfaas",
             "--inside",
@@ -133,5 +134,5 @@ def test_deploying_again_removes_what_is_not_wanted_and_clean_removes_all(tmp_pa
     with pytest.raises(JobError, match=r"'other-256' at .* is not deployed"):
         preflight.inspect(mine)
     deploy("300,256")
-    assert "deleted function other-256" in cli("clean", "openfaas", "--yes")
+    assert "deleted function other-256" in cli("cloud", "remove", "openfaas", "--yes")
     assert names() == set()

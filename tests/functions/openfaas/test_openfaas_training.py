@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from openfaas_world import CALLBACK, EVERY_S, PASSWORD, client, deployed
 
+from checking import left, refusal, texts
 from cloud_profiles import measured
-from doctoring import left, refusal, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Progress
 from ephemeron.functions.openfaas.settings import PASSWORD_ENV
@@ -147,11 +147,11 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
     assert [e.reason for e in of(events, Invoked)].count("resume") == 3
 
 
-# -- the doctor -----------------------------------------------------------------------------------------------
+# -- the check ------------------------------------------------------------------------------------------------
 
 
-def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
-    asked = ("--platform", "openfaas", "--openfaas-gateway", world.gateway.url, "--channel", str(world.channels["objects"]))
+def test_the_check_finds_all_well_and_leaves_nothing(world: World) -> None:
+    asked = ("openfaas", "--openfaas-gateway", world.gateway.url, "--channel", str(world.channels["objects"]))
     busy = [r.body for r in world.gateway.replicas()]
     said = texts(*asked, "--no-call")
     assert "function" not in said
@@ -162,13 +162,13 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
     assert left(world.channels["objects"]) == []
 
 
-def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_check_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def asks(*more: str, channel: str = str(world.channels["cache"]), gateway: str = world.gateway.url) -> str:
-        return refusal("--platform", "openfaas", "--openfaas-gateway", gateway, "--channel", channel, "--no-call", *more)
+        return refusal("openfaas", "--openfaas-gateway", gateway, "--channel", channel, "--no-call", *more)
 
     assert "does not answer: Connection refused; check --openfaas-gateway" in asks(gateway="http://127.0.0.1:9")
     assert "function 'other' at" in asks("--openfaas-function", "other")
-    assert "is not deployed; run: ephemeron deploy openfaas" in asks("--openfaas-function", "other")
+    assert "is not deployed; run: ephemeron cloud deploy openfaas" in asks("--openfaas-function", "other")
     assert "16 workers are wanted, function 'ephemeron' may have 8 replicas" in asks("--workers", "16")
     elsewhere = asks(channel="redis://127.0.0.1:9/0", gateway="http://gateway.example:8080")
     assert "is on this machine, where functions of the cluster cannot reach it; use s3://" in elsewhere

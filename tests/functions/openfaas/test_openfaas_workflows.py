@@ -205,7 +205,7 @@ def test_workflows_on_the_command_line(
     document.write_text(json.dumps(DIAMOND))
 
     def said(*arguments: object, code: int = 0) -> str:
-        result = CliRunner().invoke(main, ["workflow", *map(str, arguments)])
+        result = CliRunner().invoke(main, ["cloud", "workflow", *map(str, arguments)])
         assert result.exit_code == code, result.output
         return result.output
 

@@ -12,8 +12,8 @@ pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
 
 from ray_world import World
 
+from checking import left, refusal, texts
 from cloud_profiles import measured
-from doctoring import left, refusal, texts
 from ephemeron.errors import ChannelUnreachable, PlanInfeasible
 from ephemeron.events import Ended, Event, Invoked, Progress
 from ephemeron.testing import TrainingMatrix, TrainingWorld
@@ -81,9 +81,9 @@ def test_the_run_s_record_says_where_and_nothing_secret(world: TrainingWorld) ->
     assert run["settings"] == dataclasses.asdict(world.settings)
 
 
-def test_the_doctor_asks_every_node_and_has_a_function_called(cluster: World, world: TrainingWorld) -> None:
+def test_the_check_asks_every_node_and_has_a_function_called(cluster: World, world: TrainingWorld) -> None:
     where = world.configured()["channel"]
-    common = ("--platform", "ray", "--ray-address", cluster.cluster.address)
+    common = ("ray", "--ray-address", cluster.cluster.address)
     said = texts(*common, "--channel", where)
     assert said["platform"].count("this release, and sees the channel") == 2
     assert "one of 1769 MB began" in said["function"]
@@ -92,14 +92,14 @@ def test_the_doctor_asks_every_node_and_has_a_function_called(cluster: World, wo
     assert "use fewer workers or less memory" in refusal(*common, "--channel", where, "--workers", "64", "--no-call")
 
 
-def test_the_doctor_names_a_node_that_sees_another_folder(cluster: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_names_a_node_that_sees_another_folder(cluster: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where each node has a disk of its own at the same path: what the client puts is not what the node finds."""
 
     async def elsewhere(channel: str, key: str, data: bytes) -> None:
         assert (channel, bool(data)) == (tmp_path.as_uri(), True)
 
     monkeypatch.setattr("ephemeron.functions.ray.preflight._put", elsewhere)
-    said = refusal("--platform", "ray", "--ray-address", cluster.cluster.address, "--channel", tmp_path.as_uri(), "--no-call")
+    said = refusal("ray", "--ray-address", cluster.cluster.address, "--channel", tmp_path.as_uri(), "--no-call")
     assert "does not see in channel" in said
     assert "use s3://bucket/prefix, redis://HOST:PORT, or a folder that all nodes share" in said
 

@@ -28,12 +28,12 @@ from ephemeron.sparse.store.shard import ShardOptions
 
 TOKEN = "a token of tests"
 ROWS = 5_000
-COMMAND = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "sparse-store", "--json"]
+COMMAND = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "serve", "sparse", "--json"]
 
 
 @contextmanager
 def command(*options: str) -> Iterator[tuple[list[str], list[int], subprocess.Popen[str]]]:
-    """`ephemeron sparse-store`: its addresses, the processes of its shards, and its own."""
+    """`ephemeron serve sparse`: its addresses, the processes of its shards, and its own."""
     process = subprocess.Popen(
         [*COMMAND, "--listen", "127.0.0.1:0", *options],
         stdout=subprocess.PIPE,
@@ -227,4 +227,4 @@ def test_without_a_token_nothing_starts() -> None:
 
 
 def invoke(*options: str, token: str | None = TOKEN) -> Result:
-    return CliRunner().invoke(main, ["sparse-store", *options], env={"EPHEMERON_SPARSE_TOKEN": token})
+    return CliRunner().invoke(main, ["serve", "sparse", *options], env={"EPHEMERON_SPARSE_TOKEN": token})

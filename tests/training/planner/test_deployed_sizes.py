@@ -93,6 +93,7 @@ def test_plan_asks_the_deployment_and_says_which_figures_it_used(tmp_path: Path,
 
         assert "any memory size is planned for" in planned()[1]
         cli(
+            "cloud",
             "deploy",
             "aws",
             "--channel",
@@ -113,7 +114,7 @@ def test_plan_asks_the_deployment_and_says_which_figures_it_used(tmp_path: Path,
         assert "figures of aws-lambda-s3: published; transfer" in said
         memory_mb, said = planned("--any-size")
         assert memory_mb not in (1769, 3008)
-        assert f"run: ephemeron deploy aws --memory-mb 1769,3008,{memory_mb}" in said
+        assert f"run: ephemeron cloud deploy aws --memory-mb 1769,3008,{memory_mb}" in said
 
 
 def test_microvms_are_planned_at_their_own_prices_and_in_their_own_sizes() -> None:

@@ -78,10 +78,10 @@ def test_the_share_of_the_cpu_that_a_step_uses(seconds: list[tuple[float, float]
 
 
 def test_the_sizes_are_those_that_are_deployed_or_any() -> None:
-    deployed = Limits(sizes_mb=(1769, 512, 3008), deploy="ephemeron deploy aws")
+    deployed = Limits(sizes_mb=(1769, 512, 3008), deploy="ephemeron cloud deploy aws")
     assert sizes_to_probe(deployed, (), "aws") == (512, 1769, 3008)
     assert sizes_to_probe(deployed, (3008, 512), "aws") == (512, 3008)
-    with pytest.raises(JobError, match="ephemeron deploy aws --memory-mb 1769,512,3008,1024"):
+    with pytest.raises(JobError, match="ephemeron cloud deploy aws --memory-mb 1769,512,3008,1024"):
         sizes_to_probe(deployed, (1024,), "aws")
     assert sizes_to_probe(Limits(memory_max_mb=2000), (), "ray") == (512, 1024, 1769, 2000)
     assert sizes_to_probe(Limits(), (), "ray") == SIZES
@@ -130,6 +130,7 @@ def test_a_profile_of_lambda_and_the_plan_from_it(tmp_path: Path, monkeypatch: p
             )
 
         cli(
+            "cloud",
             "deploy",
             "aws",
             "--channel",

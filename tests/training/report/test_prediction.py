@@ -12,8 +12,8 @@ import pytest
 import report_runs as runs
 from rich.console import Console
 
-from ephemeron.cli.listing import print_phases
 from ephemeron.cli.progress import Display
+from ephemeron.cli.runs.listing import print_phases
 from ephemeron.config.typed import build
 from ephemeron.events import to_json
 from ephemeron.training.driver import Result

@@ -6,7 +6,7 @@ with a certificate of a private authority is trusted by naming that authority:
     EPHEMERON_CHANNEL_CA    a PEM file, or its text: trusted for caches (rediss://) beside the system's authorities
     SSL_CERT_FILE           a PEM file, for caches and object stores: trusted instead of the system's
 
-The text form is for functions, which have environment variables and no files of the client: `deploy` reads the file and
+The text form is for functions, which have environment variables and no files of the client: `cloud deploy` reads the file and
 passes its text. Certificates are not secret.
 """
 

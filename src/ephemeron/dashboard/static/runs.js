@@ -28,7 +28,7 @@ export function mount(root) {
     { name: "cost_usd", label: "Cost", kind: "n", value: (r) => r.cost_usd, cell: (r) => usd(r.cost_usd) },
     { name: "wall_time", label: "Started", kind: "n", value: (r) => r.wall_time, cell: (r) => when(r.wall_time) },
   ], { key: (r) => r.key, sort: "wall_time", descending: true, caption: "Runs", onrow: (r) => { location.hash = "#/run/" + encodeURIComponent(r.key); }, rowclass: (r) => (chosen.has(r.key) ? "chosen" : "") });
-  const empty = nothing("No runs yet.", h("span", {}, "Start one with ", h("code", {}, "ephemeron train job.toml"), ", or give the folder of your runs: ", h("code", {}, "ephemeron dashboard FOLDER"), "."));
+  const empty = nothing("No runs yet.", h("span", {}, "Start one with ", h("code", {}, "ephemeron train job.toml"), ", or give the folder of your runs: ", h("code", {}, "ephemeron serve dashboard FOLDER"), "."));
   const chart = new Chart({ label: "Curves of the chosen runs", xFormat: (v, x) => (x === "time" ? seconds(v) : number(v, 6)) });
   const quantity = h("select", { "aria-label": "Quantity", onchange: () => { kept.quantity = quantity.value; draw(); } });
   const compare = card("Compare", { tools: [quantity, choice("Horizontal axis", [["iteration", "Iterations"], ["time", "Time"]], kept.x, (x) => { kept.x = x; draw(); }), h("button", { type: "button", class: "small", onclick: () => { chosen.clear(); refresh(); } }, "Clear")] }, chart.node);

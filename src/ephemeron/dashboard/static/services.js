@@ -9,7 +9,7 @@ export const title = "Data services";
 export function mount(root) {
   const body = h("div", { class: "stack" }), parts = new Map();
   root.append(h("div", { class: "head" }, h("h1", {}, "Data services")), body);
-  const empty = nothing("No data service on this machine.", h("span", {}, "A data service loads samples once for many jobs: ", h("code", {}, "ephemeron data serve"), "."));
+  const empty = nothing("No data service on this machine.", h("span", {}, "A data service loads samples once for many jobs: ", h("code", {}, "ephemeron serve data"), "."));
 
   function part(s) {
     const state = h("span"), problem = h("p", { class: "bad" });

@@ -31,7 +31,7 @@ class RemoteReader(FlowReader):
     loading some samples under two seeds, in a process of their own, before the flow is registered.
 
     Args:
-        address: `HOST:PORT` of the service, as `ephemeron data serve` prints it; None: from the variable
+        address: `HOST:PORT` of the service, as `ephemeron serve data` prints it; None: from the variable
             `EPHEMERON_DATA_SERVICE`, or this machine's own, which is started if it does not run, and ends after a while without
             readers. Arguments for a service that is started here mean this machine's own.
         token: its secret; None: the variable `EPHEMERON_DATA_TOKEN`, or that of this machine's own service.
@@ -58,7 +58,7 @@ class RemoteReader(FlowReader):
         settings: ServiceSettings | None = None,
     ) -> None:
         if address is not None and (loaders is not None or cache_mb is not None or settings is not None):
-            raise JobError(f"loaders and cache_mb are those of the service at {address}", remedy="give them to ephemeron data serve")
+            raise JobError(f"loaders and cache_mb are those of the service at {address}", remedy="give them to ephemeron serve data")
         if not timeout_s > 0:
             raise JobError(f"timeout_s = {timeout_s} should be above 0")
         if address is None and all(given is None for given in (loaders, cache_mb, folder, settings)):

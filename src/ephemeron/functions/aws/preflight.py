@@ -16,7 +16,7 @@ from ephemeron.functions.aws.platform import LIMITS
 from ephemeron.functions.aws.settings import AwsSettings, client, code_of, refused
 from ephemeron.functions.base import Limits
 
-COMMAND = "ephemeron deploy aws"
+COMMAND = "ephemeron cloud deploy aws"
 USUAL_CONCURRENCY = 1_000
 """Functions at once in an account whose quota is not reduced."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
@@ -149,7 +149,7 @@ def check_fit(deployed: DeployedLambda, settings: AwsSettings, *, workers: int, 
     if lifetime_s > deployed.timeout_s:
         raise JobError(
             f"function {settings.function!r} ends after {deployed.timeout_s} s, the run wants {lifetime_s:g} s",
-            remedy=f"use --function-timeout-s {deployed.timeout_s}, or: ephemeron deploy aws --function-timeout-s {int(lifetime_s)}",
+            remedy=f"use --function-timeout-s {deployed.timeout_s}, or: ephemeron cloud deploy aws --function-timeout-s {int(lifetime_s)}",
         )
     if workers > deployed.concurrency:
         raise PlanInfeasible(
@@ -168,7 +168,7 @@ def check_code(deployed: DeployedLambda, settings: AwsSettings, digest: str) -> 
     if deployed.digest and deployed.digest != digest:
         raise JobError(
             f"function {settings.function!r} runs code {deployed.digest}, this is {digest}",
-            remedy="run `ephemeron deploy aws` again, so that both are of one release",
+            remedy="run `ephemeron cloud deploy aws` again, so that both are of one release",
         )
 
 
@@ -190,7 +190,7 @@ def check_channel(channel: str, settings: AwsSettings, secrets: dict[str, str]) 
     if secrets:
         raise JobError(
             "functions do not get credentials from an address",
-            remedy="give the function's role access to the bucket, or its environment the password (deploy aws)",
+            remedy="give the function's role access to the bucket, or its environment the password (cloud deploy aws)",
         )
 
 
@@ -221,7 +221,7 @@ def _check_settings(settings: AwsSettings, function: Any, events: Any, recursion
     if recursion.get("RecursiveLoop") != "Allow":
         wrong.append("ends chains of functions after 16 links")
     if wrong:
-        raise JobError(f"function {settings.function!r} {', '.join(wrong)}", remedy="run: ephemeron deploy aws")
+        raise JobError(f"function {settings.function!r} {', '.join(wrong)}", remedy="run: ephemeron cloud deploy aws")
     if function.get("State", "Active") in ("Pending", "Failed"):
         raise JobError(
             f"function {settings.function!r} is {function['State'].lower()}: {function.get('StateReason', '')}",

@@ -19,7 +19,7 @@ class AwsLambda(Provider[AwsSettings]):
     name, title, settings = "aws", "AWS Lambda", AwsSettings
     cold_start_s = 10.0
     extra, module = "aws", "boto3"
-    needs = "an account; then: ephemeron deploy aws"
+    needs = "an account; then: ephemeron cloud deploy aws"
     limits_from = "AWS Lambda's quotas; the function's own narrow them"
 
     @property

@@ -129,7 +129,7 @@ def explain(e: Exception, settings: AwsSettings, *, doing: str) -> tuple[str, st
     """
     code, where = code_of(e), f"function {settings.function!r} in {settings.region}"
     if code == "ResourceNotFoundException":
-        return f"{where} does not exist", "run: ephemeron deploy aws (or give --aws-function and --aws-region)"
+        return f"{where} does not exist", "run: ephemeron cloud deploy aws (or give --aws-function and --aws-region)"
     if code in ("ExpiredTokenException", "ExpiredToken", "RequestExpired"):
         return "the AWS credentials have expired", "get new ones, for example with: aws sso login"
     if code in ("UnrecognizedClientException", "InvalidClientTokenId", "MissingAuthenticationTokenException"):

@@ -1,6 +1,6 @@
 """Endpoints of MicroVMs for the direct channel: each MicroVM has one, and lets in who has a token for it.
 
-An image is deployed for it: `deploy aws-microvm --channel direct+…` leaves the endpoints open and lets MicroVMs make tokens.
+An image is deployed for it: `cloud deploy aws-microvm --channel direct+…` leaves the endpoints open and lets MicroVMs make tokens.
 """
 
 from __future__ import annotations

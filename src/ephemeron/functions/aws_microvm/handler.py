@@ -35,7 +35,7 @@ def main() -> None:
     try:
         told = told_by(dict(os.environ))
     except (KeyError, ValueError) as e:
-        sys.exit(f"ephemeron: this image is made by `ephemeron deploy aws-microvm`; its environment lacks {e}")
+        sys.exit(f"ephemeron: this image is made by `ephemeron cloud deploy aws-microvm`; its environment lacks {e}")
     host, _, port = os.environ.get(ADDRESS, f"0.0.0.0:{PORT}").rpartition(":")
     asyncio.run(serve(told, host, int(port)))
 

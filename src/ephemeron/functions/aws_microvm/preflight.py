@@ -17,7 +17,7 @@ from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client,
 from ephemeron.functions.base import Limits
 from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
 
-COMMAND = "ephemeron deploy aws-microvm"
+COMMAND = "ephemeron cloud deploy aws-microvm"
 DIGEST, MEMORY, ROLE, NAME = "EPHEMERON_CODE", "EPHEMERON_MEMORY_MB", "EPHEMERON_ROLE", "EPHEMERON_IMAGE"
 """Variables of the image: digest of its code, baseline, role of its MicroVMs, its own name."""
 MEMORY_QUOTA, LAUNCH_QUOTA = "L-CD1C0CC4", "L-535CA9B6"
@@ -230,7 +230,7 @@ def check_code(deployed: DeployedImage, settings: AwsMicrovmSettings, digest: st
     if deployed.digest and deployed.digest != digest:
         raise JobError(
             f"MicroVM image {settings.image!r} runs code {deployed.digest}, this is {digest}",
-            remedy="run `ephemeron deploy aws-microvm` again, so that both are of one release",
+            remedy="run `ephemeron cloud deploy aws-microvm` again, so that both are of one release",
         )
 
 

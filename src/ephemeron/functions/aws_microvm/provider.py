@@ -22,7 +22,7 @@ class AwsMicrovm(Provider[AwsMicrovmSettings]):
     """The imports are made in the snapshot; the time includes a repeated request."""
     suspendable = True
     extra, module = "aws", "boto3"
-    needs = "an account; then: ephemeron deploy aws-microvm"
+    needs = "an account; then: ephemeron cloud deploy aws-microvm"
     limits_from = "limits of the service; the image's baseline narrows them"
 
     @property

@@ -79,7 +79,7 @@ def explain(e: Exception, settings: AwsMicrovmSettings, *, doing: str) -> tuple[
     """
     code, where = code_of(e), f"MicroVM image {settings.image!r} in {settings.region}"
     if code == "ResourceNotFoundException":
-        return (f"{where} does not exist", "run: ephemeron deploy aws-microvm (or give --aws-microvm-image and --aws-microvm-region)")
+        return (f"{where} does not exist", "run: ephemeron cloud deploy aws-microvm (or give --aws-microvm-image and --aws-microvm-region)")
     if code == "ServiceQuotaExceededException":
         text = " ".join(str(e).split())[:300]
         return (f"a quota of this account is used up: {text}", "use fewer or smaller functions, or ask for more (Service Quotas, Lambda)")

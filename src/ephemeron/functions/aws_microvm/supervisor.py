@@ -41,7 +41,7 @@ _METER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """Description of the image, from the environment variables that `deploy` sets."""
+    """Description of the image, from the environment variables that `cloud deploy` sets."""
 
     image: str
     memory_mb: int
@@ -159,7 +159,7 @@ class MicrovmSupervisor(ProcessSupervisor):
 
 
 def told_by(environ: Mapping[str, str]) -> ImageSettings:
-    """Reads the environment variables that `deploy` sets.
+    """Reads the environment variables that `cloud deploy` sets.
 
     Raises:
         KeyError, ValueError: the image was made otherwise.

@@ -272,7 +272,7 @@ def explain(e: GatewayError, settings: OpenFaasSettings, *, doing: str) -> tuple
             f"set {PASSWORD_ENV} (and {USER_ENV}, if it is not admin); it is in the cluster's secret basic-auth"
         )
     if e.status == 404:
-        return (f"{where} is not deployed", "run: ephemeron deploy openfaas (or give --openfaas-gateway and --openfaas-function)")
+        return (f"{where} is not deployed", "run: ephemeron cloud deploy openfaas (or give --openfaas-gateway and --openfaas-function)")
     if e.status == 429:
         return f"{doing} {where}: too many requests{said}", "try again, or allow the queue and the function more"
     if e.status in (502, 503, 504):

@@ -51,7 +51,7 @@ def main() -> None:
     try:
         told = told_by(dict(os.environ))
     except (KeyError, ValueError) as e:
-        sys.exit(f"ephemeron: this image is deployed by `ephemeron deploy openfaas`; its environment lacks {e}")
+        sys.exit(f"ephemeron: this image is deployed by `ephemeron cloud deploy openfaas`; its environment lacks {e}")
     port = urlsplit(os.environ.get(UPSTREAM, "")).port or PORT
     asyncio.run(serve(told, port))
 

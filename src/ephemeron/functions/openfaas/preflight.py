@@ -24,8 +24,8 @@ MEMORY, LIFETIME, REPLICAS, CODE, VCPUS, SIZES = (
     "ephemeron.vcpus",
     "ephemeron.sizes",
 )
-"""Annotations in which `deploy` describes the function."""
-COMMAND = "ephemeron deploy openfaas"
+"""Annotations in which `cloud deploy` describes the function."""
+COMMAND = "ephemeron cloud deploy openfaas"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SETTLE_S, _POLL_S = 180.0, 0.25
 
@@ -145,7 +145,7 @@ def inspect_one(settings: OpenFaasSettings) -> DeployedFunction:
     except (KeyError, ValueError):
         raise JobError(
             f"function {settings.function!r} (image {status.image}) was not deployed by ephemeron",
-            remedy="give another --openfaas-function, or run: ephemeron deploy openfaas",
+            remedy="give another --openfaas-function, or run: ephemeron cloud deploy openfaas",
         ) from None
 
 
@@ -172,17 +172,17 @@ def check_fit(
     if lifetime_s > deployed.lifetime_s:
         raise JobError(
             f"function {name!r} ends after {deployed.lifetime_s:g} s, the run wants {lifetime_s:g} s",
-            remedy=f"use --function-timeout-s {deployed.lifetime_s:g}, or: ephemeron deploy openfaas --function-timeout-s {lifetime_s:g}",
+            remedy=f"use --function-timeout-s {deployed.lifetime_s:g}, or: ephemeron cloud deploy openfaas --function-timeout-s {lifetime_s:g}",
         )
     if deployed.digest and deployed.digest != digest:
         raise JobError(
             f"function {name!r} runs code {deployed.digest}, this is {digest}",
-            remedy="build the image again and run `ephemeron deploy openfaas`, so that both are of one release",
+            remedy="build the image again and run `ephemeron cloud deploy openfaas`, so that both are of one release",
         )
     if workers > deployed.replicas:
         raise PlanInfeasible(
             f"{workers} workers are wanted, function {name!r} may have {deployed.replicas} replicas, and each runs one call; "
-            f"use fewer workers, or run: ephemeron deploy openfaas --replicas {workers + 1}",
+            f"use fewer workers, or run: ephemeron cloud deploy openfaas --replicas {workers + 1}",
             binding="concurrency",
         )
 
@@ -204,7 +204,8 @@ def check_channel(channel: str, settings: OpenFaasSettings, secrets: dict[str, s
         )
     if secrets:
         raise JobError(
-            "functions do not get credentials from an address", remedy="set EPHEMERON_CHANNEL_PASSWORD and run: ephemeron deploy openfaas"
+            "functions do not get credentials from an address",
+            remedy="set EPHEMERON_CHANNEL_PASSWORD and run: ephemeron cloud deploy openfaas",
         )
 
 
@@ -250,7 +251,7 @@ def _not_there(settings: OpenFaasSettings, deployed: DeployedFunction, available
         )
     return JobError(
         f"no replica of function {settings.function!r} has started within {limit_s:g} s; is its image right? ({deployed.image})",
-        remedy="see: kubectl describe pod -n openfaas-fn; then build, push and run `ephemeron deploy openfaas` again",
+        remedy="see: kubectl describe pod -n openfaas-fn; then build, push and run `ephemeron cloud deploy openfaas` again",
     )
 
 
@@ -266,7 +267,7 @@ def _check_about(gateway: Gateway, settings: OpenFaasSettings, deployed: Deploye
         raise JobError(
             f"image {deployed.image} of function {settings.function!r} does not hold ephemeron's handler: it answers "
             f"{reply.status}{': ' + reply.text() if reply.text() else ''}",
-            remedy="build the recipe that `ephemeron deploy openfaas` writes, push it, and deploy with --image",
+            remedy="build the recipe that `ephemeron cloud deploy openfaas` writes, push it, and deploy with --image",
         )
     if deployed.digest and about.get("code") != deployed.digest:
         raise JobError(

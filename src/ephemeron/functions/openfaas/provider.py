@@ -22,7 +22,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
     name, title, settings = "openfaas", "OpenFaaS", OpenFaasSettings
     cold_start_s = 5.0
     """Replicas wait with their imports made; the time includes a retry of the queue."""
-    needs = "a cluster; then: ephemeron deploy openfaas"
+    needs = "a cluster; then: ephemeron cloud deploy openfaas"
     limits_from = "only against mistakes; the deployed function's hold"
 
     @property

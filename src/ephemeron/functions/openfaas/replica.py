@@ -35,7 +35,7 @@ _GROUP_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
-    """Description of the function, from the environment variables that `deploy` sets."""
+    """Description of the function, from the environment variables that `cloud deploy` sets."""
 
     memory_mb: int
     """Limit of the replica, handler included."""
@@ -101,7 +101,7 @@ def out_of_memory_kills(own: Path = Path("/proc/self/cgroup")) -> int:
 
 
 def told_by(environ: Mapping[str, str]) -> ReplicaSettings:
-    """Reads the environment variables that `deploy` sets.
+    """Reads the environment variables that `cloud deploy` sets.
 
     Raises:
         KeyError, ValueError: the function was deployed otherwise.

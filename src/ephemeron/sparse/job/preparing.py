@@ -143,7 +143,7 @@ def _check_places(c: Configuration, store: Sequence[str], train: str) -> None:
     if not store:
         raise JobError(
             f"functions on {c.platform} do not reach shards of this machine",
-            remedy="start a store that they reach (ephemeron sparse-store), and give its addresses as sparse.store",
+            remedy="start a store that they reach (ephemeron serve sparse), and give its addresses as sparse.store",
         )
     if "://" not in train or train.startswith("file:"):
         raise JobError(

@@ -5,7 +5,7 @@
     weights = await store.multi_get("weights", indices)
     await store.push("weights", indices, gradient)
 
-Shards: `ephemeron sparse-store`. Specification: survey sections 2.1 and 2.2; guarantees and figures: `docs/sparse.md`.
+Shards: `ephemeron serve sparse`. Specification: survey sections 2.1 and 2.2; guarantees and figures: `docs/sparse.md`.
 """
 
 from ephemeron.sparse.store.blocking import BlockingSparseStore

@@ -7,7 +7,7 @@ runs here. A replica runs the command of its image's recipe.
       ├──/function/NAME──▶ a replica, whichever ──▶ Watchdog: max_inflight 429, exec_timeout 504 ──HTTP──▶ the handler
       └──/async-function/NAME──▶ 202, X-Call-Id ──▶ queue ──▶ the same, with retries ──▶ POST X-Callback-Url
 
-An image is a folder with a Dockerfile as `ephemeron deploy openfaas` writes it: its ENV lines and what it copies are used,
+An image is a folder with a Dockerfile as `ephemeron cloud deploy openfaas` writes it: its ENV lines and what it copies are used,
 and what it would install is found in this interpreter. Each replica is one process on a port of its own, under a memory
 quota and a CPU share by control groups where there are any, and is started again when it dies.
 

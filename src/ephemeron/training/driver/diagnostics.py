@@ -68,7 +68,7 @@ def diagnose(
         return
     public, secrets = public_address(channel)
     given = {"platform": platform, "workers": workers, "channel": public}
-    c = build(Configuration, given, where="doctor")
+    c = build(Configuration, given, where="cloud check")
     c = dataclasses.replace(c, aggregators=1, memory_mb=LOCAL_MEMORY_MB, function_timeout_s=ANSWER_S)
     step = "installed"
     try:
@@ -117,7 +117,7 @@ def _installed(platform: str) -> str:
 
 async def _object(address: str) -> str:
     """Puts, reads, lists and deletes an object, and makes sure that a key that is taken is refused."""
-    prefix = new_run_id("doctor")
+    prefix = new_run_id("check")
     key, data = f"{prefix}/probe", bytes(round(OBJECT_MB * 1e6))
     async with open_channel(address) as channel:
         began = time.perf_counter()
@@ -143,7 +143,7 @@ async def _object(address: str) -> str:
 
 async def _function(where: Provider[Any] | None, settings: Settings | None, c: Configuration, folder: Path, secrets: dict[str, str]) -> str:
     """Calls one function that puts and reads an object."""
-    run, address = new_run_id("doctor"), c.store
+    run, address = new_run_id("check"), c.store
     run_dir = folder / run
     run_dir.mkdir()
     async with contextlib.AsyncExitStack() as stack:

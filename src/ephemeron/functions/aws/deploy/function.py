@@ -76,7 +76,7 @@ def deploy(client: Any, settings: AwsSettings, wanted: LambdaSpec) -> str:
         if found is not None and (of_function(found) is None) != (wanted.managed is None):
             raise JobError(
                 f"function {settings.function!r} exists, and cannot be moved to managed instances or away from them",
-                remedy=f"run: ephemeron clean aws --function {settings.function}; or give another name with --function",
+                remedy=f"run: ephemeron cloud remove aws --function {settings.function}; or give another name with --function",
             )
         publish = {} if wanted.managed is None else {"PublishTo": PUBLISH_TO}
         version = {} if wanted.managed is None else {"Qualifier": QUALIFIER}

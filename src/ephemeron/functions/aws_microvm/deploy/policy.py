@@ -165,7 +165,7 @@ def template(place: MicrovmPlace) -> dict[str, object]:
 
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": "Roles, policy and log of ephemeron on AWS Lambda MicroVMs. The image is made by: ephemeron deploy aws-microvm",
+        "Description": "Roles, policy and log of ephemeron on AWS Lambda MicroVMs. The image is made by: ephemeron cloud deploy aws-microvm",
         "Resources": {
             "BuildRole": role("build", build_statements(here)),
             "RunRole": role("run", run_statements(here)),

@@ -32,7 +32,7 @@ ENV PYTHONPATH=/home/app PYTHONUNBUFFERED=1
 ENV fprocess="python3 -P -m ephemeron.functions.openfaas.handler"
 ENV mode=http http_upstream_url=http://127.0.0.1:5000 ready_path=/ready max_inflight=1
 ENV prefix_logs=false log_buffer_size=-1
-# Timeouts follow the function's lifetime: `ephemeron deploy openfaas` sets them.
+# Timeouts follow the function's lifetime: `ephemeron cloud deploy openfaas` sets them.
 
 EXPOSE 8080
 HEALTHCHECK --interval=5s CMD [ -e /tmp/.lock ] || exit 1
@@ -47,7 +47,7 @@ cd "$(dirname "$0")"
 image=${1:?give a name such as ghcr.io/you/ephemeron:1}
 docker build --platform linux/amd64 -t "$image" .
 docker push "$image"
-echo "pushed $image; now: ephemeron deploy openfaas --image $image"
+echo "pushed $image; now: ephemeron cloud deploy openfaas --image $image"
 """
 
 

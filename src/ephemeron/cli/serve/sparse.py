@@ -1,4 +1,4 @@
-"""`ephemeron sparse-store`: the parameter store of sparse models, as processes of this machine."""
+"""`ephemeron serve sparse`: the parameter store of sparse models, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command("sparse-store")
+@click.command("sparse")
 @click.option(
     "--listen",
     default="127.0.0.1:7090",
@@ -45,7 +45,7 @@ _File = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Time for which changes are collected into one object of the log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready, and one at the end.")
-def sparse_store(
+def sparse(
     listen: str,
     shards: int,
     allow_remote: bool,
@@ -66,7 +66,7 @@ def sparse_store(
 
     \b
     head -c 32 /dev/urandom | xxd -p -c 64 > token
-    ephemeron sparse-store --shards 2 --token-file token --store s3://bucket/models --log
+    ephemeron serve sparse --shards 2 --token-file token --store s3://bucket/models --log
     # in Python
     store = BlockingSparseStore.connect(["127.0.0.1:7090", "127.0.0.1:7091"], token)
     """

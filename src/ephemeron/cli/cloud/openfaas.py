@@ -1,4 +1,4 @@
-"""`ephemeron deploy openfaas` and `ephemeron clean openfaas`: creation and removal of the function on OpenFaaS."""
+"""`ephemeron cloud deploy openfaas` and `ephemeron cloud remove openfaas`: creation and removal of the function on OpenFaaS."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def deploy_openfaas(
 nothing was sent to {settings.gateway}. Read these files, then:
   {out}/build.sh REGISTRY/ephemeron:1
   helm upgrade openfaas openfaas/openfaas -n openfaas --reuse-values -f {values}
-  ephemeron deploy openfaas --openfaas-gateway {settings.gateway} --channel {public} --image REGISTRY/ephemeron:1""")
+  ephemeron cloud deploy openfaas --openfaas-gateway {settings.gateway} --channel {public} --image REGISTRY/ephemeron:1""")
         return
     api = preflight.gateway_of(settings)
     try:
@@ -146,7 +146,7 @@ nothing was sent to {settings.gateway}. Read these files, then:
     if secrets:
         click.echo(f"with secrets {', '.join(secrets)}")
     click.echo(
-        f"one replica {'of each ' if len(sizes) > 1 else ''}stays up and holds its memory; `ephemeron clean openfaas` removes everything"
+        f"one replica {'of each ' if len(sizes) > 1 else ''}stays up and holds its memory; `ephemeron cloud remove openfaas` removes everything"
     )
     click.echo(
         f"train with: ephemeron train JOB --platform openfaas --openfaas-gateway {settings.gateway} --channel {public} --workers "
@@ -157,7 +157,7 @@ nothing was sent to {settings.gateway}. Read these files, then:
 @click.command("openfaas")
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def clean_openfaas(openfaas_gateway: str | None, namespace: str, function: str, yes: bool) -> None:
+def remove_openfaas(openfaas_gateway: str | None, namespace: str, function: str, yes: bool) -> None:
     """Delete the functions of all sizes and their secrets, and list what is not deleted."""
     from ephemeron.errors import GatewayError
     from ephemeron.functions.openfaas import preflight

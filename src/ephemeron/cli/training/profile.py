@@ -10,8 +10,8 @@ import click
 
 from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
-from ephemeron.cli.sparse_plan import refuse_options, sparse_profile
 from ephemeron.cli.terminal import make_console, text_of
+from ephemeron.cli.training.sparse_plan import refuse_options, sparse_profile
 from ephemeron.config.typed import Positive
 from ephemeron.training.job import PLATFORMS
 from ephemeron.units import human_count
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ephemeron.training.planner.model.rates import Rate
 
 
-@click.command()
+@click.command(short_help="Measure steps, memory, starts and transfers of a job.")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option(
     "--platform",

@@ -1,4 +1,4 @@
-"""`ephemeron deploy aws` and `ephemeron clean aws`: creation and removal of the function on AWS Lambda."""
+"""`ephemeron cloud deploy aws` and `ephemeron cloud remove aws`: creation and removal of the function on AWS Lambda."""
 
 from __future__ import annotations
 
@@ -26,16 +26,6 @@ _PASSED_ON = (
 _ACCOUNT = "ACCOUNT"
 
 
-@click.group()
-def deploy() -> None:
-    """Put the function that trains into a cloud account."""
-
-
-@click.group()
-def clean() -> None:
-    """Remove from a cloud account what `deploy` has created. See `runs clean` for the objects of runs."""
-
-
 def _where(command: Any) -> Any:
     for option in (
         click.option("--endpoint", metavar="URL", help="Another Lambda service, such as the local one."),
@@ -46,7 +36,7 @@ def _where(command: Any) -> Any:
     return command
 
 
-@deploy.command("aws")
+@click.command("aws")
 @_where
 @click.option(
     "--channel", required=True, metavar="ADDRESS", help="Channel that the function may use: s3://bucket/prefix or redis://host:port."
@@ -191,10 +181,10 @@ def deploy_aws(
     click.echo(f"train with: ephemeron train JOB --platform aws --channel {public} --workers 4")
 
 
-@clean.command("aws")
+@click.command("aws")
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool) -> None:
+def remove_aws(function: str, region: str | None, endpoint: str | None, yes: bool) -> None:
     """Delete the functions of all sizes and their log, and list what is not deleted."""
     from ephemeron.functions.aws.deploy.function import delete, functions_of
     from ephemeron.functions.aws.settings import AwsSettings, client
@@ -235,5 +225,5 @@ nothing was sent to AWS. Read these files, then:
       --capabilities CAPABILITY_NAMED_IAM
   aws ecr create-repository --region {region} --repository-name {place.function}
   {out}/image/build.sh {_ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{place.function}:1
-  ephemeron deploy aws --channel … --role arn:aws:iam::{_ACCOUNT}:role/{place.function}-function \\
+  ephemeron cloud deploy aws --channel … --role arn:aws:iam::{_ACCOUNT}:role/{place.function}-function \\
       --image {_ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{place.function}:1""")

@@ -1,4 +1,4 @@
-"""`ephemeron runs`: the table of runs, and `runs clean`: deletion of what runs have left in their channels."""
+"""`ephemeron runs clean`: deletion of what runs have left in their channels."""
 
 from __future__ import annotations
 
@@ -15,28 +15,11 @@ from ephemeron.errors import ChannelError, UserError
 from ephemeron.units import human_bytes, human_count
 
 if TYPE_CHECKING:
-    from ephemeron.cli.inventory import Item
+    from ephemeron.cli.runs.inventory import Item
     from ephemeron.training.driver.cleanup import RemainingObjects
 
 
-@click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-@click.pass_context
-def runs(ctx: click.Context, as_json: bool) -> None:
-    """List runs, newest first.
-
-    \b
-    ephemeron runs
-    ephemeron runs clean --dry-run              what there is on this machine, of runs and of everything else
-    ephemeron runs clean last                   delete the objects that the newest run has left in its channel
-    """
-    if ctx.invoked_subcommand is None:
-        from ephemeron.cli.listing import print_runs
-
-        print_runs(as_json=as_json)
-
-
-@runs.command("clean")
+@click.command("clean", short_help="Delete what runs have left in channels and on this machine.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="All runs of the home folder that are not running.")
 @click.option("--folder", is_flag=True, help="Delete the runs' folders too: events, results, weights and reports.")
@@ -45,7 +28,7 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Delete nothing; without RUN, list everything on this machine, and in stores.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object per line.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def clean_runs(
+def clean(
     runs: tuple[str, ...], everything: bool, folder: bool, force: bool, stores: tuple[str, ...], dry_run: bool, as_json: bool, yes: bool
 ) -> None:
     """Delete the objects that runs have left in their channels, and what is nobody's on this machine.
@@ -70,7 +53,7 @@ def clean_runs(
     if dry_run and not runs:
         _print_inventory(stores, as_json=as_json)
         return
-    from ephemeron.cli import inventory
+    from ephemeron.cli.runs import inventory
     from ephemeron.training.driver import cleanup, run_dir
     from ephemeron.training.driver.run_status import may_be_running, status_of
 
@@ -149,7 +132,7 @@ def _print_left(left: Sequence[RemainingObjects], *, as_json: bool) -> None:
 
 def _print_inventory(stores: Sequence[str], *, as_json: bool) -> None:
     """Everything there is, by kind, the largest first."""
-    from ephemeron.cli import inventory
+    from ephemeron.cli.runs import inventory
     from ephemeron.config.paths import home
     from ephemeron.config.typed import plain
 

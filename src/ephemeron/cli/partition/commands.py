@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.cli.partition_model import OPTIMIZERS, PartitionRequest, check_placed, graph_or_model, measure, telling
+from ephemeron.cli.partition.model import OPTIMIZERS, PartitionRequest, check_placed, graph_or_model, measure, telling
 from ephemeron.cli.terminal import make_console
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Defaulting(click.Group):
         self.format_commands(ctx, formatter)
 
 
-@click.group(cls=_Defaulting)
+@click.group(cls=_Defaulting, short_help="Divide a model into stages for unequal devices.")
 def partition() -> None:
     """Divide MODEL into stages for devices of different speed, memory and links, with a bound on the optimum.
 
@@ -129,7 +129,7 @@ def place_(
 ) -> None:
     """Place MODEL on devices, as without the word `place`. See `ephemeron partition --help`."""
 
-    from ephemeron.cli.partition_table import print_profile, print_summary
+    from ephemeron.cli.partition.table import print_profile, print_summary
     from ephemeron.partition import SearchBudget, place, replay
     from ephemeron.partition.graph.devices import load_topology
     from ephemeron.partition.placement.robustness import robustness_of
@@ -192,7 +192,7 @@ def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json:
     ratio is far from 1, or quartiles are far apart, the machine had other load: measure again.
     """
 
-    from ephemeron.cli.partition_table import print_profile, profile_table
+    from ephemeron.cli.partition.table import print_profile, profile_table
     from ephemeron.config.typed import plain
     from ephemeron.errors import JobError
     from ephemeron.partition import graph_to_json

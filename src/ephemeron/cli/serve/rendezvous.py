@@ -1,4 +1,4 @@
-"""`ephemeron rendezvous`: the service through which functions behind address translators (NAT) find and reach each other."""
+"""`ephemeron serve rendezvous`: the service through which functions behind address translators (NAT) find and reach each other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rendezvous(
 
     \b
     head -c 32 /dev/urandom | xxd -p -c 64 > token
-    ephemeron rendezvous --listen 0.0.0.0:7071 --allow-remote --token-file token
+    ephemeron serve rendezvous --listen 0.0.0.0:7071 --allow-remote --token-file token
     # where the run's functions are started
     EPHEMERON_RENDEZVOUS=rendezvous.example:7071 EPHEMERON_RENDEZVOUS_TOKEN=$(cat token) ephemeron train ... --channel direct
     """

@@ -1,4 +1,4 @@
-"""`ephemeron dashboard`: live pages of runs and studies in a browser."""
+"""`ephemeron serve dashboard`: live pages of runs and studies in a browser."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def dashboard(
     ROOT: folders with runs and studies.  [default: the home folder, and `out` of this folder]
 
     \b
-    ephemeron dashboard
-    ephemeron dashboard out --port 0 --open
+    ephemeron serve dashboard
+    ephemeron serve dashboard out --port 0 --open
 
     Open the address that it prints: it has the token, which the browser then keeps as a cookie. It reads what runs write, so
     runs go on without it, and it shows everything again when it is started again.

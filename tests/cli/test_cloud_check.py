@@ -1,4 +1,4 @@
-"""`ephemeron doctor` where nothing but this machine is needed. The clouds' questions are in their own rooms."""
+"""`ephemeron cloud check` where nothing but this machine is needed. The clouds' questions are in their own rooms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from doctoring import ask, left, refusal, texts
+from checking import ask, left, refusal, texts
 from ephemeron.cli.main import main
 from ephemeron.training.driver.diagnostics import diagnose
 
@@ -33,10 +33,10 @@ def test_this_machine_is_well_and_nothing_stays(tmp_path: Path, monkeypatch: pyt
 
 
 def test_people_get_the_same_lines_with_a_mark(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(main, ["doctor", "--no-call", "--channel", (tmp_path / "o").as_uri()])
+    ran = CliRunner().invoke(main, ["cloud", "check", "--no-call", "--channel", (tmp_path / "o").as_uri()])
     assert ran.exit_code == 0, ran.output
     assert [line[:4] for line in ran.stdout.splitlines()] == ["ok  ", "ok  "]
-    ran = CliRunner().invoke(main, ["doctor", "--no-call", "--channel", "ftp://x"])
+    ran = CliRunner().invoke(main, ["cloud", "check", "--no-call", "--channel", "ftp://x"])
     assert ran.exit_code == 2
     assert ran.stdout.splitlines()[-1].startswith("FAIL  channel    channel 'ftp://x' is of no known kind; use one of")
 
@@ -55,7 +55,7 @@ def test_without_a_call_no_function_is_started(monkeypatch: pytest.MonkeyPatch) 
 def test_an_extra_that_is_absent_is_named(module: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     extra = {"boto3": "aws"}.get(module, module)
-    said = refusal("--platform", platform, "--no-call")
+    said = refusal(platform, "--no-call")
     assert said == f"installed: {module} is not installed; run: pip install 'ephemeron[{extra}]'"
 
 
@@ -97,13 +97,13 @@ def test_a_store_that_gives_a_taken_key_away_is_no_channel(tmp_path: Path, monke
 
 
 def test_options_of_another_platform_and_what_cannot_be_asked() -> None:
-    ran = CliRunner().invoke(main, ["doctor", "--aws-function", "x"])
+    ran = CliRunner().invoke(main, ["cloud", "check", "--aws-function", "x"])
     assert (ran.exit_code, "platform local takes no --aws-function" in ran.output) == (2, True)
-    simulated = CliRunner().invoke(main, ["doctor", "--platform", "simulated"])
+    simulated = CliRunner().invoke(main, ["cloud", "check", "simulated"])
     assert (simulated.exit_code, "in virtual time: nothing to check" in simulated.output) == (0, True)
 
 
-LITHOPS = ("--platform", "lithops", "--no-call")
+LITHOPS = ("lithops", "--no-call")
 
 
 def test_lithops_asks_what_it_can_without_starting_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

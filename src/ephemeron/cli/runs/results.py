@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FORMATS = ("torchscript", "onnx", "safetensors")
 
 
-@click.command()
+@click.command(short_help="Evaluate trained weights on this machine.")
 @click.argument("weights", metavar="RUN|WEIGHTS")
 @click.option("--job", "job_file", type=click.Path(path_type=Path), help="Job whose model and data are used.  [default: RUN's own]")
 @click.option("--best", is_flag=True, help="RUN's weights of the best evaluation (keep_best), not those at its end.")
@@ -86,7 +86,7 @@ def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[J
     return given or job_of_run(folder), result_of(folder).state_dict(best=best)
 
 
-@click.command()
+@click.command(short_help="Write the trained model of a run for other programs.")
 @click.argument("run")
 @click.option("--format", "form", type=click.Choice(_FORMATS), default="safetensors", show_default=True, help="Form of the file.")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: named like RUN, in this folder]")

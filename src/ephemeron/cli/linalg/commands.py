@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.cli.linalg_files import check_out, command_name, source_of, stored, write_results
+from ephemeron.cli.linalg.files import check_out, command_name, source_of, stored, write_results
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError
 from ephemeron.units import human_bytes, human_count, human_seconds
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(short_help="Factor, multiply and solve large matrices.")
 def linalg() -> None:
     """Compute with large matrices on functions.
 

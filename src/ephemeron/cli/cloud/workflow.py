@@ -1,4 +1,4 @@
-"""`ephemeron workflow`: workflows of functions on OpenFaaS, as documents."""
+"""`ephemeron cloud workflow`: workflows of functions on OpenFaaS, as documents."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def invoke_command(what: str, body: str, step: str | None, openfaas_gateway: str
     """Call all steps of a workflow, and print the answer of the last ones.
 
     \b
-    ephemeron workflow invoke counting --request '{"samples": 60000}'
-    ephemeron workflow invoke workflow.json
+    ephemeron cloud workflow invoke counting --request '{"samples": 60000}'
+    ephemeron cloud workflow invoke workflow.json
 
     A NAME is a workflow that was deployed. The steps of a WORKFLOW.json are called from here, which works at every gateway.
     """
@@ -123,4 +123,4 @@ def _gateway(url: str | None, namespace: str) -> WorkflowGateway:
 def _without_workflows(document: Path) -> Exception:
     from ephemeron.errors import JobError
 
-    return JobError("this gateway has no workflows", remedy=f"call the steps from here: ephemeron workflow invoke {document}")
+    return JobError("this gateway has no workflows", remedy=f"call the steps from here: ephemeron cloud workflow invoke {document}")

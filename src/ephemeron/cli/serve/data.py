@@ -1,34 +1,25 @@
-"""`ephemeron data serve | status`: a data service that training jobs share, and its status."""
+"""`ephemeron serve data`: a data service that training jobs share. `ephemeron data status` shows what it does."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ephemeron.units import human_count
-
-if TYPE_CHECKING:
-    from ephemeron.data.service import Service
-    from ephemeron.data.service.lifecycle import FlowEntry
-    from ephemeron.data.service.messages import RouterStatus
-
 _log = logging.getLogger(__name__)
 
-_folder = click.option(
+service_folder = click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the service's state.  [default: ~/.ephemeron/data-service]",
 )
 
 
-@click.command()
+@click.command("data")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free one.")
 @click.option("--allow-remote", is_flag=True, help="Let other machines in, if --host can be reached from them.")
@@ -58,9 +49,9 @@ _folder = click.option(
     show_default=True,
     help="Seconds without a reader after which the loaders of a flow end.",
 )
-@_folder
+@service_folder
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready.")
-def serve(
+def serve_data(
     host: str,
     port: int,
     allow_remote: bool,
@@ -79,7 +70,7 @@ def serve(
     with a memory quota and a timeout; their number follows demand, and is zero without readers.
 
     \b
-    ephemeron data serve --port 7070 --loaders 4 --cache-mb 4096
+    ephemeron serve data --port 7070 --loaders 4 --cache-mb 4096
     # in a training script
     reader = RemoteReader("127.0.0.1:7070", token=...)    # or EPHEMERON_DATA_TOKEN
     batches = flow.prepare_read(reader).to_shuffled(batch_size=128, sampling="shared")
@@ -131,102 +122,3 @@ def serve(
                 part.ensure(replace(settings, port=address.port))
     finally:
         part.kill(gently=True, wait_s=30)
-
-
-@click.command()
-@click.option(
-    "--address", metavar="HOST:PORT", help="Address of the service.  [default: EPHEMERON_DATA_SERVICE, else that of this machine]"
-)
-@_folder
-@click.option("--delete", metavar="NAME", help="Remove a flow that has no readers.")
-@click.option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def status(address: str | None, folder: Path | None, delete: str | None, watch: bool, as_json: bool) -> None:
-    """Show the flows of a data service with their states, readers, loaders and caches.
-
-    \b
-    ephemeron data status
-    ephemeron data status --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
-    """
-    from ephemeron.config.paths import home
-    from ephemeron.data.flow_spec import SERVICE_VARIABLE
-    from ephemeron.data.service import Service
-    from ephemeron.data.service.daemon import ManagedProcess
-    from ephemeron.data.service.messages import FlowRequest
-    from ephemeron.data.service.protocol import DELETE_FLOW
-    from ephemeron.errors import ServiceUnreachable
-
-    if address is None and folder is None:  # as readers find it
-        address = os.environ.get(SERVICE_VARIABLE) or None
-    if address is None:  # do not start one to ask it
-        place = folder or home() / "data-service"
-        if not ManagedProcess("coordinator", place, "").alive:
-            raise ServiceUnreachable(f"no data service runs with folder {place}; start one with: ephemeron data serve")
-    service = Service(address, folder=folder, timeout_s=5.0)
-    if delete is not None:
-        service.call(DELETE_FLOW, FlowRequest(flow=delete))
-    while True:
-        _print(service, as_json)
-        if not watch:
-            return
-        time.sleep(1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowRow:
-    """Status of a flow, with sums over its shards."""
-
-    flow: str
-    version: int
-    state: str
-    samples: int
-    readers: int
-    shards: int
-    loaders: int
-    loaded: int
-    hits: int
-    """Samples that were found finished in the cache."""
-    half_hits: int
-    """Samples of which the cached steps were found."""
-    skipped: int
-    cached_bytes: int
-    buffered_bytes: int
-
-
-def _print(service: Service, as_json: bool) -> None:
-    from ephemeron.data.service.messages import Nothing, RouterStatus
-    from ephemeron.data.service.protocol import LIST_FLOWS
-    from ephemeron.units import human_bytes
-
-    found = service.call(LIST_FLOWS, Nothing())
-    rows = [_row(entry, found.routers.get(entry.name, RouterStatus())) for entry in found.flows]
-    if as_json:
-        click.echo(json.dumps({"flows": [asdict(row) for row in rows]}))
-        return
-    if not rows:
-        click.echo("no flows are registered")
-    for r in rows:
-        click.echo(
-            f"{r.flow}@{r.version}: {r.state}, {human_count(r.samples, 'sample')}; {human_count(r.readers, 'reader')}, {r.loaders} "
-            f"loaders; {r.loaded} loaded, {r.hits} found finished, {r.half_hits} half-finished; "
-            f"{human_bytes(r.cached_bytes)} kept, {human_bytes(r.buffered_bytes)} ahead"
-        )
-
-
-def _row(entry: FlowEntry, router: RouterStatus) -> FlowRow:
-    shards = router.shards
-    return FlowRow(
-        flow=entry.name,
-        version=entry.version,
-        state=entry.state,
-        samples=entry.samples,
-        readers=router.readers,
-        shards=len(shards),
-        loaders=sum(s.loaders for s in shards),
-        loaded=sum(s.loaded for s in shards),
-        hits=sum(s.hits for s in shards),
-        half_hits=sum(s.half_hits for s in shards),
-        skipped=sum(s.skipped for s in shards),
-        cached_bytes=sum(s.cached_bytes for s in shards),
-        buffered_bytes=sum(s.buffered_bytes for s in shards),
-    )

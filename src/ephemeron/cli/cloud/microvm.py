@@ -1,4 +1,4 @@
-"""`ephemeron deploy aws-microvm` and `ephemeron clean aws-microvm`: creation and removal of the image on AWS Lambda MicroVMs."""
+"""`ephemeron cloud deploy aws-microvm` and `ephemeron cloud remove aws-microvm`: creation and removal of the image on AWS Lambda MicroVMs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def deploy_microvm(
 @click.command("aws-microvm")
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def clean_microvm(image: str, region: str | None, endpoint: str | None, yes: bool) -> None:
+def remove_microvm(image: str, region: str | None, endpoint: str | None, yes: bool) -> None:
     """Terminate the MicroVMs of the images of all sizes, delete these and their log, and list what is not deleted."""
     from ephemeron.functions.aws_microvm.deploy.image import images_of
     from ephemeron.functions.aws_microvm.settings import client
@@ -196,4 +196,4 @@ def _next_steps(out: Path, place: MicrovmPlace, channel: str, artifact: str) -> 
 nothing was sent to AWS. Read these files, then:
   aws cloudformation deploy --region {place.region} --stack-name {place.image}-microvm --template-file {out}/template.json \\
       --capabilities CAPABILITY_NAMED_IAM
-  ephemeron deploy aws-microvm --channel {channel} --artifact {artifact} --role {place.role_arn("run")}""")
+  ephemeron cloud deploy aws-microvm --channel {channel} --artifact {artifact} --role {place.role_arn("run")}""")

@@ -1,4 +1,4 @@
-"""Asks the doctor as people do, and looks what it leaves behind."""
+"""Checks a platform as people do, and looks what that leaves behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ephemeron.communication.channels import open_channel
 
 def ask(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and findings, each of them one line that says something."""
-    ran = CliRunner().invoke(main, ["doctor", "--json", *arguments], catch_exceptions=False)
+    ran = CliRunner().invoke(main, ["cloud", "check", "--json", *arguments], catch_exceptions=False)
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     for row in found:
         assert set(row) == {"step", "ok", "text"}
@@ -42,8 +42,8 @@ def texts(*arguments: str) -> dict[str, str]:
     return out
 
 
-def left(address: str | None, prefix: str = "doctor") -> list[str]:
-    """Keys that are still there: the doctor's, or those of a run."""
+def left(address: str | None, prefix: str = "check") -> list[str]:
+    """Keys that are still there: the check's, or those of a run."""
     assert address is not None
 
     async def main() -> list[str]:

@@ -22,7 +22,7 @@ SHOWN = 20
 STOPPED = 3
 
 
-@click.command()
+@click.command(short_help="Find the best parameters of a job, over many runs.")
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the study.  [default: ~/.ephemeron/studies/NAME]")
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")

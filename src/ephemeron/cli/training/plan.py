@@ -10,8 +10,8 @@ import click
 
 from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
-from ephemeron.cli.sparse_plan import refuse_options, sparse_plan
 from ephemeron.cli.terminal import make_console, text_of
+from ephemeron.cli.training.sparse_plan import refuse_options, sparse_plan
 from ephemeron.config.typed import Count, Positive
 from ephemeron.training.job import PATTERNS
 from ephemeron.training.job.spec import EpochsFactor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WIDTH = 110
 
 
-@click.command()
+@click.command(short_help="Find the cheapest configuration of a job, with a proof.")
 @click.argument("job", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--profile", "profile_file", type=click.Path(path_type=Path), help="A profile.json, measured or written by hand, instead of measuring."
@@ -219,7 +219,7 @@ def plan(
     show(made)
     if sizes and made.choice.memory_mb not in sizes:
         click.echo(
-            f"- {made.choice.memory_mb} MB are not deployed; {not_deployed(sizes, made.choice.memory_mb, f'ephemeron deploy {where}')}"
+            f"- {made.choice.memory_mb} MB are not deployed; {not_deployed(sizes, made.choice.memory_mb, f'ephemeron cloud deploy {where}')}"
         )
     if out is not None:
         for path in write_plan_report(made, out):

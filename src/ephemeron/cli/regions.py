@@ -1,4 +1,4 @@
-"""`ephemeron geo`: training across regions."""
+"""`ephemeron regions`: training across regions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ephemeron.geo.planning import RegionPlan
 
 
-@click.group()
-def geo() -> None:
+@click.group(short_help="Plan, measure and change training across regions.")
+def regions() -> None:
     """Train across regions: plan their devices, measure their links, plan them anew, let one join or leave."""
 
 
-@geo.command("plan")
+@regions.command("plan")
 @click.argument("regions", metavar="REGIONS.toml", type=click.Path(path_type=Path))
 @click.option(
     "--method",
@@ -50,9 +50,9 @@ def plan_command(
     """Plan how many cores each region of REGIONS.toml uses.
 
     \b
-    ephemeron geo plan regions.toml
-    ephemeron geo plan regions.toml --method cheapest
-    ephemeron geo plan regions.toml --method fastest --samples 60000 --sample-s 0.002 --budget-usd 0.1
+    ephemeron regions plan regions.toml
+    ephemeron regions plan regions.toml --method cheapest
+    ephemeron regions plan regions.toml --method fastest --samples 60000 --sample-s 0.002 --budget-usd 0.1
 
     A region whose devices are too many for its data waits for the slowest one. A plan leaves such devices out.
     """
@@ -79,7 +79,7 @@ def plan_command(
         _show(found)
 
 
-@geo.command("probe")
+@regions.command("probe")
 @click.argument("regions", metavar="REGIONS.toml", type=click.Path(path_type=Path))
 @click.option("--mb", type=click.FloatRange(min=0.1, max=1000), default=8.0, show_default=True, help="Size of what is sent, 10^6 bytes.")
 @click.option("--write", is_flag=True, help="Put the links into REGIONS.toml, in place of those that it has.")
@@ -88,8 +88,8 @@ def probe_command(regions: Path, mb: float, write: bool, as_json: bool) -> None:
     """Measure bandwidth and latency between all regions of REGIONS.toml.
 
     \b
-    ephemeron geo probe regions.toml
-    ephemeron geo probe regions.toml --write
+    ephemeron regions probe regions.toml
+    ephemeron regions probe regions.toml --write
 
     Starts a function in each region, which sends to the others as a run would: over TCP, or through the store.
     Prints [[link]] tables. Each link carries about four times --mb; traffic between regions may cost money.
@@ -109,14 +109,14 @@ def probe_command(regions: Path, mb: float, write: bool, as_json: bool) -> None:
         click.echo(links_as_toml(links), nl=False)
 
 
-@geo.command("leave")
+@regions.command("leave")
 @click.argument("run")
 @click.argument("region")
 def leave_command(run: str, region: str) -> None:
     """Let REGION leave RUN, which goes on without it.
 
     \b
-    ephemeron geo leave last chongqing
+    ephemeron regions leave last chongqing
 
     The region sends one more round, and stops at a checkpoint. What it has contributed stays in the weights.
     """
@@ -126,7 +126,7 @@ def leave_command(run: str, region: str) -> None:
     click.echo(f"region {region} leaves run {name} after its next round")
 
 
-@geo.command("join")
+@regions.command("join")
 @click.argument("run")
 @click.argument("region")
 @click.option(
@@ -136,7 +136,7 @@ def join_command(run: str, region: str, file: Path) -> None:
     """Let REGION, which RUN does not have yet, join it while it trains.
 
     \b
-    ephemeron geo join last chengdu --regions regions.toml
+    ephemeron regions join last chengdu --regions regions.toml
 
     The client of train starts its functions, which begin with a state of the run; the others train on meanwhile. FILE describes REGION as
     that of train does, and may hold the others, too: they are left alone. Without [region.data] it trains on a part of the job's samples.
@@ -147,7 +147,7 @@ def join_command(run: str, region: str, file: Path) -> None:
     click.echo(f"region {region} is started with {human_count(functions, 'function')}, and joins run {name}")
 
 
-@geo.command("replan")
+@regions.command("replan")
 @click.argument("run")
 @click.option("--apply", "applies", is_flag=True, help="Ask the regions for the change.")
 @click.option("--every", "every_s", type=click.FloatRange(min=1), metavar="SECONDS", help="Again and again, until the run ends.")
@@ -156,8 +156,8 @@ def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool
     """Plan the functions of the regions of RUN anew, from measured iteration times.
 
     \b
-    ephemeron geo replan last
-    ephemeron geo replan last --apply --every 60
+    ephemeron regions replan last
+    ephemeron regions replan last --apply --every 60
 
     Regions that would wait for the slowest one give functions back, and get them again when it has become faster. One that has become
     slower grows, up to what its devices have cores for. The samples of an iteration stay as many as they are. To have train do so

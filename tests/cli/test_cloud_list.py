@@ -1,4 +1,4 @@
-"""`ephemeron platforms`, and the flags that belong to one platform."""
+"""`ephemeron cloud list`, and the flags that belong to one platform."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"
 
 
 def test_every_platform_is_listed_with_its_limits_and_where_prices_come_from() -> None:
-    ran = CliRunner().invoke(main, ["platforms", "--json"])
+    ran = CliRunner().invoke(main, ["cloud", "list", "--json"])
     assert ran.exit_code == 0, ran.output
     found = {row["name"]: row for row in map(json.loads, ran.stdout.splitlines())}
     assert tuple(found) == PLATFORMS
@@ -31,14 +31,14 @@ def test_every_platform_is_listed_with_its_limits_and_where_prices_come_from() -
 @pytest.mark.parametrize(("module", "platform"), [("ray", "ray"), ("lithops", "lithops"), ("boto3", "aws")])
 def test_what_is_missing_is_named_with_the_command_that_installs_it(module: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    ran = CliRunner().invoke(main, ["platforms", "--json"])
+    ran = CliRunner().invoke(main, ["cloud", "list", "--json"])
     row = next(r for r in map(json.loads, ran.stdout.splitlines()) if r["name"] == platform)
     assert (row["available"], row["missing"]) == (False, [module])
     assert row["install"] == f"pip install 'ephemeron[{platform}]'"
 
 
 def test_the_table_names_all_of_them() -> None:
-    out = CliRunner().invoke(main, ["platforms"]).output
+    out = CliRunner().invoke(main, ["cloud", "list"]).output
     assert [name for name in PLATFORMS if f"\n{name} " not in out] == []
     assert "per GB-second" in out
 

@@ -1,0 +1,1 @@
+"""The command `cloud`: platforms and what is deployed there."""

@@ -1,0 +1,1 @@
+"""The command `runs`: its verbs, the table of runs, and deletion."""

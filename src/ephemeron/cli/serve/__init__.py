@@ -1,0 +1,1 @@
+"""The command `serve`: services of this machine."""
