@@ -14,9 +14,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from ephemeron.cli.cloud.aws import deploy_aws, remove_aws
-from ephemeron.cli.cloud.microvm import deploy_microvm, remove_microvm
-from ephemeron.cli.cloud.openfaas import deploy_openfaas, remove_openfaas
+from ephemeron.cli.cloud.deployments import deploy, remove
 from ephemeron.cli.cloud.workflow import workflow
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.terminal import make_console
@@ -168,18 +166,5 @@ def check_command(platform: str, channel: str, workers: int, no_call: bool, as_j
             click.get_current_context().exit(2)
 
 
-@cloud.group()
-def deploy() -> None:
-    """Put the function that runs everything into a cloud account."""
-
-
-@cloud.group()
-def remove() -> None:
-    """Remove from a cloud account what `cloud deploy` has created. See `runs clean` for the objects of runs."""
-
-
-for _command in (deploy_aws, deploy_microvm, deploy_openfaas):
-    deploy.add_command(_command)
-for _command in (remove_aws, remove_microvm, remove_openfaas):
-    remove.add_command(_command)
-cloud.add_command(workflow)
+for _command in (deploy, remove, workflow):
+    cloud.add_command(_command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -166,6 +167,22 @@ def refused(e: Exception, settings: AwsSettings, *, doing: str) -> EphemeronErro
     """The error to raise where nothing has been started yet."""
     problem, remedy = explain(e, settings, doing=doing)
     return JobError(problem, remedy=remedy)
+
+
+def delete_if_there(request: Callable[[], object], refuse: Callable[[Exception], Exception]) -> bool:
+    """Makes a request to delete something; False: there was none.
+
+    Args:
+        request: the call.
+        refuse: the error to raise for another one.
+    """
+    try:
+        request()
+    except Exception as e:
+        if code_of(e) == "ResourceNotFoundException":
+            return False
+        raise refuse(e) from e
+    return True
 
 
 def _line(e: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ephemeron.errors import JobError
@@ -11,7 +12,7 @@ from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
 from ephemeron.functions.async_invoke.sizes import FUNCTION, SIZES, function_of, sizes_in, text_of
 from ephemeron.functions.aws.deploy.package import HANDLER, PYTHON
 from ephemeron.functions.aws.managed_instances import PUBLISH_TO, QUALIFIER, TIMEOUT_S, VCPUS, ManagedInstances, of_function
-from ephemeron.functions.aws.settings import AwsSettings, code_of, refused
+from ephemeron.functions.aws.settings import AwsSettings, code_of, delete_if_there, refused
 
 DIGEST = "EPHEMERON_CODE"
 """Variable of the function with the digest of its code."""
@@ -162,13 +163,8 @@ def delete(client: Any, settings: AwsSettings) -> bool:
     Raises:
         JobError: AWS refuses, in one line.
     """
-    try:
-        client.delete_function(FunctionName=settings.function)
-    except Exception as e:
-        if code_of(e) == "ResourceNotFoundException":
-            return False
-        raise refused(e, settings, doing="lambda:DeleteFunction") from e
-    return True
+    refuse = partial(refused, settings=settings, doing="lambda:DeleteFunction")
+    return delete_if_there(lambda: client.delete_function(FunctionName=settings.function), refuse)
 
 
 def _found(client: Any, name: str) -> Mapping[str, Any] | None:

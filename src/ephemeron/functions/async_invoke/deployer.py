@@ -1,0 +1,95 @@
+"""The port `Deployer`: creation and removal of the functions of a cloud, told in lines for people."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.address import store_address
+from ephemeron.errors import JobError
+from ephemeron.functions.async_invoke.provider import S
+from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
+
+ACCOUNT = "ACCOUNT"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What every cloud is told of the functions to create."""
+
+    channel: str
+    """Address that functions may use, without credentials."""
+    sizes_mb: tuple[int, ...]
+    """Memory sizes, the first is that of runs which name none."""
+    out: Path
+    """Folder for what is to be reviewed."""
+
+    @property
+    def store(self) -> str:
+        """Address of the store of the channel."""
+        return store_address(self.channel)
+
+    def size_of(self, name: str, function: str) -> int:
+        """Memory size of a function of the deployment; 0: none of its sizes."""
+        return next((mb for mb in self.sizes_mb if function_of(function, self.sizes_mb, mb) == name), 0)
+
+
+class Deployer(ABC, Generic[S]):
+    """A port with one implementation per cloud that has functions of its own; `ephemeron.functions.registry` knows them by name."""
+
+    settings: type[S]
+    range_mb: tuple[int, int]
+    """Smallest and largest memory."""
+
+    def read(self, channel: str, memory_mb: str, out: Path) -> Deployment:
+        """What is wanted, of what a user gives.
+
+        Raises:
+            JobError: the address has credentials, or a size is none.
+        """
+        public, secrets = public_address(channel)
+        if secrets:
+            raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+        low_mb, high_mb = self.range_mb
+        return Deployment(channel=public, sizes_mb=parse_sizes(memory_mb, low_mb=low_mb, high_mb=high_mb), out=out)
+
+    @abstractmethod
+    def deploy(self, settings: S, wanted: Deployment, options: Mapping[str, Any], tell: Tell) -> None:
+        """Writes documents for review; where the options name what was made of them, creates the functions too.
+
+        Args:
+            settings: located.
+            wanted: for every cloud.
+            options: of this cloud's own, by name.
+            tell: takes lines for people.
+
+        Raises:
+            JobError, MissingExtra: one line each.
+        """
+
+    @abstractmethod
+    def describe(self, settings: S) -> str:
+        """Everything that `remove` deletes, for a question."""
+
+    @abstractmethod
+    def remove(self, settings: S, tell: Tell) -> None:
+        """Deletes everything that `deploy` has created, and tells what stays.
+
+        Raises:
+            JobError: the cloud refuses.
+        """
+
+
+def account_of(role: str | None) -> str:
+    """Number of the account of a role's ARN; without one, the word that documents have in its place."""
+    return role.split(":")[4] if role and role.count(":") >= 5 else ACCOUNT
+
+
+def outcome(name: str, was_there: bool) -> str:
+    """A line about something that was to be deleted."""
+    return f"deleted {name}" if was_there else f"there is no {name}"
