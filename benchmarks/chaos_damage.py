@@ -32,12 +32,12 @@ from ephemeron.errors import EphemeronError
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
 from ephemeron.testing.damage import DAMAGES, Damage, damage_first, kind_of
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, DataSpec, Job, RunGroup, Simulation, Target
 from ephemeron.training.job.generation import ScheduledResize
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.tensors import digest
 from ephemeron.training.worker.spec import RunSpec
 

@@ -40,11 +40,11 @@ from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
 from ephemeron.testing.faulty_proxy import HTTP_TROUBLES, TCP_TROUBLES, FaultyProxy, seeded
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Job, Simulation, Target
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.tensors import digest
 from ephemeron.training.worker.spec import RunSpec
 

@@ -16,8 +16,8 @@ from benchmarks.geo_worlds import Wan, Workload, job_of
 from ephemeron.events import Progress, RegionExchanged
 from ephemeron.geo.regions import Regions, parse_regions
 from ephemeron.geo.scheduling.devices import KINDS
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.result import events_of
 from ephemeron.training.job import RunGroup
 
 CORES, FUNCTION_MB = 2, 3538

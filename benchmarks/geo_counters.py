@@ -25,10 +25,11 @@ from benchmarks.geo_traffic import AMA, MARGIN, PER_STEP, SEEDS, WORKLOAD
 from benchmarks.geo_worlds import Wan, job_of, workplace
 from ephemeron.events import Evaluated, RegionExchanged, RunStarted
 from ephemeron.functions import local_daemon_client
+from ephemeron.runs.folders import events_of
 from ephemeron.testing import wan_namespaces
 from ephemeron.testing.wan_namespaces import RegionNamespaces
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import RunGroup
 
 NAMES = ("shanghai", "chongqing")

@@ -24,9 +24,9 @@ from ephemeron.events import FaultFired, RegionExchanged
 from ephemeron.geo.communicator.base import Communicator, Update
 from ephemeron.geo.communicator.network import RegionNetwork
 from ephemeron.geo.communicator.tcp import TcpCommunicator
+from ephemeron.runs.folders import events_of
 from ephemeron.testing.wan import EmulatedWan, WanLink
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.result import events_of
 from ephemeron.training.job import Fault, RunGroup, load_job
 from ephemeron.training.worker.spec import GroupNetwork
 

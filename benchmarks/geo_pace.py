@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks.geo_worlds import MEMORY_MB, Wan, Workload, job_of, workplace
 from ephemeron.events import Progress, RegionExchanged
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Job, RunGroup
 
 POWERS = (1.0, 2.0, 4.0)

@@ -31,7 +31,7 @@ from ephemeron.linalg.algorithms import cholesky as cholesky_programs
 from ephemeron.linalg.algorithms import qr as qr_programs
 from ephemeron.linalg.algorithms.flat_qr import flat_qr
 from ephemeron.linalg.language.program import Program
-from ephemeron.training.planner.prices import load_prices
+from ephemeron.prices import load_prices
 
 PROGRAMS: Mapping[str, tuple[Program, Sequence[str]]] = {
     "cholesky": (cholesky_programs.cholesky, ("N",)),

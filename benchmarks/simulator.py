@@ -24,12 +24,12 @@ from ephemeron.communication.channels.wrappers import Metered, Throttled
 from ephemeron.communication.keys import Keys
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.functions.simulation import run
+from ephemeron.prices import load_prices
 from ephemeron.training.collectives import Group, KReduce, ReductionStatus
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Simulation, Target
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import RunSpec
 
 BATCH = 16

@@ -26,7 +26,7 @@ import click
 
 from benchmarks.common import environment, write
 from ephemeron.config.toml import toml_text
-from ephemeron.training.planner.prices import load_machines
+from ephemeron.prices import load_machines
 from ephemeron.tuning import Study
 from ephemeron.tuning.folder import TrialRecord
 

@@ -26,9 +26,9 @@ from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.flow import Flow
 from ephemeron.errors import JobError
 from ephemeron.events import StoreRequests, Traffic
+from ephemeron.prices import load_prices
+from ephemeron.runs.cost import CostMeter
 from ephemeron.sparse.models import Batch, LogisticRegression
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.planner.prices import load_prices
 
 SKEW, RANGE, SMALLER, BILLS = ("other features at inference", "beyond float32 and float64", "smaller wrong results", "bills")
 HERE = prep.InProcess()

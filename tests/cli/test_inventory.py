@@ -18,7 +18,7 @@ from ephemeron.communication.channels.object_store import ObjectsChannel
 from ephemeron.errors import ChannelUnreachable
 from ephemeron.executor import FunctionExecutor
 from ephemeron.executor.drivers import owned
-from ephemeron.training.driver import run_dir
+from ephemeron.runs import folders
 
 OLD = 7_200
 
@@ -53,7 +53,7 @@ def listed(*arguments):
 @pytest.fixture
 def full(home):
     """A home folder with something of every kind."""
-    run = run_dir.create("mine")
+    run = folders.create("mine")
     run.write("run.json", {"run_id": "mine", "platform": "local", "address": run.objects.resolve().as_uri()})
     run.write("result.json", {"status": "finished"})
     run.write("job.json", {"code": [str(home / "programs" / "used")]})
@@ -157,7 +157,7 @@ def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
                 await channel.put(key, [bytes(nbytes)])
 
     asyncio.run(put())
-    run = run_dir.create("mine")
+    run = folders.create("mine")
     run.write("run.json", {"run_id": "mine", "platform": "local", "address": address})
     run.write("result.json", {"status": "stopped"})
     staged = file(tmp_path / "store" / "theirs" / "y#1", 9, head=b"EPHMSIG1")
@@ -228,7 +228,7 @@ def test_what_is_used_again_before_the_answer_stays(full, monkeypatch):
 
 
 def test_a_dry_run_of_a_run_deletes_nothing(home, tmp_path):
-    run = run_dir.create("mine")
+    run = folders.create("mine")
     run.write("run.json", {"run_id": "mine", "platform": "local", "address": run.objects.resolve().as_uri()})
     run.write("result.json", {"status": "stopped"})
     file(run.objects / "mine" / "spec", 12)

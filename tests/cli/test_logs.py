@@ -10,11 +10,10 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.events import Ended, Invoked, Note, RunStarted, to_json
-from ephemeron.training.driver import records
-from ephemeron.training.driver import run_dir as homes
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders as homes
+from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.training.driver.failures import in_short
-from ephemeron.training.driver.records import RunRecord
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.report.run_summary import RunSummary
 
 MODEL = """import warnings
@@ -90,13 +89,13 @@ def test_an_error_of_the_user_s_code(home: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_printed_nothing_says_so(home: Path) -> None:
     folder = homes.create("quiet")
-    records.write(folder, RunRecord(run_id=folder.run_id, platform="local"))
+    write_header(folder, RunHeader(run_id=folder.run_id, kind="training", platform="local", prices=load_prices("objects")))
     assert "have printed nothing" in run("logs", "quiet").stderr
 
 
 def test_attempts_are_told_apart_and_starts_come_first(home: Path) -> None:
     folder = homes.create("two")
-    records.write(folder, RunRecord(run_id=folder.run_id, platform="local"))
+    write_header(folder, RunHeader(run_id=folder.run_id, kind="training", platform="local", prices=load_prices("objects")))
     calls = [Invoked(t=float(n), rank=0, attempt=n, invocation=f"i{n}") for n in range(2)]
     folder.events.write_text("".join(to_json(e) + "\n" for e in calls))
     (folder.path / "logs").mkdir()
@@ -111,7 +110,7 @@ def test_attempts_are_told_apart_and_starts_come_first(home: Path) -> None:
 def test_logs_of_a_cloud_name_the_command_for_the_rest(home: Path) -> None:
     folder = homes.create("far")
     where = {"gateway": "http://here:8080", "function": "f"}
-    records.write(folder, RunRecord(run_id="far", platform="openfaas", settings=where))
+    write_header(folder, RunHeader(run_id="far", kind="training", platform="openfaas", prices=load_prices("objects"), settings=where))
     assert "faas-cli logs f --gateway http://here:8080" in run("logs", "far").stderr
 
 

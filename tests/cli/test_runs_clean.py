@@ -15,9 +15,9 @@ from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
 from ephemeron.events import Note, RunEnded, RunStarted, to_json
 from ephemeron.functions.daemon_files import LOCK_FILE
-from ephemeron.training.driver import run_dir as homes
-from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import session_end, status_of
+from ephemeron.runs import folders as homes
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.status import session_end, status_of
 
 if TYPE_CHECKING:
     pass

@@ -88,13 +88,14 @@ class Dashboard:
 def bill_of_run(folder: Path) -> Any:
     """The summary of a run by the meter, fed with its events, whatever `result.json` says."""
     from ephemeron.config.typed import plain
-    from ephemeron.training.driver.cost import CostMeter, summarize
-    from ephemeron.training.driver.records import read_record, read_result
-    from ephemeron.training.driver.result import events_of
-    from ephemeron.training.driver.run_dir import RunFolder
+    from ephemeron.runs.cost import CostMeter
+    from ephemeron.runs.folders import RunFolder, events_of
+    from ephemeron.runs.header import read_header
+    from ephemeron.training.driver.records import read_result
+    from ephemeron.training.driver.result import summarize
 
     place = RunFolder(folder)
-    record, known = read_record(place), read_result(place)
+    record, known = read_header(place), read_result(place)
     assert record is not None
     spec = record.run_spec()
     meter = CostMeter(spec.prices)
@@ -105,10 +106,9 @@ def bill_of_run(folder: Path) -> Any:
 
 def bill_of_executor(folder: Path) -> Any:
     """What an executor's events cost, as far as they are written."""
-    from ephemeron.training.driver.cost import CostMeter
-    from ephemeron.training.driver.result import events_of
-    from ephemeron.training.driver.run_dir import RunFolder
-    from ephemeron.training.planner.prices import load_prices
+    from ephemeron.prices import load_prices
+    from ephemeron.runs.cost import CostMeter
+    from ephemeron.runs.folders import RunFolder, events_of
 
     place = RunFolder(folder)
     if not place.events.exists():

@@ -17,11 +17,12 @@ pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.events import Ended, Event, Invoked, Progress
+from ephemeron.runs.folders import events_of
+from ephemeron.runs.header import read_header
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
-from ephemeron.training.driver.records import read_record, read_result
-from ephemeron.training.driver.result import events_of
+from ephemeron.training.driver.records import read_result
 from ephemeron.training.job import RunGroup, parse_fault
 from tiny_job import JOB
 
@@ -70,7 +71,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     events = list(events_of(result.folder))
     assert [e.rank for e in events if isinstance(e, Ended) and e.status == "lost"] == [0]
     assert {e.rank for e in events if isinstance(e, Invoked)} == {0, 1, 2}
-    assert [read_record(place).platform for place in members_of(result.folder)] == ["aws", "ray"]  # type: ignore[union-attr]
+    assert [read_header(place).platform for place in members_of(result.folder)] == ["aws", "ray"]  # type: ignore[union-attr]
     shas = {read_result(place).weights_sha256 for place in members_of(result.folder)}  # type: ignore[union-attr]
     assert shas == {result.summary.weights_sha256}
 

@@ -27,10 +27,11 @@ from ephemeron.events import (
     from_json,
     to_json,
 )
-from ephemeron.training.driver.cost import CostMeter, latest_metrics, summarize
-from ephemeron.training.driver.records import Bill, ResultSummary, RunTraffic
+from ephemeron.prices import Prices
+from ephemeron.runs.cost import Bill, CostMeter, latest_metrics
+from ephemeron.training.driver.records import ResultSummary, RunTraffic
+from ephemeron.training.driver.result import summarize
 from ephemeron.training.job import Configuration, Target
-from ephemeron.training.planner.prices import Prices
 from ephemeron.training.report.cost_series import Spending, spending, with_further
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
@@ -276,8 +277,9 @@ def test_the_cost_is_functions_and_requests_and_servers():
     )
     storage = 5 * 0.1 + (10 + 20) * 0.01 + 2 * 1.0 + 7 * 0.001
     assert made.storage_usd(10.0) == pytest.approx(storage)
-    assert made.storage_usd(10.0, servers=2) == pytest.approx(storage + 2 * 36 * 10 / 3600)
     assert made.cost_usd(10.0) == pytest.approx(3 * 2.0 + 0.5 + storage)
+    made.servers = 2
+    assert made.storage_usd(10.0) == pytest.approx(storage + 2 * 36 * 10 / 3600)
 
 
 def test_spans_add_up_by_phase():
@@ -349,8 +351,9 @@ def test_the_parts_of_the_bill_add_up():
 
 @pytest.mark.parametrize(("channel", "servers"), [("folder", 0), ("s3://b/p", 0), ("parameter_server", 1), ("ps://h:1", 1)])
 def test_a_parameter_server_is_paid_for_as_long_as_the_run_lasts(channel, servers):
-    made = ledger(run_started(), invoked("a"), ended("a", t=100.0))
     spec = dataclasses.replace(SPEC, configuration=dataclasses.replace(SPEC.configuration, channel=channel))
+    made = ledger(run_started(), invoked("a"), ended("a", t=100.0))
+    made.servers = spec.servers
     got = summarize(made, spec, status="finished", final=None)
     assert got.billed.storage_usd == pytest.approx(servers * 36.0 * 100 / 3600)
 

@@ -25,11 +25,11 @@ from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions import local
 from ephemeron.functions.cgroups import detect
 from ephemeron.functions.local import LocalPlatform
+from ephemeron.prices import load_prices
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Target
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import RunSpec
 
 LIGHT = {"EPHEMERON_PRELOAD": "ephemeron.training.worker.loop"}

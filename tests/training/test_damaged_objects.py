@@ -15,11 +15,11 @@ from ephemeron.errors import ChannelError
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Target
 from ephemeron.training.job.generation import ScheduledResize
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.tensors import digest
 from ephemeron.training.worker.spec import RunSpec
 

@@ -13,11 +13,11 @@ from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.events import Event, FaultFired, Invoked, Progress
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
 from ephemeron.testing.pair_proxies import PairProxies
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Simulation, Target, parse_fault
-from ephemeron.training.planner.prices import load_prices
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ephemeron.events import Evaluated, Invoked, Loaded, Measured
+from ephemeron.runs.metrics import EvaluationSums, means
 from ephemeron.training.job.spec import EarlyStopping, KeepBest
-from ephemeron.training.metrics import EvaluationSums, means
 from random_schedules import seeds
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -20,10 +20,10 @@ from ephemeron.data.flow.batch_source import FlowBatchSource, decode_indices
 from ephemeron.errors import DatasetNotFound, JobError
 from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import DataSpec, Target, load_job, parse_fault
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import profile_job
 from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec

@@ -26,18 +26,18 @@ from ephemeron.events import Ended, FaultFired, Invoked, Loaded, Note, Progress,
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
+from ephemeron.runs.folders import all_runs, events_of
+from ephemeron.runs.logs import lines
+from ephemeron.runs.status import status_of
 from ephemeron.training.driver import attach, configure, resize, resume, stop, train
 from ephemeron.training.driver.group_launch import divide
 from ephemeron.training.driver.group_runs import members_of
-from ephemeron.training.driver.logs import lines
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
-from ephemeron.training.driver.run_dir import all_runs
+from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_driver import RunDriver
-from ephemeron.training.driver.run_status import status_of
 from ephemeron.training.job import Fault, RunGroup, Target
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
 from gates import Gate
 from random_schedules import seeds

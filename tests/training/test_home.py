@@ -11,7 +11,7 @@ import pytest
 
 from ephemeron.config.paths import replace_file
 from ephemeron.errors import JobError, RunNotFound
-from ephemeron.training.driver import run_dir as homes
+from ephemeron.runs import folders as homes
 
 
 def make(run_id, *, age=0):

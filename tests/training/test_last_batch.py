@@ -10,9 +10,9 @@ from training_runs import configuration, make_job, real
 from ephemeron.errors import JobError
 from ephemeron.events import Progress
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.job import DataSpec, Target
-from ephemeron.training.planner.prices import load_prices
 
 SHAPE = {"workers": 1, "aggregators": 1, "batch_size": 479}
 """1,438 samples: three batches, and one of a single sample."""

@@ -11,10 +11,10 @@ from training_runs import WORLD, Run, make_job, real
 
 from ephemeron.config.typed import plain
 from ephemeron.events import FaultFired, GenerationStarted, Note
-from ephemeron.training.driver.cost import CostMeter
+from ephemeron.prices import load_prices
+from ephemeron.runs.cost import CostMeter
 from ephemeron.training.job import JobLimits, Target, parse_fault
 from ephemeron.training.job.generation import ScheduledResize
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.task.learned_schedule import ActionBounds, Layer, LearnedPolicy, PolicyNetwork, StateScales
 
 SCHEDULE = "ephemeron.training.task.learned_schedule:LearnedSchedule"

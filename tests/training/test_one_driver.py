@@ -22,17 +22,19 @@ from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
 from ephemeron.functions import passed_on
 from ephemeron.functions.local import LOCK_FILE as LOCAL_LOCK
 from ephemeron.functions.local import is_hosted
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders as homes
+from ephemeron.runs import run_platform
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import events_of
+from ephemeron.runs.lock import LOCK_FILE, driving, is_driven
+from ephemeron.runs.status import status_of
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
-from ephemeron.training.driver import attach, configure, records, resume, run_platform, train
-from ephemeron.training.driver import run_dir as homes
-from ephemeron.training.driver.cost import CostMeter, summarize
-from ephemeron.training.driver.driver_lock import LOCK_FILE, driving, is_driven
+from ephemeron.training.driver import attach, configure, records, resume, train
 from ephemeron.training.driver.prepare import Prepared
-from ephemeron.training.driver.result import Result, conclude, events_of
+from ephemeron.training.driver.result import Result, conclude, summarize
 from ephemeron.training.driver.run_driver import RunOutcome
-from ephemeron.training.driver.run_status import status_of
 from ephemeron.training.job import Configuration, Target, parse_fault
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import RunSpec
 
 CLIENT = """
@@ -170,7 +172,7 @@ def test_a_finished_run_is_never_marked_otherwise(home):
     run = home_run("done")
     spec = synthetic(workers=3).trigger.spec
     first = summarize(CostMeter(spec.prices), spec, status="finished", final=None)
-    records.write(run, first)
+    records.write_result(run, first)
     result = conclude(run, spec, CostMeter(spec.prices), RunOutcome("stopped", []), None)
     assert result.summary == first == records.read_result(run)
     assert result.finished

@@ -8,9 +8,9 @@ from training_runs import WORLD, configuration, make_job, synthetic
 from ephemeron.errors import JobError
 from ephemeron.events import FaultFired, Invoked
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.job import parse_fault
-from ephemeron.training.planner.prices import load_prices
 
 DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5, "samples": 2560}
 UNDISTURBED = synthetic(**{**DIRECT, "channel": "memory"}).sha

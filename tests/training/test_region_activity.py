@@ -8,9 +8,9 @@ import pytest
 
 from ephemeron.cli.progress import region_line
 from ephemeron.events import Event, GroupStarted, Progress, RegionExchanged, RunStarted, Traffic
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.planner.prices import load_prices
-from ephemeron.training.region_activity import region_activities
+from ephemeron.prices import load_prices
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.region_activity import region_activities
 from ephemeron.training.report import RunSummary, render_html
 
 PRICES = load_prices("objects", platform="simulated")

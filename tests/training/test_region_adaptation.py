@@ -13,10 +13,11 @@ from ephemeron.communication.channels import wrappers
 from ephemeron.events import FaultFired, RegionExchanged
 from ephemeron.functions import simulated
 from ephemeron.functions.world import Simulation
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -20,13 +20,14 @@ from ephemeron.communication.channels.parameter_server import MemoryParameterSer
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
+from ephemeron.runs.folders import events_of
 from ephemeron.testing._emulation.ports import free_port
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_launch import matched_every, prepared_groups
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Configuration, RunGroup, load_job
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -13,11 +13,11 @@ from test_daemon_death import processes_of
 from training_runs import make_job
 
 from ephemeron.events import Event, Loaded, Progress, RunStarted
+from ephemeron.runs.folders import GROUPS, events_of, runs_folder
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
-from ephemeron.training.driver.run_dir import GROUPS, runs_folder
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import RunGroup
 from gates import Gate
 

@@ -19,13 +19,14 @@ from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, Note, Progress, RegionAdded, RegionExchanged, RegionLeft, Started
 from ephemeron.geo.admissions import Admissions
 from ephemeron.geo.joining import join
-from ephemeron.training.driver import configure, late_groups, launch, lifecycle, run_platform, train
+from ephemeron.runs import run_platform
+from ephemeron.runs.folders import RunFolder, events_of, runs_folder
+from ephemeron.runs.region_activity import region_activities
+from ephemeron.training.driver import configure, late_groups, launch, lifecycle, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of, open_run
-from ephemeron.training.driver.run_dir import RunFolder, runs_folder
+from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.job import Fault, RunGroup
-from ephemeron.training.region_activity import region_activities
 from gates import Gate
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]

@@ -12,8 +12,9 @@ from training_runs import make_job
 from ephemeron.events import Progress
 from ephemeron.geo.scheduling.choices import Offer, RegionOffers, choice_of
 from ephemeron.geo.scheduling.replanning import shares
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import RunGroup, Simulation
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]

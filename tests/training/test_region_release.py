@@ -11,10 +11,11 @@ from training_runs import WORLD, make_job
 
 from ephemeron.events import Ended, Invoked, Progress
 from ephemeron.geo import follower
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]

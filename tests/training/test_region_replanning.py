@@ -19,13 +19,13 @@ from ephemeron.geo import online
 from ephemeron.geo.online import OnlinePlan, RegionMeasurement, RunningRegion, online_plan
 from ephemeron.geo.regions import groups_of, parse_regions
 from ephemeron.geo.scheduling.replanning import MeasuredIterations
+from ephemeron.prices import load_prices
+from ephemeron.runs.folders import events_of
+from ephemeron.runs.region_activity import region_activities
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import events_of
 from ephemeron.training.job import RunGroup
-from ephemeron.training.planner.prices import load_prices
-from ephemeron.training.region_activity import region_activities
 from ephemeron.training.worker.spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("home")

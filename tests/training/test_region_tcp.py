@@ -9,8 +9,9 @@ import pytest
 from training_runs import make_job
 
 from ephemeron.events import FaultFired
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]

@@ -15,10 +15,11 @@ from training_runs import make_job
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.events import FaultFired, RegionExchanged
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import ResultSummary, read_result
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = pytest.mark.usefixtures("home")

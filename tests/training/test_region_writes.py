@@ -11,10 +11,11 @@ import pytest
 from training_runs import WORLD, make_job
 
 from ephemeron.events import FaultFired, Loaded, Progress, RegionExchanged
+from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.driver.result import Result, events_of
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -14,12 +14,12 @@ from ephemeron.communication.keys import Keys
 from ephemeron.errors import JobError
 from ephemeron.events import Note, Progress
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.driver import configure, resume, train
 from ephemeron.training.driver.bundle_check import bundled
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.renewal import differing, renewed
 from ephemeron.training.job import Job, Target
-from ephemeron.training.planner.prices import load_prices
 
 MODEL = """
 import torch

@@ -18,13 +18,13 @@ import ephemeron
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import RunStarted
+from ephemeron.prices import load_prices
 from ephemeron.training.driver.evaluation import evaluate
 from ephemeron.training.driver.metric_table import MetricTable
 from ephemeron.training.driver.result import result_of
 from ephemeron.training.driver.step_metrics import StepMetrics
 from ephemeron.training.driver.trained import job_of_run
 from ephemeron.training.job import Target
-from ephemeron.training.planner.prices import load_prices
 
 torch = pytest.importorskip("torch", reason="pip install 'ephemeron[torch]'")
 
@@ -72,7 +72,7 @@ def test_the_model_has_the_weights_that_the_functions_have_written(run: ephemero
 
 def test_the_model_is_that_of_the_run_after_its_code_has_changed(run: ephemeron.Result) -> None:
     source = run.model()[1].weight.tolist()
-    (code,) = {Path(p) for p in json.loads((run.folder.path / "run.json").read_text())["source"]["folders"]}
+    (code,) = {Path(p) for p in json.loads((run.folder.path / "run.json").read_text())["payload"]["source"]["folders"]}
     before = (code / "mine.py").read_text()
     try:
         (code / "mine.py").write_text("def mlp(hidden):\n    raise ValueError('another model')\n")
@@ -331,7 +331,7 @@ def test_a_run_whose_functions_read_a_flow_is_evaluated(tmp_path: Path, monkeypa
 
 
 def started(result: ephemeron.Result) -> list[str]:
-    from ephemeron.training.driver.result import events_of
+    from ephemeron.runs.folders import events_of
 
     return next(e for e in events_of(result.folder) if isinstance(e, RunStarted)).notes
 
@@ -401,9 +401,9 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk while the picture was written ended a finished run in a traceback."""
+    from ephemeron.runs.folders import RunFolder
     from ephemeron.training import report
     from ephemeron.training.driver.result import write_report
-    from ephemeron.training.driver.run_dir import RunFolder
 
     def full(*args: object, **how: object) -> None:
         raise OSError(28, "No space left on device")

@@ -21,8 +21,10 @@ import ephemeron
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.events import Evaluated, Event, Measured, Progress, RunStarted, from_json
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
 from ephemeron.training.driver import run_logging
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
 from ephemeron.training.job import LoggerSpec, Target, parse_fault, parse_job
 from ephemeron.training.loggers import LoggedRun, Logger
@@ -202,7 +204,7 @@ def test_a_session_continues_where_the_last_one_has_saved() -> None:
     folder = done.folder
     (folder.path / "loggers.json").unlink()
     events = [from_json(line) for line in folder.events.read_text().splitlines()]
-    spec = ephemeron.training.driver.result.records.read_record(folder).run_spec()
+    spec = run_spec(read_header(folder))
     with run_logging.logged(folder, spec, run_logging.chosen([first]), lambda event: None) as log:
         for event in events[: len(events) // 2]:
             log.on_event(event)
@@ -290,7 +292,7 @@ def test_a_logger_that_cannot_be_made_here_is_left_out_and_not_forgotten(
     other = {"name": "mlflow", "spec": {"name": "mlflow"}, "logged_as": "abc", "train": 3}
     folder.write("loggers.json", {"loggers": [other]})
     monkeypatch.setattr("ephemeron.training.loggers.registry.find_spec", lambda name: None)
-    spec = ephemeron.training.driver.result.records.read_record(folder).run_spec()
+    spec = run_spec(read_header(folder))
     with caplog.at_level(logging.WARNING, logger="ephemeron"):
         chosen = run_logging.continued(folder, ["csv"])
     assert [record.name for _, record in chosen] == ["csv"]

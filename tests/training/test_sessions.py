@@ -17,10 +17,10 @@ from training_runs import make_job
 from ephemeron.config.paths import home as home_folder
 from ephemeron.errors import JobError, PlanInfeasible, RunFailed, UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, RunEnded, RunStarted, Started
+from ephemeron.runs.folders import all_runs, events_of
 from ephemeron.training.driver import Session, attach, configure, resume, train, train_async
 from ephemeron.training.driver.places import Places
-from ephemeron.training.driver.result import Result, events_of
-from ephemeron.training.driver.run_dir import all_runs
+from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Target
 from ephemeron.training.loggers import LoggedRun, Logger
 from gates import Gate

@@ -19,13 +19,13 @@ from ephemeron.functions.base import Limits
 from ephemeron.partition import Graph, Node, PlacementPlan, Schedule
 from ephemeron.partition.serialization.documents import plan_to_json
 from ephemeron.partition.tracing import operators, trace
+from ephemeron.prices import load_prices
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver import attach, configure, train
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.driver.supervisor import Replace
 from ephemeron.training.job import Target, parse_fault
-from ephemeron.training.planner.prices import load_prices
 
 SHAPE = {"batch_size": 120, "checkpoint_every": 3}
 """12 iterations; 6 with two replicas."""

@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
         run_id = "r-1"
 
     class Record:
-        platform = "local"
+        platform, kind = "local", "training"
 
     async def stop(folder: object, run: object, *, now: bool) -> None:
         told.append(now)

@@ -9,14 +9,19 @@ import pytest
 
 from ephemeron.errors import JobError
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.training.driver import lifecycle, run_dir
-from ephemeron.training.driver.records import RunRecord
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders
+from ephemeron.runs.header import RunHeader
+from ephemeron.training.driver import lifecycle
 
 
 @pytest.mark.parametrize("platform", ["local", "aws", "openfaas"])
 def test_a_platform_that_cannot_suspend_names_what_to_do_instead(platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
-    folder, run = run_dir.create("some-run"), RunRecord(run_id="some-run", platform=platform)
+    folder, run = (
+        folders.create("some-run"),
+        RunHeader(run_id="some-run", kind="training", platform=platform, prices=load_prices("objects")),
+    )
     with pytest.raises(JobError, match=f"platform {platform} cannot be suspended; .*: ephemeron stop some-run"):
         asyncio.run(lifecycle.suspend(folder, run))
     assert asyncio.run(lifecycle.wake(folder, run)) == 0

@@ -15,10 +15,10 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Job, Target
-from ephemeron.training.planner.prices import load_prices
 
 MODEL = """
 from pathlib import Path

@@ -17,11 +17,11 @@ from ephemeron.events import Event
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
 from ephemeron.testing.flaky import FlakyChannel
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
 

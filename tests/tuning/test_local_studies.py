@@ -16,9 +16,9 @@ import psutil
 import pytest
 from tuning_worlds import JOB, MakeStudy
 
+from ephemeron.runs.folders import all_runs
 from ephemeron.training.driver import train
 from ephemeron.training.driver.result import result_of
-from ephemeron.training.driver.run_dir import all_runs
 from ephemeron.training.job import parse_job
 
 pytest.importorskip("optuna", reason="tuning needs Optuna; pip install 'ephemeron[tuning]'")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from ephemeron.cli.main import main
 from ephemeron.config.toml import toml_text
 from ephemeron.errors import JobError
-from ephemeron.training.driver import run_dir
+from ephemeron.runs import folders
 from ephemeron.tuning import Study
 from sparse_data import prepared
 from sparse_profiles import COSTS, profile_of
@@ -65,7 +65,7 @@ def test_trials_train_sparse_jobs_and_are_pruned_after_epochs(study):
     slow = [t for t in result.status.trials if t.parameters["sparse.optimizer.options.learning_rate"] == 1e-6]
     assert any(t.state == "pruned" and t.reason.startswith("pruned at evaluation") for t in slow)
     assert all(t.cost_usd > 0 for t in result.status.trials if t.started)
-    best = run_dir.find(result.best.run)
+    best = folders.find(result.best.run)
     assert (best.path / "weights.safetensors").exists()
     assert "learning_rate = 0.3" in (Study.open(path).folder.path / "best.toml").read_text()
 
@@ -100,7 +100,7 @@ def test_trials_are_predicted_and_one_over_the_budget_never_starts(study):
     result = Study.open(study(space=space, budget_usd=budget)).run()
     assert [(t.state, t.started, t.cost_usd) for t in result.status.trials] == [("pruned", False, 0.0)] * 8
     assert all(t.reason.startswith("not started: predicted to cost $") for t in result.status.trials)
-    assert not run_dir.all_runs()
+    assert not folders.all_runs()
 
 
 def test_a_study_refuses_a_profile_of_another_kind(study):

@@ -16,8 +16,8 @@ from tuning_worlds import MakeStudy, write_study
 
 from ephemeron import load_job
 from ephemeron.errors import JobError, UserError
+from ephemeron.runs.folders import all_runs
 from ephemeron.training.driver.result import result_of
-from ephemeron.training.driver.run_dir import all_runs
 from ephemeron.tuning import Study
 from ephemeron.tuning.folder import TrialRecord
 from ephemeron.tuning.study import StudyResult

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from tuning_worlds import write_study
 
 from ephemeron.cli.main import main
-from ephemeron.training.driver.run_dir import all_runs
+from ephemeron.runs.folders import all_runs
 
 pytest.importorskip("optuna", reason="tuning needs Optuna; pip install 'ephemeron[tuning]'")
 

@@ -15,10 +15,10 @@ from tuning_worlds import write_study
 
 from ephemeron.events import Evaluated, RunStarted
 from ephemeron.functions import simulation
+from ephemeron.runs.folders import RunFolder, runs_folder
+from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver import Session
 from ephemeron.training.driver.result import Result
-from ephemeron.training.driver.run_dir import RunFolder, runs_folder
-from ephemeron.training.driver.stop_requests import RunStop
 from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import sampling
 from ephemeron.tuning.engine import Engine

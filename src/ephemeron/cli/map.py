@@ -241,12 +241,12 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     """
     from ephemeron.executor.predict import predict
     from ephemeron.executor.prediction_files import check_out, read_inputs, write_outputs
-    from ephemeron.training.driver import run_dir
+    from ephemeron.runs import folders
     from ephemeron.training.driver.result import result_of
 
     check_out(out)
     inputs = read_inputs(data)
-    result = result_of(run_dir.find(run))
+    result = result_of(folders.find(run))
     began = time.monotonic()
     outputs, bill = predict(
         result,

@@ -25,9 +25,9 @@ from ephemeron.events import (
     RunStarted,
 )
 from ephemeron.events import Progress as Iterated
-from ephemeron.training.driver.cost import CostMeter, GroupMeter, latest_metrics
+from ephemeron.prices import Prices, load_prices
+from ephemeron.runs.cost import CostMeter, GroupMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
-from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.training.worker.fencing import attempt_text
 from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 

@@ -41,7 +41,7 @@ from ephemeron.dashboard.stream import Pages, events
 from ephemeron.dashboard.studies import Studies
 from ephemeron.errors import UserError
 from ephemeron.events import PHASES
-from ephemeron.training.driver.run_status import may_be_running, status_of
+from ephemeron.runs.status import may_be_running, status_of
 
 _LEVELS = range(-20, 21)
 """Powers of two seconds that a column of a tile may be wide."""

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from ephemeron.dashboard.run_documents import Document, finite, last_metrics
 from ephemeron.dashboard.run_view import RunView
-from ephemeron.training.driver.records import read_record, read_result
-from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import may_be_running, status_of
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
+from ephemeron.runs.status import may_be_running, status_of
+from ephemeron.training.driver.records import read_result
 
 _DEPTH = 6
 """Folders below a root that are looked through."""
@@ -155,7 +156,7 @@ class Library:
             if not may_be_running(status_of(folder)):
                 known.checked_at = time.monotonic()
                 return known.row
-        record, result, status = read_record(folder), read_result(folder), status_of(folder)
+        record, result, status = read_header(folder), read_result(folder), status_of(folder)
         row: Document = {
             "key": found.key,
             "run_id": folder.run_id,
@@ -163,10 +164,10 @@ class Library:
             "trial": found.trial,
             "path": str(found.path),
             "status": status,
-            "job": record.job if record else "",
+            "job": record.name if record else "",
             "platform": record.platform if record else "",
-            "workers": record.workers if record else None,
-            "wall_time": record.wall_time if record else 0.0,
+            "workers": record.functions if record else None,
+            "wall_time": record.started_at if record else 0.0,
             "iterations": None,
             "planned": None,
             "seconds": None,

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ephemeron.dashboard.means import IterationMeans, moving_mean, thinned
 from ephemeron.dashboard.run_view import RunView
 from ephemeron.events import Invoked
-from ephemeron.training.driver.run_dir import PLAN_FILE
-from ephemeron.training.driver.run_status import status_of
+from ephemeron.runs.folders import PLAN_FILE
+from ephemeron.runs.status import status_of
 from ephemeron.training.report.invocations import InvocationRow, as_begun, invocation_rows
 from ephemeron.training.report.metrics import EvaluationPoint, learning
 

@@ -18,11 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from ephemeron.config.typed import build
 from ephemeron.dashboard.log_reader import LogReader
 from ephemeron.dashboard.means import IterationMeans
 from ephemeron.dashboard.phases import PhaseLanes
-from ephemeron.errors import JobError
 from ephemeron.events import (
     Checkpointed,
     Continued,
@@ -42,10 +40,10 @@ from ephemeron.events import (
     Traffic,
     from_json,
 )
-from ephemeron.training.driver.cost import CostMeter, servers_of
-from ephemeron.training.driver.records import RunRecord, read_record
-from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import UNKNOWN
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.training.report.invocations import InvocationRow
 
 _log = logging.getLogger(__name__)
@@ -103,9 +101,8 @@ class RunView:
 
     def _begin(self) -> None:
         self._reader = LogReader(self.folder.events)
-        self.record: RunRecord | None = None
-        self.meter = CostMeter(_free())
-        self._servers = 0
+        self.record: RunHeader | None = None
+        self.meter = CostMeter(UNKNOWN)
         self.started: RunStarted | None = None
         self.launches: list[RunStarted] = []
         self.ended: RunEnded | None = None
@@ -186,19 +183,10 @@ class RunView:
 
     def _read_record(self) -> None:
         """Prices and servers of the run, before its first event."""
-        self.record = record = read_record(self.folder)
+        self.record = record = read_header(self.folder)
         if record is None or self.meter.invocations:
             return
-        try:
-            spec = record.run_spec()
-            self.meter.prices, self._servers = spec.prices, servers_of(spec)
-        except JobError:
-            prices = record.spec.get("prices")
-            if isinstance(prices, dict):
-                try:
-                    self.meter.prices = build(Prices, prices, where="prices")
-                except JobError as e:
-                    _log.info("no prices of %s: %s", self.folder.run_id, e)
+        self.meter.prices, self.meter.servers = record.prices, record.servers
 
     def _take(self, lines: list[bytes]) -> None:
         reports: list[_Report] = []
@@ -300,7 +288,7 @@ class RunView:
         self._cost_reports = self._reports + len(self.latest) * min(20, self._reports // 500)
         self._feed_latest()
         self.cost_times.append(self.t)
-        self.cost_usd.append(self.meter.cost_usd(self.t, self._servers))
+        self.cost_usd.append(self.meter.cost_usd(self.t))
         if not self._cost_step:
             self._cost_step = 0.25
         if len(self.cost_times) > _COST_POINTS:
@@ -310,7 +298,7 @@ class RunView:
 
     def cost_now(self) -> float:
         """Everything until the last moment known, in USD."""
-        return self.meter.cost_usd(self.t, self._servers)
+        return self.meter.cost_usd(self.t)
 
 
 def _event_of(line: bytes) -> Event | None:
@@ -327,8 +315,3 @@ def _add(means: IterationMeans, reports: Sequence[_Report], values: Sequence[flo
         [r.samples for r in reports],
         [r.t for r in reports],
     )
-
-
-def _free() -> Prices:
-    """Prices of a run that has told none."""
-    return Prices(name="", as_of="", gb_second_usd=0.0, invocation_usd=0.0)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 from ephemeron import blocking
 from ephemeron.errors import EphemeronError, UserError
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
 from ephemeron.training.driver import lifecycle
-from ephemeron.training.driver.records import read_record
-from ephemeron.training.driver.run_dir import GROUPS, RunFolder
 
 
 def main() -> int:
     """Exit code 0: asked; 1: refused, with one line on standard error."""
     folder, now = RunFolder(Path(sys.argv[1])), "--now" in sys.argv[2:]
     try:
-        run = read_record(folder)
+        run = read_header(folder)
         if run is None:
             raise UserError(f"run {folder.run_id} has no readable run.json")
-        if run.platform == GROUPS:
+        if run.kind == "regions":
             from ephemeron.training.driver.group_runs import stop_groups
 
             stop_groups(folder, now=now)

@@ -39,8 +39,8 @@ from ephemeron.functions.shipped_code import digest_of
 from ephemeron.functions.shipped_tasks import code_keys, graph_key
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
-from ephemeron.training.driver.run_dir import new_run_id
-from ephemeron.training.planner.prices import Prices, load_prices
+from ephemeron.prices import Prices, load_prices
+from ephemeron.runs.folders import new_run_id
 from ephemeron.units import human_count
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,9 @@ from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.prediction_files import ONLY, Inputs, Outputs, check_inputs, read_inputs, write_outputs
+from ephemeron.runs.folders import CODE_FILE
+from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result
-from ephemeron.training.driver.run_dir import CODE_FILE
 from ephemeron.training.driver.trained import best_weights, record_of
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.user_code import guarded, line_of, where_raised
@@ -190,7 +191,7 @@ def predictor_of(result: Result, *, best: bool = False) -> Predictor:
         UserError: the run has no weights or no code, or its model is made by a script.
     """
     folder = result.folder
-    spec = record_of(folder).run_spec()
+    spec = run_spec(record_of(folder))
     if spec.script is not None:
         raise JobError(
             "the model of a script is made by the script, and cannot be built without it",

@@ -24,8 +24,8 @@ from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import Prices
+from ephemeron.runs.cost import CostMeter
 from ephemeron.units import human_count
 from ephemeron.user_code import line_of, unpickled
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ephemeron.errors import JobError, UserError
 from ephemeron.geo.regions import group_of, load_regions
+from ephemeron.runs.lock import is_driven
 from ephemeron.training.driver import records
 from ephemeron.training.driver.added_groups import answer_about, ask
-from ephemeron.training.driver.driver_lock import is_driven
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.result import open_run
 

@@ -9,11 +9,12 @@ from ephemeron.communication.channels.retry import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.errors import JobError, UserError
 from ephemeron.geo.records import RegionKeys
+from ephemeron.runs.folders import RUN_FILE, RunFolder
+from ephemeron.runs.header import read_header
 from ephemeron.training.driver import records
 from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.result import open_run
-from ephemeron.training.driver.run_dir import RunFolder
 
 
 def leave(run_id: str, region: str) -> str:
@@ -48,8 +49,8 @@ def leave(run_id: str, region: str) -> str:
 
 
 async def _ask(place: RunFolder) -> None:
-    record = records.read_record(place)
+    record = read_header(place)
     if record is None:
-        raise UserError(f"{place.path} has no readable {records.RUN_FILE}")
-    async with RunChannel(open_channel(record.address), owner="leave", retry=BRIEF) as channel:
+        raise UserError(f"{place.path} has no readable {RUN_FILE}")
+    async with RunChannel(open_channel(record.channel), owner="leave", retry=BRIEF) as channel:
         await channel.put(RegionKeys(place.run_id).leave, [b"1"])

@@ -21,12 +21,13 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, GenerationStarted, Progress, RegionExchanged
 from ephemeron.geo.scheduling.choices import Offer, RegionOffers
 from ephemeron.geo.scheduling.replanning import WORTH, MeasuredIterations, fitted, replanned
+from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
+from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.training.driver import lifecycle, records
 from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_runs import members_of
-from ephemeron.training.driver.records import RunRecord
-from ephemeron.training.driver.result import events_of, open_run
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.records import run_spec
+from ephemeron.training.driver.result import open_run
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.worker.spec import RunSpec
 
@@ -265,7 +266,7 @@ def replan(run_id: str, *, apply: bool) -> OnlinePlan | None:
         raise UserError(f"run {folder.run_id} is not running")
     most = {group.name: group.most_workers for group in spec.configuration.groups}
     found = online_plan(
-        [running_region(name, events_of(places[name]), record.run_spec(), most=most.get(name, 0)) for name, record in running.items()]
+        [running_region(name, events_of(places[name]), run_spec(record), most=most.get(name, 0)) for name, record in running.items()]
     )
     for change in () if found is None or not apply else found.regions:
         if change.wanted == change.workers:
@@ -276,14 +277,14 @@ def replan(run_id: str, *, apply: bool) -> OnlinePlan | None:
         with environment(variables_of(group.credentials, f"region {change.name}")):
             blocking.run(
                 lambda _, place=place, record=record, wanted=wanted: lifecycle.resize(  # type: ignore[misc]
-                    place, record, record.run_spec(), wanted
+                    place, record, run_spec(record), wanted
                 )
             )
     return found
 
 
-def _record(place: RunFolder) -> RunRecord:
-    record = records.read_record(place)
+def _record(place: RunFolder) -> RunHeader:
+    record = read_header(place)
     if record is None:
-        raise UserError(f"{place.path} has no readable {records.RUN_FILE}")
+        raise UserError(f"{place.path} has no readable {RUN_FILE}")
     return record

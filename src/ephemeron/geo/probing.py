@@ -20,9 +20,9 @@ from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.geo.link_probe import LinkProbeRequest, LinkProbeResult
 from ephemeron.geo.regions import Region, RegionLink, Regions, credentials_of, groups_of, parse_regions
-from ephemeron.training.driver import run_platform
+from ephemeron.runs.folders import new_run_id
+from ephemeron.training.driver import admission
 from ephemeron.training.driver.group_network import check_network, network_of
-from ephemeron.training.driver.run_dir import new_run_id
 from ephemeron.training.job import Configuration
 
 LIFETIME_S = 300.0
@@ -112,8 +112,8 @@ async def _opened(
     settings = where.settings().located()
     wanted = {"platform": region.platform, "workers": 1, "channel": store, "memory_mb": region.memory_mb}
     c = dataclasses.replace(build(Configuration, wanted, where=f"region {region.name}"), aggregators=1)
-    c, _ = run_platform.admit(where, c, settings, variables)
-    handle = run_platform.handle_of(c, run=run, run_dir=run_dir, channel=store, since=time.time(), starting=True)
+    c, _ = admission.admit(where, c, settings, variables)
+    handle = admission.make_handle(c, run=run, run_dir=run_dir, channel=store, since=time.time(), starting=True)
     opened = await where.open(handle, settings)
     stack.push_async_callback(opened.shutdown)
     return opened, c.memory_mb

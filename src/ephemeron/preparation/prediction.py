@@ -17,7 +17,7 @@ from ephemeron.preparation.libsvm_text import LibsvmParser
 from ephemeron.preparation.load_parquet_part import parquet_file, valid_rows
 from ephemeron.preparation.load_plan import LoadPlan
 from ephemeron.preparation.pipeline import Pipeline
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import Prices
 
 START_S = 1.5
 """Of a function, imports included."""

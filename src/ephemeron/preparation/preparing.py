@@ -26,7 +26,7 @@ from ephemeron.preparation.pipeline import Pipeline
 from ephemeron.preparation.prediction import PreparationEstimate, predict
 from ephemeron.preparation.recipe import Recipe
 from ephemeron.preparation.state import State
-from ephemeron.training.planner.prices import load_prices
+from ephemeron.prices import load_prices
 
 PRELOAD = ("pyarrow.csv", "ephemeron.preparation.load_part", "ephemeron.preparation.fitting")
 

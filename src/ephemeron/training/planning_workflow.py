@@ -21,8 +21,8 @@ from ephemeron.communication.channels.credentials import DIRECT
 from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, from_json
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.training.driver import run_dir
-from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE
+from ephemeron.runs import folders
+from ephemeron.runs.folders import PLAN_FILE, PROFILE_FILE
 from ephemeron.training.job import Job
 from ephemeron.training.planner import Choice, Plan, PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.builtin import BUILTIN, MICROVM, builtin_platform
@@ -51,7 +51,7 @@ def digest(job: Job) -> str:
 
 def profile_path(job: Job, platform: str) -> Path:
     """Path of a job's stored profile."""
-    return run_dir.home() / "profiles" / f"{job.name}-{platform}-{digest(job)}.json"
+    return folders.home() / "profiles" / f"{job.name}-{platform}-{digest(job)}.json"
 
 
 def known_or_measured(
@@ -286,7 +286,7 @@ def profile_of_run(run_id: str) -> Profile:
     """
     from ephemeron.training.profiling import refine
 
-    folder = run_dir.find(run_id)
+    folder = folders.find(run_id)
     path = folder.path / PROFILE_FILE
     if not path.exists():
         raise JobError(f"run {folder.run_id} had no profile", remedy="runs that were planned have one: train without configuration")

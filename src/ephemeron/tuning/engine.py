@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.events import Event, RunStarted
-from ephemeron.training.driver import Session, run_dir
+from ephemeron.runs import folders
+from ephemeron.training.driver import Session
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import sampling
@@ -233,7 +234,7 @@ class Engine:
             job, c = self._file.template.configured(stored.params)
         except UserError as e:
             return self._tell(trial, "pruned", f"not started: {e}")
-        folder = run_dir.RunFolder(run_dir.runs_folder() / trial.run)
+        folder = folders.RunFolder(folders.runs_folder() / trial.run)
         if not self._simulated and folder.events.exists():
             return self._start(
                 trial,
@@ -262,7 +263,7 @@ class Engine:
         def on_event(event: Event) -> None:
             trial.cost_usd = session.cost_of(trial.run)
             if isinstance(event, RunStarted):
-                self._folder.link(trial.number, run_dir.runs_folder() / trial.run)
+                self._folder.link(trial.number, folders.runs_folder() / trial.run)
             trial.on_event(event)
 
         return on_event

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
-from ephemeron.training.driver import run_dir
+from ephemeron.runs import folders
 from ephemeron.training.driver.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
@@ -390,4 +390,4 @@ def parameters_text(parameters: Mapping[str, object]) -> str:
 
 def run_folder(trial: TrialRecord) -> Path:
     """Folder of a trial's run."""
-    return run_dir.runs_folder() / trial.run
+    return folders.runs_folder() / trial.run

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.events import Event, RunStarted
+from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
-from ephemeron.training.driver.stop_requests import RunStop
 from ephemeron.tuning.folder import TrialRecord, TrialStatus
 from ephemeron.tuning.prediction import Prediction
 

@@ -25,10 +25,11 @@ from checking import left, refusal, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
+from ephemeron.runs import folders
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.testing.training_world import of
-from ephemeron.training.driver import api, attach, resume, run_dir
+from ephemeron.training.driver import api, attach, resume
 from ephemeron.training.job import Job, Target
 from tiny_job import JOB, SHORT
 
@@ -181,7 +182,7 @@ def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World) 
             if line.strip() == "progress":
                 client.kill()
                 break
-    (folder,) = run_dir.all_runs()
+    (folder,) = folders.all_runs()
     result = attach(folder.run_id)
     world.check_same(result)
     assert result.summary.invocations == 3

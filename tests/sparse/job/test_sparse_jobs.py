@@ -18,10 +18,11 @@ from sparse_jobs import sparse_job
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, RunFailed, UserError
 from ephemeron.events import Ended, Evaluated, Invoked, Measured, Progress, RunEnded, RunStarted
-from ephemeron.training.driver import api, run_dir
-from ephemeron.training.driver.result import events_of
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders
+from ephemeron.runs.folders import events_of
+from ephemeron.training.driver import api
 from ephemeron.training.job import load_job
-from ephemeron.training.planner.prices import load_prices
 from running import command_of
 from servers import wait_until
 from sparse_data import prepared
@@ -67,7 +68,7 @@ def test_a_run_leaves_weights_events_a_bill_and_a_report(home, tmp_path):
     assert "epoch 3/3" in result.stderr
     assert "logistic in a sparse store of 2 shards" in result.stderr
 
-    folder = run_dir.find("last")
+    folder = folders.find("last")
     assert {"run.json", "job.json", "events.jsonl", "result.json", "weights.safetensors", "report.html"} <= {
         file.name for file in folder.path.iterdir()
     }
@@ -108,7 +109,7 @@ def test_functions_and_shards_that_are_killed_lose_nothing(home, tmp_path):
             held = shards()
             for process in held:  # while the function is looked for, which may not end
                 process.suspend()
-            os.kill(_function_of(run_dir.find("last")), signal.SIGKILL)
+            os.kill(_function_of(folders.find("last")), signal.SIGKILL)
             for process in held:
                 process.resume()
         elif isinstance(event, Progress) and event.iteration > 250 and "shard" not in killed:
@@ -145,10 +146,10 @@ def test_a_client_that_is_killed_is_gone_on_for(home, tmp_path):
     code = f"from ephemeron.training.driver import api; api.train({str(path)!r})"
     command = [sys.executable, "-c", code]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: run_dir.all_runs() and _reported(run_dir.all_runs()[0]) > 150, client, "a report of step 150", 180.0)
+    wait_until(lambda: folders.all_runs() and _reported(folders.all_runs()[0]) > 150, client, "a report of step 150", 180.0)
     client.kill()
     client.wait()
-    folder = run_dir.find("last")
+    folder = folders.find("last")
     with pytest.raises(UserError, match="ephemeron resume"):
         api.attach("last")
     result = api.resume("last")

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from sparse_jobs import sparse_job
 
 from ephemeron.cli.main import main
+from ephemeron.runs import folders
 from ephemeron.sparse.job import predictor as predictors
 from ephemeron.sparse.job.profile import load_sparse_profile
-from ephemeron.training.driver import run_dir
 from ephemeron.training.job import load_job
 from ephemeron.training.profiling.store import this_machine
 from ephemeron.training.report.prediction import compare
@@ -53,7 +53,7 @@ def test_a_job_is_measured_once_then_planned_and_trained(tmp_path):
     trained = run("train", path, "--json")
     assert trained.exit_code == 0, trained.output
     result = json.loads(trained.stdout.splitlines()[-1])
-    assert [(r.name, r.predicted is None, r.measured is None) for r in compare(run_dir.find("last").path, result).rows] == [
+    assert [(r.name, r.predicted is None, r.measured is None) for r in compare(folders.find("last").path, result).rows] == [
         (name, False, False) for name in ("time", "cost", "cost of functions", "cost of shards", "invocations")
     ]
     same = [c for c in plan["candidates"] if c["shards"] == 2]
@@ -71,7 +71,7 @@ def test_train_shows_a_known_prediction_and_refuses_what_exceeds_its_budget(tmp_
     known(hurried)
     late = run("train", hurried)
     assert "the deadline of 0.5 s cannot be met: the nearest is" in late.stderr
-    assert not run_dir.all_runs()
+    assert not folders.all_runs()
     shown = run("train", path, "--workers", 2, "--dry-run")
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.startswith("predicted: ")

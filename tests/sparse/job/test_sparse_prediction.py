@@ -12,6 +12,7 @@ from sparse_jobs import sparse_job
 
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Traffic
+from ephemeron.prices import load_prices
 from ephemeron.sparse.job.plan import make_sparse_plan
 from ephemeron.sparse.job.prediction import SparseConfiguration, SparseWork, predict, steps_per_second
 from ephemeron.sparse.job.predictor import SparsePredictor, sparse_predictor
@@ -20,7 +21,6 @@ from ephemeron.sparse.job.profiling import batches
 from ephemeron.training.driver import api
 from ephemeron.training.job import load_job
 from ephemeron.training.planner import PlanLimits
-from ephemeron.training.planner.prices import load_prices
 from sparse_profiles import COSTS, RUN, profile_of
 
 pytest.importorskip("scipy", reason="costs are fitted with SciPy: pip install 'ephemeron[sparse]'")

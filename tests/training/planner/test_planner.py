@@ -136,7 +136,7 @@ def test_machines_are_not_shown_as_slow_as_their_smallest_sibling(tmp_path):
     assert "c7i.8xlarge" not in names
     assert all(m.counted_vcpus == 1 for m in plan.machines)
     assert "At most 1 vCPU counted" in uncounted_words(plan.machines)
-    built_in = files("ephemeron.training.planner.prices").joinpath("aws-us-east-1.toml").read_text()
+    built_in = files("ephemeron.prices").joinpath("aws-us-east-1.toml").read_text()
     (tmp_path / "prices.toml").write_text(
         built_in.split("# boot_s is an assumption, as for")[0] + "[[machine]]" + built_in.split("[[machine]]")[1]
     )
@@ -192,7 +192,7 @@ def test_arm64_functions_cost_less_by_the_gb_seconds_alone():
 
 
 def test_a_gpu_at_its_break_even_costs_what_the_plan_costs(tmp_path):
-    built_in = files("ephemeron.training.planner.prices").joinpath("aws-us-east-1.toml").read_text()
+    built_in = files("ephemeron.prices").joinpath("aws-us-east-1.toml").read_text()
     slow = dataclasses.replace(PROFILE, workload=workload(a=600.0))
     asked = wish(pattern="k-reduce", workers=8)
     free = make_plan(slow, asked, today=TODAY, front=False)

@@ -10,6 +10,7 @@ import pytest
 from ephemeron.errors import JobError
 from ephemeron.events import Progress, Started, Traffic
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.job import Configuration, DataSpec, Job, Target
 from ephemeron.training.job.spec import EarlyStopping, KeepBest, SchedulerSpec
@@ -18,7 +19,6 @@ from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Affine, Transfer
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling.calibration import (
     WARMING,
     CalibrationResult,

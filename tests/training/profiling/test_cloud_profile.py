@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits, Outcome
+from ephemeron.prices import load_prices
 from ephemeron.training.planner.model.profile import load_profile
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import cloud
 from ephemeron.training.profiling.cloud import SIZES, sizes_to_probe
 from ephemeron.training.profiling.probe_bill import BudgetSpent, ProbeBill, ProbeCosts, vcpus_of

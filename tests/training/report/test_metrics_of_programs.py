@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ephemeron.events import Evaluated, Event, Measured, RunStarted
-from ephemeron.training.planner.prices import load_prices
+from ephemeron.prices import load_prices
 from ephemeron.training.report.html import render_html
 from ephemeron.training.report.run_summary import RunSummary
 

@@ -16,9 +16,9 @@ from ephemeron.cli.progress import Display
 from ephemeron.cli.runs.listing import print_phases
 from ephemeron.config.typed import build
 from ephemeron.events import to_json
+from ephemeron.runs.folders import RunFolder
 from ephemeron.training.driver import Result
 from ephemeron.training.driver.records import ResultSummary
-from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.report import write_report
 from ephemeron.training.report.prediction import ComparisonRow, compare, render_text, rows
 

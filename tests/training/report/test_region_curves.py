@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ephemeron.events import Evaluated, Event, GroupStarted, Progress, RunStarted, Traffic
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.planner.prices import load_prices
+from ephemeron.prices import load_prices
+from ephemeron.runs.cost import CostMeter
 from ephemeron.training.report.charts import learning_chart
 from ephemeron.training.report.headline import Headline
 from ephemeron.training.report.run_summary import RunSummary

@@ -10,7 +10,7 @@ import pytest
 import report_runs as runs
 
 from ephemeron.events import Ended, Evaluated, Event, Invoked, Progress, RunEnded, Started, Traffic, from_json, to_json
-from ephemeron.training.planner.prices import load_prices
+from ephemeron.prices import load_prices
 from ephemeron.training.report import RunSummary
 from ephemeron.training.report.charts import bytes_chart, learning_chart
 from ephemeron.training.report.headline import Headline

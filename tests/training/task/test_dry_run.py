@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, PlanInfeasible, RunFailed
+from ephemeron.runs.folders import runs_folder
 from ephemeron.training.driver import dry_run, train
-from ephemeron.training.driver.run_dir import runs_folder
 
 CODE = Path(__file__).parent / "code"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ephemeron.events import Traffic
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import Prices
 from ephemeron.training.worker.budget import Budget
 
 PRICES = Prices(name="p", as_of="2025-01-01", gb_second_usd=0.01, invocation_usd=0.5, put_usd=0.001, get_usd=0.0)

@@ -15,9 +15,9 @@ from ephemeron.communication.signing import SigningKey
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context
+from ephemeron.prices import load_prices
+from ephemeron.runs.metrics import EvaluationSums, means
 from ephemeron.training.job import Configuration, Target
-from ephemeron.training.metrics import EvaluationSums, means
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.finalize import clear
 from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.request import WorkerRequest

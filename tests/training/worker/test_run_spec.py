@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ephemeron.errors import CorruptMessage
+from ephemeron.prices import load_prices
 from ephemeron.training.job import Configuration, Target
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import RunSpec
 
 

@@ -32,7 +32,7 @@ from torch_trainers import (  # noqa: E402
 
 from ephemeron.data import Samples  # noqa: E402
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
-from ephemeron.training.metrics import EvaluationSums  # noqa: E402
+from ephemeron.runs.metrics import EvaluationSums  # noqa: E402
 from ephemeron.training.tensors import digest  # noqa: E402
 from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
 

@@ -45,8 +45,8 @@ class PlatformRow:
 
 def rows() -> list[PlatformRow]:
     """All platforms of this release."""
+    from ephemeron.prices import load_prices
     from ephemeron.training.driver.launch import platform_limits
-    from ephemeron.training.planner.prices import load_prices
 
     out = []
     for name in PLATFORMS:

@@ -16,7 +16,7 @@ from ephemeron.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from ephemeron.cli.runs.inventory import Item
-    from ephemeron.training.driver.cleanup import RemainingObjects
+    from ephemeron.runs.cleanup import RemainingObjects
 
 
 @click.command("clean", short_help="Delete what runs have left in channels and on this machine.")
@@ -54,15 +54,15 @@ def clean(
         _print_inventory(stores, as_json=as_json)
         return
     from ephemeron.cli.runs import inventory
-    from ephemeron.training.driver import cleanup, run_dir
-    from ephemeron.training.driver.run_status import may_be_running, status_of
+    from ephemeron.runs import cleanup, folders
+    from ephemeron.runs.status import may_be_running, status_of
 
     if bool(runs) == everything:
         raise UserError("say which runs: RUN..., or --all")
-    folders = run_dir.all_runs() if everything else list({(found := run_dir.find(run)).path: found for run in runs}.values())
+    chosen = folders.all_runs() if everything else list({(found := folders.find(run)).path: found for run in runs}.values())
     if everything and not force:
-        folders = [found for found in folders if not may_be_running(status_of(found))]
-    left = cleanup.left_by(folders, force=force)
+        chosen = [found for found in chosen if not may_be_running(status_of(found))]
+    left = cleanup.left_by(chosen, force=force)
     wanted = [one for one in left if one.keys or one.problem or folder]
     if dry_run:
         _print_left(left, as_json=as_json)

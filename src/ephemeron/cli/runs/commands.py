@@ -116,12 +116,13 @@ def suspend(run: str) -> None:
 def stop(run: str, now: bool, no_wait: bool) -> None:
     """Stop RUN at its next checkpoint, and wait until it has stopped. It can be resumed."""
     from ephemeron.cli.terminal import make_console
-    from ephemeron.training.driver import api, run_dir
-    from ephemeron.training.driver.run_status import status_of
+    from ephemeron.runs import folders
+    from ephemeron.runs.status import status_of
+    from ephemeron.training.driver import api
 
     with make_console(to_stderr=True).status(f"stopping {run} at its next checkpoint"):
         name = api.stop(run, now=now, wait=not no_wait)
-    status = status_of(run_dir.find(name))
+    status = status_of(folders.find(name))
     if no_wait:
         done = f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}"
     else:
@@ -136,15 +137,15 @@ def stop(run: str, now: bool, no_wait: bool) -> None:
 def report(run: str, out: Path | None, show: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""
     from ephemeron.cli.runs.listing import print_phases
-    from ephemeron.training.driver import run_dir
-    from ephemeron.training.driver.records import read_record
+    from ephemeron.runs import folders
+    from ephemeron.runs.header import read_header
     from ephemeron.training.driver.result import write_report
 
-    folder = run_dir.find(run)
-    record = read_record(folder)
+    folder = folders.find(run)
+    record = read_header(folder)
     if record is None:
         raise UserError(f"run {folder.run_id} has no readable run.json")
-    written = write_report(folder, record.run_spec().prices, out)
+    written = write_report(folder, record.prices, out)
     print_phases(folder)
     for path in written:
         click.echo(f"wrote {path}")
@@ -171,10 +172,11 @@ def resize(run: str, workers: int | None, memory_mb: int | None, aggregators: in
     iterations if the job samples globally (data.sampling), else the first one of an epoch. New functions are started ahead, and
     load meanwhile. Weights depend on these changes alone, not on what dies on the way.
     """
-    from ephemeron.training.driver import api, run_dir
+    from ephemeron.runs import folders
+    from ephemeron.training.driver import api
 
     found = api.resize(run, workers=workers, memory_mb=memory_mb, aggregators=aggregators, batch_size=batch_size)
-    name = run_dir.find(run).run_id
+    name = folders.find(run).run_id
     if as_json:
         told: dict[str, object] = {"run_id": name, "from_iteration": None, "workers": None, "memory_mb": None}
         if found is not None:
@@ -196,10 +198,10 @@ def logs(run: str, rank: int | None, follow: bool) -> None:
 
     For functions on a cloud it prints the output of those that failed, and names the command that prints the rest.
     """
-    from ephemeron.training.driver import run_dir
-    from ephemeron.training.driver.logs import elsewhere, lines
+    from ephemeron.runs import folders
+    from ephemeron.runs.logs import elsewhere, lines
 
-    folder = run_dir.find(run)
+    folder = folders.find(run)
     said = False
     for line in lines(folder, rank=rank, follow=follow):
         said = True

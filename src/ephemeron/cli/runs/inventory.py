@@ -26,8 +26,8 @@ from ephemeron.executor import remains as executors
 from ephemeron.executor.drivers import OWNER
 from ephemeron.functions.local import is_hosted
 from ephemeron.functions.local_daemon_client import held
-from ephemeron.training.driver import cleanup, run_dir
-from ephemeron.training.driver.run_status import may_be_running, status_of
+from ephemeron.runs import cleanup, folders
+from ephemeron.runs.status import may_be_running, status_of
 
 _YOUNG_S = 3600.0
 """What has changed within this time may belong to a process that has not begun its work."""
@@ -120,7 +120,7 @@ def remove(items: Collection[Item]) -> list[str]:
 
 
 def _runs() -> Iterator[Item]:
-    for one in cleanup.left_by(run_dir.all_runs(), force=True):
+    for one in cleanup.left_by(folders.all_runs(), force=True):
         where = f", {len(one.keys)} objects in {one.address}" if one.keys else ""
         yield Item(
             kind="run",
@@ -156,11 +156,11 @@ def _scratch(folder: Path, kind: str) -> Iterator[Item]:
 
 def _programs(folder: Path) -> Iterator[Item]:
     """Code that was sent by value. A run that is resumed reads it again."""
-    folders = {f"run {f.run_id}": f.path for f in run_dir.all_runs()}
-    folders |= {f"study {p.name}": p for p in _folders(home() / "studies")}
+    found = {f"run {f.run_id}": f.path for f in folders.all_runs()}
+    found |= {f"study {p.name}": p for p in _folders(home() / "studies")}
     texts = {
         user: "".join(p.read_text(errors="replace") for kind in ("*.json", "*.toml") for p in path.glob(kind))
-        for user, path in folders.items()
+        for user, path in found.items()
     }
     for path in _folders(folder):
         user = next((user for user, text in texts.items() if path.name in text), "")
@@ -187,7 +187,7 @@ def _in_store(address: str) -> Iterator[Item]:
             return await channel.sizes("") if isinstance(channel, SupportsSizes) else dict.fromkeys(await channel.list(""), 0)
 
     below: dict[tuple[str, str], list[int]] = defaultdict(list)
-    runs = {folder.run_id: folder for folder in run_dir.all_runs()}
+    runs = {folder.run_id: folder for folder in folders.all_runs()}
     for key, nbytes in asyncio.run(sizes()).items():
         executor = _EXECUTOR.match(key)
         name = executor[1] if executor else key.partition("/")[0]

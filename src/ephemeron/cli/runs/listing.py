@@ -12,10 +12,11 @@ from rich.table import Table
 from ephemeron.cli.terminal import make_console
 from ephemeron.config.typed import plain
 from ephemeron.events import PHASES
-from ephemeron.training.driver import run_dir
-from ephemeron.training.driver.records import read_record, read_result
-from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import status_of
+from ephemeron.runs import folders
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
+from ephemeron.runs.status import status_of
+from ephemeron.training.driver.records import read_result
 from ephemeron.units import human_metric, human_seconds, human_usd
 
 
@@ -38,14 +39,14 @@ class RunRow:
 
 def rows() -> list[RunRow]:
     """All runs, newest first."""
-    return [_row(folder) for folder in run_dir.all_runs()]
+    return [_row(folder) for folder in folders.all_runs()]
 
 
 def _row(folder: RunFolder) -> RunRow:
-    run, result = read_record(folder), read_result(folder)
+    run, result = read_header(folder), read_result(folder)
     row = RunRow(run_id=folder.run_id, status=status_of(folder), folder=str(folder.path))
     if run is not None:
-        row = replace(row, platform=run.platform, job=run.job, workers=run.workers)
+        row = replace(row, platform=run.platform, job=run.name, workers=run.functions)
     if result is not None:
         row = replace(
             row,
@@ -81,7 +82,7 @@ def print_runs(*, as_json: bool) -> None:
     if table.row_count:
         console.print(table)
     else:
-        click.echo(f"no runs in {run_dir.home() / 'runs'}; start one with: ephemeron train JOB.toml")
+        click.echo(f"no runs in {folders.home() / 'runs'}; start one with: ephemeron train JOB.toml")
 
 
 def print_phases(folder: RunFolder) -> None:

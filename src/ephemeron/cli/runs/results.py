@@ -13,8 +13,8 @@ from ephemeron.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from ephemeron.runs.metrics import Metrics
     from ephemeron.training.job import Job
-    from ephemeron.training.metrics import Metrics
 
 _FORMATS = ("torchscript", "onnx", "safetensors")
 
@@ -51,26 +51,27 @@ def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> 
 
 def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple[str, Metrics] | None:
     """Name of the job and metrics, if it is the run of a sparse job; else None."""
-    from ephemeron.training.driver import run_dir
-    from ephemeron.training.driver.records import read_record
+    from ephemeron.runs import folders
+    from ephemeron.runs.header import read_header
+    from ephemeron.training.driver.records import run_spec
     from ephemeron.training.job.sparse_spec import sparse_jobs
 
     if Path(weights).suffix == ".safetensors":
         return None
-    folder = run_dir.find(weights)
-    record = read_record(folder)
-    program = None if record is None else record.run_spec().sparse
+    folder = folders.find(weights)
+    record = read_header(folder)
+    program = None if record is None else run_spec(record).sparse
     if record is None or program is None:
         return None
     if job_file is not None or best:
         raise UserError("--job and --best are for jobs of PyTorch; see ephemeron.sparse.job.trained_model")
     if program.test is None:
         raise UserError(f"run {folder.run_id} has no test data; see ephemeron.sparse.job.trained_model")
-    return record.job, sparse_jobs().trained_model(folder.path).evaluate(program.test)
+    return record.name, sparse_jobs().trained_model(folder.path).evaluate(program.test)
 
 
 def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[Job, dict[str, torch.Tensor]]:
-    from ephemeron.training.driver import run_dir
+    from ephemeron.runs import folders
     from ephemeron.training.driver.programs import job_of
     from ephemeron.training.driver.result import result_of
     from ephemeron.training.driver.trained import job_of_run, read_weights
@@ -82,7 +83,7 @@ def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[J
         if best:
             raise UserError("--best is for runs, and a file has one set of weights")
         return given, read_weights(Path(weights))
-    folder = run_dir.find(weights)
+    folder = folders.find(weights)
     return given or job_of_run(folder), result_of(folder).state_dict(best=best)
 
 
@@ -102,12 +103,12 @@ def export(run: str, form: str, out: Path | None, best: bool) -> None:
     The calculation is what the first call of the model in `evaluation_step` does, in evaluation mode. Batches may have another
     size than the one that it is recorded with.
     """
-    from ephemeron.training.driver import run_dir
+    from ephemeron.runs import folders
     from ephemeron.training.driver.export import SUFFIXES, Format
     from ephemeron.training.driver.export import export as exported
     from ephemeron.training.driver.result import result_of
 
-    result = result_of(run_dir.find(run))
+    result = result_of(folders.find(run))
     wanted: Format = form  # type: ignore[assignment]
     path = exported(result, wanted, out or Path(f"{result.folder.run_id}{SUFFIXES[form]}"), best=best)
     click.echo(f"wrote {path}")

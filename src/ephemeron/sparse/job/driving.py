@@ -38,6 +38,10 @@ from ephemeron.errors import (
 from ephemeron.events import Ended, Event, Invoked, Measured, Note, Progress, RunEnded, RunStarted, StoreRequests, Traffic
 from ephemeron.functions.base import Call, Outcome, Platform, Reason
 from ephemeron.functions.entries import PRELOAD_VARIABLE
+from ephemeron.runs import run_platform
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import RunFolder, events_of, last_t
+from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.sparse.job.evaluation import Evaluations, read
 from ephemeron.sparse.job.function import ENTRY, SparsePartRequest
 from ephemeron.sparse.job.preparing import schedule_of
@@ -48,12 +52,8 @@ from ephemeron.sparse.training.part import Part, PartReport, progress_key
 from ephemeron.sparse.training.run import create_tables
 from ephemeron.sparse.training.served import Served, served
 from ephemeron.sparse.training.shares import PartEnd, PartTask, Shares, ShareWatcher
-from ephemeron.training.driver import records, run_platform
-from ephemeron.training.driver.cost import CostMeter, servers_of
+from ephemeron.training.driver import records
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
-from ephemeron.training.driver.records import RunRecord
-from ephemeron.training.driver.result import events_of, last_t
-from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.tensors import digest
 from ephemeron.training.worker.final import FinalState
@@ -74,7 +74,7 @@ _LAST_S = 10.0
 
 async def drive(
     folder: RunFolder,
-    run: RunRecord,
+    run: RunHeader,
     spec: RunSpec,
     on_event: OnEvent,
     secrets: dict[str, str],
@@ -104,14 +104,14 @@ async def drive(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logs.context(run=folder.run_id))
         stack.enter_context(environment(secrets))
-        channel = await stack.enter_async_context(open_channel(run.address))
+        channel = await stack.enter_async_context(open_channel(run.channel))
         control = RunChannel(channel, owner="client", retry=BRIEF)
         await control.delete([Keys(spec.run_id).control])
         platform = await run_platform.start(folder, run, {**secrets, PRELOAD_VARIABLE: PRELOAD}, session=session)
         stack.push_async_callback(platform.shutdown)
         origin = time.time() if new else time.time() - last_t(folder)
-        records.write(folder, dataclasses.replace(run, wall_time=origin))
-        driver = SparseDriver(folder, spec, platform, control, run.address, on_event, origin=origin)
+        write_header(folder, dataclasses.replace(run, started_at=origin))
+        driver = SparseDriver(folder, spec, platform, control, run.channel, on_event, origin=origin)
         with stop.handled(driver.interrupt):
             ending = await driver.run()
         if ending.status == "finished":
@@ -126,7 +126,7 @@ def _finished(folder: RunFolder, spec: RunSpec, on_event: OnEvent) -> tuple[RunO
             f"run {folder.run_id} is not running ({'interrupted' if known is None else known.status}); "
             f"continue it with: ephemeron resume {folder.run_id}"
         )
-    meter = CostMeter(spec.prices)
+    meter = CostMeter(spec.prices, servers=spec.servers)
     for event in events_of(folder):
         meter.feed(event)
         on_event(event)
@@ -165,7 +165,7 @@ class SparseDriver(ShareWatcher):
         self, folder: RunFolder, spec: RunSpec, platform: Platform, control: RunChannel, address: str, on_event: OnEvent, *, origin: float
     ) -> None:
         assert spec.sparse is not None
-        self.meter = CostMeter(spec.prices)
+        self.meter = CostMeter(spec.prices, servers=spec.servers)
         self.store_name = f"{spec.run_id}/store"
         self._folder, self._spec, self._platform, self._control = folder, spec, platform, control
         self._address, self._on_event, self._origin = address, on_event, origin
@@ -397,7 +397,7 @@ class SparseDriver(ShareWatcher):
 
     def _limit_reached(self) -> str:
         spec, t = self._spec, self.now()
-        if spec.budget_usd is not None and self.meter.cost_usd(t, servers_of(spec)) >= spec.budget_usd:
+        if spec.budget_usd is not None and self.meter.cost_usd(t) >= spec.budget_usd:
             return f"the budget of ${spec.budget_usd:g} is spent"
         if spec.time_limit_s is not None and t >= spec.time_limit_s:
             return f"the time limit of {spec.time_limit_s:g} s is reached"

@@ -23,9 +23,9 @@ from typing import Annotated, Literal
 
 from ephemeron.config.typed import AtLeast, NonNegative, Positive
 from ephemeron.events import Traffic
+from ephemeron.prices import Prices
 from ephemeron.sparse.job.function import LAST_S
 from ephemeron.sparse.store.journal import JournalOptions
-from ephemeron.training.planner.prices import Prices
 
 Bottleneck = Literal["functions", "shards", "cores"]
 CACHED_PARTITIONS = 2

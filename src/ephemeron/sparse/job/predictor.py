@@ -17,12 +17,12 @@ import xxhash
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
+from ephemeron.prices import Prices, load_prices
+from ephemeron.runs import folders
 from ephemeron.sparse.job.prediction import SparseConfiguration, SparsePrediction, SparseWork, StepCosts, predict
 from ephemeron.sparse.job.preparing import opened_dataset, urls_of
 from ephemeron.sparse.job.profile import SparseProfile, load_sparse_profile
-from ephemeron.training.driver import run_dir
 from ephemeron.training.job import Configuration, Job
-from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.training.profiling.store import this_machine
 
 _log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def check_platform(platform: str) -> None:
 
 def profile_path(job: Job) -> Path:
     """Path of a job's stored profile."""
-    return run_dir.home() / "profiles" / f"{job.name}-sparse-{digest(job)}.json"
+    return folders.home() / "profiles" / f"{job.name}-sparse-{digest(job)}.json"
 
 
 def stored_profile(job: Job) -> SparseProfile | None:

@@ -12,6 +12,7 @@ from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import DatasetError, DatasetNotFound, JobError
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.registry import CLOUDS
+from ephemeron.prices import Prices
 from ephemeron.sparse.job.programs import compression_of, fitted_to, model_of, optimizer_of
 from ephemeron.sparse.models import Batch, SparseModel
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE
@@ -22,7 +23,6 @@ from ephemeron.training.driver.admission import check_call
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Configuration, Job, Target
 from ephemeron.training.job.sparse_spec import SparseProgram
-from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.spec import RunSpec
 
 _CHECKED_ROWS = 4096

@@ -31,6 +31,9 @@ from ephemeron.events import Loaded, Progress
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform, default_limits
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders
+from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.sparse.job.driving import PRELOAD
 from ephemeron.sparse.job.evaluation import read
 from ephemeron.sparse.job.function import ENTRY, SparsePartRequest
@@ -48,12 +51,8 @@ from ephemeron.sparse.training.ring import Ring
 from ephemeron.sparse.training.ring import part as samples_of
 from ephemeron.sparse.training.run import create_tables, initial_values
 from ephemeron.sparse.training.served import served
-from ephemeron.training.driver import run_dir
-from ephemeron.training.driver.result import events_of
-from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.sparse_spec import BATCH_SIZE, SparseProgram
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling.store import this_machine
 
 OnProgress = Callable[[str], None]
@@ -208,7 +207,7 @@ class _Probe:
         on_progress: OnProgress,
     ) -> AsyncIterator[_Probe]:
         """Starts the platform; nothing of it is left afterwards."""
-        parent = run_dir.home() / "profiling"
+        parent = folders.home() / "profiling"
         for left in parent.glob("sparse-*"):  # of a client that was killed
             if time.time() - left.stat().st_mtime > _LEFT_S:
                 shutil.rmtree(left, ignore_errors=True)

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import UserError
+from ephemeron.runs import folders
+from ephemeron.runs.folders import RunFolder
 from ephemeron.sparse.job.programs import model_of
 from ephemeron.sparse.models import Batch, SparseModel
 from ephemeron.sparse.models.base import Floats
 from ephemeron.sparse.training.run import evaluate, opened
-from ephemeron.training.driver import run_dir
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.trained import record_of
 
 
@@ -68,8 +69,8 @@ def trained_model(run: str | Path) -> TrainedSparseModel:
     """
     from safetensors.numpy import load_file
 
-    folder = RunFolder(run) if isinstance(run, Path) else run_dir.find(run)
-    spec = record_of(folder).run_spec()
+    folder = RunFolder(run) if isinstance(run, Path) else folders.find(run)
+    spec = run_spec(record_of(folder))
     if spec.sparse is None:
         raise UserError(f"run {folder.run_id} is not of a sparse job; its model is that of result.model()")
     if not folder.weights.exists():

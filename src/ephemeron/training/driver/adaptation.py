@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ephemeron.events import Event, GenerationStarted, Progress, RunStarted
 from ephemeron.functions.base import Limits
-from ephemeron.training.driver.cost import CostMeter
+from ephemeron.runs.cost import CostMeter
 from ephemeron.training.job.generation import Generation, Resize, resized_values
 from ephemeron.training.worker.spec import RunSpec
 

@@ -21,7 +21,8 @@ from functools import partial
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.events import GroupStarted
-from ephemeron.training.driver import records
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header, write_header
 from ephemeron.training.driver.api import configured
 from ephemeron.training.driver.group_launch import (
     PreparedGroups,
@@ -37,7 +38,6 @@ from ephemeron.training.driver.group_launch import (
 )
 from ephemeron.training.driver.group_network import network_of
 from ephemeron.training.driver.launch import PreparedRun
-from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.training_data import training_data
 from ephemeron.training.job import RunGroup
 from ephemeron.training.worker.spec import GroupMembership
@@ -110,10 +110,12 @@ class AddedGroups:
 
     def _record(self, ready: PreparedGroups) -> None:
         """Adds the last group to the record of the run, for clients that attach later."""
-        record = records.read_record(self._folder)
+        record = read_header(self._folder)
         assert record is not None
         spec = json.loads(ready.spec.to_bytes())
-        records.write(self._folder, dataclasses.replace(record, spec=spec, workers=ready.spec.configuration.workers))
+        write_header(
+            self._folder, dataclasses.replace(record, payload={**record.payload, "spec": spec}, functions=ready.spec.configuration.workers)
+        )
 
 
 def with_group(ready: PreparedGroups, group: RunGroup) -> PreparedGroups:

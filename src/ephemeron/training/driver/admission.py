@@ -6,15 +6,34 @@ limit that binds.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 from ephemeron.errors import InvocationRefused, PlanInfeasible
+from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle, Settings
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.validation import check_call as platform_check
 from ephemeron.functions.world import ComputeModel
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.bounds import RUNTIME_MB, SHORTER_EVALUATIONS, fewest_stages, iteration_lower_bound_s
 from ephemeron.units import MB, MIB
+
+
+def admit(where: Provider[Any], c: Configuration, settings: Settings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
+    """The configuration with the memory and timeout of a cloud's function, and the cloud's limits: see `Provider.admit`."""
+    request, limits = where.admit(_capacity(c), settings, secrets)
+    return dataclasses.replace(c, memory_mb=request.memory_mb, function_timeout_s=request.lifetime_s), limits
+
+
+def make_handle(c: Configuration, *, run: str, run_dir: Path, channel: str, since: float, starting: bool) -> RunHandle:
+    """Description of a run for the cloud that opens its calls."""
+    return RunHandle(run=run, run_dir=run_dir, capacity=_capacity(c), channel=channel, since=since, starting=starting)
+
+
+def _capacity(c: Configuration) -> CapacityRequest:
+    return CapacityRequest(workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s, channel=c.store)
 
 
 def check_call(call: Call, *, workers: int, limits: Limits) -> None:

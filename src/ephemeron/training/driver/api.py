@@ -20,17 +20,19 @@ from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging, run_platform
-from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders, run_platform
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.lock import driving as driving_lock
+from ephemeron.runs.status import may_be_running, status_of
+from ephemeron.training.driver import lifecycle, notebook, records, run_logging
 from ephemeron.training.driver.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
-from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
-from ephemeron.training.driver.run_dir import GROUPS, RunFolder
 from ephemeron.training.driver.run_logging import LoggerChoice
-from ephemeron.training.driver.run_status import may_be_running, status_of
 from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.job.job_file import renamed
@@ -39,7 +41,6 @@ from ephemeron.training.job.sparse_job import refuse_runs
 from ephemeron.training.job.sparse_spec import BATCH_SIZE
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.plan import StoredPlan
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.task.task import Task
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def attach(
     while True:
         try:
             with driving_lock(folder):
-                if run.platform == GROUPS:
+                if run.kind == "regions":
                     from ephemeron.training.driver.group_runs import attach_groups
 
                     whole = attach_groups(folder, run, spec, on_event=once.again(), loggers=loggers)
@@ -385,14 +386,14 @@ def resume(
         RunFailed: the run failed, and `check` is set.
     """
     folder, run, spec = open_run(run_id)
-    run_platform.sweep(run_dir.runs_folder())
+    run_platform.sweep(folders.runs_folder())
     if blocking.run(lambda _: lifecycle.wake(folder, run)):
         return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
     with driving_lock(folder):
         result = records.read_result(folder)
         if result is not None and result.status == "finished":
             raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
-        if run.platform == GROUPS:
+        if run.kind == "regions":
             from ephemeron.training.driver.group_runs import resume_groups
 
             whole = resume_groups(folder, run, spec, on_event=on_event, loggers=loggers, keep_code=keep_code)
@@ -423,7 +424,7 @@ def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = S
         UserError: it is not running, or has not stopped in time. It may still stop.
     """
     folder, run, _ = open_run(run_id)
-    if run.platform == GROUPS:
+    if run.kind == "regions":
         from ephemeron.training.driver.group_runs import stop_groups
 
         stop_groups(folder, now=now)
@@ -505,6 +506,6 @@ def resize(
     return blocking.run(lambda _: lifecycle.resize(folder, run, spec, wanted))
 
 
-def _refuse_groups(run: RunRecord, what: str) -> None:
-    if run.platform == GROUPS:
+def _refuse_groups(run: RunHeader, what: str) -> None:
+    if run.kind == "regions":
         raise UserError(f"run {run.run_id} has several groups of functions and cannot be {what}; stop and resume work on it")

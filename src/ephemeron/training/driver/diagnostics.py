@@ -27,10 +27,10 @@ from ephemeron.functions.async_invoke.provider import Provider, Settings
 from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.training.driver import run_platform
-from ephemeron.training.driver.run_dir import new_run_id
+from ephemeron.prices import load_prices
+from ephemeron.runs.folders import new_run_id
+from ephemeron.training.driver import admission
 from ephemeron.training.job import Configuration
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.probe_messages import ProbeRequest, ProbeResult, TransferProbe
 from ephemeron.units import human_count
 
@@ -81,7 +81,7 @@ def diagnose(
                 yield CheckResult(step=step, ok=True, text=text)
             if public:
                 # As `train` does it: what it would refuse is refused here, with the same words.
-                c, limits = run_platform.admit(where, dataclasses.replace(c, memory_mb=0, function_timeout_s=0.0), settings, secrets)
+                c, limits = admission.admit(where, dataclasses.replace(c, memory_mb=0, function_timeout_s=0.0), settings, secrets)
                 yield CheckResult(step=step, ok=True, text=_fit(c, limits))
         step = "channel"
         if not public and platform != "local":
@@ -154,7 +154,7 @@ async def _function(where: Provider[Any] | None, settings: Settings | None, c: C
             stack.push_async_callback(local.shutdown)
             platform: Platform = local
         else:
-            handle = run_platform.handle_of(c, run=run, run_dir=run_dir, channel=address, since=time.time(), starting=True)
+            handle = admission.make_handle(c, run=run, run_dir=run_dir, channel=address, since=time.time(), starting=True)
             recorded = await where.open(handle, settings)
             stack.push_async_callback(_leave, address, run)
             stack.push_async_callback(recorded.shutdown)

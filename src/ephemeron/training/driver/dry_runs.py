@@ -24,6 +24,7 @@ from ephemeron.config import own_processes
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.base import Limits
+from ephemeron.prices import Prices
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job, sync_name
 from ephemeron.training.planner.model.bounds import SHORTER_EVALUATIONS
@@ -31,7 +32,6 @@ from ephemeron.training.planner.model.builtin import builtin_platform, priced
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import Workload
-from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.first_steps import FirstSteps, objects_of
 from ephemeron.units import MIB
 

@@ -12,10 +12,10 @@ from ephemeron.data import decode, plan_split
 from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
 from ephemeron.data.timeline import Timeline
 from ephemeron.errors import EphemeronError, JobError
+from ephemeron.runs.metrics import Metrics
 from ephemeron.training.driver.trained import put_weights
 from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.job import Job
-from ephemeron.training.metrics import Metrics
 from ephemeron.training.worker.factory import rank_seed
 from ephemeron.user_code import guarded, where_raised
 

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from ephemeron.errors import PlatformError
 from ephemeron.events import Event, GenerationStarted, GroupStarted, Note, RegionAdded, RegionResized, RunEnded, RunStarted, to_json
 from ephemeron.functions.jsonl import Journal
+from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.training.driver.lifecycle import OnEvent
-from ephemeron.training.driver.result import events_of
-from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.units import human_count
 
 _OF_CLIENT = "client: "

@@ -20,8 +20,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import GroupStarted, Traffic
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
-from ephemeron.training.driver import run_dir
-from ephemeron.training.driver.cost import servers_of
+from ephemeron.runs import folders
 from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_network import check_network, network_of
 from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
@@ -107,7 +106,7 @@ def described_group(group: RunGroup, member: PreparedRun, first_rank: int) -> Gr
         memory_mb=c.memory_mb,
         iterations=spec.iterations,
         samples=spec.samples,
-        servers=servers_of(spec),
+        servers=spec.servers,
         prices=dataclasses.asdict(spec.prices),
         traffic=Traffic(puts=len(objects), bytes_up=sum(map(size_of, objects.values()))),
         most_workers=group.most_workers,
@@ -210,7 +209,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     refuse_unfit(job, c)
     if request.plan is not None:
         raise JobError("a plan is for one group of functions", remedy="leave it out")
-    run_id = run_dir.new_run_id(job.name)
+    run_id = folders.new_run_id(job.name)
     configurations = [configured(member_values(c, group)) for group in c.groups]
     first_ranks = np.cumsum([0, *(each.workers for each in configurations)])
     for fault in request.faults:
@@ -249,7 +248,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     names = tuple(group.name for group in c.groups)
     store = c.group_store
     if not store and not members[0].simulated:
-        store = (run_dir.runs_folder() / run_id / "objects").resolve().as_uri()
+        store = (folders.runs_folder() / run_id / "objects").resolve().as_uri()
     every = matched_every(c, [member.prepared.spec.iterations for member in members])
     rounds = min((m.prepared.spec.iterations - 1) // h for m, h in zip(members, every, strict=True))
     memberships = [

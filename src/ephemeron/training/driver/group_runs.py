@@ -23,10 +23,13 @@ from ephemeron.config.typed import plain
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.events import GroupStarted, Note, RegionAdded, RegionLeft, RunEnded, RunStarted
 from ephemeron.functions.simulated import SimulatedPool
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import GROUPS, RUN_FILE, RunFolder, events_of
+from ephemeron.runs.header import RunHeader, read_header, write_header
+from ephemeron.runs.lock import driving as driving_lock
+from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
 from ephemeron.training.driver.added_groups import AddedGroups
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.group_credentials import variables_of
 from ephemeron.training.driver.group_events import GroupEvents
 from ephemeron.training.driver.group_launch import PreparedGroups, prepared_groups
@@ -34,12 +37,10 @@ from ephemeron.training.driver.group_replanning import GroupReplanner
 from ephemeron.training.driver.late_groups import AbsentGroup, LateStart, admitted_anew, excuse_group, refused
 from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
-from ephemeron.training.driver.records import RunRecord
-from ephemeron.training.driver.result import Result, conclude, events_of
-from ephemeron.training.driver.run_dir import GROUPS, RunFolder
+from ephemeron.training.driver.records import run_spec
+from ephemeron.training.driver.result import Result, conclude
 from ephemeron.training.driver.run_driver import RunOutcome, describe
 from ephemeron.training.driver.run_logging import LoggerChoice, RunLogging
-from ephemeron.training.driver.stop_requests import RunStop
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.worker.spec import RunSpec
 
@@ -89,9 +90,9 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
     shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
     with blocking.terminable(), new_run(ready.run_id) as folder:
         folder.create_key()
-        record = records.new_record(ready.spec, folder, source=None, settings={})
-        platform = "simulated" if ready.simulated else GROUPS
-        records.write(folder, dataclasses.replace(record, platform=platform, address=ready.store))
+        record = records.new_header(ready.spec, folder, source=None, settings={})
+        platforms = dict.fromkeys(member.prepared.spec.configuration.platform for member in ready.members)
+        write_header(folder, dataclasses.replace(record, kind="regions", platform="+".join(platforms), channel=ready.store))
         if ready.members[0].prepared.code is not None:
             store_program(folder, request.job, ready.members[0].prepared.code)
         with run_logging.logged(folder, ready.spec, chosen, shown) as log, contextlib.ExitStack() as stack:
@@ -124,13 +125,13 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
             return _concluded(folder, launch.ready.spec, ready.store, members, outcomes, events, log, out)
 
 
-def attach_groups(folder: RunFolder, run: RunRecord, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice]) -> Result:
+def attach_groups(folder: RunFolder, run: RunHeader, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice]) -> Result:
     """Supervises a run whose functions are running, or collects its result. The caller has the run's lock."""
     return _continued(folder, run, spec, on_event, loggers, attach=True, keep_code=True)
 
 
 def resume_groups(
-    folder: RunFolder, run: RunRecord, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice], keep_code: bool
+    folder: RunFolder, run: RunHeader, spec: RunSpec, *, on_event: OnEvent, loggers: Sequence[LoggerChoice], keep_code: bool
 ) -> Result:
     """Continues the groups that have not finished. The caller has the run's lock."""
     return _continued(folder, run, spec, on_event, loggers, attach=False, keep_code=keep_code)
@@ -165,10 +166,10 @@ def _groups(folder: RunFolder) -> list[GroupStarted]:
     return [*begun, *(e.group for e in events if isinstance(e, RegionAdded))]
 
 
-def _record(member: RunFolder) -> RunRecord:
-    record = records.read_record(member)
+def _record(member: RunFolder) -> RunHeader:
+    record = read_header(member)
     if record is None:
-        raise JobError(f"{member.path} has no readable {records.RUN_FILE}")
+        raise JobError(f"{member.path} has no readable {RUN_FILE}")
     return record
 
 
@@ -258,8 +259,8 @@ def _member(launch: _Launch, number: int) -> _Member:
         assert found.prepared.spec.group is not None
         joining = found.in_group(dataclasses.replace(found.prepared.spec.group, joins=True))
         spec, settings = joining.prepared.spec, plain(joining.cloud) if joining.cloud else {}
-        record = records.new_record(spec, run.folder, source=joining.prepared.source, settings=settings)
-        records.write(run.folder, record)
+        record = records.new_header(spec, run.folder, source=joining.prepared.source, settings=settings, parent=launch.folder.run_id)
+        write_header(run.folder, record)
         return await lifecycle.drive(
             run.folder,
             record,
@@ -300,7 +301,7 @@ def _has_left(folder: RunFolder) -> bool:
 
 
 def _continued(
-    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, loggers: Sequence[LoggerChoice], *, attach: bool, keep_code: bool
+    folder: RunFolder, run: RunHeader, spec: RunSpec, on_event: OnEvent, loggers: Sequence[LoggerChoice], *, attach: bool, keep_code: bool
 ) -> Result:
     with run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log, contextlib.ExitStack() as stack:
         groups = _groups(folder)
@@ -324,24 +325,24 @@ def _continued(
                     drive=_continuing(
                         place,
                         record,
-                        replanner.watched(group.name, record.run_spec(), events.relay(number), most=most.get(group.name, 0)),
+                        replanner.watched(group.name, run_spec(record), events.relay(number), most=most.get(group.name, 0)),
                         replanner.driven(group.name),
                         secrets.get(group.name, {}),
                         attach=attach or over,
                         keep_code=keep_code,
                     ),
                     conclude=lambda ending, meter, place=place, record=record: conclude(  # type: ignore[misc]
-                        place, record.run_spec(), meter, ending, None
+                        place, run_spec(record), meter, ending, None
                     ),
                 )
             )
         outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner))
-        return _concluded(folder, spec, run.address, members, outcomes, events, log, None)
+        return _concluded(folder, spec, run.channel, members, outcomes, events, log, None)
 
 
 def _continuing(
     place: RunFolder,
-    record: RunRecord,
+    record: RunHeader,
     on_event: OnEvent,
     on_driver: lifecycle.OnDriver,
     secrets: dict[str, str],
@@ -350,7 +351,7 @@ def _continuing(
     keep_code: bool,
 ) -> Drive:
     async def drive(stop: RunStop) -> Ended:
-        spec = record.run_spec()
+        spec = run_spec(record)
         try:
             return await lifecycle.drive(
                 place, record, spec, on_event, secrets, stop, attach=attach, keep_code=keep_code, on_driver=on_driver
@@ -359,7 +360,7 @@ def _continuing(
             if not attach:
                 raise
             _log.info("%s", e)
-            meter = CostMeter(spec.prices)
+            meter = CostMeter(spec.prices, servers=spec.servers)
             for event in events_of(place):
                 meter.feed(event)
             return RunOutcome("stopped", []), meter
@@ -470,7 +471,7 @@ def _concluded(
             blocking.run(lambda _: _clear(store, folder.run_id))
     t = max(ended[1].ended_at for ended in outcomes if ended is not None)
     events.emit(RunEnded(t=t, status=ending.status, causes=causes))
-    meter = CostMeter(spec.prices)
+    meter = CostMeter(spec.prices, servers=spec.servers)
     for event in events_of(folder):
         meter.feed(event)
     return log.conclude(conclude(folder, spec, meter, ending, out))

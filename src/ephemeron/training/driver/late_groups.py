@@ -16,10 +16,10 @@ from ephemeron.communication.channels.retry import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, EphemeronError, PlatformError, ServiceUnreachable
-from ephemeron.training.driver.cost import CostMeter
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver.launch import PreparedRun
 from ephemeron.training.driver.run_driver import RunOutcome
-from ephemeron.training.driver.stop_requests import RunStop
 
 RETRY_S = (5.0, 60.0)
 """Pauses between two attempts to start a group: the first one, and the longest; each is twice the one before."""

@@ -25,14 +25,16 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.early_daemon import want_functions
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
-from ephemeron.training.driver import records, run_dir, run_logging, run_platform
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders, run_platform
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import PLAN_FILE, PROFILE_FILE, RunFolder
+from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.lock import driving as driving_lock
+from ephemeron.training.driver import admission, records, run_logging
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import Prepared, prepare
-from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.result import Result, conclude
-from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.driver.run_logging import LoggerChoice, RunLogging
 from ephemeron.training.driver.trained import store_program
@@ -41,7 +43,6 @@ from ephemeron.training.job.sparse_job import refuse_for_sparse_jobs
 from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.plan import StoredPlan
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import GroupMembership
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class BegunRun:
 
     ready: PreparedRun
     folder: RunFolder
-    record: RunRecord
+    record: RunHeader
     log: RunLogging
 
     def conclude(self, ending: RunOutcome, meter: CostMeter, out: Path | None = None) -> Result:
@@ -151,7 +152,7 @@ def prepared_run(
             raise
         refusal = e
         c, cloud, secrets, limits, cold_start_s = _provisional(request.configuration, request.cloud)
-    name = run_id or request.run_id or run_dir.new_run_id(job.name)
+    name = run_id or request.run_id or folders.new_run_id(job.name)
     prices = load_prices(service_of(c.store), request.prices_file, platform=c.platform, servers=job.sparse is not None)
     if job.sparse is not None:
         refuse_for_sparse_jobs(job, c, faults=request.faults)
@@ -191,16 +192,18 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
             gives the variables of the channel, as other groups have their own.
     """
     prepared, request = ready.prepared, ready.request
-    run_platform.sweep(run_dir.runs_folder())
+    run_platform.sweep(folders.runs_folder())
     with new_run(prepared.spec.run_id, parent) as folder:
         if parent is None:
             folder.create_key()
         else:
-            shutil.copy2(parent.path / run_dir.KEY_FILE, folder.path / run_dir.KEY_FILE)
+            shutil.copy2(parent.path / folders.KEY_FILE, folder.path / folders.KEY_FILE)
         variables = environment(ready.secrets) if parent is None else nullcontext()
         settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
-        record = records.new_record(prepared.spec, folder, source=prepared.source, settings=settings)
-        records.write(folder, record)
+        record = records.new_header(
+            prepared.spec, folder, source=prepared.source, settings=settings, parent="" if parent is None else parent.run_id
+        )
+        write_header(folder, record)
         if prepared.code is not None or request.job.sparse is not None:
             store_program(folder, request.job, prepared.code)
         if request.plan is not None:
@@ -219,7 +222,7 @@ def new_run(run_id: str, parent: RunFolder | None = None) -> Iterator[RunFolder]
         run_id: of the run.
         parent: of the run of which this is a group.
     """
-    folder = run_dir.create(run_id, None if parent is None else parent.path / run_dir.GROUPS)
+    folder = folders.create(run_id, None if parent is None else parent.path / folders.GROUPS)
     try:
         with driving_lock(folder):
             yield folder
@@ -248,7 +251,7 @@ def admitted(
     if c.platform in CLOUDS:
         where = cloud_of(c.platform)
         cloud = _settings(where, cloud)
-        c, limits = run_platform.admit(where, c, cloud, secrets)
+        c, limits = admission.admit(where, c, cloud, secrets)
         return c, where.recorded(cloud, limits), secrets, limits, where.cold_start_s
     if cloud is not None:
         raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")

@@ -23,17 +23,19 @@ from ephemeron.events import Event, RunEnded, to_json
 from ephemeron.functions.base import Suspendable
 from ephemeron.functions.jsonl import follow
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.training.driver import parameter_server, records, run_platform
-from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.driver.driver_lock import is_driven
+from ephemeron.runs import run_platform
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import RunFolder, events_of, last_t, session_of
+from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.lock import is_driven
+from ephemeron.runs.status import session_end
+from ephemeron.training.driver import parameter_server, records
 from ephemeron.training.driver.prepare import Prepared
-from ephemeron.training.driver.records import RunRecord
+from ephemeron.training.driver.records import code_source
 from ephemeron.training.driver.renewal import Renewal, renewed
 from ephemeron.training.driver.resizing import check_request
-from ephemeron.training.driver.result import Result, events_of, last_t, session_of
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, read_result
-from ephemeron.training.driver.run_status import session_end
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
 from ephemeron.training.job.generation import Generation, Resize
@@ -111,7 +113,7 @@ async def simulate(
 
 async def drive(
     folder: RunFolder,
-    run: RunRecord,
+    run: RunHeader,
     spec: RunSpec,
     on_event: OnEvent,
     secrets: dict[str, str],
@@ -143,13 +145,13 @@ async def drive(
         server = parameter_server.known(folder.path)
         if spec.configuration.store == "parameter_server" and not attach:
             server = await asyncio.to_thread(parameter_server.start, folder.path)
-            run = dataclasses.replace(run, address=server.address)
-            records.write(folder, run)
+            run = dataclasses.replace(run, channel=server.address)
+            write_header(folder, run)
         if server is not None:
             stack.push_async_callback(asyncio.to_thread, server.stop)
             secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
         stack.enter_context(environment(secrets))
-        channel = await stack.enter_async_context(open_channel(run.address))
+        channel = await stack.enter_async_context(open_channel(run.channel))
         renewal: Renewal | None = None
         if attach:
             try:
@@ -163,18 +165,18 @@ async def drive(
             if anew:
                 before = RunChannel(channel, owner="anew", retry=BRIEF)
                 await before.delete(await before.list(f"{spec.run_id}/"))
-            if prepared is None and not keep_code and run.source is not None:
-                renewal = await renewed(RunChannel(channel, owner="resume", signing=signing), run.source, spec)
+            if prepared is None and not keep_code and (source := code_source(run)) is not None:
+                renewal = await renewed(RunChannel(channel, owner="resume", signing=signing), source, spec)
             platform = await run_platform.start(folder, run, secrets, session=session)
         stack.push_async_callback(platform.shutdown)
         driver = RunDriver(
             platform,
             channel,
             spec,
-            channel_address=run.address,
+            channel_address=run.channel,
             clock=time.time,
             on_event=on_event,
-            origin=run.wall_time if attach else origin,
+            origin=run.started_at if attach else origin,
             session=session_of(folder) if attach else 0.0,
             signing=signing,
         )
@@ -185,7 +187,7 @@ async def drive(
                 await driver.resume(last_t(folder), renewal)
                 if renewal is not None:
                     store_program(folder, None, renewal.bundle)
-                records.write(folder, dataclasses.replace(run, wall_time=driver.origin))
+                write_header(folder, dataclasses.replace(run, started_at=driver.origin))
             return await driver.watch(), driver.ledger
 
 
@@ -242,7 +244,7 @@ class _DriverGone(Exception):
     """The client that drove the run has ended."""
 
 
-async def stop(folder: RunFolder, run: RunRecord, *, now: bool) -> None:
+async def stop(folder: RunFolder, run: RunHeader, *, now: bool) -> None:
     """Asks the functions of a run to stop, or cancels them.
 
     Raises:
@@ -257,11 +259,11 @@ async def stop(folder: RunFolder, run: RunRecord, *, now: bool) -> None:
             await platform.cancel_all(folder.run_id)
             return
         with environment(_server_secrets(folder)):
-            async with RunChannel(open_channel(run.address), owner="stop", retry=BRIEF) as channel:
+            async with RunChannel(open_channel(run.channel), owner="stop", retry=BRIEF) as channel:
                 await channel.put(Keys(folder.run_id).control, [b"stop"])
 
 
-async def suspend(folder: RunFolder, run: RunRecord) -> int:
+async def suspend(folder: RunFolder, run: RunHeader) -> int:
     """Suspends the functions of a run; returns how many.
 
     Raises:
@@ -281,7 +283,7 @@ async def suspend(folder: RunFolder, run: RunRecord) -> int:
         return await platform.suspend(folder.run_id)
 
 
-async def wake(folder: RunFolder, run: RunRecord) -> int:
+async def wake(folder: RunFolder, run: RunHeader) -> int:
     """Lets suspended functions of a run go on; returns how many there were."""
     if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
         return 0
@@ -294,7 +296,7 @@ async def wake(folder: RunFolder, run: RunRecord) -> int:
         return await platform.wake(folder.run_id)
 
 
-async def resize(folder: RunFolder, run: RunRecord, spec: RunSpec, wanted: Resize) -> Generation | None:
+async def resize(folder: RunFolder, run: RunHeader, spec: RunSpec, wanted: Resize) -> Generation | None:
     """Asks the functions of a run to change, and waits until they have agreed on when.
 
     Returns:
@@ -310,7 +312,7 @@ async def resize(folder: RunFolder, run: RunRecord, spec: RunSpec, wanted: Resiz
     async with platform:
         with environment(_server_secrets(folder)):
             signing = folder.signing_key()
-            async with RunChannel(open_channel(run.address), owner="resize", retry=BRIEF, signing=signing) as channel:
+            async with RunChannel(open_channel(run.channel), owner="resize", retry=BRIEF, signing=signing) as channel:
                 keys = Keys(folder.run_id)
                 now = await current_generation(channel, keys, spec)
                 check_request(now, wanted, platform.limits)
@@ -346,7 +348,7 @@ async def _already_over(folder: RunFolder, spec: RunSpec, channel: Channel, on_e
     Raises:
         UserError: there is no result.
     """
-    ledger = CostMeter(spec.prices)
+    ledger = CostMeter(spec.prices, servers=spec.servers)
     for event in events_of(folder):
         ledger.feed(event)
         on_event(event)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.events import Event, Note, Progress, RunEnded, RunStarted
-from ephemeron.training.driver.cost import CostMeter, latest_metrics
+from ephemeron.prices import Prices
+from ephemeron.runs.cost import CostMeter, latest_metrics
 from ephemeron.training.driver.records import ResultSummary
-from ephemeron.training.planner.prices import Prices
 from ephemeron.units import human_count, human_metric, human_seconds, human_usd
 
 _EVERY_S = 0.25

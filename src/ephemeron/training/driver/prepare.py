@@ -18,6 +18,7 @@ from ephemeron.data import assign
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.host import cores
+from ephemeron.prices import Prices
 from ephemeron.training.driver.admission import check_call, check_memory, check_time
 from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.memory import estimate, quota_for
@@ -29,7 +30,6 @@ from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
 from ephemeron.training.job import AVERAGE, Configuration, Fault, Job, Target, TrainingOptions, check_limits, sync_name
 from ephemeron.training.job.convergence import outside_region
-from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.spec import RunSpec
 
 _log = logging.getLogger(__name__)

@@ -1,8 +1,4 @@
-"""Documents of a run's folder: `run.json` (what was launched, and where) and `result.json` (how it ended), as typed values.
-
-A record of another release may not be readable. It is then treated as absent where runs are listed, and refused by name
-where a run is to be attached to or resumed.
-"""
+"""What a training run adds to its header in `run.json`, and `result.json`: how it ended, as typed values."""
 
 from __future__ import annotations
 
@@ -11,15 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.events import Phase, Traffic
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.runs.cost import Bill, GroupSummary, RegionSummary
+from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
+from ephemeron.runs.header import RunHeader
 from ephemeron.training.worker.spec import RunSpec
-
-RUN_FILE, RESULT_FILE = "run.json", "result.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,88 +46,12 @@ class CodeSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """`run.json`: everything that attaching to a run and resuming it need. No secrets."""
-
-    run_id: str
-    platform: str
-    job: str = ""
-    """Name of the job."""
-    workers: int = 0
-    address: str = ""
-    """Address of the channel."""
-    wall_time: float = 0.0
-    """Unix time of the run's t = 0."""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the cloud; empty on other platforms."""
-    source: CodeSource | None = None
-    """None: the run cannot get new code."""
-    spec: Mapping[str, object] = field(default_factory=dict)
-    """The run's specification, see `run_spec`."""
-
-    def run_spec(self) -> RunSpec:
-        """The run's specification.
-
-        Raises:
-            JobError: it is of another release.
-        """
-        return build(RunSpec, self.spec, where=f"{RUN_FILE} of {self.run_id}: spec")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """Billed quantities."""
-
-    gb_seconds: float
-    requests: int
-    """Invocations."""
-    storage_usd: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSummary:
     """Functions of a run from an iteration on."""
 
     from_iteration: int
     workers: int
     memory_mb: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSummary:
-    """A group of functions in the result of its run."""
-
-    name: str
-    platform: str
-    workers: int
-    memory_mb: int
-    samples: int
-    """Of the training set."""
-    iterations: int
-    invocations: int
-    gb_seconds: float
-    cost_usd: float
-    prices: str
-    """Name and date of its price list."""
-    released_s: float = 0.0
-    """Time of its functions together that was not billed, as they had ended until the last exchange with other groups was over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionSummary:
-    """A group of functions as a region that exchanges with others."""
-
-    name: str
-    iterations: int
-    waiting_share: float
-    """Part of its time that the region has spent in exchanges: sending, and waiting for other regions."""
-    wan_bytes_sent: int
-    """To all other regions together, as metered by the region."""
-    wan_bytes_received: int
-    cost_usd: float
-    wan_kernel_bytes_sent: int = 0
-    """The same over TCP, as the kernel has counted; 0 where regions have no connections, and in results of earlier releases."""
-    wan_kernel_bytes_received: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,43 +121,62 @@ class ResultSummary:
     gradients, `wait` for acknowledgements."""
 
 
-def new_record(spec: RunSpec, folder: RunFolder, *, source: CodeSource | None, settings: Mapping[str, object]) -> RunRecord:
-    """The record of a run that is about to be launched."""
+def new_header(
+    spec: RunSpec, folder: RunFolder, *, source: CodeSource | None, settings: Mapping[str, object], parent: str = ""
+) -> RunHeader:
+    """The header of a run that is about to be launched.
+
+    Args:
+        spec, folder: of the run.
+        source: None: the run cannot get new code.
+        settings: of its cloud.
+        parent: run of which this is a part.
+    """
     c = spec.configuration
-    return RunRecord(
+    return RunHeader(
         run_id=spec.run_id,
+        kind="training" if spec.sparse is None else "sparse",
+        name=spec.name,
         platform=c.platform,
-        job=spec.name,
-        workers=c.workers,
+        channel=folder.objects.resolve().as_uri() if c.store == "folder" else c.store,
+        functions=c.workers,
+        memory_mb=c.memory_mb,
+        lifetime_s=c.function_timeout_s,
+        servers=spec.servers,
+        prices=spec.prices,
+        budget_usd=spec.budget_usd,
+        deadline_s=spec.deadline_s,
+        started_at=time.time(),
+        parent=parent,
         settings=settings,
-        source=source,
-        address=folder.objects.resolve().as_uri() if c.store == "folder" else c.store,
-        wall_time=time.time(),
-        spec=json.loads(spec.to_bytes()),
+        payload={"spec": json.loads(spec.to_bytes()), "source": None if source is None else plain(source)},
     )
 
 
-D = TypeVar("D", RunRecord, ResultSummary)
+def run_spec(header: RunHeader) -> RunSpec:
+    """Specification of a training run.
+
+    Raises:
+        JobError: it is of another release.
+    """
+    return build(RunSpec, header.payload["spec"], where=f"{RUN_FILE} of {header.run_id}: spec")
 
 
-def write(folder: RunFolder, document: RunRecord | ResultSummary) -> None:
-    """Replaces a document as a whole."""
-    folder.write(RUN_FILE if isinstance(document, RunRecord) else RESULT_FILE, plain(document))
+def code_source(header: RunHeader) -> CodeSource | None:
+    """Where the code of a training run comes from; None: it cannot get new code."""
+    source = header.payload.get("source")
+    return None if source is None else build(CodeSource, source, where=f"{RUN_FILE} of {header.run_id}: source")
 
 
-def read_record(folder: RunFolder) -> RunRecord | None:
-    """A run's record; None where there is none that can be read."""
-    return _read(RunRecord, folder, RUN_FILE)
+def write_result(folder: RunFolder, result: ResultSummary) -> None:
+    """Replaces `result.json` as a whole."""
+    folder.write(RESULT_FILE, plain(result))
 
 
 def read_result(folder: RunFolder) -> ResultSummary | None:
     """A run's result; None where there is none that can be read."""
-    return _read(ResultSummary, folder, RESULT_FILE)
-
-
-def _read(cls: type[D], folder: RunFolder, name: str) -> D | None:
-    raw = folder.read(name)
+    raw = folder.read(RESULT_FILE)
     try:
-        return None if raw is None else build(cls, raw, where=name)
+        return None if raw is None else build(ResultSummary, raw, where=RESULT_FILE)
     except JobError:
         return None

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, RunFailed, RunNotFound, UserError
-from ephemeron.events import Event, RunStarted, from_json
-from ephemeron.training.driver import records, run_dir
-from ephemeron.training.driver.cost import CostMeter, summarize
-from ephemeron.training.driver.records import RUN_FILE, ResultSummary, RunRecord
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.events import Phase
+from ephemeron.prices import Prices
+from ephemeron.runs import folders
+from ephemeron.runs.cost import Bill, CostMeter, latest_metrics
+from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
+from ephemeron.runs.header import RunHeader
+from ephemeron.training.driver import records
+from ephemeron.training.driver.records import GenerationSummary, ResultSummary, RunTraffic, run_spec
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.job.sparse_spec import sparse_jobs
-from ephemeron.training.planner.prices import Prices
 from ephemeron.training.task.outputs import write_files
 from ephemeron.training.tensors import Arrays
+from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import WeightNotes
 
@@ -94,7 +96,7 @@ class Result:
         """
         from ephemeron.training.driver.trained import record_of, trained_model
 
-        if record_of(self.folder).run_spec().sparse is not None:
+        if run_spec(record_of(self.folder)).sparse is not None:
             return sparse_jobs().trained_model(self.folder.path)
         return trained_model(self.folder, self.state_dict(best=best))
 
@@ -129,7 +131,7 @@ class Result:
         return self
 
 
-def open_run(run_id: str) -> tuple[RunFolder, RunRecord, RunSpec]:
+def open_run(run_id: str) -> tuple[RunFolder, RunHeader, RunSpec]:
     """A run that can be attached to or resumed.
 
     Raises:
@@ -137,14 +139,14 @@ def open_run(run_id: str) -> tuple[RunFolder, RunRecord, RunSpec]:
         UserError: it was simulated.
         JobError: its record is of another release.
     """
-    folder = run_dir.find(run_id)
+    folder = folders.find(run_id)
     raw = folder.read(RUN_FILE)
     if raw is None:
         raise RunNotFound(f"run {run_id!r} has no readable {RUN_FILE}")
-    record = build(RunRecord, raw, where=f"{RUN_FILE} of {folder.run_id}")
+    record = build(RunHeader, raw, where=f"{RUN_FILE} of {folder.run_id}")
     if record.platform == "simulated":
         raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
-    return folder, record, record.run_spec()
+    return folder, record, run_spec(record)
 
 
 def result_of(folder: RunFolder) -> Result:
@@ -159,24 +161,6 @@ def result_of(folder: RunFolder) -> Result:
     return Result(summary, folder)
 
 
-def events_of(folder: RunFolder) -> Iterator[Event]:
-    """Events of a run. Lines that are cut off or of another release are skipped."""
-    with folder.events.open() as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                yield from_json(line)
-
-
-def session_of(folder: RunFolder) -> float:
-    """`wall_time` of the latest launch or resume."""
-    return max((e.wall_time for e in events_of(folder) if isinstance(e, RunStarted)), default=0.0)
-
-
-def last_t(folder: RunFolder) -> float:
-    """Time of a run's latest event."""
-    return max((e.t for e in events_of(folder)), default=0.0)
-
-
 def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOutcome, out: Path | None, *, report: bool = True) -> Result:
     """Writes result, weights and, if `report`, the report, and copies them to `out`. A run that has finished is never marked
     otherwise."""
@@ -184,7 +168,7 @@ def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOut
     if known is not None and known.status == "finished" and ending.status != "finished":
         return Result(known, folder)
     value = summarize(ledger, spec, status=ending.status, final=ending.final, causes=ending.causes)
-    records.write(folder, value)
+    records.write_result(folder, value)
     _log.info("wrote result of run %s: %s", folder.run_id, ending.status)
     if ending.arrays is not None:
         write_weights(folder.weights, ending.arrays, () if ending.final is None else ending.final.bf16)
@@ -207,7 +191,7 @@ def copy(folder: RunFolder, out: Path | None) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     kept = [path.name for path in folder.all_kept()]
-    for name in (records.RESULT_FILE, folder.weights.name, *kept, "report.html", "report.png"):
+    for name in (folders.RESULT_FILE, folder.weights.name, *kept, "report.html", "report.png"):
         if (folder.path / name).exists():
             shutil.copy2(folder.path / name, out / name)
     if folder.outputs.exists():
@@ -243,3 +227,70 @@ def write_weights(path: Path, arrays: Arrays, bf16: Sequence[str]) -> None:
         from safetensors.numpy import save_file as save_numpy
 
         save_numpy(arrays, str(path))
+
+
+def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None, causes: Sequence[str] = ()) -> ResultSummary:
+    """Result of a run.
+
+    Args:
+        meter: fed with all events of the run.
+        spec: of the run.
+        status: `finished`, `stopped` or `failed`.
+        final: what rank 0 has written at the end; None: the run has not finished.
+        causes: why it has failed, or was stopped.
+    """
+    c, t = spec.configuration, meter.ended_at
+    done = meter.finished(c.workers)
+    metrics = latest_metrics(meter)
+    return ResultSummary(
+        run_id=spec.run_id,
+        status=status,
+        causes=tuple(causes),
+        seconds=round(t, 3),
+        cost_usd=round(meter.cost_usd(t), 9),
+        workers=c.workers,
+        aggregators=c.aggregators,
+        memory_mb=c.memory_mb,
+        batch_size_aggregator=c.batch_size,
+        batch_size_nonaggregator=c.nonaggregator_batch_size,
+        stages=c.stages,
+        replicas=c.group,
+        micro_batches=c.micro_batches,
+        schedule=c.micro_batch_schedule,
+        pattern=c.pattern,
+        sync=c.sync,
+        channel=c.channel,
+        exchange=c.exchanged,
+        local_steps=c.local_steps,
+        compression=c.compression,
+        iterations=done if final is None or meter.groups else final.iterations,
+        invocations=meter.invocations,
+        metrics=metrics if final is None else final.metrics,
+        traffic=RunTraffic.of(meter.traffic),
+        billed=Bill(gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t), 9)),
+        weights_sha256=None if final is None else final.weights_sha256,
+        generations=_generations(meter, spec),
+        groups=tuple(group.summary(t) for group in meter.groups),
+        regions=tuple(group.region(t) for group in meter.groups),
+        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
+        step_us=_step_us(meter, spec),
+        platform="+".join(dict.fromkeys(g.started.platform for g in meter.groups)) or c.platform,
+        best_iteration=None if final is None else final.best,
+        budget_usd=spec.budget_usd,
+        prices=f"{meter.prices.name}, {meter.prices.as_of}",
+    )
+
+
+def _step_us(meter: CostMeter, spec: RunSpec) -> dict[Phase, float]:
+    """Of a sparse job, mean microseconds of a step by phase."""
+    steps = sum(meter.done.values())
+    if spec.sparse is None or not steps:
+        return {}
+    return {phase: round(1e6 * s / steps, 1) for phase, s in meter.phases_s.items() if s}
+
+
+def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ...]:
+    """All generations, the first one included."""
+    c, later = spec.configuration, [event for _, event in sorted(meter.members.later.items())]
+    first = GenerationSummary(from_iteration=0, workers=c.workers, memory_mb=c.memory_mb)
+    return (first, *(GenerationSummary(from_iteration=e.from_iteration, workers=e.workers, memory_mb=e.memory_mb) for e in later))

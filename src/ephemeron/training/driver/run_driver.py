@@ -26,9 +26,9 @@ from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, PlatformError
 from ephemeron.events import Event, GenerationStarted, Note, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Platform, Reason
+from ephemeron.runs.cost import CostMeter
 from ephemeron.training.collectives.chunking import best_chunk_bytes, measure_requests
 from ephemeron.training.driver.adaptation import Adaptation
-from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.renewal import Renewal
 from ephemeron.training.driver.resizing import check_request
@@ -115,7 +115,7 @@ class RunDriver:
         self.address = channel_address
         self.keys = Keys(spec.run_id)
         self.supervisor = RunSupervisor(spec.configuration.workers, evaluates_at=spec.evaluates_at)
-        self.ledger = CostMeter(spec.prices)
+        self.ledger = CostMeter(spec.prices, servers=spec.servers)
         self._quotas_mb = {0: spec.configuration.memory_mb}
         """By generation, memory of its functions."""
         self._adaptation = Adaptation(spec, platform.limits) if spec.configuration.adapt else None

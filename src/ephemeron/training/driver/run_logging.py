@@ -22,10 +22,9 @@ from typing import TypeAlias
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.events import Event
-from ephemeron.training.driver.cost import CostMeter, servers_of
-from ephemeron.training.driver.records import RESULT_FILE
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import PLAN_FILE, RESULT_FILE, RunFolder
 from ephemeron.training.driver.result import Result
-from ephemeron.training.driver.run_dir import PLAN_FILE, RunFolder
 from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
 from ephemeron.training.job import LoggerSpec
 from ephemeron.training.loggers import LoggedRun, Logger, Param, Status, make_logger
@@ -160,7 +159,7 @@ class RunLogging:
 
     def __init__(self, folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent) -> None:
         self._spec, self._on_event, self._folder = spec, on_event, folder
-        self._merger, self._meter = StepMerger(merged=spec.shares_evaluations), CostMeter(spec.prices)
+        self._merger, self._meter = StepMerger(merged=spec.shares_evaluations), CostMeter(spec.prices, servers=spec.servers)
         self._closed = False
         self._storing = threading.Lock()
         run = LoggedRun(run_id=spec.run_id, job=spec.name, folder=folder.path)
@@ -187,7 +186,7 @@ class RunLogging:
             **{f"{row.split}/{name}": value for name, value in row.metrics.items()},
             "epoch": row.epoch,
             "run/time_s": round(row.t, 3),
-            "run/cost_usd": self._meter.cost_usd(row.t, servers_of(self._spec)),
+            "run/cost_usd": self._meter.cost_usd(row.t),
         }
         for writer in self._writers:
             writer.log_row(row, metrics)

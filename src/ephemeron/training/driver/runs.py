@@ -19,17 +19,18 @@ from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.simulated import SimulatedPool
-from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging
-from ephemeron.training.driver.cost import CostMeter, servers_of
-from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.runs import folders
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.lock import driving as driving_lock
+from ephemeron.runs.stop_requests import RunStop
+from ephemeron.training.driver import lifecycle, notebook, records, run_logging
 from ephemeron.training.driver.launch import BegunRun, LaunchRequest, PreparedRun, begun, platform_limits, prepared_run
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.places import Places
-from ephemeron.training.driver.records import RunRecord
-from ephemeron.training.driver.result import Result, conclude, events_of, open_run
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.result import Result, conclude, open_run
 from ephemeron.training.driver.run_driver import RunOutcome
-from ephemeron.training.driver.stop_requests import RunStop
 from ephemeron.training.job import Simulation
 from ephemeron.training.worker.spec import RunSpec
 
@@ -60,7 +61,7 @@ class Runs:
         self._places: dict[str, Places] = {}
         self._running: dict[RunStop, asyncio.Task[object]] = {}
         self._pool = SimulatedPool()
-        self._folder = run_dir.home() / "sessions" / secrets.token_hex(6)
+        self._folder = folders.home() / "sessions" / secrets.token_hex(6)
         self._host: LocalPlatform | None = None
         self._starting = asyncio.Lock()
 
@@ -130,7 +131,7 @@ class Runs:
                     return log.conclude(await self._blocking(lambda: conclude(folder, spec, meter, ending, None, report=report)))
 
     async def _continued(
-        self, folder: RunFolder, record: RunRecord, spec: RunSpec, stop: RunStop, on_event: OnEvent, places: Places
+        self, folder: RunFolder, record: RunHeader, spec: RunSpec, stop: RunStop, on_event: OnEvent, places: Places
     ) -> tuple[RunOutcome, CostMeter]:
         once = lifecycle.OnceEach(on_event)
         try:
@@ -248,12 +249,12 @@ class Runs:
 
     def _metered(self, spec: RunSpec, on_event: OnEvent) -> OnEvent:
         """A callback that takes the cost of a run into account. Above the budget, all runs are stopped."""
-        meter, servers = CostMeter(spec.prices), servers_of(spec)
+        meter = CostMeter(spec.prices, servers=spec.servers)
 
         def seen(event: Event) -> None:
             on_event(event)
             meter.feed(event)
-            self._costs[spec.run_id] = meter.cost_usd(event.t, servers)
+            self._costs[spec.run_id] = meter.cost_usd(event.t)
             limit = self._budget_usd
             if limit is not None and not self._budget_is_spent and self.spent_usd >= limit:
                 self._budget_is_spent = True

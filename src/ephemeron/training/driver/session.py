@@ -22,11 +22,11 @@ from ephemeron.errors import JobError
 from ephemeron.events import Event
 from ephemeron.functions.simulation.thread import VirtualTimeThread
 from ephemeron.functions.simulation.virtual_time import VirtualTimeLoop
+from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver.api import Program, launch_request
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.runs import Runs
-from ephemeron.training.driver.stop_requests import RunStop
 from ephemeron.training.job import Configuration, Job
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ephemeron.events import Evaluated, Event, Measured, Progress, RunStarted
-from ephemeron.training.driver.membership import Membership
-from ephemeron.training.metrics import means
+from ephemeron.runs.cost import Membership
+from ephemeron.runs.metrics import means
 
 Split = Literal["train", "evaluation"]
 

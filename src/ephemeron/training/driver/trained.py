@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from ephemeron.config.code_bundle import Selection, bundle, unbundle
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, MissingExtra, UserError
+from ephemeron.runs.folders import CODE_FILE, JOB_FILE, RUN_FILE, RunFolder
+from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.training.driver import records
-from ephemeron.training.driver.records import RunRecord
-from ephemeron.training.driver.run_dir import CODE_FILE, JOB_FILE, RunFolder
+from ephemeron.training.driver.records import run_spec
 from ephemeron.training.job import Job
 
 if TYPE_CHECKING:
@@ -51,15 +52,15 @@ def store_program(folder: RunFolder, job: Job | None, code: bytes | None) -> Non
             _log.info("the job is not stored with the run, since it is no JSON: %s", e)
 
 
-def record_of(folder: RunFolder) -> RunRecord:
+def record_of(folder: RunFolder) -> RunHeader:
     """A run's record.
 
     Raises:
         UserError: there is none that can be read.
     """
-    record = records.read_record(folder)
+    record = read_header(folder)
     if record is None:
-        raise UserError(f"run {folder.run_id} has no readable {records.RUN_FILE}")
+        raise UserError(f"run {folder.run_id} has no readable {RUN_FILE}")
     return record
 
 
@@ -76,13 +77,13 @@ def job_of_run(folder: RunFolder) -> Job:
     return dataclasses.replace(job, code=tuple(code_of(folder, record_of(folder))))
 
 
-def code_of(folder: RunFolder, record: RunRecord) -> list[Path]:
+def code_of(folder: RunFolder, record: RunHeader) -> list[Path]:
     """Folders of a run's code: those of the job if nothing in them has changed, else ones that hold what functions had.
 
     Raises:
         UserError: the run has no code.
     """
-    stored, source = folder.path / CODE_FILE, record.source
+    stored, source = folder.path / CODE_FILE, records.code_source(record)
     if not stored.exists():
         raise UserError(f"run {folder.run_id} has no {CODE_FILE}: its code was not stored")
     sent = stored.read_bytes()
@@ -105,7 +106,7 @@ def trained_task(folder: RunFolder) -> tuple[Task, nn.Module]:
     from ephemeron.training.task.program import model_of, task_from
 
     record = record_of(folder)
-    spec = record.run_spec()
+    spec = run_spec(record)
     task = task_from(spec, code_of(folder, record))
     return task, model_of(task, spec)
 
@@ -127,10 +128,10 @@ def best_weights(folder: RunFolder) -> Path:
     Raises:
         UserError: the job keeps none, or no evaluation has been kept.
     """
+    from ephemeron.runs.folders import events_of
     from ephemeron.training.driver.metric_table import metric_table
-    from ephemeron.training.driver.result import events_of
 
-    keep = record_of(folder).run_spec().options.keep_best
+    keep = run_spec(record_of(folder)).options.keep_best
     if keep is None:
         raise UserError(f"run {folder.run_id} keeps no best weights: set keep_best in its job")
     values = dict(metric_table(events_of(folder)).column(f"evaluation/{keep.monitor}"))
@@ -193,10 +194,10 @@ def save(folder: RunFolder, model: nn.Module, out: Path) -> Path:
     from safetensors.torch import save_model
 
     record = record_of(folder)
-    spec, result = record.run_spec(), records.read_result(folder)
+    spec, result = run_spec(record), records.read_result(folder)
     config = {
         "run_id": folder.run_id,
-        "job": record.job,
+        "job": record.name,
         **({"model": plain(spec.model)} if spec.task is None else {"task": plain(spec.task)}),
         "dtype": spec.dtype,
         "seed": spec.seed,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ephemeron.errors import JobError, MissingExtra
+from ephemeron.runs.metrics import EvaluationSums
 from ephemeron.training.driver.initial_weights import load_initial
 from ephemeron.training.driver.memory import Activations, measured
 from ephemeron.training.driver.records import TensorLayout
 from ephemeron.training.driver.training_data import TRIAL, TrainingData
 from ephemeron.training.job import Job, Target
-from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.tensors import encode_state
 from ephemeron.training.worker.decisions import DecisionState, decide
 from ephemeron.training.worker.factory import rank_seed

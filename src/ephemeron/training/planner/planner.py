@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from ephemeron.prices import MICROVM, age_warning, load_link_prices, load_prices
 from ephemeron.training.job import Target
 from ephemeron.training.job.convergence import HAP_EPOCHS_FACTOR, outside_region
 from ephemeron.training.planner.answers import PlanAnswers
@@ -27,7 +28,6 @@ from ephemeron.training.planner.plan import (
     Predicted,
     SearchReport,
 )
-from ephemeron.training.planner.prices import MICROVM, age_warning, load_link_prices, load_prices
 from ephemeron.training.planner.reasons import bound_by, by_channel, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.training.planner.rented import beyond, few, gpus, on_all
 from ephemeron.training.planner.search.branch_and_bound import predictions_of

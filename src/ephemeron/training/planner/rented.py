@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ephemeron.prices import Gpu, Machine, load_beyond, load_gpus, load_rented
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.planner.plan import Choice, GpuEstimate, MachineEstimate, PlanLimits
-from ephemeron.training.planner.prices import Gpu, Machine, load_beyond, load_gpus, load_rented
 from ephemeron.training.planner.search.pareto import Candidate
 from ephemeron.training.planner.vm_baseline import BILLED_AT_LEAST_S, on_machine, without_uncounted
 from ephemeron.units import MB

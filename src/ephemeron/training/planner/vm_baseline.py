@@ -25,9 +25,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ephemeron.prices import Machine
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.planner.plan import MachineEstimate
-from ephemeron.training.planner.prices import Machine
 
 BILLED_AT_LEAST_S = 60.0
 """Machines are billed by the second, after the first minute."""

@@ -28,7 +28,8 @@ from ephemeron.communication.channels.credentials import DIRECT
 from ephemeron.errors import PlatformError
 from ephemeron.events import Event, Progress, RunStarted, Started
 from ephemeron.functions.base import Limits, Platform
-from ephemeron.training.driver import run_dir
+from ephemeron.prices import Prices
+from ephemeron.runs import folders
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Job
@@ -36,7 +37,6 @@ from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.provenance import CalibrationProvenance, CalibrationRow
-from ephemeron.training.planner.prices import Prices
 
 MOST_WORKERS = 4
 LASTS_S = 4.0
@@ -168,7 +168,7 @@ async def run(
         prepare,
         part_of_job,
         configuration,
-        run_id=run_dir.new_run_id(f"calibration-{job.name}"),
+        run_id=folders.new_run_id(f"calibration-{job.name}"),
         limits=limits,
         prices=prices,
         only_first=samples,

@@ -30,7 +30,7 @@ from ephemeron.functions.async_invoke.records import calls_prefix
 from ephemeron.functions.async_invoke.sizes import not_deployed, sizes_text
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import cloud
-from ephemeron.training.driver import run_dir
+from ephemeron.runs import folders
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.fit import TimingSample, fit_memory
@@ -157,7 +157,7 @@ async def _probing(
 ) -> AsyncIterator[Prober]:
     """The cloud's functions with the job's objects in its channel; nothing of it is left afterwards."""
     run = prepared.spec.run_id
-    folder = run_dir.home() / "profiling" / run
+    folder = folders.home() / "profiling" / run
     folder.mkdir(parents=True)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -28,7 +28,8 @@ from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, Functio
 from ephemeron.functions.base import Call, Limits, Platform
 from ephemeron.functions.entries import DEFAULT_PRELOAD, PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform
-from ephemeron.training.driver import parameter_server, run_dir
+from ephemeron.runs import folders
+from ephemeron.training.driver import parameter_server
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.planner.model.fit import TimingSample
 from ephemeron.training.profiling.probe_bill import ProbeBill
@@ -186,7 +187,7 @@ async def probing(
         EphemeronError: the platform does not start, or the channel does not answer.
     """
     run = prepared.spec.run_id
-    folder = run_dir.home() / "profiling" / run
+    folder = folders.home() / "profiling" / run
     folder.mkdir(parents=True)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from ephemeron.functions.base import Limits
-from ephemeron.training.driver import run_dir
+from ephemeron.prices import load_prices
+from ephemeron.runs import folders
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job, PlatformName
-from ephemeron.training.planner.prices import load_prices
 
 
 def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: PlatformName) -> Prepared:
@@ -26,5 +26,5 @@ def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: Platform
     prices = load_prices("server" if server else "cache" if channel.startswith("redis") else "objects", platform=platform)
     free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None)
     return prepare(
-        dataclasses.replace(job, limits=free), alone, run_id=run_dir.new_run_id(f"profile-{job.name}"), limits=limits, prices=prices
+        dataclasses.replace(job, limits=free), alone, run_id=folders.new_run_id(f"profile-{job.name}"), limits=limits, prices=prices
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Outcome
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import Prices
 
 BUDGET_USD = 0.5
 """Of the probes of one job, unless another one is given."""

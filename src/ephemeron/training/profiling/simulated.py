@@ -18,6 +18,7 @@ import numpy as np
 from ephemeron.communication.keys import Keys
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.base import Limits
+from ephemeron.prices import load_prices
 from ephemeron.training.collectives.direct_messages import ONE_PHASE_BYTES
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job, Simulation
@@ -28,7 +29,6 @@ from ephemeron.training.planner.model.fit import fit_steps
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
 from ephemeron.training.planner.model.provenance import MemoryProvenance, Provenance, StepProvenance
 from ephemeron.training.planner.model.rates import Affine, Transfer
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import live
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_design import Measurement, Range, step_provenance, steps_of

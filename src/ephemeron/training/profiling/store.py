@@ -17,7 +17,7 @@ from ephemeron.config import typed
 from ephemeron.config.paths import replace_file
 from ephemeron.errors import JobError
 from ephemeron.functions.host import cores
-from ephemeron.training.driver import run_dir
+from ephemeron.runs import folders
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
 from ephemeron.training.planner.model.provenance import PlatformProvenance
 
@@ -42,7 +42,7 @@ def path_of(name: str, channel: str) -> Path:
     """Path of the profile."""
     public, _ = public_address(channel)
     safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in public).strip("-")
-    return run_dir.home() / "platforms" / f"{name}-{safe}.json"
+    return folders.home() / "platforms" / f"{name}-{safe}.json"
 
 
 def load(name: str, channel: str) -> Known | None:

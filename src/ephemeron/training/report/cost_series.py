@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ephemeron.events import Ended, Event, Progress, StoreRequests, Suspended, Traffic, Woken
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import Prices
 from ephemeron.training.report.invocations import InvocationRow, owner
 from ephemeron.training.report.metrics import DRAWN_POINTS, Points
 

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from ephemeron.events import Evaluated, Measured, Progress
-from ephemeron.training.metrics import Metrics, means
+from ephemeron.runs.metrics import Metrics, means
 
 Points = tuple[tuple[float, float], ...]
 """(x, y) pairs in the order of x. Where y is NaN the line has a gap."""

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from ephemeron.rendering.page import table
 from ephemeron.rendering.svg import ticks as ticks_of
 from ephemeron.rendering.svg import time_ticks
-from ephemeron.training.region_activity import RegionActivity
+from ephemeron.runs.region_activity import RegionActivity
 from ephemeron.training.report.charts import Axis, ChartLine, chart
 from ephemeron.training.report.headline import usd
 from ephemeron.training.report.run_summary import RunSummary

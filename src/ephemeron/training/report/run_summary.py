@@ -25,7 +25,7 @@ from ephemeron.events import (
     Started,
     StoreRequests,
 )
-from ephemeron.training.region_activity import RegionActivity, region_activities
+from ephemeron.runs.region_activity import RegionActivity, region_activities
 from ephemeron.training.report.cost_series import CostRates, Spending, spending, with_further
 from ephemeron.training.report.invocations import InvocationRow, as_begun, invocation_rows
 from ephemeron.training.report.lanes import Lane, lanes

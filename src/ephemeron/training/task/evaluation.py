@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ephemeron.errors import JobError
-from ephemeron.training.metrics import EvaluationSums, MetricSum, counted, means
+from ephemeron.runs.metrics import EvaluationSums, MetricSum, counted, means
 
 
 def report_of(output: Any, where: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError
+from ephemeron.runs.metrics import EvaluationSums
 from ephemeron.training.job import Target
-from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.task.evaluation import Evaluator, report_of
 
 _OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "multi_margin_loss"})

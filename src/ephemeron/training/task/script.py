@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError
-from ephemeron.training.metrics import MetricSum, counted
+from ephemeron.runs.metrics import MetricSum, counted
 from ephemeron.training.task.evaluation import number_of, weight_of
 from ephemeron.training.task.script_batches import LoaderBatches, Part, Share
 from ephemeron.training.task.script_state import Registered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ephemeron.events import Traffic
-from ephemeron.training.planner.prices import Prices
+from ephemeron.prices import Prices
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ephemeron.errors import JobError
+from ephemeron.runs.metrics import Metrics
 from ephemeron.training.job import TrainingOptions
-from ephemeron.training.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ephemeron.training.metrics import Metrics
+from ephemeron.runs.metrics import Metrics
 from ephemeron.training.task.schedule import Decide, EpochMeasurements
 from ephemeron.training.worker.checkpoint import EndedEpoch
 from ephemeron.training.worker.control import ResizeRequest

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.runs.metrics import EvaluationSums, Metrics, MetricSum
 from ephemeron.training.collectives import Collective, StalledPeers, all_of, wait_for_object
 from ephemeron.training.collectives.group import GRACE_SHARE
-from ephemeron.training.metrics import EvaluationSums, Metrics, MetricSum
 from ephemeron.training.tensors import decode_state, encode_state
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.trainer import Trainer

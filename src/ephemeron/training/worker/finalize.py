@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, KeyExists
+from ephemeron.runs.metrics import EvaluationSums
 from ephemeron.training.collectives import Collective, StalledPeers, all_of, handle_timeout, wait_for_object
 from ephemeron.training.collectives.group import GRACE_SHARE
-from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.tensors import digest, encode_state
 from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.evaluation_exchange import decode_evaluation, encode_evaluation

@@ -21,9 +21,9 @@ from ephemeron import logs
 from ephemeron.communication.keys import is_merged, is_put_again
 from ephemeron.events import Checkpointed, Evaluated, Measured, Note, Progress
 from ephemeron.functions.context import Context
+from ephemeron.runs.metrics import EvaluationSums, Metrics
 from ephemeron.training.collectives import Collective, SingleRank, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.schedule import decision_of
 from ephemeron.training.tensors import HAND_OFF, STOP, SUCCESSOR, encode_state
 from ephemeron.training.worker.background import BackgroundTasks

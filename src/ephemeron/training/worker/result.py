@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ephemeron.events import Traffic
-from ephemeron.training.metrics import Metrics
+from ephemeron.runs.metrics import Metrics
 from ephemeron.training.worker.lease import Exit
 
 

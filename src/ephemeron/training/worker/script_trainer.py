@@ -20,7 +20,7 @@ import torch
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
-from ephemeron.training.metrics import EvaluationSums, Metrics, means
+from ephemeron.runs.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import is_plain_sum
 from ephemeron.training.task.outputs import Outputs

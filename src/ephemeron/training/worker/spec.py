@@ -15,11 +15,11 @@ from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.split import LastBatch
 from ephemeron.data.timeline import Timeline
 from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.prices import Prices
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
 from ephemeron.training.job import Configuration, Script, Target, TrainingOptions
 from ephemeron.training.job.generation import Generation, Resize, resized_values
 from ephemeron.training.job.sparse_spec import SparseProgram
-from ephemeron.training.planner.prices import Prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +194,13 @@ class RunSpec:
         least = (loop.epoch_length - 1) * loop.global_batch + 1
         samples = min(max(self.samples, least), loop.epoch_length * loop.global_batch)
         return plan_split(samples, shares)
+
+    @property
+    def servers(self) -> int:
+        """Number of its parameter servers. Shards that the client starts are counted as if each had a machine."""
+        if self.sparse is not None:
+            return 0 if self.sparse.spec.store else self.sparse.spec.shards
+        return int(self.configuration.store.startswith(("ps://", "parameter_server")))
 
     @property
     def timeline(self) -> Timeline:

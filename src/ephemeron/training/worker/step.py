@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ephemeron.errors import EphemeronError, JobError
+from ephemeron.runs.metrics import EvaluationSums
 from ephemeron.training.collectives import Collective, Group, ReductionStatus
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
-from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.worker.early_pieces import EarlyContribution, GivesEarly, overlaps
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.non_finite import FiniteCheck

@@ -18,8 +18,8 @@ from torch import nn
 from ephemeron.data.batch_source import BatchSource, Positions
 from ephemeron.data.randomness import words_of
 from ephemeron.errors import JobError
+from ephemeron.runs.metrics import EvaluationSums, Metrics, merged
 from ephemeron.training.job import Target
-from ephemeron.training.metrics import EvaluationSums, Metrics, merged
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import Evaluator, metrics_of, recorded_after
 from ephemeron.training.task.job_task import JobTask

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ephemeron.training.metrics import EvaluationSums, Metrics
+from ephemeron.runs.metrics import EvaluationSums, Metrics
 from ephemeron.training.tensors import Arrays
 
 

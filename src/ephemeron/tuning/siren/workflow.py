@@ -16,9 +16,9 @@ from ephemeron.config.typed import build
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
 from ephemeron.functions.base import Limits
+from ephemeron.runs import folders
+from ephemeron.runs.folders import RESULT_FILE
 from ephemeron.training import planning_workflow
-from ephemeron.training.driver import run_dir
-from ephemeron.training.driver.records import RESULT_FILE
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.profiling.simulated import world_profile
@@ -146,7 +146,7 @@ def policy_path(job: Job, c: Configuration) -> Path:
     """Path of the stored policy of a job in a configuration."""
     parts = (job.limits, job.epochs, job.early_stopping, c.platform, c.channel, c.sync, c.batch_size, c.aggregators)
     key = xxhash.xxh3_64_hexdigest(f"{identity(job)} {parts!r}".encode())
-    return run_dir.home() / "policies" / f"{job.name}-{c.platform}-{key}.json"
+    return folders.home() / "policies" / f"{job.name}-{c.platform}-{key}.json"
 
 
 def check_policy(policy: SavedPolicy, job: Job, c: Configuration, *, where: str) -> None:
@@ -329,7 +329,7 @@ def fine_tune(
     name = policy.environment.job.partition(" ")[0]
     measured = []
     for run in runs:
-        folder = run_dir.find(run)
+        folder = folders.find(run)
         seen = planning_workflow.events_of(folder.events)
         of = next((e.job for e in seen if isinstance(e, RunStarted)), "")
         if of != name:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ephemeron.prices import Machine
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.planner.plan import MachineEstimate
-from ephemeron.training.planner.prices import Machine
 from ephemeron.training.planner.vm_baseline import on_machine, without_uncounted
 
 WORK = Workload(model_mb=10, a=1000.0, b=8.0, m=-200.0, memory_slope_mb=2.0, memory_base_mb=500.0, dataset_mb=100, samples=1000)

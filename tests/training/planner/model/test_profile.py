@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from ephemeron.errors import JobError
+from ephemeron.prices import load_prices
 from ephemeron.training.planner.model.builtin import BUILTIN, CACHE_LATENCY_S, LINKS, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, load_profile, parse_profile
 from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
 from ephemeron.training.planner.model.rates import Affine, Knee, Power, Saturating, Transfer
-from ephemeron.training.planner.prices import load_prices
 
 RAW: dict[str, Any] = {
     "workload": {

@@ -10,7 +10,7 @@
 - `aws-lambda-direct`, `aws-lambda-punched`: **derived**. Direct links beside S3, for functions in one subnet of a VPC, and for functions
   without a VPC that punch holes; `aws-microvm-direct`: through the endpoints of MicroVMs. All coefficients of links are assumptions.
 
-Prices are those of `ephemeron.training.planner.prices`, whose file carries their date and sources.
+Prices are those of `ephemeron.prices`, whose file carries their date and sources.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import replace
 from importlib.resources import files
 
 from ephemeron.errors import JobError
+from ephemeron.prices import LinkPrices, Prices, load_link_prices, load_prices
 from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.profile import PlatformProfile, QuotaRange, parse_platform
 from ephemeron.training.planner.model.rates import Rate, Saturating, Transfer
-from ephemeron.training.planner.prices import LinkPrices, Prices, load_link_prices, load_prices
 from ephemeron.units import MB
 
 CACHE_LATENCY_S = 0.001

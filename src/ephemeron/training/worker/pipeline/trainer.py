@@ -24,8 +24,8 @@ from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.split import ModelSplit
+from ephemeron.runs.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.job import Target
-from ephemeron.training.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.job_task import optimizer_over
 from ephemeron.training.task.losses import Loss, evaluated

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ephemeron.errors import RunAlreadyDriven
-from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.runs.folders import RunFolder
 
 _log = logging.getLogger(__name__)
 

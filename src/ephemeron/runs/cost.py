@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ephemeron.events import (
     PHASES,
@@ -28,17 +28,100 @@ from ephemeron.events import (
     Traffic,
     Woken,
 )
-from ephemeron.training.driver.membership import Membership
-from ephemeron.training.driver.records import Bill, GenerationSummary, GroupSummary, RegionSummary, ResultSummary, RunTraffic
-from ephemeron.training.metrics import Metrics, means
-from ephemeron.training.planner.prices import Prices
-from ephemeron.training.region_activity import RegionActivity
-from ephemeron.training.worker.final import FinalState
-from ephemeron.training.worker.spec import RunSpec
+from ephemeron.prices import Prices
+from ephemeron.runs.region_activity import RegionActivity
 from ephemeron.units import MB
+
+if TYPE_CHECKING:
+    from ephemeron.runs.metrics import Metrics
 
 CHECKPOINTS, ITERATIONS = 2, 2
 """Checkpoints of each rank, and iterations of messages, that a channel holds at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """Billed quantities."""
+
+    gb_seconds: float
+    requests: int
+    """Invocations."""
+    storage_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """A group of functions in the result of its run."""
+
+    name: str
+    platform: str
+    workers: int
+    memory_mb: int
+    samples: int
+    """Of the training set."""
+    iterations: int
+    invocations: int
+    gb_seconds: float
+    cost_usd: float
+    prices: str
+    """Name and date of its price list."""
+    released_s: float = 0.0
+    """Time of its functions together that was not billed, as they had ended until the last exchange with other groups was over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSummary:
+    """A group of functions as a region that exchanges with others."""
+
+    name: str
+    iterations: int
+    waiting_share: float
+    """Part of its time that the region has spent in exchanges: sending, and waiting for other regions."""
+    wan_bytes_sent: int
+    """To all other regions together, as metered by the region."""
+    wan_bytes_received: int
+    cost_usd: float
+    wan_kernel_bytes_sent: int = 0
+    """The same over TCP, as the kernel has counted; 0 where regions have no connections, and in results of earlier releases."""
+    wan_kernel_bytes_received: int = 0
+
+
+@dataclass(slots=True)
+class Membership:
+    """The generations of a run, as far as they are known."""
+
+    first: RunStarted | None = None
+    """First start of the run; None: it was not seen."""
+    later: dict[int, GenerationStarted] = field(default_factory=dict)
+    """By number, from 1 on."""
+
+    def feed(self, event: Event) -> None:
+        """Takes one event into account."""
+        if isinstance(event, RunStarted):
+            self.first = self.first or event
+        elif isinstance(event, GenerationStarted):
+            self.later[event.generation] = event
+
+    @property
+    def workers(self) -> int:
+        """Functions now."""
+        if self.later:
+            return self.later[max(self.later)].workers
+        return 0 if self.first is None else self.first.workers
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the whole run, as far as it is known now."""
+        if self.later:
+            return self.later[max(self.later)].iterations
+        return 0 if self.first is None else self.first.iterations
+
+    def workers_at(self, iteration: int) -> int:
+        """Functions that compute an iteration. Those that evaluate before it are those of the iteration before."""
+        begun = [number for number, event in self.later.items() if event.from_iteration <= iteration]
+        if begun:
+            return self.later[max(begun)].workers
+        return 0 if self.first is None else self.first.workers
 
 
 @dataclass(slots=True)
@@ -46,6 +129,8 @@ class CostMeter:
     """Totals over all invocations, kept current by `feed`."""
 
     prices: Prices
+    servers: int = 0
+    """Machines that are paid by the hour."""
     invocations: int = 0
     gb_seconds: float = 0.0
     burst_vcpu_s: float = 0.0
@@ -188,22 +273,22 @@ class CostMeter:
         running = sum(max(0.0, t - i.t) for i in self._invoked.values())
         return self.gb_seconds + running * self.memory_mb / 1024
 
-    def storage_usd(self, t: float, servers: int = 0) -> float:
+    def storage_usd(self, t: float) -> float:
         """Requests, bytes moved through the store and over direct links, bytes kept and servers until `t`."""
         if self.groups:
-            return sum(group.meter.storage_usd(t, group.started.servers) for group in self.groups)
+            return sum(group.meter.storage_usd(t) for group in self.groups)
         return (
             self.prices.storage_usd(self.traffic)
             + self.prices.kept_usd(self.kept_bytes / MB / 1000, t)
-            + servers * self.prices.server_hour_usd * t / 3600
+            + self.servers * self.prices.server_hour_usd * t / 3600
         )
 
-    def cost_usd(self, t: float, servers: int = 0) -> float:
+    def cost_usd(self, t: float) -> float:
         """Everything until `t`."""
         if self.groups:
             return sum(group.cost_usd(t) for group in self.groups)
         functions = self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.suspended_usd
-        return functions + self.burst_vcpu_s * self.prices.burst_vcpu_second_usd + self.storage_usd(t, servers)
+        return functions + self.burst_vcpu_s * self.prices.burst_vcpu_second_usd + self.storage_usd(t)
 
 
 class GroupMeter:
@@ -215,7 +300,7 @@ class GroupMeter:
 
     def __init__(self, started: GroupStarted) -> None:
         self.started = started
-        self.meter = CostMeter(Prices(**started.prices), memory_mb=started.memory_mb, _own=started.traffic)
+        self.meter = CostMeter(Prices(**started.prices), servers=started.servers, memory_mb=started.memory_mb, _own=started.traffic)
         self.activity = RegionActivity(started)
 
     def feed(self, event: Event) -> None:
@@ -253,7 +338,7 @@ class GroupMeter:
 
     def cost_usd(self, t: float) -> float:
         """Everything until `t`."""
-        return self.meter.cost_usd(t, self.started.servers)
+        return self.meter.cost_usd(t)
 
     def summary(self, t: float) -> GroupSummary:
         """Work and cost until `t`."""
@@ -278,85 +363,10 @@ def _amount(traffic: Traffic) -> tuple[int, int]:
     return traffic.puts + traffic.gets + traffic.polls, traffic.direct_bytes
 
 
-def servers_of(spec: RunSpec) -> int:
-    """Number of parameter servers of a run. Shards that the client starts are counted as if each had a machine."""
-    if spec.sparse is not None:
-        return 0 if spec.sparse.spec.store else spec.sparse.spec.shards
-    return 1 if spec.configuration.store.startswith(("ps://", "parameter_server")) else 0
-
-
-def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None, causes: Sequence[str] = ()) -> ResultSummary:
-    """Result of a run.
-
-    Args:
-        meter: fed with all events of the run.
-        spec: of the run.
-        status: `finished`, `stopped` or `failed`.
-        final: what rank 0 has written at the end; None: the run has not finished.
-        causes: why it has failed, or was stopped.
-    """
-    c, t = spec.configuration, meter.ended_at
-    servers = servers_of(spec)
-    done = meter.finished(c.workers)
-    metrics = latest_metrics(meter)
-    return ResultSummary(
-        run_id=spec.run_id,
-        status=status,
-        causes=tuple(causes),
-        seconds=round(t, 3),
-        cost_usd=round(meter.cost_usd(t, servers), 9),
-        workers=c.workers,
-        aggregators=c.aggregators,
-        memory_mb=c.memory_mb,
-        batch_size_aggregator=c.batch_size,
-        batch_size_nonaggregator=c.nonaggregator_batch_size,
-        stages=c.stages,
-        replicas=c.group,
-        micro_batches=c.micro_batches,
-        schedule=c.micro_batch_schedule,
-        pattern=c.pattern,
-        sync=c.sync,
-        channel=c.channel,
-        exchange=c.exchanged,
-        local_steps=c.local_steps,
-        compression=c.compression,
-        iterations=done if final is None or meter.groups else final.iterations,
-        invocations=meter.invocations,
-        metrics=metrics if final is None else final.metrics,
-        traffic=RunTraffic.of(meter.traffic),
-        billed=Bill(
-            gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t, servers), 9)
-        ),
-        weights_sha256=None if final is None else final.weights_sha256,
-        generations=_generations(meter, spec),
-        groups=tuple(group.summary(t) for group in meter.groups),
-        regions=tuple(group.region(t) for group in meter.groups),
-        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
-        step_us=_step_us(meter, spec),
-        platform="+".join(dict.fromkeys(g.started.platform for g in meter.groups)) or c.platform,
-        best_iteration=None if final is None else final.best,
-        budget_usd=spec.budget_usd,
-        prices=f"{meter.prices.name}, {meter.prices.as_of}",
-    )
-
-
-def _step_us(meter: CostMeter, spec: RunSpec) -> dict[Phase, float]:
-    """Of a sparse job, mean microseconds of a step by phase."""
-    steps = sum(meter.done.values())
-    if spec.sparse is None or not steps:
-        return {}
-    return {phase: round(1e6 * s / steps, 1) for phase, s in meter.phases_s.items() if s}
-
-
-def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ...]:
-    """All generations, the first one included."""
-    c, later = spec.configuration, [event for _, event in sorted(meter.members.later.items())]
-    first = GenerationSummary(from_iteration=0, workers=c.workers, memory_mb=c.memory_mb)
-    return (first, *(GenerationSummary(from_iteration=e.from_iteration, workers=e.workers, memory_mb=e.memory_mb) for e in later))
-
-
 def latest_metrics(ledger: CostMeter) -> Metrics:
     """Metrics of the latest evaluation."""
+    from ephemeron.runs.metrics import means  # loads NumPy
+
     if not ledger.evaluations:
         return means(())
     latest = max(ledger.evaluations)

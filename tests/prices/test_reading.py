@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.training.planner.prices import load_beyond, load_gpus, load_machines, load_prices, load_rented
-from ephemeron.training.planner.prices.reading import Dated, read
+from ephemeron.prices import load_beyond, load_gpus, load_machines, load_prices, load_rented
+from ephemeron.prices.reading import Dated, read
 
-BUILT_IN = (Path(__file__).parents[4] / "src/ephemeron/training/planner/prices/aws-us-east-1.toml").read_text()
+BUILT_IN = (Path(__file__).parents[2] / "src/ephemeron/prices/aws-us-east-1.toml").read_text()
 
 
 def written(tmp_path: Path, text: str) -> Path:

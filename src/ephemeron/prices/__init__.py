@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ephemeron.events import Traffic
-from ephemeron.training.planner.prices.reading import DEFAULT, must, read
+from ephemeron.prices.reading import DEFAULT, must, read
 
 MICROVM = "aws-microvm"
 """Platform whose functions have prices of their own."""
@@ -78,6 +78,10 @@ class Prices:
     def functions_usd(self, gb_seconds: float, invocations: int) -> float:
         """FasDL, equation 3-23, plus the price of each invocation."""
         return gb_seconds * self.gb_second_usd + invocations * self.invocation_usd
+
+
+UNKNOWN = Prices(name="", as_of="", gb_second_usd=0.0, invocation_usd=0.0)
+"""Prices of a run that has told none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ephemeron.events import RunEnded, RunStarted, from_json
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.training.driver.driver_lock import is_driven
-from ephemeron.training.driver.records import RESULT_FILE, RUN_FILE
-from ephemeron.training.driver.run_dir import GROUPS, RunFolder
+from ephemeron.runs.folders import GROUPS, RESULT_FILE, RUN_FILE, RunFolder
+from ephemeron.runs.lock import is_driven
 
 _TAIL_BYTES = 1 << 16
 _MARK = b'"kind":"run_'
@@ -26,9 +25,10 @@ def status_of(folder: RunFolder) -> str:
     `running`: a process of this machine hosts or watches the run. `interrupted`: no process does, and the run has no result.
     `on CLOUD`: no process of this machine watches the run, and no client has seen its end.
     """
-    platform = str((folder.read(RUN_FILE) or {}).get("platform", ""))
+    header = folder.read(RUN_FILE) or {}
+    platform = str(header.get("platform", ""))
     status = str((folder.read(RESULT_FILE) or {}).get("status", ""))
-    if platform == GROUPS:
+    if header.get("kind") == "regions" or platform == GROUPS:
         of_groups = sorted({status_of(group) for group in folder.groups}, key=lambda s: (s != "running", s))
         return "running" if is_driven(folder) else next(filter(may_be_running, of_groups), status or "interrupted")
     if platform in CLOUDS and folder.events.exists():  # its first line is written before anything is invoked

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from ephemeron.events import Invoked
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.training.driver.records import read_record
-from ephemeron.training.driver.result import events_of
-from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_platform import settings_of
-from ephemeron.training.driver.run_status import may_be_running, status_of
+from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.header import read_header
+from ephemeron.runs.run_platform import settings_of
+from ephemeron.runs.status import may_be_running, status_of
 
 LOGS_FOLDER = "logs"
 _POLL_S = 0.2
@@ -56,7 +55,7 @@ def lines(folder: RunFolder, *, rank: int | None = None, follow: bool = False) -
 
 def elsewhere(folder: RunFolder) -> str:
     """Command that prints output that is not on this machine; empty: all of it is."""
-    record = read_record(folder)
+    record = read_header(folder)
     if record is None or record.platform not in CLOUDS:
         return ""
     where = cloud(record.platform)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
-from ephemeron.training.planner.prices import Prices, load_prices
+from ephemeron.prices import Prices, load_prices
 
-BUILT_IN = Path(__file__).parents[2] / "src/ephemeron/training/planner/prices/aws-us-east-1.toml"
+BUILT_IN = Path(__file__).parents[2] / "src/ephemeron/prices/aws-us-east-1.toml"
 
 
 @pytest.fixture

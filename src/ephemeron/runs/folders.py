@@ -1,9 +1,9 @@
 """Folders of runs on this machine: `HOME/runs/RUN/`, with `HOME` from EPHEMERON_HOME or `~/.ephemeron`.
 
 signing.key     the run's key, with which its objects are signed; only its owner can read it
-run.json        what was launched, and where (`records.RunRecord`): enough to attach and resume
+run.json        what was launched, and where (`header.RunHeader`): enough to attach and resume
 events.jsonl    everything that happened
-result.json     the summary that `--json` prints (`records.ResultSummary`)
+result.json     the summary that `--json` prints
 weights.safetensors   the trained parameters and buffers
 outputs/        files that the program of worker 0 has written below `output_dir`
 report.html, report.png
@@ -16,10 +16,11 @@ groups/         folders like this one of the groups of functions, where there ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from ephemeron.communication.signing import SigningKey, create_key, read_key
 from ephemeron.config.paths import home as home
 from ephemeron.config.paths import present
 from ephemeron.errors import JobError, RunNotFound, UserError
+from ephemeron.events import Event, RunStarted, from_json
 
 KEY_FILE = "signing.key"
+RUN_FILE, RESULT_FILE = "run.json", "result.json"
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 GROUPS = "groups"
-"""Platform of the record of a run of several groups, and folder of the groups."""
+"""Folder of the regions of a run, and the platform of its header in earlier releases."""
 JOB_FILE, CODE_FILE = "job.json", "code.zip"
 
 
@@ -153,3 +156,21 @@ def all_runs() -> list[RunFolder]:
     """All runs, newest first."""
     found = present(runs_folder().glob("*/run.json"))
     return [RunFolder(path.parent) for path, _ in sorted(found, key=lambda each: each[1].st_mtime_ns, reverse=True)]
+
+
+def events_of(folder: RunFolder) -> Iterator[Event]:
+    """Events of a run. Lines that are cut off or of another release are skipped."""
+    with folder.events.open() as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                yield from_json(line)
+
+
+def session_of(folder: RunFolder) -> float:
+    """`wall_time` of the latest launch or resume."""
+    return max((e.wall_time for e in events_of(folder) if isinstance(e, RunStarted)), default=0.0)
+
+
+def last_t(folder: RunFolder) -> float:
+    """Time of a run's latest event."""
+    return max((e.t for e in events_of(folder)), default=0.0)

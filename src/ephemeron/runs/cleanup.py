@@ -19,9 +19,9 @@ from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.config.paths import bytes_below
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.functions.async_invoke.records import calls_prefix
-from ephemeron.training.driver.records import read_record
-from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import may_be_running, status_of
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
+from ephemeron.runs.status import may_be_running, status_of
 
 _log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ async def _look_into(folders: Sequence[RunFolder]) -> list[RemainingObjects]:
 
 
 async def _look(folder: RunFolder) -> RemainingObjects:
-    record = read_record(folder)
-    address, found, problem = "" if record is None else record.address, dict[str, int](), ""
+    record = read_header(folder)
+    address, found, problem = "" if record is None else record.channel, dict[str, int](), ""
     if record is None or record.platform == "simulated" or not address or address.startswith("ps://"):
         address = ""  # memory of processes that have ended
     else:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.training.planner.prices import age_warning, load_machines, load_prices
+from ephemeron.prices import age_warning, load_machines, load_prices
 
-BUILT_IN = Path(__file__).parents[4] / "src/ephemeron/training/planner/prices/aws-us-east-1.toml"
+BUILT_IN = Path(__file__).parents[2] / "src/ephemeron/prices/aws-us-east-1.toml"
 
 ONE = """
 as_of = 2020-02-02
