@@ -91,14 +91,14 @@ def bill_of_run(folder: Path) -> Any:
     from ephemeron.runs.cost import CostMeter
     from ephemeron.runs.folders import RunFolder, events_of
     from ephemeron.runs.header import read_header
-    from ephemeron.training.driver.records import read_result
+    from ephemeron.training.driver.records import read_result, run_spec
     from ephemeron.training.driver.result import summarize
 
     place = RunFolder(folder)
     record, known = read_header(place), read_result(place)
     assert record is not None
-    spec = record.run_spec()
-    meter = CostMeter(spec.prices)
+    spec = run_spec(record)
+    meter = CostMeter(record.prices, servers=record.servers)
     for event in events_of(place):
         meter.feed(event)
     return plain(summarize(meter, spec, status="none" if known is None else known.status, final=None))

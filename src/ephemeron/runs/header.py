@@ -83,7 +83,7 @@ def _from_record(raw: Mapping[str, Any]) -> Mapping[str, object]:
     spec = raw.get("spec") or {}
     c, sparse = spec.get("configuration") or {}, spec.get("sparse")
     kind = "regions" if raw.get("platform") == "groups" else "training" if sparse is None else "sparse"
-    platforms = dict.fromkeys(str(group.get("platform", "")) for group in c.get("groups") or ())
+    platforms = dict.fromkeys(str(group.get("platform") or c.get("platform")) for group in c.get("groups") or ())
     shards = 0 if sparse is None or sparse["spec"].get("store") else sparse["spec"].get("shards", 0)
     return {
         "run_id": raw.get("run_id"),
