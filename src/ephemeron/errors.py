@@ -51,7 +51,7 @@
     ├── StageFailed                  a device of a divided model failed (device, stage, iteration, operator)
     ├── SimulationDeadlock           in virtual time, every task waits for another one
     ├── LoadersLost                  loader processes keep dying, or none can be started
-    ├── ServiceUnreachable           no data service or sparse store answers before the deadline
+    ├── ServiceUnreachable           no data service, sparse store or price list answers before the deadline
     ├── ServiceRefused               a data service does not take this token, or another client has this one's name
     ├── TaskFailed                   a task of an executor has no result (task, traceback, tries)
     ├── BudgetReached                the tasks of an executor have cost what they may
@@ -366,7 +366,7 @@ class LoadersLost(EphemeronError):
 
 
 class ServiceUnreachable(EphemeronError):
-    """No data service or sparse store answers, or one that did is gone and does not come back before the deadline."""
+    """No data service, sparse store or price list answers, or one that did is gone and does not come back before the deadline."""
 
 
 class ServiceRefused(EphemeronError):

@@ -25,6 +25,7 @@ from ephemeron.cli.linalg.commands import linalg
 from ephemeron.cli.map import map_command, predict_command
 from ephemeron.cli.partition.commands import partition
 from ephemeron.cli.prepare import prepare_command
+from ephemeron.cli.prices import prices
 from ephemeron.cli.regions import regions
 from ephemeron.cli.runs.commands import runs
 from ephemeron.cli.schema import schema
@@ -43,7 +44,7 @@ SECTIONS: Mapping[str, Sequence[click.Command]] = {
     "Run": (train, plan, profile, tune, prepare_command, map_command, predict_command, linalg),
     "Runs": (runs, *(runs.commands[verb] for verb in _VERBS)),
     "Data and models": (data, partition, schema),
-    "Platforms and services": (cloud, regions, serve),
+    "Platforms and services": (cloud, prices, regions, serve),
 }
 RENAMED = {
     "clean": "cloud remove",

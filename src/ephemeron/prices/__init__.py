@@ -346,7 +346,7 @@ def age_warning(as_of: str, today: datetime.date) -> str | None:
         as_of: `Prices.as_of`, an ISO date or date and time.
         today: the date to count from.
     """
-    remedy = "give newer ones with --prices FILE"
+    remedy = "give newer ones with --prices FILE (ephemeron prices refresh)"
     try:
         date = datetime.datetime.fromisoformat(as_of).date()
     except ValueError:
