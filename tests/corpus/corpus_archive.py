@@ -147,7 +147,7 @@ def _framed(path: Path, folder: Path, name: str, rewrite: Callable[[str], str]) 
 
 def _contents(path: Path, rewrite: Callable[[str], str], at: int) -> bytes:
     data = path.read_bytes()
-    if "objects" in path.parts or path.name in ("report.html", "token") or path.suffix in (".svg", ".zip"):
+    if {"objects", "policies"} & {*path.parts} or path.name in ("report.html", "token") or path.suffix in (".svg", ".zip"):
         return bytes(len(data))
     try:
         text = data.decode()

@@ -250,6 +250,27 @@ def pages(home: Path) -> Documents:
     return found
 
 
+def refusals(home: Path) -> Documents:
+    """What `stop`, `attach`, `resume` and `resize` say of runs that have ended. Nothing is done: each is refused."""
+    found: Documents = {}
+    for folder in runs_of(home):
+        record = json.loads((folder / "run.json").read_text())
+        result = folder / "result.json"
+        status = json.loads(result.read_text())["status"] if result.exists() else "interrupted"
+        simulated, sparse, here = (record["platform"] == "simulated", record["spec"].get("sparse"), record["platform"] != "aws")
+        verbs = {
+            "stop": here,
+            "resize": here,
+            "attach": simulated or (sparse and status != "finished"),
+            "resume": simulated or status == "finished",
+        }
+        for verb in (verb for verb, refused in verbs.items() if refused):
+            code, out, err = command(home, verb, folder.name, *(["--workers", "3"] if verb == "resize" else []))
+            assert code == 2, f"{verb} {folder.name} was not refused"
+            found.setdefault(f"runs/{folder.name}", {})[verb] = out + err
+    return found
+
+
 def others(home: Path) -> Documents:
     """Pages of executors and data services."""
     ask = Dashboard(home)
@@ -261,7 +282,7 @@ def others(home: Path) -> Documents:
 
 
 KINDS: dict[str, Callable[[Path], Documents]] = {
-    each.__name__: each for each in (listing, reports, outputs, remains, bills, studies, pages, others)
+    each.__name__: each for each in (listing, reports, outputs, remains, bills, studies, pages, refusals, others)
 }
 CLOCK = frozenset({"history"})
 """Keys with the time of now."""

@@ -266,6 +266,31 @@ def planned(folder: Path) -> None:
     ephemeron("train", str(tiny_file(folder)), "--platform", "simulated")
 
 
+@recipe("learned")
+def learned(folder: Path) -> None:
+    """A policy is learned first, and kept below `policies`."""
+    job = tiny_file(
+        folder,
+        epochs=4,
+        limits={"budget_usd": 0.05},
+        early_stopping={"monitor": "loss", "mode": "min", "threshold": 1.0},
+        run={"workers": 2, "batch_size": 60, "memory_mb": 1769},
+    )
+    ephemeron("train", str(job), "--platform", "simulated", "--schedule", "learned")
+
+
+@recipe("flow")
+def flow(folder: Path) -> None:
+    """Samples from a data flow over a catalogued dataset."""
+    from test_flow_jobs import flow_job, publish
+
+    folder.mkdir(parents=True, exist_ok=True)
+    publish(folder / "store")
+    publish(folder / "store", seed=1, samples=40, variant="val")
+    result = trained(flow_job(folder / "store"), workers=2, batch_size=16)
+    print(f"  {result.summary.status}")
+
+
 # Regions: groups of functions.
 
 
@@ -318,11 +343,11 @@ def _late(region: str, times: int) -> Iterator[None]:
 
 
 grouped("regions")
-grouped("regions-diloco", region_sync="diloco:fragments=3,delay=2", region_compression="int4")
-grouped("regions-asgd", region_sync="asgd-ga:staleness=2", region_compression="topk:0.2")
+grouped("regions-diloco", epochs=2, region_sync="diloco:fragments=3,delay=2", region_compression="int4")
+grouped("regions-asgd", epochs=2, region_sync="asgd-ga:staleness=2", region_compression="topk:0.2")
 grouped("regions-faults", faults=("kill:rank=2,iteration=9,phase=wait", "kill:rank=1,iteration=14,phase=compute"))
 grouped("regions-late", late=2, exchange_every=4)
-grouped("regions-auto", region_sync="auto", region_compression="int8")
+grouped("regions-auto", epochs=2, region_sync="auto", region_compression="int8")
 grouped("regions-budget", make=limits(budget_usd=0.0008), epochs=60)
 
 
@@ -513,6 +538,63 @@ def session_simulated(folder: Path) -> None:
     asyncio.run(main())
 
 
+# On a cloud, which the emulator is.
+
+CLOUD = """
+import json
+from ephemeron.functions.aws.settings import AwsSettings
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import parse_fault
+from training_runs import make_job
+how, settings = json.loads(sys.argv[1])
+job = make_job(name="corpus")
+faults = [parse_fault("delay:rank=0,factor=1,seconds=0.2")]
+train(job, configure(job, **how), cloud=AwsSettings(**settings), faults=faults, check=False)
+"""
+
+
+def aws(label: str, then: str = "") -> None:
+    """A recipe of a run on Lambda.
+
+    Args:
+        then: `kill` the client when functions train, whose end nobody sees; `kill-attach`: another client sees it; `stop`.
+    """
+
+    def run(folder: Path) -> None:
+        sys.path.insert(0, str(TESTS / "functions/aws"))
+        from aws_world import deployed, keys
+
+        from ephemeron.config.typed import plain
+        from ephemeron.testing.lambda_service import LambdaService
+
+        preload = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
+        with keys(), LambdaService(concurrency=6) as service:
+            settings = {k: v for k, v in plain(deployed(service, memory_mb=704, timeout_s=300, preload=preload)).items() if v is not None}
+            channel = (homes() / "store").as_uri()
+            how = {"platform": "aws", "workers": 2, "batch_size": 36, "memory_mb": 704, "checkpoint_every": 4, "channel": channel}
+            process = client(CLOUD, json.dumps([how, settings]))
+            if then:
+                wait_for(reports(9), process)
+            if then == "stop":
+                process.send_signal(signal.SIGINT)
+            elif then:
+                process.kill()
+            print(f"  {process.wait(LIMIT_S)}")
+            if then == "kill":
+                wait_for(lambda: list(homes().glob("store/*/result")))
+            if then.endswith("attach"):
+                ephemeron("attach", "last")
+        kill_everything()
+
+    RECIPES[label] = run
+
+
+aws("aws")
+aws("aws-killed", "kill")
+aws("aws-attached", "kill-attach")
+aws("aws-stopped", "stop")
+
+
 # Sparse jobs.
 
 SPARSE = "from ephemeron.training.driver import api; api.train(sys.argv[1])"
@@ -610,6 +692,21 @@ def local_study(label: str, *, resume: bool) -> None:
 
 local_study("study-local-stopped", resume=False)
 local_study("study-local-resumed", resume=True)
+
+
+@recipe("study-sparse")
+def study_sparse(folder: Path) -> None:
+    from sparse_jobs import sparse_job
+
+    from ephemeron.config.toml import toml_text
+
+    run = {"workers": 1, "batch_size": 10, "memory_mb": 1024}
+    sparse_job(folder, rows=600, name="corpus.toml", epochs=6, sparse={"model": "logistic", "optimizer": "adagrad"}, run=run)
+    document = {"job": "corpus.toml", "name": "study-sparse", "metric": "loss", "sampler": "grid", "concurrency": 1, "predict": False}
+    space = {"sparse.optimizer.options.learning_rate": [0.3, 1e-6]}
+    (folder / "study.toml").write_text(toml_text({**document, "space": space, "pruner": {"name": "asha", "min_evaluations": 1}}))
+    print(f"  {ephemeron('tune', str(folder / 'study.toml'), '--json').stdout[-300:]}")
+    kill_everything()
 
 
 # Executors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections import defaultdict
 from fnmatch import fnmatchcase
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus_archive import HERE, HOME_LENGTH, unpack
+from corpus_archive import HERE, HOME_LENGTH, pack, unpack
 from corpus_documents import EXPECTED, KINDS, documents
+from make import RECIPES
 
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
@@ -115,6 +117,20 @@ def test_every_listed_difference_names_a_document_and_a_reason() -> None:
         assert entry["manner"] in ("added", "removed", "changed"), entry
         if entry["manner"] != "added":
             assert set(entry["documents"]) <= names, entry
+
+
+def test_folders_can_be_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, with `make.py`; here one of them, packed and unpacked."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    made = tmp_path / "made"
+    home = made / "homes" / "bsp"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("EPHEMERON_HOME", str(home))
+    RECIPES["bsp"](made / "work" / "bsp")
+    pack(made, tmp_path / "runs.tar.xz")
+    homes = unpack(tmp_path / "o", tmp_path / "runs.tar.xz")
+    (found,) = [value for name, value in documents("listing", homes).items() if name == "home/runs/bsp: row"]
+    assert found == {**expected()["listing: home/runs/bsp: row"], "folder": found["folder"]}
 
 
 def test_the_archive_names_no_machine(homes: dict[str, Path]) -> None:
