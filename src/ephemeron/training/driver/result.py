@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.typed import build
-from ephemeron.errors import JobError, RunFailed, RunNotFound, UserError
+from ephemeron.errors import JobError, RunFailed, UserError
 from ephemeron.events import Phase
 from ephemeron.prices import Prices
 from ephemeron.runs import folders
 from ephemeron.runs.cost import Bill, CostMeter, latest_metrics
-from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
-from ephemeron.runs.header import RunHeader
+from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.training.driver import records
 from ephemeron.training.driver.records import GenerationSummary, ResultSummary, RunTraffic, run_spec
 from ephemeron.training.driver.run_driver import RunOutcome
@@ -137,13 +137,10 @@ def open_run(run_id: str) -> tuple[RunFolder, RunHeader, RunSpec]:
     Raises:
         RunNotFound: no such run.
         UserError: it was simulated.
-        JobError: its record is of another release.
+        JobError: its header is of another release.
     """
     folder = folders.find(run_id)
-    raw = folder.read(RUN_FILE)
-    if raw is None:
-        raise RunNotFound(f"run {run_id!r} has no readable {RUN_FILE}")
-    record = build(RunHeader, raw, where=f"{RUN_FILE} of {folder.run_id}")
+    record = open_header(folder)
     if record.platform == "simulated":
         raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
     return folder, record, run_spec(record)
