@@ -2,7 +2,7 @@
 
 `DOORS` is the only place that names functions of the package instead of commands and routes; whoever moves one of them changes it here.
 
-python tests/corpus/corpus_documents.py                              writes expected.json anew, with the code that is checked out
+python tests/corpus/corpus_documents.py                              writes expected.json anew: with the code that made the folders, never to hide a difference
 python tests/corpus/corpus_documents.py --show FOLDER [DOCUMENT]     prints documents of a folder, nothing left out, such as `runs/bsp report`
 """
 
