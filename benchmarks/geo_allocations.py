@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.geo_worlds import Wan, Workload, job_of
 from ephemeron.events import Progress, RegionExchanged
-from ephemeron.geo.regions import Regions, parse_regions
-from ephemeron.geo.scheduling.devices import KINDS
+from ephemeron.regions.region_files import Regions, parse_regions
+from ephemeron.regions.scheduling.devices import KINDS
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.job import RunGroup

@@ -21,9 +21,9 @@ from benchmarks.common import condensed
 from benchmarks.geo_worlds import workplace
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.events import FaultFired, RegionExchanged
-from ephemeron.geo.communicator.base import Communicator, Update
-from ephemeron.geo.communicator.network import RegionNetwork
-from ephemeron.geo.communicator.tcp import TcpCommunicator
+from ephemeron.regions.communicator.base import Communicator, Update
+from ephemeron.regions.communicator.network import RegionNetwork
+from ephemeron.regions.communicator.tcp import TcpCommunicator
 from ephemeron.runs.folders import events_of
 from ephemeron.testing.wan import EmulatedWan, WanLink
 from ephemeron.training.driver import configure, train

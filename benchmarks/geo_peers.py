@@ -106,11 +106,11 @@ def _kernel_bytes() -> int:
 async def ours(arguments: argparse.Namespace, policy: str, compression: str) -> Trainer:
     """Communicator, policies and compression of ephemeron."""
     from ephemeron.communication.channels.address import open_channel
-    from ephemeron.geo.communicator.base import Update
-    from ephemeron.geo.communicator.network import RegionNetwork
-    from ephemeron.geo.communicator.tcp import TcpCommunicator
-    from ephemeron.geo.policies import parse_sync
-    from ephemeron.geo.region_state import RegionState
+    from ephemeron.regions.communicator.base import Update
+    from ephemeron.regions.communicator.network import RegionNetwork
+    from ephemeron.regions.communicator.tcp import TcpCommunicator
+    from ephemeron.regions.policies import parse_sync
+    from ephemeron.regions.region_state import RegionState
     from ephemeron.training.worker.spec import GroupNetwork
 
     trainer, own = Trainer(arguments.region, arguments.seed), NAMES[arguments.region]
@@ -151,7 +151,7 @@ async def ours(arguments: argparse.Namespace, policy: str, compression: str) -> 
 
 async def _both(communicator: Any, number: int) -> None:
     """A round without content: both regions are there."""
-    from ephemeron.geo.communicator.base import Update
+    from ephemeron.regions.communicator.base import Update
 
     await communicator.publish(Update(region=communicator.region, fence=1, fragment=0, round=number, samples=1, norm=0.0, payload=b"0"))
     (other,) = [name for name in NAMES if name != communicator.region]

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.geo_allocations import AVAILABLE, CORES, WORKLOADS, Allocation, trained
 from benchmarks.geo_worlds import workplace
-from ephemeron.geo.planning import PlanMethod, PlanRequest, plan_regions
+from ephemeron.regions.planning import PlanMethod, PlanRequest, plan_regions
 
 CASES = (
     (Allocation(shares=(1, 1), kinds=("cascade-lake", "skylake")), (12, 8)),

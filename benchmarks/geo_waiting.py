@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.geo_allocations import AVAILABLE, WORKLOADS, Allocation, trained
 from benchmarks.geo_worlds import workplace
-from ephemeron.geo.planning import PlanRequest, plan_regions
+from ephemeron.regions.planning import PlanRequest, plan_regions
 
 ALLOCATIONS = (
     Allocation(shares=(1, 1), kinds=("cascade-lake", "skylake")),

@@ -25,9 +25,9 @@ import torch
 from benchmarks import geo_models
 from ephemeron.data.spec import DataSpec
 from ephemeron.events import Evaluated, RegionExchanged
+from ephemeron.regions.driver.launch import divide
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_launch import divide
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Job, JobLimits, RunGroup, Simulation, Target
 

@@ -5,7 +5,7 @@ uncommitted, the commit before. A file depends on
 
 - what it imports: modules of the package, of `benchmarks` and of `tests`, with the `__init__.py` on the way. A name that a package only
   imports when it is used (`__getattr__`) stands for the module that has it;
-- what its strings name: `"ephemeron.geo.exchange"` in a registry, `f"ephemeron.functions.{name}"` (all below), programs in strings;
+- what its strings name: `"ephemeron.regions.exchange"` in a registry, `f"ephemeron.functions.{name}"` (all below), programs in strings;
 - `conftest.py` of its folder and of those above, if it is a test;
 - files that are no modules and that it names: `"job.schema.json"`; templates and scripts belong to the package around them.
 

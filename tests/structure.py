@@ -25,6 +25,7 @@ REGISTRIES = {
     "ephemeron.config.own_processes": "programs of processes, by name",
     "ephemeron.functions.entries": "entries of functions, by name",
     "ephemeron.functions.registry": "providers of platforms, by name",
+    "ephemeron.runs.kinds": "kinds of runs, by name",
     "ephemeron.functions.tasks.resolver": "what makes a task of its description, by name",
 }
 """Modules whose strings may name modules; lazy names of a package's `__init__` may, too."""

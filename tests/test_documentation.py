@@ -13,7 +13,7 @@ import pytest
 
 from ephemeron import load_job
 from ephemeron.cli.main import main
-from ephemeron.geo.regions import parse_regions
+from ephemeron.regions.region_files import parse_regions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -14,7 +14,7 @@ ENTRY = """
 test = "tests/test_quarantined_tests.py::test_all_entries_are_in_order"
 reason = "1 of 200 runs ends late"
 date = 2026-11-28
-owner = "ephemeron.geo.regions"
+owner = "ephemeron.regions.region_files"
 """
 TODAY = datetime.date(2026, 12, 1)
 
@@ -32,7 +32,7 @@ def test_all_entries_are_in_order() -> None:
 def test_an_entry_is_found_with_and_without_its_parameters(tmp_path: Path) -> None:
     entries = listed(tmp_path, ENTRY)
     [(name, entry)] = entries.items()
-    assert (entry.reason, entry.owner) == ("1 of 200 runs ends late", "ephemeron.geo.regions")
+    assert (entry.reason, entry.owner) == ("1 of 200 runs ends late", "ephemeron.regions.region_files")
     assert entry.problems(TODAY) == []
     assert entry_of(name, entries) is entry_of(f"{name}[memory-4]", entries) is entry
     assert entry_of(f"{name}_too", entries) is None
@@ -46,7 +46,7 @@ def test_an_entry_is_found_with_and_without_its_parameters(tmp_path: Path) -> No
         ("::test_all_entries_are_in_order", "", "there is no such test"),
         ("2026-11-28", "2026-10-31", "it is 31 days old: mend it (most: 30)"),
         ("2026-11-28", "2026-12-02", "2026-12-02 is not here yet"),
-        ("geo.regions", "geo.nowhere", "owner: there is no module ephemeron.geo.nowhere"),
+        ("regions.region_files", "regions.nowhere", "owner: there is no module ephemeron.regions.nowhere"),
         ("1 of 200 runs ends late", " ", "it has no reason"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_stale_entry_is_named(tmp_path: Path, old: str, new: str, problem: str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (ENTRY.replace('owner = "ephemeron.geo.regions"', ""), "in_order\\): owner is missing"),
+        (ENTRY.replace('owner = "ephemeron.regions.region_files"', ""), "in_order\\): owner is missing"),
         (ENTRY + 'until = "never"', "in_order\\): until is not a field"),
         (ENTRY.replace("2026-11-28", '"2026-11-28"'), "in_order\\): date has to be a date"),
         (ENTRY.replace('"1 of 200 runs ends late"', "1"), "in_order\\): reason has to be a string"),
@@ -72,6 +72,6 @@ def test_an_entry_that_is_not_whole_is_refused_by_name(tmp_path: Path, text: str
 
 def test_a_test_that_a_class_inherits_from_a_kit_exists() -> None:
     name = "tests/communication/channels/test_contract.py::TestMemory::{}"
-    kit = Entry(name.format("test_what_was_put_is_fetched"), "x", TODAY, "ephemeron.geo")
-    gone = Entry(name.format("test_of_no_kit"), "x", TODAY, "ephemeron.geo")
+    kit = Entry(name.format("test_what_was_put_is_fetched"), "x", TODAY, "ephemeron.regions")
+    gone = Entry(name.format("test_of_no_kit"), "x", TODAY, "ephemeron.regions")
     assert (kit.problems(TODAY), len(gone.problems(TODAY))) == ([], 1)

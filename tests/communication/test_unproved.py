@@ -16,7 +16,7 @@ from ephemeron.communication.direct.transport import TcpTransport
 from ephemeron.communication.rpc import BlockingClient, BlockingServer, Client, Server
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask, listen
 from ephemeron.communication.unproved import UnprovedConnections, origin
-from ephemeron.geo.communicator.network import RegionNetwork
+from ephemeron.regions.communicator.network import RegionNetwork
 from ephemeron.sparse.store.client import SparseStore
 from ephemeron.sparse.store.server import ShardServer
 from ephemeron.sparse.store.state import ShardState

@@ -324,9 +324,10 @@ def _late(region: str, times: int) -> Iterator[None]:
         yield
         return
     from ephemeron.errors import PlatformError
-    from ephemeron.training.driver import late_groups, lifecycle
+    from ephemeron.regions.driver import late_regions
+    from ephemeron.training.driver import lifecycle
 
-    simulate, retry = lifecycle.simulate, late_groups.RETRY_S
+    simulate, retry = lifecycle.simulate, late_regions.RETRY_S
     left = [times]
 
     async def start(prepared: Any, *args: Any, **options: Any) -> Any:
@@ -335,11 +336,11 @@ def _late(region: str, times: int) -> Iterator[None]:
             raise PlatformError("no answer")
         return await simulate(prepared, *args, **options)
 
-    lifecycle.simulate, late_groups.RETRY_S = start, (0.5, 1.0)  # type: ignore[assignment]
+    lifecycle.simulate, late_regions.RETRY_S = start, (0.5, 1.0)  # type: ignore[assignment]
     try:
         yield
     finally:
-        lifecycle.simulate, late_groups.RETRY_S = simulate, retry
+        lifecycle.simulate, late_regions.RETRY_S = simulate, retry
 
 
 grouped("regions")

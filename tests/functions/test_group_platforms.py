@@ -17,11 +17,11 @@ pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.events import Ended, Event, Invoked, Progress
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.runs.header import read_header
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.job import RunGroup, parse_fault
 from tiny_job import JOB

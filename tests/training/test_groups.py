@@ -27,12 +27,12 @@ from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
+from ephemeron.regions.driver.launch import divide
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import all_runs, events_of
 from ephemeron.runs.logs import lines
 from ephemeron.runs.status import status_of
 from ephemeron.training.driver import attach, configure, resize, resume, stop, train
-from ephemeron.training.driver.group_launch import divide
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result

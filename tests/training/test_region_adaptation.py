@@ -13,9 +13,9 @@ from ephemeron.communication.channels import wrappers
 from ephemeron.events import FaultFired, RegionExchanged
 from ephemeron.functions import simulated
 from ephemeron.functions.world import Simulation
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup

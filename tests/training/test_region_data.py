@@ -20,11 +20,11 @@ from ephemeron.communication.channels.parameter_server import MemoryParameterSer
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 from ephemeron.events import RunStarted
+from ephemeron.regions.driver.launch import matched_every, prepared_groups
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.testing._emulation.ports import free_port
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_launch import matched_every, prepared_groups
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result

@@ -13,9 +13,9 @@ from test_daemon_death import processes_of
 from training_runs import make_job
 
 from ephemeron.events import Event, Loaded, Progress, RunStarted
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import GROUPS, events_of, runs_folder
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import RunGroup

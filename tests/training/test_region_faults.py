@@ -11,9 +11,9 @@ from training_runs import WORLD, make_job
 
 from ephemeron.events import Progress, RegionExchanged
 from ephemeron.functions.world import RegionBlackout
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import RunGroup

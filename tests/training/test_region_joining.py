@@ -17,13 +17,14 @@ from training_runs import WORLD, make_job
 
 from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, Note, Progress, RegionAdded, RegionExchanged, RegionLeft, Started
-from ephemeron.geo.admissions import Admissions
-from ephemeron.geo.joining import join
+from ephemeron.regions.admissions import Admissions
+from ephemeron.regions.driver import late_regions
+from ephemeron.regions.driver.region_events import members_of
+from ephemeron.regions.joining import join
 from ephemeron.runs import run_platform
 from ephemeron.runs.folders import RunFolder, events_of, runs_folder
 from ephemeron.runs.region_activity import region_activities
-from ephemeron.training.driver import configure, late_groups, launch, lifecycle, train
-from ephemeron.training.driver.group_runs import members_of
+from ephemeron.training.driver import configure, launch, lifecycle, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.job import Fault, RunGroup
@@ -59,7 +60,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return await simulate(prepared, *args, **options)
 
     monkeypatch.setattr(lifecycle, "simulate", start)
-    monkeypatch.setattr(late_groups, "RETRY_S", (0.5, 1.0))
+    monkeypatch.setattr(late_regions, "RETRY_S", (0.5, 1.0))
     return names
 
 
@@ -165,7 +166,7 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(t
         return await start(folder, *args, **options)
 
     monkeypatch.setattr(run_platform, "start", started)
-    monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 1.0))
+    monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 1.0))
     groups = (RunGroup(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"), RunGroup(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
@@ -203,7 +204,7 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(tmp_
     monkeypatch.setattr(launch, "admitted", refuse)
     monkeypatch.setattr(launch, "may_be_refused", lambda platform: True)
     monkeypatch.setattr(launch, "_provisional", lambda c, cloud: admitted(make_job(), c, cloud))
-    monkeypatch.setattr(late_groups, "RETRY_S", (0.2, 0.5))
+    monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 0.5))
     groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}

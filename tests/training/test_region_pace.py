@@ -10,8 +10,8 @@ import pytest
 from training_runs import make_job
 
 from ephemeron.events import Progress
-from ephemeron.geo.scheduling.choices import Offer, RegionOffers, choice_of
-from ephemeron.geo.scheduling.replanning import shares
+from ephemeron.regions.scheduling.choices import Offer, RegionOffers, choice_of
+from ephemeron.regions.scheduling.replanning import shares
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.result import Result

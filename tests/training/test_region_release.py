@@ -10,10 +10,10 @@ import pytest
 from training_runs import WORLD, make_job
 
 from ephemeron.events import Ended, Invoked, Progress
-from ephemeron.geo import follower
+from ephemeron.regions import follower
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup

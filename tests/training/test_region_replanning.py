@@ -15,15 +15,15 @@ from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.events import GenerationStarted, Progress, RegionExchanged, RegionReplanned, RegionResized, Traffic
 from ephemeron.functions.world import RegionSlowdown
-from ephemeron.geo import online
-from ephemeron.geo.online import OnlinePlan, RegionMeasurement, RunningRegion, online_plan
-from ephemeron.geo.regions import groups_of, parse_regions
-from ephemeron.geo.scheduling.replanning import MeasuredIterations
 from ephemeron.prices import load_prices
+from ephemeron.regions import online
+from ephemeron.regions.driver.region_events import members_of
+from ephemeron.regions.online import OnlinePlan, RegionMeasurement, RunningRegion, online_plan
+from ephemeron.regions.region_files import groups_of, parse_regions
+from ephemeron.regions.scheduling.replanning import MeasuredIterations
 from ephemeron.runs.folders import events_of
 from ephemeron.runs.region_activity import region_activities
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.job import RunGroup
 from ephemeron.training.worker.spec import RunSpec

@@ -15,9 +15,9 @@ from training_runs import make_job
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.events import FaultFired, RegionExchanged
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import ResultSummary, read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup

@@ -11,9 +11,9 @@ import pytest
 from training_runs import WORLD, make_job
 
 from ephemeron.events import FaultFired, Loaded, Progress, RegionExchanged
+from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.group_runs import members_of
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, RunGroup

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ephemeron.geo.planning import METHODS
+from ephemeron.regions.planning import METHODS
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
-    from ephemeron.geo.planning import RegionPlan
+    from ephemeron.regions.planning import RegionPlan
 
 
 @click.group(short_help="Plan, measure and change training across regions.")
@@ -58,8 +58,8 @@ def plan_command(
     """
     from ephemeron.config.typed import plain
     from ephemeron.errors import JobError
-    from ephemeron.geo.planning import PlanMethod, PlanRequest, plan_regions
-    from ephemeron.geo.regions import load_regions
+    from ephemeron.regions.planning import PlanMethod, PlanRequest, plan_regions
+    from ephemeron.regions.region_files import load_regions
 
     if (samples is None) != (sample_s is None):
         raise JobError("--samples and --sample-s belong together", remedy="give both, or neither")
@@ -96,8 +96,8 @@ def probe_command(regions: Path, mb: float, write: bool, as_json: bool) -> None:
     """
     from ephemeron import blocking
     from ephemeron.config.typed import plain
-    from ephemeron.geo.probing import links_as_toml, probe_links, with_links
-    from ephemeron.geo.regions import load_regions
+    from ephemeron.regions.probing import links_as_toml, probe_links, with_links
+    from ephemeron.regions.region_files import load_regions
 
     known = load_regions(regions)
     links = blocking.run(lambda _: probe_links(known, nbytes=int(mb * 1e6)))
@@ -120,7 +120,7 @@ def leave_command(run: str, region: str) -> None:
 
     The region sends one more round, and stops at a checkpoint. What it has contributed stays in the weights.
     """
-    from ephemeron.geo.leaving import leave
+    from ephemeron.regions.leaving import leave
 
     name = leave(run, region)
     click.echo(f"region {region} leaves run {name} after its next round")
@@ -141,7 +141,7 @@ def join_command(run: str, region: str, file: Path) -> None:
     The client of train starts its functions, which begin with a state of the run; the others train on meanwhile. FILE describes REGION as
     that of train does, and may hold the others, too: they are left alone. Without [region.data] it trains on a part of the job's samples.
     """
-    from ephemeron.geo.joining import join
+    from ephemeron.regions.joining import join
 
     name, functions = join(run, region, file)
     click.echo(f"region {region} is started with {human_count(functions, 'function')}, and joins run {name}")
@@ -167,7 +167,7 @@ def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool
 
     from ephemeron.config.typed import plain
     from ephemeron.errors import UserError
-    from ephemeron.geo.online import replan
+    from ephemeron.regions.online import replan
 
     begun = False
     while True:

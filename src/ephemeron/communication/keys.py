@@ -24,7 +24,7 @@ RUN/begin/GENERATION                       the state in which it begins
 RUN/left/GENERATION/RANK                   a rank needs nothing of that generation any more
 RUN/over/GENERATION                        no rank does; its objects are deleted
 
-For a run that is one region of several: RUN/region/…, see `ephemeron.geo.records`.
+For a run that is one region of several: RUN/region/…, see `ephemeron.regions.records`.
 
 For a model that is partitioned into stages:
 RUN/stage/STAGE  RUN/initial/STAGE         its description, and its initial weights

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ephemeron import blocking
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
-from ephemeron.training.driver import lifecycle
+from ephemeron.runs.kinds import find_kind
 
 
 def main() -> int:
@@ -19,12 +18,7 @@ def main() -> int:
         run = read_header(folder)
         if run is None:
             raise UserError(f"run {folder.run_id} has no readable run.json")
-        if run.kind == "regions":
-            from ephemeron.training.driver.group_runs import stop_groups
-
-            stop_groups(folder, now=now)
-        else:
-            blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
+        find_kind(run.kind).stop(folder, run, now=now)
     except EphemeronError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

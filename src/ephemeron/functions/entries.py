@@ -34,9 +34,9 @@ _TABLE = {
     "task-executor": "ephemeron.functions.tasks.executor_entry:run_task_executor",
     "sparse-shard": "ephemeron.sparse.store.functions:run_sparse_shard",
     "sparse-part": "ephemeron.sparse.job.function:run_sparse_part",
-    "geo-scheduling": "ephemeron.geo.control.function:run_geo_scheduling",
-    "geo-link-probe": "ephemeron.geo.link_probe:run_geo_link_probe",
-    "geo-addressing": "ephemeron.geo.control.function:run_geo_addressing",
+    "geo-scheduling": "ephemeron.regions.control.function:run_geo_scheduling",
+    "geo-link-probe": "ephemeron.regions.link_probe:run_geo_link_probe",
+    "geo-addressing": "ephemeron.regions.control.function:run_geo_addressing",
     "provisioner": "ephemeron.functions.tasks.provisioner:run_provisioner",
 }
 ENTRIES = tuple(_TABLE)

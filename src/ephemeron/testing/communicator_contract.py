@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from ephemeron.errors import ChannelTimeout, JobError, RegionSuperseded
-from ephemeron.geo.communicator import Communicator, Update
-from ephemeron.geo.communicator.members import EntranceRequest, note_absent
+from ephemeron.regions.communicator import Communicator, Update
+from ephemeron.regions.communicator.members import EntranceRequest, note_absent
 
 NAMES = ("east", "north", "west")
 _LIMIT_S = 120.0

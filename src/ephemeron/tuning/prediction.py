@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.errors import PlanInfeasible, UserError
+from ephemeron.runs.kinds import load_kind
 from ephemeron.training import planning_workflow
 from ephemeron.training.job import Configuration, Job, sync_name
-from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload, load_profile
@@ -68,7 +68,7 @@ class Predictor:
             return cls(note="predictions are switched off (predict = false)")
         try:
             if job.sparse is not None:
-                found = sparse_jobs().sparse_predictor(
+                found = load_kind("sparse").make_predictor(
                     job, platform=c.platform, profile=spec.profile, measures=measures, on_progress=on_progress
                 )
                 return cls(sparse=found)

@@ -53,8 +53,8 @@ def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple
     """Name of the job and metrics, if it is the run of a sparse job; else None."""
     from ephemeron.runs import folders
     from ephemeron.runs.header import read_header
+    from ephemeron.runs.kinds import load_kind
     from ephemeron.training.driver.records import run_spec
-    from ephemeron.training.job.sparse_spec import sparse_jobs
 
     if Path(weights).suffix == ".safetensors":
         return None
@@ -67,7 +67,7 @@ def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple
         raise UserError("--job and --best are for jobs of PyTorch; see ephemeron.sparse.job.trained_model")
     if program.test is None:
         raise UserError(f"run {folder.run_id} has no test data; see ephemeron.sparse.job.trained_model")
-    return record.name, sparse_jobs().trained_model(folder.path).evaluate(program.test)
+    return record.name, load_kind("sparse").load_model(folder.path).evaluate(program.test)
 
 
 def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[Job, dict[str, torch.Tensor]]:

@@ -11,9 +11,7 @@ profile       what was measured of a job, and the costs that follow
 profiling     measures a job on this machine
 predictor     predictions of jobs and their trials, from the stored profile
 plan          numbers of functions and shards within limits
-
-`training` finds this package by name (`training.job.sparse_spec.sparse_jobs`), and calls `prepare`, `drive` and `trained_model`;
-`tuning` calls `sparse_predictor` in the same way.
+kind          the kind `sparse`, through which `training` and `tuning` prepare, drive, predict and load such runs
 """
 
 from __future__ import annotations
@@ -22,20 +20,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ephemeron.sparse.job.driving import drive
-    from ephemeron.sparse.job.predictor import sparse_predictor
-    from ephemeron.sparse.job.preparing import prepare
     from ephemeron.sparse.job.trained import TrainedSparseModel, trained_model
 
-_MODULES = {
-    "TrainedSparseModel": "trained",
-    "drive": "driving",
-    "prepare": "preparing",
-    "sparse_predictor": "predictor",
-    "trained_model": "trained",
-}
+_MODULES = {"TrainedSparseModel": "trained", "trained_model": "trained"}
 
-__all__ = ["TrainedSparseModel", "drive", "prepare", "sparse_predictor", "trained_model"]
+__all__ = ["TrainedSparseModel", "trained_model"]
 
 
 def __getattr__(name: str) -> object:

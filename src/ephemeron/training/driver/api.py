@@ -8,7 +8,6 @@ print(result.summary.metrics, result.summary.cost_usd)
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +23,15 @@ from ephemeron.prices import load_prices
 from ephemeron.runs import folders, run_platform
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.kinds import Following, find_kind, load_kind
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.status import may_be_running, status_of
-from ephemeron.training.driver import lifecycle, notebook, records, run_logging
+from ephemeron.training.driver import lifecycle, notebook, records
 from ephemeron.training.driver.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
-from ephemeron.training.driver.result import Result, conclude, copy, open_run
+from ephemeron.training.driver.result import Result, copy, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
@@ -141,13 +141,10 @@ def _name_regions(values: dict[str, object]) -> None:
         return
     if values.get("groups"):
         raise JobError("run.regions and run.groups both say where functions run", remedy="leave one of them out")
-    regions = importlib.import_module("ephemeron.geo.regions")  # above training
-    found = regions.load_regions(str(values.pop("regions")))
-    values["groups"] = importlib.import_module("ephemeron.geo.planning").planned_groups(found)
-    values.setdefault("group_store", found.store)
-    values.setdefault("least_regions", found.least_regions)
-    values.setdefault("region_replan_every_s", found.replan_every_s)
-    values |= {"group_communicator": found.communicator, "group_relay": found.relay, "group_authority": found.authority}
+    found = load_kind("regions").read_options(str(values.pop("regions")))
+    for name in ("group_store", "least_regions", "region_replan_every_s"):
+        found[name] = values.get(name, found[name])
+    values |= found
 
 
 def _count_stages(values: dict[str, object]) -> None:
@@ -219,9 +216,7 @@ def train(
         **options,
     )
     if request.configuration.groups:
-        from ephemeron.training.driver.group_runs import train_groups
-
-        return _checked(train_groups(request, on_event=on_event, out=out), check)
+        return _checked(load_kind("regions").launch(request, on_event=on_event, out=out), check)
     ready = prepared_run(request)
     prepared = ready.prepared
     shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
@@ -333,24 +328,14 @@ def attach(
         UserError: the run is not running and has no result. It can be resumed.
         RunFailed: the run failed, and `check` is set.
     """
-    folder, run, spec = open_run(run_id)
+    folder, run, _ = open_run(run_id)
     once = lifecycle.OnceEach(on_event)
     while True:
         try:
             with driving_lock(folder):
-                if run.kind == "regions":
-                    from ephemeron.training.driver.group_runs import attach_groups
-
-                    whole = attach_groups(folder, run, spec, on_event=once.again(), loggers=loggers)
-                    copy(folder, out)
-                    return _checked(whole, check)
-                chosen = run_logging.continued(folder, loggers)
-                with run_logging.logged(folder, spec, chosen, once.again()) as log:
-                    ending, ledger = blocking.run(
-                        lambda interrupts: lifecycle.drive(folder, run, spec, log.on_event, {}, interrupts, attach=True)
-                    )
-                    concluded = log.conclude(conclude(folder, spec, ledger, ending, out))
-                return _checked(concluded, check)
+                result = find_kind(run.kind).attach(folder, run, Following(on_event=once.again(), loggers=loggers))
+                copy(folder, out)
+                return _checked(result, check)
         except RunAlreadyDriven:
             result = blocking.run(lambda _: lifecycle.observe(folder, once.again()))
             if result is not None:
@@ -385,7 +370,7 @@ def resume(
         UserError: the run has finished, was simulated, or another client drives it.
         RunFailed: the run failed, and `check` is set.
     """
-    folder, run, spec = open_run(run_id)
+    folder, run, _ = open_run(run_id)
     run_platform.sweep(folders.runs_folder())
     if blocking.run(lambda _: lifecycle.wake(folder, run)):
         return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
@@ -393,18 +378,9 @@ def resume(
         result = records.read_result(folder)
         if result is not None and result.status == "finished":
             raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
-        if run.kind == "regions":
-            from ephemeron.training.driver.group_runs import resume_groups
-
-            whole = resume_groups(folder, run, spec, on_event=on_event, loggers=loggers, keep_code=keep_code)
-            copy(folder, out)
-            return _checked(whole, check)
-        with run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log:
-            ending, ledger = blocking.run(
-                lambda interrupts: lifecycle.drive(folder, run, spec, log.on_event, {}, interrupts, keep_code=keep_code)
-            )
-            concluded = log.conclude(conclude(folder, spec, ledger, ending, out))
-        return _checked(concluded, check)
+        result = find_kind(run.kind).resume(folder, run, Following(on_event=on_event, loggers=loggers, keep_code=keep_code))
+        copy(folder, out)
+        return _checked(result, check)
 
 
 def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = STOP_S) -> str:
@@ -424,12 +400,7 @@ def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = S
         UserError: it is not running, or has not stopped in time. It may still stop.
     """
     folder, run, _ = open_run(run_id)
-    if run.kind == "regions":
-        from ephemeron.training.driver.group_runs import stop_groups
-
-        stop_groups(folder, now=now)
-    else:
-        blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
+    find_kind(run.kind).stop(folder, run, now=now)
     if wait:
         _wait_until_stopped(folder, wait_s)
     return folder.run_id

@@ -30,6 +30,7 @@ from ephemeron.runs import folders, run_platform
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.training.driver import admission, records, run_logging
 from ephemeron.training.driver.lifecycle import OnEvent
@@ -40,7 +41,6 @@ from ephemeron.training.driver.run_logging import LoggerChoice, RunLogging
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Configuration, Fault, Job, Simulation
 from ephemeron.training.job.sparse_job import refuse_for_sparse_jobs
-from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.plan import StoredPlan
 from ephemeron.training.worker.spec import GroupMembership
@@ -156,7 +156,7 @@ def prepared_run(
     prices = load_prices(service_of(c.store), request.prices_file, platform=c.platform, servers=job.sparse is not None)
     if job.sparse is not None:
         refuse_for_sparse_jobs(job, c, faults=request.faults)
-        prepared = sparse_jobs().prepare(job, c, run_id=name, limits=limits, prices=prices, peer_timeout_s=request.peer_timeout_s)
+        prepared = load_kind("sparse").prepare(job, c, run_id=name, limits=limits, prices=prices, peer_timeout_s=request.peer_timeout_s)
         return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
     _begin_functions(c, limits)
     prepared = prepare(

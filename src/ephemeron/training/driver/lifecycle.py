@@ -27,6 +27,7 @@ from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of, last_t, session_of
 from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.lock import is_driven
 from ephemeron.runs.status import session_end
 from ephemeron.training.driver import parameter_server, records
@@ -39,7 +40,6 @@ from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, read_res
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
 from ephemeron.training.job.generation import Generation, Resize
-from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.worker.control import ResizeRequest, encode_control
 from ephemeron.training.worker.generations import current_generation, members_of
 from ephemeron.training.worker.spec import RunSpec
@@ -134,7 +134,7 @@ async def drive(
     `anew`: an earlier launch of it has failed, whose objects are deleted. `on_driver` is called with the driver, and with None at the end.
     """
     if spec.sparse is not None:
-        ended: tuple[RunOutcome, CostMeter] = await sparse_jobs().drive(
+        ended: tuple[RunOutcome, CostMeter] = await load_kind("sparse").drive(
             folder, run, spec, on_event, secrets, interrupts, new=prepared is not None, attach=attach, session=session
         )
         return ended

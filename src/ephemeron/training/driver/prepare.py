@@ -64,7 +64,7 @@ def refuse_contradictions(c: Configuration) -> None:
     Raises:
         JobError: names both options.
     """
-    if c.groups:  # `group_launch` refuses what does not work with them, and each group is checked by itself
+    if c.groups:  # `regions.driver.launch` refuses what does not work with them, and each group is checked by itself
         return
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"

@@ -17,10 +17,10 @@ from ephemeron.runs import folders
 from ephemeron.runs.cost import Bill, CostMeter, latest_metrics
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader, open_header
+from ephemeron.runs.kinds import load_kind
 from ephemeron.training.driver import records
 from ephemeron.training.driver.records import GenerationSummary, ResultSummary, RunTraffic, run_spec
 from ephemeron.training.driver.run_driver import RunOutcome
-from ephemeron.training.job.sparse_spec import sparse_jobs
 from ephemeron.training.task.outputs import write_files
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.final import FinalState
@@ -97,7 +97,7 @@ class Result:
         from ephemeron.training.driver.trained import record_of, trained_model
 
         if run_spec(record_of(self.folder)).sparse is not None:
-            return sparse_jobs().trained_model(self.folder.path)
+            return load_kind("sparse").load_model(self.folder.path)
         return trained_model(self.folder, self.state_dict(best=best))
 
     def save(self, folder: str | Path, *, best: bool = False) -> Path:

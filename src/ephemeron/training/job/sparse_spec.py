@@ -10,10 +10,9 @@ Only values are here. What they mean is in `ephemeron.sparse.job`, which is abov
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ephemeron.config.typed import AtLeast, Count, NonNegative, Typed
 
@@ -83,8 +82,3 @@ class SparseProgram:
     """Of each partition of the training data."""
     metrics: tuple[str, ...] = ()
     """Names of what evaluations report."""
-
-
-def sparse_jobs() -> Any:
-    """The module that prepares and drives sparse jobs, which is above training."""
-    return importlib.import_module("ephemeron.sparse.job")

@@ -1,12 +1,11 @@
 """Exchange among the groups of a run: each group of functions trains by itself, and at agreed iterations takes in what others have learned.
 
-`GroupExchange` is the port that the training loop calls. Its implementation, one group being one region, is `ephemeron.geo.exchange`, a
-product above training, which is found by name.
+`GroupExchange` is the port that the training loop calls. Its implementation, one group being one region, is that of the kind `regions`, a
+product above training.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ephemeron.runs.kinds import load_kind
 from ephemeron.training.collectives import Collective
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
-
-_IMPLEMENTATION = "ephemeron.geo.exchange"
 
 
 class GroupEntry(NamedTuple):
@@ -82,7 +80,7 @@ async def entered_at(lifecycle: InvocationLifecycle) -> int | None:
     """First iteration of a group that joins while others train; None: it has not joined yet, or is no such group."""
     if lifecycle.spec.group is None or not lifecycle.spec.group.joins:
         return None
-    found: int | None = await importlib.import_module(_IMPLEMENTATION).entered_at(lifecycle)
+    found: int | None = await load_kind("regions").exchange.entered_at(lifecycle)
     return found
 
 
@@ -97,7 +95,7 @@ async def enter(lifecycle: InvocationLifecycle, stack: AsyncExitStack, own: np.n
     Raises:
         InvocationExit: the run was stopped, or the time of this invocation is over.
     """
-    found: GroupEntry = await importlib.import_module(_IMPLEMENTATION).enter(lifecycle, stack, own)
+    found: GroupEntry = await load_kind("regions").exchange.enter(lifecycle, stack, own)
     return found
 
 
@@ -115,5 +113,5 @@ async def group_exchange(
     if lifecycle.spec.group is None:
         yield None
         return
-    async with importlib.import_module(_IMPLEMENTATION).open_exchange(lifecycle, collective, entry) as exchange:
+    async with load_kind("regions").exchange.open_exchange(lifecycle, collective, entry) as exchange:
         yield exchange

@@ -1,6 +1,0 @@
-"""Exchange of updates between regions: one communicator in each region, in rank 0 of its functions."""
-
-from ephemeron.geo.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update
-from ephemeron.geo.communicator.quarantine import NormQuarantine, QuarantinedUpdate
-
-__all__ = ["Communicator", "LinkEstimate", "Member", "NormQuarantine", "PeerTraffic", "QuarantinedUpdate", "Update"]

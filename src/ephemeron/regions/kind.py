@@ -1,0 +1,68 @@
+"""The kind `regions`: training in several places, each with functions of its own, which exchange what they learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.kinds import Following, RunKind
+
+if TYPE_CHECKING:
+    from ephemeron.training.driver.launch import LaunchRequest
+    from ephemeron.training.driver.lifecycle import OnEvent
+    from ephemeron.training.driver.result import Result
+
+
+class RegionRuns(RunKind):
+    """Runs of several regions, each of them a run of kind `training`. A function loads this, too, for `exchange` alone."""
+
+    def launch(self, request: LaunchRequest, *, on_event: OnEvent | None, out: Path | None) -> Result:
+        """Trains a job in its regions, and waits for the end of the run."""
+        from ephemeron.regions.driver.driving import train_groups
+
+        return train_groups(request, on_event=on_event, out=out)
+
+    def read_options(self, path: str) -> dict[str, object]:
+        """Options of a run from a file of regions: its groups, and how they exchange.
+
+        Raises:
+            JobError: the file is refused.
+        """
+        from ephemeron.regions.planning import planned_groups
+        from ephemeron.regions.region_files import load_regions
+
+        found = load_regions(path)
+        return {
+            "groups": planned_groups(found),
+            "group_store": found.store,
+            "least_regions": found.least_regions,
+            "region_replan_every_s": found.replan_every_s,
+            "group_communicator": found.communicator,
+            "group_relay": found.relay,
+            "group_authority": found.authority,
+        }
+
+    @property
+    def exchange(self) -> ModuleType:
+        """What functions of a region call; see `training.worker.group_exchange`."""
+        from ephemeron.regions import exchange
+
+        return exchange
+
+    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        from ephemeron.regions.driver.driving import follow_groups
+
+        return follow_groups(folder, header, following, attach=True)
+
+    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        from ephemeron.regions.driver.driving import follow_groups
+
+        return follow_groups(folder, header, following, attach=False)
+
+    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+        from ephemeron.regions.driver.driving import stop_groups
+
+        stop_groups(folder, now=now)

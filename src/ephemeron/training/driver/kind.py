@@ -1,0 +1,34 @@
+"""The kind `training`: one program on the ranks of one group of functions."""
+
+from __future__ import annotations
+
+from ephemeron import blocking
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.kinds import Following, RunKind
+from ephemeron.training.driver import lifecycle, run_logging
+from ephemeron.training.driver.records import run_spec
+from ephemeron.training.driver.result import Result, conclude
+
+
+class TrainingRuns(RunKind):
+    """Runs of jobs."""
+
+    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        return self._follow(folder, header, following, attach=True)
+
+    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        return self._follow(folder, header, following, attach=False)
+
+    def _follow(self, folder: RunFolder, header: RunHeader, following: Following, *, attach: bool) -> Result:
+        spec, chosen = run_spec(header), run_logging.continued(folder, following.loggers)
+        with run_logging.logged(folder, spec, chosen, following.on_event) as log:
+            ending, ledger = blocking.run(
+                lambda interrupts: lifecycle.drive(
+                    folder, header, spec, log.on_event, {}, interrupts, attach=attach, keep_code=following.keep_code
+                )
+            )
+            return log.conclude(conclude(folder, spec, ledger, ending, None))
+
+    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+        blocking.run(lambda _: lifecycle.stop(folder, header, now=now))
