@@ -27,11 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-for folder in ("", "training", "training/code", "sparse/job", "tuning", "data/service"):
-    sys.path.insert(0, str(TESTS / folder))
-os.environ.setdefault("EPHEMERON_REPORT_PICTURE", "0")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
+PATHS = [str(TESTS / part) for part in ("data/service", "tuning", "sparse/job", "training/code", "training", "functions/aws", "")]
+"""Of helpers of the tests, which recipes import."""
 LIMIT_S = 300.0
 PROGRAM = str(Path(sys.executable).with_name("ephemeron"))
 Recipe = Callable[[Path], None]
@@ -70,7 +67,7 @@ def ephemeron(*arguments: str, check: bool = True, **how: Any) -> subprocess.Com
 
 def client(code: str, *arguments: str, **how: Any) -> subprocess.Popen[str]:
     """A client in a process of its own, which can be interrupted and killed."""
-    paths = f"import sys; sys.path[:0] = {[str(TESTS / part) for part in ('training', 'sparse/job', 'tuning', 'data/service', '')]!r}\n"
+    paths = f"import sys; sys.path[:0] = {PATHS!r}\n"
     return subprocess.Popen(
         [sys.executable, "-c", paths + code, *arguments], text=True, start_new_session=True, stdout=subprocess.DEVNULL, **how
     )
@@ -562,7 +559,6 @@ def aws(label: str, then: str = "") -> None:
     """
 
     def run(folder: Path) -> None:
-        sys.path.insert(0, str(TESTS / "functions/aws"))
         from aws_world import deployed, keys
 
         from ephemeron.config.typed import plain
@@ -834,7 +830,7 @@ def linalg_ended(folder: Path) -> None:
 
 def _service(folder: Path, *, gently: bool) -> None:
     process = subprocess.Popen(
-        [PROGRAM, "data", "serve", "--port", "0", "--json"], text=True, stdout=subprocess.PIPE, start_new_session=True
+        [PROGRAM, "serve", "data", "--port", "0", "--json"], text=True, stdout=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -885,6 +881,8 @@ def main() -> None:
     parser.add_argument("--pack", type=Path, help="write the archive, make nothing")
     options = parser.parse_args()
     out = options.out.absolute()
+    sys.path[:0] = PATHS
+    os.environ |= {"EPHEMERON_REPORT_PICTURE": "0", "OMP_NUM_THREADS": "1"}
     if options.pack:
         from corpus_archive import pack
 

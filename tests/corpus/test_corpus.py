@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from corpus_archive import HERE, HOME_LENGTH, pack, unpack
 from corpus_documents import EXPECTED, KINDS, documents
-from make import RECIPES
+from make import PATHS, RECIPES
 
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
@@ -121,7 +121,7 @@ def test_every_listed_difference_names_a_document_and_a_reason() -> None:
 
 def test_folders_can_be_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, with `make.py`; here one of them, packed and unpacked."""
-    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [*PATHS, *sys.path])
     made = tmp_path / "made"
     home = made / "homes" / "bsp"
     home.mkdir(parents=True)
