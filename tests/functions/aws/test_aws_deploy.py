@@ -253,6 +253,8 @@ def test_clean_removes_function_and_log_and_is_content_with_nothing(service: Lam
     assert (again.exit_code, "there is no function ephemeron" in again.output) == (0, True)
     kept = cli("cloud", "remove", "aws", "--endpoint", service.url)  # nobody answers the question
     assert kept.exit_code == 1
+    nobody = cli("cloud", "remove", "aws", "--endpoint", "http://127.0.0.1:9", "--yes")
+    assert (nobody.exit_code, "does not answer: Could not connect" in nobody.stderr) == (2, True)
 
 
 def test_wishes_that_contradict_each_other():

@@ -246,6 +246,9 @@ def test_secrets_are_deployed_as_secrets_and_removed_with_the_function(
     until(lambda: api.functions() == [])
     again = CliRunner().invoke(main, ["cloud", "remove", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert "there is no function ephemeron" in again.output
+    nobody = CliRunner().invoke(main, ["cloud", "remove", "openfaas", "--openfaas-gateway", "http://127.0.0.1:9", "--yes"])
+    assert (nobody.exit_code, nobody.stdout) == (2, "")
+    assert "http://127.0.0.1:9 does not answer: Connection refused" in nobody.stderr
 
 
 def basic() -> dict[str, str]:
