@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,23 @@ import click
 from ephemeron.cli.bounds import bounded, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.runs.commands import output_options, watch
-from ephemeron.cli.training.learned_schedule import LEARNED, options_of, wanted_schedule
+from ephemeron.cli.terminal import make_console
 from ephemeron.cli.training.sparse_plan import planned_options, sparse_dry_run
-from ephemeron.config.typed import Count, Positive
-from ephemeron.errors import UserError
+from ephemeron.config.typed import Count, Positive, plain
+from ephemeron.errors import MissingExtra, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
+from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 if TYPE_CHECKING:
+    from ephemeron.training.driver.dry_runs import DryRun
     from ephemeron.training.job import Job, LoggerSpec
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.model.profile import Profile
     from ephemeron.training.planner.plan import StoredPlan
+    from ephemeron.tuning.siren.workflow import LearnedRun
+
+
+LEARNED = "learned"
 
 
 @click.command(short_help="Train a model on functions, and show its progress.")
@@ -172,7 +179,7 @@ def train(
     from ephemeron.training.driver.programs import job_of
     from ephemeron.training.job import parse_fault
 
-    schedule = wanted_schedule(flags)
+    schedule = _wanted_schedule(flags)
     wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
@@ -180,7 +187,7 @@ def train(
     profile: Profile | None = None
     chosen: Mapping[str, Any] = {}
     if schedule is not None:
-        learned = options_of(wanted, schedule, flags, plan_file, where)
+        learned = _learned_run(wanted, schedule, flags, plan_file, where)
         profile, chosen = learned.profile, learned.options
         wanted = dataclasses.replace(wanted, run={k: v for k, v in wanted.run.items() if k not in chosen})
     elif wanted.sparse is not None:
@@ -192,10 +199,8 @@ def train(
     if dry_run and wanted.sparse is not None:
         return sparse_dry_run(wanted, configuration, prices_file, settings, as_json=as_json)
     if dry_run:
-        from ephemeron.cli.training.dry_run import show
-
         found = api.dry_run(wanted, configuration, prices_file=prices_file, cloud=settings)
-        return show(found, as_json=as_json)
+        return _show_dry_run(found, as_json=as_json)
     watch(
         lambda on_event: api.train(
             wanted,
@@ -274,3 +279,93 @@ def _channel(job: Job, flags: Mapping[str, object]) -> str | None:
     """Address of the channel, where the user gives one."""
     found = flags.get("channel") or job.run.get("channel")
     return None if found is None else str(found)
+
+
+def _wanted_schedule(flags: dict[str, object]) -> str | None:
+    """Takes a learned schedule out of the options; None: there is none.
+
+    Raises:
+        UserError: neither an order of micro-batches, nor `learned`, nor a file.
+    """
+    given = flags.get("schedule")
+    if given is None or given in SCHEDULES:
+        return None
+    name = str(given)
+    if name != LEARNED and not Path(name).exists() and Path(name).suffix != ".json":
+        raise UserError(f"--schedule {name} is neither one of {', '.join(SCHEDULES)}, nor {LEARNED}, nor the file of a saved policy")
+    flags["schedule"] = None
+    return name
+
+
+def _learned_run(job: Job, schedule: str, flags: Mapping[str, object], plan_file: Path | None, where: dict[str, str]) -> LearnedRun:
+    """The run of a job by a learned schedule, said in one line.
+
+    Raises:
+        UserError: the job does not allow it, or an option contradicts it.
+    """
+    if plan_file is not None:
+        raise UserError("--plan and --schedule both say how to run; give one of them")
+    if job.sparse is not None:
+        raise UserError("the functions of a sparse job do not change; leave --schedule out")
+    try:
+        from ephemeron.tuning.siren import workflow
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] != "gymnasium":
+            raise
+        raise MissingExtra("Gymnasium", "siren") from None
+    from ephemeron.training.planning_workflow import deployed_sizes
+
+    platform = str(flags.get("platform") or job.run.get("platform") or "local")
+    sizes, _ = deployed_sizes(platform, cloud_settings(platform, where))
+    found = workflow.learned_run(job, schedule, flags, sizes_mb=sizes, on_progress=lambda text: click.echo(text, err=True))
+    click.echo(found.note, err=True)
+    return found
+
+
+def _show_dry_run(found: DryRun, *, as_json: bool) -> None:
+    """Prints a dry run as a few lines, or as one line of JSON."""
+    if as_json:
+        click.echo(json.dumps(plain(found)))
+        return
+    console = make_console()
+    for name, text in _dry_run_lines(found):
+        console.print(f"{name:<12}{text}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _dry_run_lines(found: DryRun) -> Iterator[tuple[str, str]]:
+    c, r, e = found.configuration, found.first_steps, found.estimate
+    yield "program", f"{found.program}: {human_count(found.parameters, 'trained parameter')}"
+    yield ("data", f"{human_count(found.samples, 'training sample')}, {human_count(found.test_samples, 'evaluation sample')}")
+    if r is not None:
+        losses = ", ".join("not finite" if loss is None else human_metric(loss) for loss in r.losses)
+        yield ("two steps", f"loss {losses}; {human_count(r.samples, 'sample')} in {human_seconds(r.step_s)} on {r.device}")
+        for name in r.metrics[-1] if r.metrics else ():
+            yield "", f"{name} {', '.join(human_metric(m[name]) for m in r.metrics if name in m)}"
+        known = [f"{name} {human_metric(value)}" for name, value in r.evaluation.items() if value is not None]
+        if r.evaluation:
+            yield "evaluation", f"{', '.join(known) or 'no metrics'} after them, in {human_seconds(r.evaluation_s)}"
+        yield "repeated", "the same to the last bit, also from a saved and restored state"
+        yield "memory", f"{r.peak_mb:.0f} MB of {c.memory_mb} MB"
+    sent = human_bytes(found.code_bytes + found.initial_bytes)
+    exchanged = "" if r is None else f"; each exchanges {human_bytes(r.vector_mb * 1e6)} an iteration"
+    yield "would send", f"{sent} of code and weights to each function{exchanged}"
+    yield (
+        "would start",
+        (
+            f"{human_count(c.workers, 'function')} of {c.memory_mb} MB on {c.platform}, {c.pattern} with "
+            f"{human_count(c.aggregators, 'aggregator')}, {c.sync}, through {c.channel}: "
+            f"{human_count(found.iterations, 'iteration')} in {human_count(found.epochs, 'epoch')}"
+        ),
+    )
+    if e is not None:
+        yield (
+            "would take",
+            f"about {human_seconds(e.seconds)}, {human_seconds(e.iteration_s)} an iteration (steps as measured here, exchange as between AWS Lambda and S3)",
+        )
+        yield (
+            "would cost",
+            f"about {human_usd(e.cost_usd)} at AWS prices: functions {human_usd(e.functions_usd)}, requests {human_usd(e.requests_usd)}",
+        )
+    for note in found.notes:
+        yield "note", note
+    yield "", "nothing was started or paid for"
