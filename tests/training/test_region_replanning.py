@@ -16,7 +16,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import GenerationStarted, Progress, RegionExchanged, RegionReplanned, RegionResized, Traffic
 from ephemeron.functions.world import RegionSlowdown
 from ephemeron.prices import load_prices
-from ephemeron.regions import online
+from ephemeron.regions.driver import replanning
 from ephemeron.regions.driver.region_events import members_of
 from ephemeron.regions.online import OnlinePlan, RegionMeasurement, RunningRegion, online_plan
 from ephemeron.regions.region_files import groups_of, parse_regions
@@ -217,7 +217,7 @@ def test_functions_are_given_back_while_the_run_goes_on(monkeypatch: pytest.Monk
         plans.append(online_plan([region(r.name, (r.workers, TIMES[r.name]), most=r.most, batch=12) for r in regions]))
         return plans[0]
 
-    monkeypatch.setattr(online, "online_plan", planned)
+    monkeypatch.setattr(replanning, "online_plan", planned)
     groups = (RunGroup(name="slow", workers=1, batch_size=12), RunGroup(name="fast", workers=4, batch_size=3))
     job = make_job(epochs=3)
     c = configure(job, platform="simulated", groups=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
