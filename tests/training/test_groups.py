@@ -271,6 +271,9 @@ def test_groups_outlive_their_client_and_another_one_attaches(tmp_path: Path) ->
     progress = [(e.rank, e.iteration) for e in events_of(folder) if isinstance(e, Progress)]
     assert len(set(progress)) == len(progress) == sum(isinstance(e, Progress) for place in members_of(folder) for e in events_of(place))
     assert [e.text for e in events_of(folder) if isinstance(e, Note) and e.text == "[far] finished"]
+    told = folder.events.read_bytes()
+    again = attach(folder.run_id)
+    assert (again.summary, folder.events.read_bytes()) == (result.summary, told), "it has ended: nothing is added to its log"
 
 
 def synthetic(rng: random.Random | None, *, lifetime_s: float = 900.0, one_key: bool = True) -> tuple[list[str], int]:

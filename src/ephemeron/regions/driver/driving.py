@@ -34,6 +34,7 @@ from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader, read_header, write_header
 from ephemeron.runs.kinds import Following
 from ephemeron.runs.lock import driving as driving_lock
+from ephemeron.runs.status import may_be_running, session_end, status_of
 from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
 from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
@@ -278,6 +279,9 @@ def _has_left(folder: RunFolder) -> bool:
 
 def follow_groups(folder: RunFolder, run: RunHeader, following: Following, *, attach: bool) -> Result:
     """Supervises a run whose functions are running, or else continues the groups that have not finished. The caller has its lock."""
+    known = records.read_result(folder)
+    if attach and known is not None and known.status == session_end(folder.events) and not _may_be_training(folder):
+        return Result(known, folder, known.causes)
     spec, chosen = run_spec(run), run_logging.continued(folder, following.loggers)
     keep_code = attach or following.keep_code
     with run_logging.logged(folder, spec, chosen, following.on_event) as log, contextlib.ExitStack() as stack:
@@ -315,6 +319,10 @@ def follow_groups(folder: RunFolder, run: RunHeader, following: Following, *, at
             )
         outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner))
         return _concluded(folder, spec, run.channel, members, outcomes, events, log, None)
+
+
+def _may_be_training(folder: RunFolder) -> bool:
+    return any(may_be_running(status_of(member)) for member in members_of(folder))
 
 
 def _continuing(
