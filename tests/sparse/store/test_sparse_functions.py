@@ -14,10 +14,13 @@ import psutil
 import pytest
 from sparse_stores import on_loop
 
+from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.channels.object_store import ObjectsChannel
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import JobError
-from ephemeron.functions.base import Limits
+from ephemeron.errors import InvocationRefused, JobError
+from ephemeron.events import Ended, Event
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.sparse.store import SparseStore, Sum
 from ephemeron.sparse.store.functions import ShardFunctions, SparseShardRequest, token_of
@@ -120,6 +123,42 @@ def process_at(port: int) -> int:
         for connection in psutil.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
     )
+
+
+class Crowded:
+    """A platform whose only function is lost, and which refuses some of the starts that follow."""
+
+    limits = Limits()
+
+    def __init__(self, refused: int) -> None:
+        self.attempts: list[int] = []
+        self._refused = refused
+
+    async def invoke(self, call: Call) -> None:
+        self.attempts.append(call.attempt)
+        if 2 <= len(self.attempts) < 2 + self._refused:
+            raise InvocationRefused("all functions are taken", binding="concurrency")
+
+    async def events(self, run: str) -> AsyncIterator[Event]:
+        yield Ended(t=1.0, rank=0, attempt=0, invocation="a", status="lost")
+        await asyncio.Event().wait()
+
+    async def cancel_all(self, run: str) -> None: ...
+
+
+@pytest.mark.parametrize(("refused", "attempts"), [(3, [0, 1, 1, 1, 1]), (99, [0, *[1] * 8])])
+def test_a_replacement_that_is_refused_is_tried_again_and_given_up_at_last(refused: int, attempts: list[int]) -> None:
+    async def go() -> None:
+        platform = Crowded(refused)
+        started = ShardFunctions(platform, MemoryChannel(), run="a-store", key=SigningKey.new(), address="memory")  # type: ignore[arg-type]
+        await started.start()
+        await asyncio.sleep(600)
+        assert platform.attempts == attempts
+        assert started.replacements == 1
+        assert started._ended == ({0} if refused > 8 else set()), "nothing waits for a shard that was given up"
+        await started.close()
+
+    simulation.run(go())
 
 
 def test_a_store_without_key_and_token(monkeypatch: pytest.MonkeyPatch) -> None:

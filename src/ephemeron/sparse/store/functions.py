@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 ENTRY = "sparse-shard"
 _MOST_LOSSES = 8
 """Functions of one shard that may end badly in a row."""
-_AGAIN_S = 1.0
-"""Pause before a successor that was refused is started again."""
+_AGAIN_S, _LATEST_S = 1.0, 30.0
+"""First and longest pause before a function that was refused is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +171,7 @@ class ShardFunctions:
         self._budgets = [ProgressBudget(_MOST_LOSSES) for _ in range(request.options.shards)]
         self._ended: set[int] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -215,9 +216,10 @@ class ShardFunctions:
 
     async def close(self) -> None:
         """Stops replacing shards that die. They go on."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        tasks = [*self._starting, *([] if self._watching is None else [self._watching])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self, shard: int, attempt: int) -> Invocation:
         options = replace(self._request.options, shard=shard)
@@ -247,12 +249,30 @@ class ShardFunctions:
         first = event.error.strip().partition("\n")[0] or event.status
         if self._budgets[shard].ended(first):
             _log.error("shard %d has died %d times in a row (%s): it is not replaced any more", shard, _MOST_LOSSES, first)
-            self._ended.add(shard)
-            self._changed.set()
+            self._give_up(shard)
             return
         _log.warning("shard %d, attempt %d, has ended (%s): it is replaced", shard, event.attempt, first)
         self.replacements += 1
-        try:
-            await self._start(shard, event.attempt + 1)
-        except InvocationRefused as e:
-            _log.error("shard %d cannot be replaced: %s", shard, e)
+        task = asyncio.get_running_loop().create_task(self._start_again(shard, event.attempt + 1))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_again(self, shard: int, attempt: int) -> None:
+        """Starts a shard, and again later where that is refused."""
+        pause_s = _AGAIN_S
+        while True:
+            try:
+                await self._start(shard, attempt)
+                return
+            except InvocationRefused as e:
+                _log.warning("shard %d cannot be replaced now: %s", shard, e)
+                if self._budgets[shard].ended(str(e)):
+                    _log.error("the replacement of shard %d was refused again and again: %s", shard, e)
+                    self._give_up(shard)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LATEST_S)
+
+    def _give_up(self, shard: int) -> None:
+        self._ended.add(shard)
+        self._changed.set()
