@@ -1,17 +1,16 @@
 """Kinds of runs. A kind says how its runs are followed, continued and stopped; everything else is the same for all runs.
 
-A product registers its kind by one line of the table, or, from another distribution, by an entry point of the group
-`ephemeron.kinds`: `NAME = "module:Class"`. Kinds are loaded when a run of theirs is asked for, so the spine imports no product.
+A product registers its kind by one line of the table. Kinds are loaded when a run of theirs is asked for, so the spine imports no
+product.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from ephemeron.errors import JobError
@@ -24,7 +23,6 @@ _TABLE = {
     "regions": "ephemeron.regions.kind:RegionRuns",
     "sparse": "ephemeron.sparse.job.kind:SparseRuns",
 }
-ENTRY_POINTS = "ephemeron.kinds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +73,7 @@ def find_kind(name: str) -> RunKind:
 @cache
 def load_kind(name: str) -> Any:
     """The same for a product below that of the kind, with what the kind has beyond the port."""
-    known = known_kinds()
-    if name not in known:
-        raise JobError(f"there is no kind of runs {name!r}", remedy=f"known kinds: {', '.join(sorted(known))}")
-    module, _, attribute = known[name].partition(":")
+    if name not in _TABLE:
+        raise JobError(f"there is no kind of runs {name!r}", remedy=f"known kinds: {', '.join(sorted(_TABLE))}")
+    module, _, attribute = _TABLE[name].partition(":")
     return getattr(import_module(module), attribute)()
-
-
-def known_kinds() -> Mapping[str, str]:
-    """All kinds: name to `module:Class`."""
-    return {**{point.name: point.value for point in entry_points(group=ENTRY_POINTS)}, **_TABLE}

@@ -157,8 +157,10 @@ def run_spec(header: RunHeader) -> RunSpec:
     """Specification of a training run.
 
     Raises:
-        JobError: it is of another release.
+        JobError: it is of another release, or no training run.
     """
+    if "spec" not in header.payload:
+        raise JobError(f"run {header.run_id} is of kind {header.kind}, and has no specification of a training run")
     return build(RunSpec, header.payload["spec"], where=f"{RUN_FILE} of {header.run_id}: spec")
 
 

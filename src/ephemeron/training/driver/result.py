@@ -17,7 +17,7 @@ from ephemeron.runs import folders
 from ephemeron.runs.cost import Bill, CostMeter, latest_metrics
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader, open_header
-from ephemeron.runs.kinds import load_kind
+from ephemeron.runs.kinds import find_kind, load_kind
 from ephemeron.training.driver import records
 from ephemeron.training.driver.records import GenerationSummary, ResultSummary, RunTraffic, run_spec
 from ephemeron.training.driver.run_driver import RunOutcome
@@ -137,10 +137,11 @@ def open_run(run_id: str) -> tuple[RunFolder, RunHeader, RunSpec]:
     Raises:
         RunNotFound: no such run.
         UserError: it was simulated.
-        JobError: its header is of another release.
+        JobError: its header is of another release, or its kind is not known.
     """
     folder = folders.find(run_id)
     record = open_header(folder)
+    find_kind(record.kind)
     if record.platform == "simulated":
         raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
     return folder, record, run_spec(record)
