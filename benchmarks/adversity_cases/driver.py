@@ -115,18 +115,20 @@ def _stop() -> None:
     from unittest import mock
 
     from ephemeron.errors import UserError
-    from ephemeron.training.driver import api, lifecycle
+    from ephemeron.runs import verbs
+    from ephemeron.runs.kinds import find_kind
+    from ephemeron.training.driver import lifecycle
 
     folder, record = mock.Mock(run_id="r"), mock.Mock(platform="local")
     states = ["running", "running", "stopped"]
     with (
-        mock.patch.object(api, "open_run", return_value=(folder, record, None)),
+        mock.patch.object(verbs, "open_run", return_value=(folder, record, find_kind("training"))),
         mock.patch.object(lifecycle, "stop", mock.AsyncMock()),
-        mock.patch.object(api, "status_of", side_effect=lambda _: states.pop(0) if len(states) > 1 else states[0]),
+        mock.patch.object(verbs, "status_of", side_effect=lambda _: states.pop(0) if len(states) > 1 else states[0]),
     ):
-        assert api.stop("r") == "r"
+        assert verbs.stop("r") == "r"
         states[:] = ["running"]
-        assert "has not reached a checkpoint yet" in _refused(UserError, lambda: api.stop("r", wait_s=0.01))
+        assert "has not reached a checkpoint yet" in _refused(UserError, lambda: verbs.stop("r", wait_s=0.01))
 
 
 @case(COMMANDS, "a model whose parameters have no shape yet")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
     from ephemeron.executor import FunctionExecutor
-    from ephemeron.training.driver import Result, Session, attach, configure, resize, resume, stop, train, train_async
+    from ephemeron.runs.verbs import attach, resume, stop
+    from ephemeron.training.driver import Result, Session, configure, resize, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
     from ephemeron.training.job.generation import Resize
     from ephemeron.training.planner import Plan, load_plan
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _LAZY = {
     "executor": ("FunctionExecutor",),
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
-    "training.driver": ("Result", "Session", "attach", "configure", "resize", "resume", "stop", "train", "train_async"),
+    "runs.verbs": ("attach", "resume", "stop"),
+    "training.driver": ("Result", "Session", "configure", "resize", "train", "train_async"),
     "training.task.task": ("Task",),
     "training.task.script": ("current",),
     "training.task.schedule": ("EpochMeasurements", "Schedule"),

@@ -340,6 +340,18 @@ class RunFailed(EphemeronError):
         self.result = result
 
 
+class RunStopped(EphemeronError):
+    """A run was stopped, and what this client still waits for has no result.
+
+    Args:
+        run_id: the run's name.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id} was stopped")
+        self.run_id = run_id
+
+
 class SampleFailed(EphemeronError):
     """A sample of a data flow could not be loaded."""
 

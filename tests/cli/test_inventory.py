@@ -17,7 +17,6 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.object_store import ObjectsChannel
 from ephemeron.errors import ChannelUnreachable
 from ephemeron.executor import FunctionExecutor
-from ephemeron.executor.drivers import owned
 from ephemeron.runs import folders
 
 OLD = 7_200
@@ -76,7 +75,6 @@ def full(home):
         "mine/notes": 140,
     }.items():
         file(home / path, nbytes)
-    (home / "tasks" / "dead" / "owner.lock").touch()
     return home
 
 
@@ -122,7 +120,7 @@ def test_what_nobody_uses_goes_and_results_stay(full):
     assert done.exit_code == 0, done.output
     gone = before - {str(p.relative_to(full)) for p in full.rglob("*") if p.is_file()}
     matrices = {name for name in gone if name.startswith("matrices/")}
-    assert gone - matrices == {"programs/unused/a.py", "sessions/aa/log", "profiling/p-1/log", "tasks/dead/log", "tasks/dead/owner.lock"}
+    assert gone - matrices == {"programs/unused/a.py", "sessions/aa/log", "profiling/p-1/log", "tasks/dead/log"}
     assert "matrices/mine/t" not in gone
     assert "nothing is left in the channels of 1 run" in clean("--all", "--yes").output
 
@@ -134,18 +132,17 @@ def test_what_is_used_or_new_stays(home):
         file(home / "programs" / "new" / "a.py", 1, age_s=0)
         file(home / "profiling" / "long" / "logs" / "a", 1, age_s=0)
         os.utime(home / "profiling" / "long", (0, 0))
-        (home / "tasks" / "waiting").mkdir()
-        with owned(home / "tasks" / "waiting"):
+        with FunctionExecutor("simulated", max_workers=1) as waiting:
             found = listed()
-            assert found["executor", pool.folder.name]["owner"] == "its client runs"
-            assert found["executor", "waiting"]["owner"] == "its client runs"
+            assert found["run", pool.folder.name]["owner"] == "its functions"
+            assert ("run", waiting.folder.name) not in found, "it has no task yet"
             assert found["profile run", "long"]["kept"] == "it is new, or in use"
             assert found["program", "new"]["kept"] == "it is new, or in use"
             assert clean("--all", "--yes").exit_code == 0
+            assert waiting.submit(abs, -3).result(60) == 3
         assert pool.folder.is_dir()
-        assert (home / "tasks" / "waiting").is_dir()
         assert pool.submit(abs, -2).result(60) == 2
-    assert listed()["executor", "waiting"]["kept"] == "", "its process has let it go"
+    assert listed()["run", pool.folder.name]["owner"] == "nobody, it is finished"
 
 
 def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
@@ -165,7 +162,7 @@ def test_a_store_is_listed_by_what_its_objects_belong_to(home, tmp_path):
     users = file(tmp_path / "store" / "notes" / "task#12", 9, head=b"text")
     found = listed("--store", address)
     assert found["run", "mine"]["objects"] == 2
-    assert found["executor", "map-0101-010203-abcd"]["owner"] == "not known here"
+    assert found["run", "map-0101-010203-abcd"]["owner"] == "not known here"
     assert found["staging", "*#N"]["nbytes"] == 9
     done = clean("--all", "--store", address, "--yes")
     assert done.exit_code == 0, done.output
@@ -192,9 +189,9 @@ def test_files_that_vanish_while_they_are_counted(full, monkeypatch):
 
 def test_an_executor_whose_channel_fails_when_it_is_cleaned_keeps_the_address_of_its_objects(home, tmp_path, monkeypatch):
     address = (tmp_path / "store").as_uri()
-    folder = home / "tasks" / "map-0101-010203-abcd"
-    folder.mkdir(parents=True)
-    (folder / "client.json").write_text(json.dumps({"address": address}))
+    folder = folders.create("map-0101-010203-abcd")
+    folder.write("run.json", {"run_id": folder.run_id, "kind": "tasks", "platform": "local", "channel": address, "ends_with_client": True})
+    (folder.path / "driver.lock").touch()
 
     async def put():
         async with open_channel(address) as channel:
@@ -209,10 +206,13 @@ def test_an_executor_whose_channel_fails_when_it_is_cleaned_keeps_the_address_of
         patched.setattr(ObjectsChannel, "delete", fails)
         done = clean("--all", "--yes")
         assert done.exit_code == 1
-        assert "not deleted: executor map-0101-010203-abcd" in done.output
-    assert (folder / "client.json").exists()
-    assert clean("--all", "--yes").exit_code == 0
-    assert not folder.exists()
+        assert "not deleted: map-0101-010203-abcd: no answer" in done.output
+    found = listed()["run", folder.run_id]
+    assert (found["objects"], address in found["kept"]) == (1, True)
+    done = clean("--all", "--yes")
+    assert done.exit_code == 0, done.output
+    assert "could still be resumed" not in done.output
+    assert listed()["run", folder.run_id]["objects"] == 0
 
 
 def test_what_is_used_again_before_the_answer_stays(full, monkeypatch):

@@ -18,6 +18,8 @@ from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.executor.predict import predict
 from ephemeron.executor.prediction_files import check_inputs, check_out, read_inputs, write_outputs
+from ephemeron.runs import folders
+from ephemeron.runs.status import status_of
 
 MODULE = """
 import time
@@ -117,7 +119,7 @@ def test_a_wrong_request_is_refused_before_anything_begins(here, arguments, said
     ran = invoke(*arguments)
     assert ran.exit_code == 2, ran.output
     assert said in ran.stderr
-    assert not (here / "home" / "tasks").exists() or not list((here / "home" / "tasks").iterdir())
+    assert folders.all_runs() == []
 
 
 @pytest.mark.slow
@@ -140,7 +142,8 @@ def test_ctrl_c_cancels_and_says_what_is_done(here):
     assert 3 <= len(written) < 400
     assert written == list(range(len(written)))
     assert f"the first {len(written)} results are in out.jsonl" in told
-    assert list((here / "home" / "tasks").iterdir()) == []
+    [folder] = folders.all_runs()
+    assert (status_of(folder), folder.objects.exists()) == ("stopped", False)
 
 
 # -- predict ----------------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def test_what_cannot_be_sent_is_named_before_anything_begins(home, tmp_path):
             executor.reduce(max, [])
         with pytest.raises(JobError, match="has no name 'nothing'"):
             executor.map("math:nothing", [1])
-    assert list((home / "tasks").iterdir()) == [], "an executor that ran nothing leaves nothing"
+    assert list((home / "runs").iterdir()) == [], "an executor that ran nothing leaves nothing"
 
 
 def test_functions_are_in_proportion_to_tasks():

@@ -17,6 +17,9 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.errors import TaskFailed
 from ephemeron.executor import FunctionExecutor
 from ephemeron.functions.local import is_hosted
+from ephemeron.runs import folders
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.summary import read_summary
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +46,11 @@ def test_functions_of_modules_closures_and_large_values(home):
         bill = executor.bill()
         assert bill.invocations >= 1
         assert bill.gb_seconds > 0
-    assert list((home / "tasks").iterdir()) == [], "nothing is left"
+    [folder] = folders.all_runs()
+    summary = read_summary(folder)
+    assert (summary.status, summary.invocations) == ("finished", bill.invocations)
+    assert summary.cost_usd >= bill.cost_usd, "functions have ended after it"
+    assert not folder.objects.exists(), "nothing is left of its tasks"
 
 
 parent = os.getpid()
@@ -155,5 +162,7 @@ def test_the_next_executor_removes_what_a_killed_client_has_left(home, valkey_se
         time.sleep(0.2)
     with FunctionExecutor(max_workers=1) as executor:
         assert executor.submit(abs, -2).result() == 2
-    assert not folder.exists()
     assert asyncio.run(objects()) == []
+    summary = read_summary(RunFolder(folder))
+    assert (summary.status, summary.causes) == ("interrupted", ("its client was killed",))
+    assert summary.invocations == 1

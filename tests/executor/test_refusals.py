@@ -33,7 +33,7 @@ def test_no_channel_is_a_folder_of_this_machine():
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "file"))
-    with pytest.raises(JobError, match=r"cannot write .*: Not a directory; set EPHEMERON_HOME to a folder you can write"):
+    with pytest.raises(JobError, match=r"cannot make .*: Not a directory; set EPHEMERON_HOME to a folder you can write"):
         FunctionExecutor("simulated")
 
 
@@ -44,10 +44,10 @@ def test_a_refused_price_file_leaves_no_folder(home, tmp_path):
 
 
 def test_a_full_disk_is_one_line(monkeypatch, caplog):
-    def full(folder, address):
+    def full(options, *, folder, **details):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
-    monkeypatch.setattr(drivers.remains, "claimed", full)
+    monkeypatch.setattr(drivers, "opened", full)
     with FunctionExecutor("simulated", max_workers=1) as pool:
         future = pool.submit(abs, -1)
         with pytest.raises(PlatformError, match="the executor has failed: No space left on device"):

@@ -13,7 +13,8 @@ from training_runs import make_job, real
 import ephemeron
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, FaultFired, GenerationStarted, Progress, RunStarted
-from ephemeron.training.driver import configure, resume, train
+from ephemeron.runs.verbs import resume
+from ephemeron.training.driver import configure, train
 from ephemeron.training.job import DataSpec, Target, parse_fault
 from ephemeron.training.job.generation import ScheduledResize
 

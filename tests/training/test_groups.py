@@ -32,7 +32,8 @@ from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import all_runs, events_of
 from ephemeron.runs.logs import lines
 from ephemeron.runs.status import status_of
-from ephemeron.training.driver import attach, configure, resize, resume, stop, train
+from ephemeron.runs.verbs import attach, resume, stop
+from ephemeron.training.driver import configure, resize, train
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result

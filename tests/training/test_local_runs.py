@@ -17,8 +17,9 @@ from training_runs import make_job
 
 from ephemeron.errors import ChannelError, UserError
 from ephemeron.events import Ended, Invoked, Progress
+from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
-from ephemeron.training.driver import attach, configure, resume, train
+from ephemeron.training.driver import configure, train
 from ephemeron.training.job import DataSpec, Target, parse_fault
 
 JOB = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1)

@@ -29,8 +29,10 @@ from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import events_of
 from ephemeron.runs.lock import LOCK_FILE, driving, is_driven
 from ephemeron.runs.status import status_of
+from ephemeron.runs.summary import write_summary
+from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
-from ephemeron.training.driver import attach, configure, records, resume, train
+from ephemeron.training.driver import configure, records, train
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.result import Result, conclude, summarize
 from ephemeron.training.driver.run_driver import RunOutcome
@@ -172,7 +174,7 @@ def test_a_finished_run_is_never_marked_otherwise(home):
     run = home_run("done")
     spec = synthetic(workers=3).trigger.spec
     first = summarize(CostMeter(spec.prices), spec, status="finished", final=None)
-    records.write_result(run, first)
+    write_summary(run, first)
     result = conclude(run, spec, CostMeter(spec.prices), RunOutcome("stopped", []), None)
     assert result.summary == first == records.read_result(run)
     assert result.finished

@@ -15,7 +15,8 @@ from ephemeron.errors import JobError
 from ephemeron.events import Note, Progress
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver import configure, resume, train
+from ephemeron.runs.verbs import resume
+from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.bundle_check import bundled
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.renewal import differing, renewed

@@ -15,7 +15,8 @@ from ephemeron import blocking
 from ephemeron.errors import UserError
 from ephemeron.events import Progress
 from ephemeron.functions import passed_on
-from ephemeron.training.driver import attach, configure, resume, train
+from ephemeron.runs.verbs import attach, resume
+from ephemeron.training.driver import configure, train
 
 
 def in_a_running_loop(call):

@@ -18,7 +18,8 @@ from ephemeron.config.paths import home as home_folder
 from ephemeron.errors import JobError, PlanInfeasible, RunFailed, UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, RunEnded, RunStarted, Started
 from ephemeron.runs.folders import all_runs, events_of
-from ephemeron.training.driver import Session, attach, configure, resume, train, train_async
+from ephemeron.runs.verbs import attach, resume
+from ephemeron.training.driver import Session, configure, train, train_async
 from ephemeron.training.driver.places import Places
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Target

@@ -21,7 +21,8 @@ from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.context import Context, ThreadCompute
 from ephemeron.functions.entries import serve
 from ephemeron.prices import load_prices
-from ephemeron.training.driver import configure, resume, train
+from ephemeron.runs.verbs import resume
+from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.job import JobLimits, Target
 from ephemeron.training.worker.request import WorkerRequest

@@ -20,8 +20,9 @@ from ephemeron.partition import Graph, Node, PlacementPlan, Schedule
 from ephemeron.partition.serialization.documents import plan_to_json
 from ephemeron.partition.tracing import operators, trace
 from ephemeron.prices import load_prices
+from ephemeron.runs.verbs import attach
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
-from ephemeron.training.driver import attach, configure, train
+from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.driver.supervisor import Replace

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import UserError
-from ephemeron.training.driver import api, lifecycle
+from ephemeron.runs import verbs
+from ephemeron.runs.kinds import find_kind
+from ephemeron.training.driver import lifecycle
 
 PROGRAM = str(Path(sys.executable).parent / "ephemeron")
 
@@ -28,37 +30,37 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
     async def stop(folder: object, run: object, *, now: bool) -> None:
         told.append(now)
 
-    monkeypatch.setattr(api, "open_run", lambda run_id: (Folder(), Record(), None))
+    monkeypatch.setattr(verbs, "open_run", lambda run_id: (Folder(), Record(), find_kind("training")))
     monkeypatch.setattr(lifecycle, "stop", stop)
-    monkeypatch.setattr(api, "_STOPPED_EVERY_S", 0.001)
+    monkeypatch.setattr(verbs, "_STOPPED_EVERY_S", 0.001)
     return told
 
 
 def test_it_waits_until_the_run_has_stopped(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     found = ["running", "running", "stopped"]
-    monkeypatch.setattr(api, "status_of", lambda folder: found.pop(0))
-    assert api.stop("r") == "r-1"
+    monkeypatch.setattr(verbs, "status_of", lambda folder: found.pop(0))
+    assert verbs.stop("r") == "r-1"
     assert asked == [False]
     assert not found
 
 
 def test_it_need_not_wait(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "status_of", lambda folder: pytest.fail("it has waited"))
-    assert api.stop("r", now=True, wait=False) == "r-1"
+    monkeypatch.setattr(verbs, "status_of", lambda folder: pytest.fail("it has waited"))
+    assert verbs.stop("r", now=True, wait=False) == "r-1"
     assert asked == [True]
 
 
 def test_it_does_not_wait_for_ever(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "status_of", lambda folder: "running")
+    monkeypatch.setattr(verbs, "status_of", lambda folder: "running")
     with pytest.raises(UserError, match=r"asked to stop 0\.01 s ago and has not reached a checkpoint yet; .*ephemeron attach r-1"):
-        api.stop("r", wait_s=0.01)
+        verbs.stop("r", wait_s=0.01)
 
 
 def test_in_a_cloud_where_nobody_watches_it_sees_the_end_itself(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(api, "status_of", lambda folder: "on aws")
-    monkeypatch.setattr(api, "attach", lambda run_id, *, check: seen.append(run_id))
-    api.stop("r")
+    monkeypatch.setattr(verbs, "status_of", lambda folder: "on aws")
+    monkeypatch.setattr(verbs, "attach", lambda run_id, *, check: seen.append(run_id))
+    verbs.stop("r")
     assert seen == ["r-1"]
 
 

@@ -10,9 +10,8 @@ import pytest
 from ephemeron.errors import JobError
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.prices import load_prices
-from ephemeron.runs import folders
+from ephemeron.runs import folders, run_platform
 from ephemeron.runs.header import RunHeader
-from ephemeron.training.driver import lifecycle
 
 
 @pytest.mark.parametrize("platform", ["local", "aws", "openfaas"])
@@ -23,8 +22,8 @@ def test_a_platform_that_cannot_suspend_names_what_to_do_instead(platform: str, 
         RunHeader(run_id="some-run", kind="training", platform=platform, prices=load_prices("objects")),
     )
     with pytest.raises(JobError, match=f"platform {platform} cannot be suspended; .*: ephemeron stop some-run"):
-        asyncio.run(lifecycle.suspend(folder, run))
-    assert asyncio.run(lifecycle.wake(folder, run)) == 0
+        asyncio.run(run_platform.suspend(folder, run))
+    assert asyncio.run(run_platform.wake(folder, run)) == 0
 
 
 def test_the_platforms_that_can_are_these() -> None:

@@ -246,7 +246,7 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
 
     check_out(out)
     inputs = read_inputs(data)
-    result = result_of(folders.find(run))
+    result = result_of(folders.find(run, kinds=folders.MODELS))
     began = time.monotonic()
     outputs, bill = predict(
         result,

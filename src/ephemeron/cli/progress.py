@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -23,16 +23,16 @@ from ephemeron.events import (
     RegionReplanned,
     RegionResized,
     RunStarted,
+    Traffic,
 )
 from ephemeron.events import Progress as Iterated
 from ephemeron.prices import Prices, load_prices
 from ephemeron.runs.cost import CostMeter, GroupMeter, latest_metrics
+from ephemeron.runs.summary import RunResult
 from ephemeron.training.driver.failures import in_short
+from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.worker.fencing import attempt_text
 from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
-
-if TYPE_CHECKING:
-    from ephemeron.training.driver import Result
 
 _BAD = ("lost", "timed_out", "out_of_memory")
 """Ends of functions that are shown at once. An error of the user's code ends the run, which reports it."""
@@ -104,15 +104,13 @@ class Display:
         how = f"{c.get('pattern')} with {human_count(e.aggregators, 'aggregator')}"
         if "shards" in c:
             how = f"{c.get('model')} in a sparse store of {human_count(int(c['shards']), 'shard')}"
+        how = f", {how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}" if e.iterations else ""
         quota = ", ".join(f"{g.name} {g.workers} × {g.memory_mb} MB" for g in e.groups)
         functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB")
-        self._say(
-            (f"run {e.run_id}", "bold"),
-            f"{' resumed' if again else ''} on {e.platform}: {functions}, {how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}",
-        )
+        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {functions}{how}")
         for note in e.notes:
             self._say("  ", ("note", "yellow"), f" {note}")
-        if self.console.is_terminal and self._all is None:
+        if self.console.is_terminal and self._all is None and e.iterations:
             self._all = self._bars.add_task("all", total=e.iterations, info="")
             if e.workers <= 16:
                 self._ranks = {
@@ -220,33 +218,39 @@ class Display:
     def _fault(self, e: FaultFired) -> None:
         self._say(("fault", "magenta"), f" {e.fault}")
 
-    def conclude(self, result: Result) -> None:
+    def conclude(self, result: RunResult) -> None:
         """Shows the result in a few lines."""
         s, run = result.summary, result.folder.run_id
-        traffic = s.traffic
+        trained = s if isinstance(s, ResultSummary) else None
         colour = {"finished": "green", "stopped": "yellow"}.get(s.status, "red")
         simulated = "simulated " if s.platform == "simulated" else ""
         self._say(
             (s.status, f"bold {colour}"),
-            f" after {simulated}{human_seconds(s.seconds)}, {human_count(s.iterations, 'iteration')}, "
-            f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices" + tested(s.metrics),
+            f" after {simulated}{human_seconds(s.seconds)}, {human_count(trained.iterations, 'iteration') + ', ' if trained else ''}"
+            f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices"
+            + (tested(trained.metrics) if trained else ""),
         )
-        direct = f"; {human_bytes(traffic.direct_bytes_sent)} sent over direct links" if traffic.direct_bytes else ""
-        self._say(
-            f"  {human_count(traffic.puts, 'put')}, {human_count(traffic.gets, 'get')}, {human_count(traffic.polls, 'poll')}; "
-            f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down{direct}"
-        )
-        self._compared(result)
+        if trained:
+            self._show_traffic(trained.traffic)
+            self._compared(result)
         for cause in result.causes:
             if cause not in self._said:
                 self._say("  ", ("cause", "yellow" if s.status == "stopped" else "red"), f" {cause}")
         if result.causes and s.status == "failed" and s.platform != "simulated":
             self._say(f"  output of the functions with tracebacks: ephemeron logs {run}")
-        self._say(f"  report: {result.folder.path / 'report.html'}")
-        if s.status != "finished" and s.platform != "simulated":
-            self._say(f"  continue with: ephemeron resume {run}")
+        if trained:
+            self._say(f"  report: {result.folder.path / 'report.html'}")
+            if s.status != "finished" and s.platform != "simulated":
+                self._say(f"  continue with: ephemeron resume {run}")
 
-    def _compared(self, result: Result) -> None:
+    def _show_traffic(self, traffic: Traffic) -> None:
+        direct = f"; {human_bytes(traffic.direct_bytes_sent)} sent over direct links" if traffic.direct_bytes else ""
+        self._say(
+            f"  {human_count(traffic.puts, 'put')}, {human_count(traffic.gets, 'get')}, {human_count(traffic.polls, 'poll')}; "
+            f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down{direct}"
+        )
+
+    def _compared(self, result: RunResult) -> None:
         from ephemeron.training.report.prediction import compare, render_text
 
         comparison = compare(result.folder.path, plain(result.summary))

@@ -20,6 +20,7 @@ from ephemeron.dashboard.run_view import RunView
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
+from ephemeron.runs.summary import read_summary
 from ephemeron.training.driver.records import read_result
 
 _DEPTH = 6
@@ -156,13 +157,14 @@ class Library:
             if not may_be_running(status_of(folder)):
                 known.checked_at = time.monotonic()
                 return known.row
-        record, result, status = read_header(folder), read_result(folder), status_of(folder)
+        record, ended, result, status = read_header(folder), read_summary(folder), read_result(folder), status_of(folder)
         row: Document = {
             "key": found.key,
             "run_id": folder.run_id,
             "study": found.study,
             "trial": found.trial,
             "path": str(found.path),
+            "kind": record.kind if record else "",
             "status": status,
             "job": record.name if record else "",
             "platform": record.platform if record else "",
@@ -177,6 +179,8 @@ class Library:
             "sync": "",
             "groups": 0,
         }
+        if ended is not None and result is None and not may_be_running(status):
+            return row | {"seconds": finite(ended.seconds), "cost_usd": finite(ended.cost_usd)}
         if result is not None and not may_be_running(status):
             row |= {
                 "iterations": result.iterations,

@@ -16,6 +16,8 @@ from ephemeron.dashboard.run_documents import Document, finite, functions_of
 from ephemeron.dashboard.run_view import RunView
 from ephemeron.functions.local import is_hosted
 from ephemeron.functions.tasks.object_keys import QueueKeys, tasks_of
+from ephemeron.runs.folders import RUN_FILE, RunFolder
+from ephemeron.runs.header import read_header
 
 _HISTORY = 600
 """Looks at a queue that are kept."""
@@ -25,23 +27,32 @@ class Tasks:
     """Executors below some folders.
 
     Args:
-        roots: folders, of which `tasks/` is looked through.
+        roots: folders, of which `runs/` is looked through, and `tasks/` of earlier releases.
     """
 
     def __init__(self, roots: list[Path]) -> None:
         self._roots = roots
         self._views: dict[Path, RunView] = {}
         self._history: dict[Path, deque[tuple[float, int, int, int]]] = {}
+        self._is_executor: dict[Path, bool] = {}
+        """By folder of a run, whether it is one; that never changes."""
         self._lock = threading.Lock()
 
     def document(self) -> list[Document]:
         """All executors, newest first."""
         with self._lock:
-            folders = [p for root in self._roots for p in (root / "tasks").glob("*/") if p.is_dir()]
+            folders = [p for root in self._roots for p in self._executors_below(root)]
             for gone in set(self._views) - set(folders):
                 self._views.pop(gone, None)
                 self._history.pop(gone, None)
             return [self._one(p) for p in sorted(folders, key=lambda p: p.stat().st_mtime, reverse=True)[:50]]
+
+    def _executors_below(self, root: Path) -> list[Path]:
+        runs = [p.parent for p in (root / "runs").glob(f"*/{RUN_FILE}")]
+        for path in runs:
+            if path not in self._is_executor:
+                self._is_executor[path] = (RunFolder(path).read(RUN_FILE) or {}).get("kind") == "tasks"
+        return [*filter(Path.is_dir, (root / "tasks").glob("*/")), *filter(self._is_executor.__getitem__, runs)]
 
     def _one(self, folder: Path) -> Document:
         view = self._views.setdefault(folder, RunView(folder))
@@ -108,6 +119,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _address(folder: Path) -> str:
+    header = read_header(RunFolder(folder))
+    if header is not None:
+        return header.channel
     try:
         value = json.loads((folder / "client.json").read_text())
         return str(value["address"])

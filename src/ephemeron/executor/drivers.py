@@ -5,38 +5,30 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import fcntl
 import logging
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ephemeron import logs
 from ephemeron.errors import EphemeronError, PlatformError
 from ephemeron.executor import remains
 from ephemeron.executor.graphs import Graph
+from ephemeron.executor.kind import new_header
 from ephemeron.executor.places import PlaceOptions, opened
 from ephemeron.executor.session import Session, Submission
 from ephemeron.functions import simulation
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import write_header
+from ephemeron.runs.summary import write_summary
 from ephemeron.user_code import line_of
 
 _log = logging.getLogger(__name__)
 
 _QUIET_S = 0.02
 """Time without a new task after which those that were submitted are simulated."""
-
-
-OWNER = "owner.lock"
-"""Locked by the kernel while the process lives that has an executor, whether or not it has tasks."""
-
-
-def owned(folder: Path) -> IO[str]:
-    """Marks the folder of an executor as this process's, until it is closed."""
-    file = (folder / OWNER).open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
 
 
 class Driver(ABC):
@@ -46,11 +38,16 @@ class Driver(ABC):
         session: to run.
         options: admitted.
         folder: of the run.
+        name: of the executor.
+        lock: of the run; closed at the end.
         secrets: of the channel.
     """
 
-    def __init__(self, session: Session, options: PlaceOptions, *, folder: Path, secrets: dict[str, str]) -> None:
+    def __init__(
+        self, session: Session, options: PlaceOptions, *, folder: RunFolder, name: str, lock: IO[str], secrets: dict[str, str]
+    ) -> None:
         self._session, self._options, self._folder, self._secrets = session, options, folder, secrets
+        self._name, self._lock = name, lock
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """Why the session has ended early."""
@@ -77,6 +74,8 @@ class Driver(ABC):
         if self._error is not None:
             raise self._error
         if self._thread is None:
+            prices, budget_usd = self._session.meter.prices, self._session.budget_usd
+            write_header(self._folder, new_header(self._folder, self._name, self._options, prices=prices, budget_usd=budget_usd))
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)
             self._thread.start()
             atexit.register(self.close, cancel=True)
@@ -89,6 +88,8 @@ class Driver(ABC):
             wait: return when all is ended.
         """
         if self._thread is None:
+            self._lock.close()
+            shutil.rmtree(self._folder.path, ignore_errors=True)
             return
         if cancel:
             self._session.cancel_open()
@@ -96,11 +97,6 @@ class Driver(ABC):
         if wait:
             self._thread.join()
             atexit.unregister(self.close)
-
-    @property
-    def went_well(self) -> bool:
-        """Whether the session never began, or has ended without an error."""
-        return self._error is None and (self._thread is None or not self._thread.is_alive())
 
     @abstractmethod
     def wake(self) -> None:
@@ -121,7 +117,7 @@ class Driver(ABC):
         try:
             with logs.context(run=self._session.run):
                 self._run()
-                asyncio.run(remains.remove_remains(self._folder.parent))  # other executors' channels live in real time
+                asyncio.run(remains.remove_remains(self._folder.path.parent))  # other executors' channels live in real time
         except BaseException as e:  # noqa: BLE001 - every future tells it
             if isinstance(e, OSError) and e.strerror:  # no room, no right to write, too many open files
                 e = PlatformError(f"the executor has failed: {e.strerror}{f' ({e.filename})' if e.filename else ''}")
@@ -130,11 +126,14 @@ class Driver(ABC):
                 e = PlatformError(f"the executor has failed: {line_of(e)}")
             self._error = e
             self._session.fail(e)
+        finally:
+            with self._lock, contextlib.suppress(OSError):
+                write_summary(self._folder, self._session.summary(self._error))
+                shutil.rmtree(self._folder.objects, ignore_errors=True)
 
     async def _live(self) -> None:
-        async with opened(self._options, run=self._session.run, folder=self._folder, secrets=self._secrets) as place:
-            with remains.claimed(self._folder, place.address):
-                await self._session.live(place)
+        async with opened(self._options, run=self._session.run, folder=self._folder.path, secrets=self._secrets) as place:
+            await self._session.live(place)
 
 
 class LiveDriver(Driver):
@@ -172,8 +171,8 @@ class LiveDriver(Driver):
 class VirtualDriver(Driver):
     """In virtual time, in rounds: what was submitted runs to its end, on functions and a store of its own."""
 
-    def __init__(self, session: Session, options: PlaceOptions, *, folder: Path, secrets: dict[str, str]) -> None:
-        super().__init__(session, options, folder=folder, secrets=secrets)
+    def __init__(self, session: Session, options: PlaceOptions, **details: Any) -> None:
+        super().__init__(session, options, **details)
         self._new = threading.Condition()
         self._ends = False
 

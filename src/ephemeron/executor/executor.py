@@ -14,7 +14,6 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,14 +21,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ephemeron.communication.signing import create_key
-from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
 from ephemeron.executor.arguments import ArgumentPickler, Shared
-from ephemeron.executor.drivers import driver_of, owned
+from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
+from ephemeron.executor.kind import STOP_FILE
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
@@ -40,7 +38,8 @@ from ephemeron.functions.shipped_tasks import code_keys, graph_key
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.prices import Prices, load_prices
-from ephemeron.runs.folders import new_run_id
+from ephemeron.runs import folders
+from ephemeron.runs.lock import hold
 from ephemeron.units import human_count
 
 _log = logging.getLogger(__name__)
@@ -51,6 +50,7 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     Args:
         platform: `local`, `simulated`, `aws`, `openfaas`, `ray`, `lithops`.
+        name: of the run, with which its id begins: `ephemeron runs` lists it.
         memory_mb: memory of a function, and with it its CPU share. None: one vCPU on this machine, the function's own on a cloud.
         max_workers: functions at once. None: the cores of this machine; elsewhere 100, or as many as may run.
         channel: address of the store for code, arguments and results; clouds need one that they reach, such as `s3://bucket/prefix`. None: a
@@ -77,6 +77,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         self,
         platform: str = "local",
         *,
+        name: str = "map",
         memory_mb: int | None = None,
         max_workers: int | None = None,
         channel: str | None = None,
@@ -93,9 +94,9 @@ class FunctionExecutor(concurrent.futures.Executor):
         autoscaling_factor: float = 1.0,
         idle_timeout_s: float = 10.0,
     ) -> None:
-        for name, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
+        for option, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
             if value is not None and value <= 0:
-                raise JobError(f"{name} = {value} is not above 0", remedy="leave it out for none")
+                raise JobError(f"{option} = {value} is not above 0", remedy="leave it out for none")
         if not 0 < autoscaling_factor <= 1000:
             raise JobError(f"autoscaling_factor = {autoscaling_factor} is not above 0", remedy="1: a function for each task")
         if not 0 <= idle_timeout_s < 1e6:
@@ -121,19 +122,24 @@ class FunctionExecutor(concurrent.futures.Executor):
             idle_s=idle_timeout_s,
         )
         self._options, self._secrets, self._limits = admitted(asked)
-        self._run = new_run_id("map")
+        self._run = folders.new_run_id(name)
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
-        self._folder = home() / "tasks" / self._run
-        try:
-            self._folder.mkdir(parents=True)
-            self._owner = owned(self._folder)
-            key = create_key(self._folder / "signing.key")
-        except OSError as e:
-            raise JobError(f"cannot write {self._folder}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write") from None
+        self._folder = folders.create(self._run)
+        lock, key = hold(self._folder), self._folder.create_key()
+        stop_file = self._folder.path / STOP_FILE
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
         """Of the latest graph, for the progress bar."""
-        self._session = Session(self._run, self._options, key=key, prices=prices, budget_usd=budget_usd, on_change=self._show)
+        self._session = Session(
+            self._run,
+            self._options,
+            name=name,
+            key=key,
+            prices=prices,
+            budget_usd=budget_usd,
+            is_to_stop=stop_file.exists,
+            on_change=self._show,
+        )
         self._timeout_s, self._tries = timeout_s, retries + 1
         self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code])
         self._shared: Shared = WeakValueDictionary()
@@ -141,7 +147,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         self._numbers = itertools.count()
         self._closed = False
         self._lock = threading.Lock()
-        self._driver = driver_of(platform)(self._session, self._options, folder=self._folder, secrets=self._secrets)
+        self._driver = driver_of(platform)(self._session, self._options, folder=self._folder, name=name, lock=lock, secrets=self._secrets)
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
@@ -336,7 +342,7 @@ class FunctionExecutor(concurrent.futures.Executor):
     @property
     def queue(self) -> tuple[str, str]:
         """Address of the channel of its queue, without credentials, and the queue's name."""
-        return address_of(self._options, self._folder), self._run
+        return address_of(self._options, self._folder.path), self._run
 
     @property
     def vcpus(self) -> float:
@@ -370,8 +376,8 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     @property
     def folder(self) -> Path:
-        """Folder with the events and logs of the functions. It is removed at the end unless a task or a function has failed."""
-        return self._folder
+        """Folder of the run, with the events and logs of the functions."""
+        return self._folder.path
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the executor: no task can be submitted any more, and its functions end when their tasks are done.
@@ -384,9 +390,6 @@ class FunctionExecutor(concurrent.futures.Executor):
             self._closed = True
         self._driver.close(cancel=cancel_futures, wait=wait)
         self._progress.stop()
-        self._owner.close()
-        if self._driver.went_well and not self._session.failed:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.shutdown(cancel_futures=kind is not None)

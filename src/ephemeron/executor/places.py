@@ -158,7 +158,7 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
         if options.platform == "simulated":
             from ephemeron.functions.simulated import SimulatedPlatform
 
-            simulated = SimulatedPlatform(options.simulation)
+            simulated = SimulatedPlatform(options.simulation, log=folder / "events.jsonl")
             stack.push_async_callback(simulated.close)
             clock = asyncio.get_running_loop().time
             yield Place(platform=simulated, store=simulated.store, address=address_of(options, folder), clock=clock)

@@ -5,26 +5,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
-from ephemeron.errors import BudgetReached, ChannelEmptied, ChannelError, DamagedObject, EphemeronError, TaskFailed
-from ephemeron.events import Ended, Invoked, Traffic
+from ephemeron.errors import (
+    BudgetReached,
+    ChannelEmptied,
+    ChannelError,
+    DamagedObject,
+    EphemeronError,
+    PlatformError,
+    RunStopped,
+    TaskFailed,
+)
+from ephemeron.events import Ended, Invoked, RunEnded, RunStarted, Traffic
 from ephemeron.executor.batching import Batching
 from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
+from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 from ephemeron.prices import Prices
+from ephemeron.runs.cost import Bill as Billed
 from ephemeron.runs.cost import CostMeter
 from ephemeron.units import human_count
 from ephemeron.user_code import line_of, unpickled
@@ -42,6 +55,8 @@ _END_S = 10.0
 _LAST_S = 5.0
 """Seconds to hear of the ends of functions."""
 _AT_ONCE = 16
+_STOP_LOOK_S = 0.5
+"""Between two looks for a request to stop, while there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +99,13 @@ class Session:
     """Tasks of one executor.
 
     Args:
-        run: name of the run.
+        run: of the run.
+        name: of the executor.
         options: admitted.
         key: signs code, tasks and results.
         prices: of functions and channel.
         budget_usd: at which nothing more is started; None: none.
+        is_to_stop: asked while it lives.
         on_change: called after results have come, in this loop.
     """
 
@@ -97,19 +114,24 @@ class Session:
         run: str,
         options: PlaceOptions,
         *,
+        name: str,
         key: SigningKey,
         prices: Prices,
         budget_usd: float | None = None,
+        is_to_stop: Callable[[], bool] = lambda: False,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run, self.options, self.key = run, options, key
+        self.run, self.name, self.options, self.key = run, name, options, key
         self.budget_usd = budget_usd
         self.meter = CostMeter(prices)
         self.done = 0
         self.submitted = 0
         self.settled = self.total = 0
         """Tasks that have ended, and all of them, inner nodes of trees included."""
-        self.failed = 0
+        self.failed = self.cancelled = 0
+        self._cause = ""
+        """Of the first failure."""
+        self._is_to_stop = is_to_stop
         self._on_change = on_change
         self._batching = Batching(workers=options.max_workers)
         self._arrived: deque[Submission] = deque()
@@ -195,6 +217,35 @@ class Session:
             prices=f"{prices.name}, {prices.as_of}",
         )
 
+    def summary(self, error: BaseException | None) -> TasksSummary:
+        """How it has ended.
+
+        Args:
+            error: for which it has ended early; None: it has not.
+        """
+        bill, status = self.bill(), self._status(error)
+        cause = (str(error) if error is not None else self._cause) if status == "failed" else ""
+        return TasksSummary(
+            run_id=self.run,
+            status=status,
+            seconds=round(self._now(), 3),
+            cost_usd=round(bill.cost_usd, 9),
+            platform=self.options.platform,
+            invocations=bill.invocations,
+            billed=Billed(gb_seconds=round(bill.gb_seconds, 6), requests=bill.invocations, storage_usd=round(bill.storage_usd, 9)),
+            budget_usd=self.budget_usd,
+            prices=bill.prices,
+            causes=(cause,) if cause else (),
+            tasks=self.done - self.failed,
+            failed=self.failed,
+            cancelled=self.cancelled,
+        )
+
+    def _status(self, error: BaseException | None) -> Literal["finished", "stopped", "failed"]:
+        if error is not None and not isinstance(error, RunStopped):
+            return "failed"
+        return "failed" if self.failed and error is None else "stopped" if error is not None or self.cancelled else "finished"
+
     @property
     def functions(self) -> int:
         """Functions that run now, as far as is known."""
@@ -215,26 +266,51 @@ class Session:
         """
         self._wake, self._stored, self._before = asyncio.Event(), {}, self._traffic
         self._heard_at = asyncio.get_running_loop().time()
-        origin = place.clock()
+        origin = place.clock() - self._now()
         self._now = lambda: place.clock() - origin
         self.meter.memory_mb = self.options.memory_mb
         channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
         adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
         queue = open_queue(place.store, self.run, owner="client", key=self.key.text, adapter=adapter, lease_s=place.lease_s)
         fleet = Fleet(place, run=self.run, options=self.options, adapter=adapter, key=self.key, origin=origin, changed=self._wake.set)
+        o = self.options
+        await place.platform.emit(
+            self.run,
+            RunStarted(
+                t=self._now(),
+                run_id=self.run,
+                job=self.name,
+                workers=o.max_workers,
+                aggregators=0,
+                memory_mb=o.memory_mb,
+                iterations=0,
+                epochs=0,
+                samples=0,
+                platform=o.platform,
+                wall_time=time.time() - self._now(),
+            ),
+        )
         watching = [asyncio.ensure_future(self._watch(place))]
         if queue.notifies:
             watching.append(asyncio.ensure_future(self._wake_when_empty(queue)))
+        error: BaseException | None = None
         try:
             await self._work(channel, queue, fleet)
             if not self._open:  # else functions are busy with tasks whose results are not wanted any more
                 await queue.finish()
                 await fleet.ended(_END_S)
+        except BaseException as e:
+            error = e
+            raise
         finally:
             await fleet.cancel()
             with contextlib.suppress(EphemeronError):
                 await queue.clear()
             await self._last_events()
+            status = self._status(error)
+            with contextlib.suppress(PlatformError):
+                causes = [line_of(error)] if error is not None and status == "failed" else []
+                await place.platform.emit(self.run, RunEnded(t=self._now(), status=status, causes=causes))
             for each in watching:
                 each.cancel()
             self._traffic = self._before + channel.traffic + queue.traffic
@@ -249,13 +325,16 @@ class Session:
             self._wake.clear()
             self._accept()
             await self._cancel(queue)
+            self._check_stop()
             if self._closing and not self._unresolved:
                 return  # what is left was cancelled, or belongs to trees that were
             await self._publish_graphs(channel, queue)
             fleet.need(len(self._open) + len(self._waiting) + await self._ready_of_graphs(queue, fleet))
             await self._publish(channel, queue)
             if not self._open and not self._waiting and not self._graphs and not self.has_arrived:
-                await self._wake.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), _STOP_LOOK_S)
+                self._check_stop()
                 pause_s, began = _FIRST_POLL_S, loop.time()
                 continue
             results = await reader.read()
@@ -295,7 +374,7 @@ class Session:
         by_batch: dict[str, list[str]] = {}
         while self._cancelled:
             task = self._cancelled.popleft()
-            self._unresolved.pop(task, None)
+            self.cancelled += self._unresolved.pop(task, None) is not None
             if task in self._open and (batch := self._batch_of.get(task)):
                 by_batch.setdefault(batch, []).append(task)
         for batch, tasks in by_batch.items():
@@ -364,7 +443,8 @@ class Session:
             del self._graphs[graph.name]
             self._unresolved.pop(graph.name, None)
             self.done += 1
-            self.failed += not graph.is_done
+            if not graph.is_done:
+                self._failed(graph.future)
 
     async def _settle(self, channel: RunChannel, results: list[TaskResult]) -> None:
         self._settle_graphs(results)
@@ -403,7 +483,7 @@ class Session:
                 text = result.error or str(data or "it has no result")
                 failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries)
                 future.set_exception(failed)
-                self.failed += 1
+                self._failed(future)
             else:
                 try:
                     value = unpickled(data)
@@ -411,6 +491,13 @@ class Session:
                     future.set_exception(TaskFailed(f"its result cannot be read here: {line_of(e)}", task=result.id))
                 else:
                     future.set_result(value)
+
+    def _failed(self, future: TaskFuture) -> None:
+        if future.cancelled():
+            self.cancelled += 1
+            return
+        self.failed += 1
+        self._cause = self._cause or str(future.exception(0))
 
     def _check_lost(self, queue: TaskQueue, reader: ResultReader) -> None:
         """Raises `ChannelEmptied` where tasks have no result, and the queue has none left: a batch, an edge or results are lost. Two looks
@@ -420,6 +507,10 @@ class Session:
         of = next((self._batch_of[task] for task in sorted(self._open) if task in self._batch_of), "")
         text = "the store has lost tasks, or their results: some have no result, and the queue has no task left"
         raise ChannelEmptied(text, key=reader.damaged or queue.key_of(of))
+
+    def _check_stop(self) -> None:
+        if self._is_to_stop():
+            raise RunStopped(self.run)
 
     def _check(self, fleet: Fleet) -> None:
         fleet.check(progress=self.settled)

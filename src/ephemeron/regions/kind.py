@@ -62,6 +62,11 @@ class RegionRuns(RunKind):
 
         return follow_groups(folder, header, following, attach=False)
 
+    def result(self, folder: RunFolder) -> Result | None:
+        from ephemeron.training.driver.kind import TrainingRuns
+
+        return TrainingRuns().result(folder)
+
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
         from ephemeron.regions.driver.driving import stop_groups
 

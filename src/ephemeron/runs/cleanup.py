@@ -18,7 +18,6 @@ from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.config.paths import bytes_below
 from ephemeron.errors import ChannelError, JobError, UserError
-from ephemeron.functions.async_invoke.records import calls_prefix
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
@@ -40,13 +39,15 @@ class RemainingObjects:
     """Size of all objects, as the store reports it."""
     folder_bytes: int
     """Size of the run's folder without objects in it."""
+    ends_with_client: bool = False
+    """See `RunHeader`."""
     problem: str = ""
     """Why the channel could not be listed; `keys` is then empty."""
 
     @property
     def resumable(self) -> bool:
         """Whether the run can be resumed from these objects."""
-        return bool(self.keys) and self.status != "finished"
+        return bool(self.keys) and self.status != "finished" and not self.ends_with_client
 
 
 def left_by(folders: Sequence[RunFolder], *, force: bool = False) -> list[RemainingObjects]:
@@ -79,16 +80,17 @@ def remove(leftover: RemainingObjects, *, folder: bool = False) -> None:
         ChannelError: the store does not answer, or refuses.
     """
     if leftover.keys:
-        blocking.run(lambda _: _delete(leftover))
+        blocking.run(lambda _: delete(leftover))
     if folder:
         shutil.rmtree(leftover.folder.path, ignore_errors=True)
 
 
 async def _look_into(folders: Sequence[RunFolder]) -> list[RemainingObjects]:
-    return [await _look(folder) for folder in folders]
+    return [await look(folder) for folder in folders]
 
 
-async def _look(folder: RunFolder) -> RemainingObjects:
+async def look(folder: RunFolder) -> RemainingObjects:
+    """The objects of one run in its channel."""
     record = read_header(folder)
     address, found, problem = "" if record is None else record.channel, dict[str, int](), ""
     if record is None or record.platform == "simulated" or not address or address.startswith("ps://"):
@@ -107,13 +109,19 @@ async def _look(folder: RunFolder) -> RemainingObjects:
         keys=tuple(found),
         nbytes=sum(found.values()),
         folder_bytes=bytes_below(folder.path, without=folder.objects),
+        ends_with_client=record is not None and record.ends_with_client,
         problem=problem,
     )
 
 
+def _prefixes(run: str) -> tuple[str, ...]:
+    """Of the keys of a run: its own, and those of a queue of tasks and of calls to a cloud, which have a suffix."""
+    return f"{run}/", f"{run}."
+
+
 async def _objects(channel: Channel, run: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    for prefix in (f"{run}/", f"{calls_prefix(run)}/"):
+    for prefix in _prefixes(run):
         if isinstance(channel, SupportsSizes):
             found |= await channel.sizes(prefix)
         else:
@@ -121,8 +129,14 @@ async def _objects(channel: Channel, run: str) -> dict[str, int]:
     return found
 
 
-async def _delete(leftover: RemainingObjects) -> None:
+async def delete(leftover: RemainingObjects) -> None:
+    """Deletes them.
+
+    Raises:
+        ChannelError: the store does not answer, or refuses.
+    """
     _log.info("deleting %d objects of run %s from %s", len(leftover.keys), leftover.folder.run_id, leftover.address)
     async with open_channel(leftover.address) as channel:
         await channel.delete(leftover.keys)
-        channel.discard_staged(f"{leftover.folder.run_id}/")
+        for prefix in _prefixes(leftover.folder.run_id):
+            channel.discard_staged(prefix)

@@ -20,7 +20,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,8 @@ RUN_FILE, RESULT_FILE = "run.json", "result.json"
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 GROUPS = "groups"
 """Folder of the regions of a run, and the platform of its header in earlier releases."""
+MODELS = ("training", "regions", "sparse")
+"""Kinds of runs that train a model."""
 JOB_FILE, CODE_FILE = "job.json", "code.zip"
 
 
@@ -135,13 +137,19 @@ def create(run_id: str, place: Path | None = None) -> RunFolder:
     return RunFolder(path)
 
 
-def find(run_id: str) -> RunFolder:
+def find(run_id: str, *, kinds: Collection[str] = ()) -> RunFolder:
     """A run by its name, by an unambiguous beginning of it, or `last`: the newest that has begun.
+
+    Args:
+        run_id: of the run.
+        kinds: of which `last` is; empty: of any.
 
     Raises:
         RunNotFound: none, or more than one.
     """
     everything = all_runs()
+    if run_id == "last" and kinds:
+        everything = [r for r in everything if (r.read(RUN_FILE) or {}).get("kind", kinds) in (*kinds, kinds)]
     if run_id == "last" and everything:
         return next((r for r in everything if r.events.exists()), everything[0])
     matches = [r for r in everything if r.run_id == run_id] or [r for r in everything if r.run_id.startswith(run_id)]

@@ -45,6 +45,8 @@ class RunHeader:
     """Unix time of the run's t = 0."""
     parent: str = ""
     """Run of which this is a part: its study, or its regions."""
+    ends_with_client: bool = False
+    """Whether nobody can go on with it when its client has ended."""
     labels: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     """Settings of the cloud; empty on other platforms."""

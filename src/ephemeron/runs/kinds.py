@@ -13,15 +13,17 @@ from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.summary import RunResult
 
 _TABLE = {
     "training": "ephemeron.training.driver.kind:TrainingRuns",
     "regions": "ephemeron.regions.kind:RegionRuns",
     "sparse": "ephemeron.sparse.job.kind:SparseRuns",
+    "tasks": "ephemeron.executor.kind:TaskRuns",
 }
 
 
@@ -38,10 +40,10 @@ class Following:
 
 
 class RunKind(ABC):
-    """What verbs on runs need of a kind. Each call has the run's lock, but for `stop`."""
+    """What verbs on runs need of a kind (`runs.verbs`). `attach` and `resume` are called with the run's lock."""
 
     @abstractmethod
-    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> Any:
+    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         """Drives a run whose functions are running to its end; returns its result.
 
         Raises:
@@ -49,7 +51,7 @@ class RunKind(ABC):
         """
 
     @abstractmethod
-    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> Any:
+    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         """Continues a run that was stopped, has failed or was abandoned; returns its result."""
 
     @abstractmethod
@@ -59,6 +61,22 @@ class RunKind(ABC):
         Raises:
             UserError: it is not running.
         """
+
+    @abstractmethod
+    def result(self, folder: RunFolder) -> RunResult | None:
+        """How a run has ended; None: it has no result that can be read."""
+
+    def suspend(self, folder: RunFolder, header: RunHeader) -> int:
+        """Suspends the functions of a run with their memory; returns how many.
+
+        Raises:
+            UserError: it is not running, or its functions cannot be suspended.
+        """
+        raise UserError(f"run {folder.run_id} is of kind {header.kind}: its functions cannot be suspended")
+
+    def wake(self, folder: RunFolder, header: RunHeader) -> int:
+        """Lets suspended functions of a run go on; returns how many there were."""
+        return 0
 
 
 def find_kind(name: str) -> RunKind:

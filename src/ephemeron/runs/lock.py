@@ -17,9 +17,10 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from ephemeron.errors import RunAlreadyDriven
-from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.folders import RESULT_FILE, RunFolder
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +36,25 @@ def driving(folder: RunFolder) -> Iterator[None]:
     Raises:
         RunAlreadyDriven: another one is.
     """
-    with (folder.path / LOCK_FILE).open("a+") as file:
-        if not _taken(file.fileno(), _TRIES):
-            raise RunAlreadyDriven(folder.run_id, _owner(folder))
-        file.seek(0)
-        file.truncate()
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
-        file.flush()
+    with hold(folder):
         yield
+
+
+def hold(folder: RunFolder) -> IO[str]:
+    """The same until what is returned is closed, or this process ends.
+
+    Raises:
+        RunAlreadyDriven: another one is.
+    """
+    file = (folder.path / LOCK_FILE).open("a+")
+    if not _taken(file.fileno(), _TRIES):
+        file.close()
+        raise RunAlreadyDriven(folder.run_id, _owner(folder))
+    file.seek(0)
+    file.truncate()
+    json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+    file.flush()
+    return file
 
 
 def is_driven(folder: RunFolder) -> bool:
@@ -59,7 +71,7 @@ def sweep(runs: Path) -> None:
     if not runs.is_dir():
         return
     for path in runs.iterdir():
-        if (path / LOCK_FILE).exists() and not (path / EVENTS_FILE).exists():
+        if (path / LOCK_FILE).exists() and not (path / EVENTS_FILE).exists() and not (path / RESULT_FILE).exists():
             with contextlib.suppress(OSError, RunAlreadyDriven), driving(RunFolder(path)):
                 if not (path / EVENTS_FILE).exists():
                     _log.info("removing the folder of run %s, which never began", path.name)

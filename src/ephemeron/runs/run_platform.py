@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.typed import build
+from ephemeron.errors import JobError, UserError
 from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
+from ephemeron.functions.base import Suspendable
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
@@ -89,6 +91,39 @@ async def attach(folder: RunFolder, run: RunHeader, *, restart: bool = True) -> 
         return await LocalPlatform.attach(folder.path, restart=restart)
     except DaemonGone:
         raise NotRunning from None
+
+
+async def suspend(folder: RunFolder, run: RunHeader) -> int:
+    """Suspends the functions of a run; returns how many.
+
+    Raises:
+        UserError: it is not running, or functions of its platform cannot be suspended.
+    """
+    if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
+        raise JobError(
+            f"functions of platform {run.platform} cannot be suspended",
+            remedy=f"stop the run at a checkpoint: ephemeron stop {folder.run_id}",
+        )
+    try:
+        platform = await attach(folder, run, restart=False)
+    except NotRunning:
+        raise UserError(f"run {folder.run_id} is not running") from None
+    async with platform:
+        assert isinstance(platform, Suspendable)
+        return await platform.suspend(folder.run_id)
+
+
+async def wake(folder: RunFolder, run: RunHeader) -> int:
+    """Lets suspended functions of a run go on; returns how many there were."""
+    if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
+        return 0
+    try:
+        platform = await attach(folder, run, restart=False)
+    except NotRunning:
+        return 0
+    async with platform:
+        assert isinstance(platform, Suspendable)
+        return await platform.wake(folder.run_id)
 
 
 async def _open(folder: RunFolder, run: RunHeader, *, starting: bool) -> AsyncInvokePlatform:

@@ -31,7 +31,9 @@ def status_of(folder: RunFolder) -> str:
     if header.get("kind") == "regions" or platform == GROUPS:
         of_groups = sorted({status_of(group) for group in folder.groups}, key=lambda s: (s != "running", s))
         return "running" if is_driven(folder) else next(filter(may_be_running, of_groups), status or "interrupted")
-    if platform in CLOUDS and folder.events.exists():  # its first line is written before anything is invoked
+    if (
+        platform in CLOUDS and folder.events.exists() and not header.get("ends_with_client")
+    ):  # its first line is written before anything is invoked
         ended = session_end(folder.events)
         if ended is None:
             return "running" if _is_watched(folder) else f"on {platform}"

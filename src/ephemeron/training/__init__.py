@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver import Result, attach, configure, resize, resume, stop, train
+    from ephemeron.training.driver import Result, configure, resize, train
     from ephemeron.training.job.generation import Resize
     from ephemeron.training.planning_workflow import plan_job
     from ephemeron.training.task.schedule import EpochMeasurements, Schedule
@@ -20,7 +20,7 @@ _ELSEWHERE = {
     "Schedule": "task.schedule",
     "EpochMeasurements": "task.schedule",
 }
-__all__ = ["EpochMeasurements", "Resize", "Result", "Schedule", "attach", "configure", "plan_job", "resize", "resume", "stop", "train"]
+__all__ = ["EpochMeasurements", "Resize", "Result", "Schedule", "configure", "plan_job", "resize", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -286,7 +286,7 @@ def profile_of_run(run_id: str) -> Profile:
     """
     from ephemeron.training.profiling import refine
 
-    folder = folders.find(run_id)
+    folder = folders.find(run_id, kinds=folders.MODELS)
     path = folder.path / PROFILE_FILE
     if not path.exists():
         raise JobError(f"run {folder.run_id} had no profile", remedy="runs that were planned have one: train without configuration")

@@ -25,11 +25,11 @@ from checking import left, refusal, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
-from ephemeron.runs import folders
+from ephemeron.runs import folders, verbs
+from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.testing.training_world import of
-from ephemeron.training.driver import api, attach, resume
 from ephemeron.training.job import Job, Target
 from tiny_job import JOB, SHORT
 
@@ -190,7 +190,7 @@ def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World) 
 
 def test_a_run_is_stopped_and_resumed(world: World) -> None:
     asked = threading.Event()
-    stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
+    stopper = threading.Thread(target=lambda: asked.wait() and verbs.stop("last"), daemon=True)
     stopper.start()
 
     def watch(event: Event) -> None:
@@ -201,7 +201,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
     stopper.join()
     assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):
-        api.stop("last")
+        verbs.stop("last")
     events: list[Any] = []
     result = resume("last", on_event=events.append)
     world.check_same(result)

@@ -19,10 +19,11 @@ from microvm_world import KEYS, artifact, deployed
 from checking import left, texts
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, Woken
+from ephemeron.runs import verbs
+from ephemeron.runs.verbs import resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.microvm_service import MicrovmService
 from ephemeron.testing.training_world import of
-from ephemeron.training.driver import api, resume
 from ephemeron.training.driver.result import open_run
 from running import until
 from tiny_job import JOB
@@ -108,7 +109,7 @@ def test_a_host_fails(world: World) -> None:
 
 def test_a_run_is_stopped_and_resumed(world: World) -> None:
     asked = threading.Event()
-    stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
+    stopper = threading.Thread(target=lambda: asked.wait() and verbs.stop("last"), daemon=True)
     stopper.start()
 
     def watch(event: Event) -> None:
@@ -119,7 +120,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
     stopper.join()
     assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):
-        api.stop("last")
+        verbs.stop("last")
     events: list[Any] = []
     result = resume("last", on_event=events.append)
     world.check_same(result)
@@ -136,7 +137,7 @@ def test_a_run_is_suspended_and_goes_on_where_it_was(world: World) -> None:
 
     def suspend_and_resume() -> None:
         asked.wait()
-        _, functions = api.suspend("last")
+        _, functions = verbs.suspend("last")
         states.append((functions, [microvm.state for microvm in world.service.microvms()]))
         threading.Event().wait(SUSPENDED_S)
         resumed.append(resume("last"))

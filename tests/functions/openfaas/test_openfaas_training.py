@@ -20,10 +20,11 @@ from cloud_profiles import measured
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Progress
 from ephemeron.functions.openfaas.settings import PASSWORD_ENV
+from ephemeron.runs import verbs
+from ephemeron.runs.verbs import resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 from ephemeron.testing.training_world import of
-from ephemeron.training.driver import api, resume
 from tiny_job import JOB, SHORT
 
 pytestmark = pytest.mark.slow
@@ -129,7 +130,7 @@ def test_a_whole_replica_is_killed(world: World) -> None:
 
 def test_a_run_is_stopped_and_resumed(world: World) -> None:
     asked = threading.Event()
-    stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
+    stopper = threading.Thread(target=lambda: asked.wait() and verbs.stop("last"), daemon=True)
     stopper.start()
 
     def watch(event: Event) -> None:
@@ -140,7 +141,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
     stopper.join()
     assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):
-        api.stop("last")
+        verbs.stop("last")
     events: list[Any] = []
     result = resume("last", on_event=events.append)
     world.check_same(result)

@@ -19,7 +19,7 @@ from ephemeron.cli.main import main
 from ephemeron.errors import JobError, RunFailed, UserError
 from ephemeron.events import Ended, Evaluated, Invoked, Measured, Progress, RunEnded, RunStarted
 from ephemeron.prices import load_prices
-from ephemeron.runs import folders
+from ephemeron.runs import folders, verbs
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import api
 from ephemeron.training.job import load_job
@@ -83,13 +83,13 @@ def test_a_run_leaves_weights_events_a_bill_and_a_report(home, tmp_path):
     assert (listed["status"], listed["test_loss"]) == ("finished", value["metrics"]["loss"])
     again = CliRunner().invoke(main, ["report", "last", "--out", str(tmp_path / "report")])
     assert again.exit_code == 0, again.output
-    attached = api.attach("last")
+    attached = verbs.attach("last")
     assert attached.finished
     assert attached.summary.metrics == value["metrics"]
     model = attached.model()
     assert model.evaluate(tmp_path / "data" / "test")["loss"] == pytest.approx(value["metrics"]["loss"])
     with pytest.raises(UserError, match="nothing to resume"):
-        api.resume("last")
+        verbs.resume("last")
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_functions_and_shards_that_are_killed_lose_nothing(home, tmp_path):
     job, killed, seen, attached = load_job(sparse_job(tmp_path, epochs=6)), [], [], []
 
     def watch():
-        attached.append(api.attach("last", on_event=seen.append))
+        attached.append(verbs.attach("last", on_event=seen.append))
 
     watcher = threading.Thread(target=watch)
 
@@ -151,8 +151,8 @@ def test_a_client_that_is_killed_is_gone_on_for(home, tmp_path):
     client.wait()
     folder = folders.find("last")
     with pytest.raises(UserError, match="ephemeron resume"):
-        api.attach("last")
-    result = api.resume("last")
+        verbs.attach("last")
+    result = verbs.resume("last")
     assert result.finished
     assert samples_of(folder) == 12 * 3000
     assert len(events(folder, RunStarted)) == 2
@@ -170,7 +170,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has_learnt_and_goes_on(home, tmp_pa
 
     def stop(event):
         if isinstance(event, Progress) and not asked:
-            asked.append(threading.Thread(target=lambda: api.stop("last")))
+            asked.append(threading.Thread(target=lambda: verbs.stop("last")))
             asked[0].start()
 
     result = api.train(job, on_event=stop)
@@ -179,7 +179,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has_learnt_and_goes_on(home, tmp_pa
     assert result.model().weights["weights"].any()
     done = samples_of(result.folder)
     assert 0 < done < 20 * 3000
-    again = api.resume(result.folder.run_id)
+    again = verbs.resume(result.folder.run_id)
     assert again.finished
     assert samples_of(result.folder) == 20 * 3000
 
@@ -196,7 +196,7 @@ def test_the_budget_stops_a_run_which_cannot_go_on_without_its_store(home, tmp_p
     cleaned = CliRunner().invoke(main, ["runs", "clean", "last", "--yes"])
     assert cleaned.exit_code == 0, cleaned.output
     with pytest.raises(RunFailed, match="was deleted, and what it has learnt with it"):
-        api.resume("last")
+        verbs.resume("last")
 
 
 @pytest.mark.parametrize(

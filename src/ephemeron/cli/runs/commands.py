@@ -16,7 +16,7 @@ from ephemeron.errors import UserError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver import Result
+    from ephemeron.runs.summary import RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,7 +65,7 @@ def output_options(command: F) -> F:
     return command
 
 
-def watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:
+def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool) -> None:
     """Runs a function that emits events, shows them, prints the result and exits."""
     from ephemeron.cli.progress import Display
     from ephemeron.config.typed import plain
@@ -83,9 +83,9 @@ def watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) ->
 @output_options
 def attach(run: str, out: Path | None, as_json: bool) -> None:
     """Show the progress of RUN, and supervise it if no other client does."""
-    from ephemeron.training.driver import api
+    from ephemeron.runs import verbs
 
-    watch(lambda on_event: api.attach(run, on_event=on_event, out=out, check=False), as_json=as_json)
+    watch(lambda on_event: verbs.attach(run, on_event=on_event, out=out, check=False), as_json=as_json)
 
 
 @runs.command(short_help="Continue a run from its last checkpoint.")
@@ -94,18 +94,18 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
 @output_options
 def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
     """Continue RUN from its last checkpoint, with the current code of the job; a suspended one where it is."""
-    from ephemeron.training.driver import api
+    from ephemeron.runs import verbs
 
-    watch(lambda on_event: api.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json)
+    watch(lambda on_event: verbs.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json)
 
 
 @runs.command(short_help="Suspend the functions of a run with their memory.")
 @click.argument("run")
 def suspend(run: str) -> None:
     """Suspend the functions of RUN with their memory, on platforms that can (aws-microvm). Only storage is billed meanwhile."""
-    from ephemeron.training.driver import api
+    from ephemeron.runs import verbs
 
-    name, functions = api.suspend(run)
+    name, functions = verbs.suspend(run)
     click.echo(f"suspended {human_count(functions, 'function')} of {name}; let them go on with: ephemeron resume {name}")
 
 
@@ -116,18 +116,20 @@ def suspend(run: str) -> None:
 def stop(run: str, now: bool, no_wait: bool) -> None:
     """Stop RUN at its next checkpoint, and wait until it has stopped. It can be resumed."""
     from ephemeron.cli.terminal import make_console
-    from ephemeron.runs import folders
+    from ephemeron.runs import folders, verbs
+    from ephemeron.runs.header import read_header
     from ephemeron.runs.status import status_of
-    from ephemeron.training.driver import api
 
     with make_console(to_stderr=True).status(f"stopping {run} at its next checkpoint"):
-        name = api.stop(run, now=now, wait=not no_wait)
-    status = status_of(folders.find(name))
+        name = verbs.stop(run, now=now, wait=not no_wait)
+    folder = folders.find(name)
+    status, header = status_of(folder), read_header(folder)
     if no_wait:
         done = f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}"
     else:
         done = f"{name} has {status}" if status in ("finished", "failed") else f"{'killed' if now else 'stopped'} {name}"
-    click.echo(done if status == "finished" else f"{done}; continue with: ephemeron resume {name}")
+    is_over = status == "finished" or (header is not None and header.ends_with_client)
+    click.echo(done if is_over else f"{done}; continue with: ephemeron resume {name}")
 
 
 @runs.command(short_help="Write the report of a run: loss, timeline, cost.")
@@ -176,7 +178,7 @@ def resize(run: str, workers: int | None, memory_mb: int | None, aggregators: in
     from ephemeron.training.driver import api
 
     found = api.resize(run, workers=workers, memory_mb=memory_mb, aggregators=aggregators, batch_size=batch_size)
-    name = folders.find(run).run_id
+    name = folders.find(run, kinds=folders.MODELS).run_id
     if as_json:
         told: dict[str, object] = {"run_id": name, "from_iteration": None, "workers": None, "memory_mb": None}
         if found is not None:

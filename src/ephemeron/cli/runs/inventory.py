@@ -16,22 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.communication.object_frame import MAGIC
 from ephemeron.config.paths import bytes_below, datasets_store, home, present, statuses
 from ephemeron.errors import EphemeronError
-from ephemeron.executor import remains as executors
-from ephemeron.executor.drivers import OWNER
 from ephemeron.functions.local import is_hosted
-from ephemeron.functions.local_daemon_client import held
 from ephemeron.runs import cleanup, folders
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.lock import LOCK_FILE, is_driven
 from ephemeron.runs.status import may_be_running, status_of
 
 _YOUNG_S = 3600.0
 """What has changed within this time may belong to a process that has not begun its work."""
-_EXECUTOR = re.compile(r"(map-\d{4}-\d{6}-[0-9a-f]{4})\.")
+_RUN = re.compile(r"([a-z0-9-]+-\d{4}-\d{6}-[0-9a-f]{4})[./]")
 _STAGED = re.compile(r".+#\d+")
 _KEPT = {"profiles": "measurements", "platforms": "measurements", "policies": "learned policies", "matrix-owners": "owners of matrices"}
 
@@ -67,7 +65,7 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
     root = home()
     found = [
         *(_runs() if runs else ()),
-        *_executors(root / "tasks"),
+        *_scratch(root / "tasks", "executor"),
         *_scratch(root / "sessions", "session"),
         *_scratch(root / "profiling", "profile run"),
         *_programs(root / "programs"),
@@ -91,8 +89,6 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
 def remove(items: Collection[Item]) -> list[str]:
     """Removes those that nothing keeps; returns what could not be removed, a line each."""
     problems = []
-    if any(item.kind == "executor" and not item.kept for item in items):
-        blocking(lambda _: executors.remove_remains(home() / "tasks"))
     for item in items:
         path = Path(item.place)
         if item.kept or item.kind == "matrix":
@@ -101,8 +97,6 @@ def remove(items: Collection[Item]) -> list[str]:
             if item.kind == "staging":
                 for each in _staged(item.place, item.name):
                     each.unlink(missing_ok=True)
-            elif (path / executors.CLAIM).exists():  # which has the address of its objects
-                problems.append(f"{item.kind} {item.name}: its channel fails, or it is in use now")
             elif path.is_dir() and (busy := _busy(path)):
                 problems.append(f"{item.kind} {item.name}: {busy}")
             elif path.is_dir():
@@ -130,21 +124,6 @@ def _runs() -> Iterator[Item]:
             objects=len(one.keys),
             owner="its functions" if may_be_running(one.status) else f"nobody, it is {one.status}",
             kept=f"results{where}{f'; {one.problem}' if one.problem else ''}",
-        )
-
-
-def _executors(folder: Path) -> Iterator[Item]:
-    claimed = {one.folder: one for one in blocking(lambda _: executors.find_remains(folder))}
-    for path in _folders(folder):
-        one = claimed.get(path)
-        yield Item(
-            kind="executor",
-            name=path.name,
-            place=str(path),
-            nbytes=bytes_below(path) if one is None else one.nbytes,
-            objects=0 if one is None else one.objects,
-            owner=(_busy(path) if one is None else one.running) or "nobody",
-            kept=_busy(path) if one is None else one.running or one.problem,
         )
 
 
@@ -189,20 +168,15 @@ def _in_store(address: str) -> Iterator[Item]:
     below: dict[tuple[str, str], list[int]] = defaultdict(list)
     runs = {folder.run_id: folder for folder in folders.all_runs()}
     for key, nbytes in asyncio.run(sizes()).items():
-        executor = _EXECUTOR.match(key)
-        name = executor[1] if executor else key.partition("/")[0]
-        run = name.removesuffix(".calls")
-        kind = "executor" if executor else "run" if run in runs else "objects"
-        below[kind, run if kind == "run" else name].append(nbytes)
+        of = _RUN.match(key)
+        name = of[1] if of else key.partition("/")[0].removesuffix(".calls")
+        below["run" if of or name in runs else "objects", name].append(nbytes)
     matrices = {item.name: item for item in _matrices(address)}
-    claimed = {one.run: one for one in blocking(lambda _: executors.find_remains(home() / "tasks"))}
     for (kind, name), found in sorted(below.items()):
         if kind == "objects" and name in matrices:
             yield matrices[name]
             continue
-        if kind == "executor" and name in claimed:
-            continue  # it is among those of the home folder
-        status = status_of(runs[name]) if kind == "run" else ""
+        status = status_of(runs[name]) if name in runs else ""
         yield Item(
             kind=kind,
             name=name,
@@ -252,11 +226,11 @@ def _whole(path: Path, why: str) -> Item:
 
 
 def _busy(path: Path) -> str:
-    if (path / OWNER).exists() and held(path / OWNER):
+    if is_driven(RunFolder(path)):
         return "its client runs"
     if is_hosted(path) or is_hosted(path / "calibration"):
         return "its functions run"
-    if (path / OWNER).exists():
+    if (path / LOCK_FILE).exists():
         return ""
     changed = max((status.st_mtime for _, status in statuses(path)), default=0.0)
     return "it is new, or in use" if time.time() - changed < _YOUNG_S else ""

@@ -16,6 +16,7 @@ from ephemeron.runs import folders
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import status_of
+from ephemeron.runs.summary import read_summary
 from ephemeron.training.driver.records import read_result
 from ephemeron.units import human_metric, human_seconds, human_usd
 
@@ -25,11 +26,15 @@ class RunRow:
     """One run of the table. None: not known."""
 
     run_id: str
+    kind: str | None = None
     status: str
+    parent: str = ""
+    """Run of which this is a part."""
     platform: str | None = None
     job: str | None = None
     workers: int | None = None
     iterations: int | None = None
+    invocations: int | None = None
     seconds: float | None = None
     cost_usd: float | None = None
     accuracy: float | None = None
@@ -43,19 +48,14 @@ def rows() -> list[RunRow]:
 
 
 def _row(folder: RunFolder) -> RunRow:
-    run, result = read_header(folder), read_result(folder)
+    run, ended, result = read_header(folder), read_summary(folder), read_result(folder)
     row = RunRow(run_id=folder.run_id, status=status_of(folder), folder=str(folder.path))
     if run is not None:
-        row = replace(row, platform=run.platform, job=run.name, workers=run.functions)
+        row = replace(row, kind=run.kind, parent=run.parent, platform=run.platform, job=run.name, workers=run.functions)
+    if ended is not None:
+        row = replace(row, seconds=ended.seconds, cost_usd=ended.cost_usd, invocations=ended.invocations)
     if result is not None:
-        row = replace(
-            row,
-            iterations=result.iterations,
-            seconds=result.seconds,
-            cost_usd=result.cost_usd,
-            accuracy=result.metrics.get("accuracy"),
-            test_loss=result.metrics.get("loss"),
-        )
+        row = replace(row, iterations=result.iterations, accuracy=result.metrics.get("accuracy"), test_loss=result.metrics.get("loss"))
     return row
 
 
@@ -65,10 +65,13 @@ def print_runs(*, as_json: bool) -> None:
         for row in rows():
             click.echo(json.dumps(plain(row)))
         return
-    table = Table("run", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy", box=None, pad_edge=False)
+    table = Table(
+        "run", "kind", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy", box=None, pad_edge=False
+    )
     for row in rows():
         table.add_row(
             row.run_id,
+            row.kind or "",
             row.status,
             row.platform or "",
             str(row.workers or ""),

@@ -58,7 +58,7 @@ def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple
 
     if Path(weights).suffix == ".safetensors":
         return None
-    folder = folders.find(weights)
+    folder = folders.find(weights, kinds=folders.MODELS)
     record = read_header(folder)
     program = None if record is None else run_spec(record).sparse
     if record is None or program is None:
@@ -83,7 +83,7 @@ def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[J
         if best:
             raise UserError("--best is for runs, and a file has one set of weights")
         return given, read_weights(Path(weights))
-    folder = folders.find(weights)
+    folder = folders.find(weights, kinds=folders.MODELS)
     return given or job_of_run(folder), result_of(folder).state_dict(best=best)
 
 
@@ -108,7 +108,7 @@ def export(run: str, form: str, out: Path | None, best: bool) -> None:
     from ephemeron.training.driver.export import export as exported
     from ephemeron.training.driver.result import result_of
 
-    result = result_of(folders.find(run))
+    result = result_of(folders.find(run, kinds=folders.MODELS))
     wanted: Format = form  # type: ignore[assignment]
     path = exported(result, wanted, out or Path(f"{result.folder.run_id}{SUFFIXES[form]}"), best=best)
     click.echo(f"wrote {path}")

@@ -11,7 +11,7 @@ const kept = { text: "", status: "", x: "iteration", quantity: "loss" };
 
 export function mount(root) {
   let rows = [], curves = new Map();
-  const search = h("input", { type: "search", placeholder: "Filter by name, job, platform…", "aria-label": "Filter runs", value: kept.text, oninput: () => { kept.text = search.value; show(); } });
+  const search = h("input", { type: "search", placeholder: "Filter by name, kind, job, platform…", "aria-label": "Filter runs", value: kept.text, oninput: () => { kept.text = search.value; show(); } });
   const status = h("select", { "aria-label": "Status", onchange: () => { kept.status = status.value; show(); } }, [["", "All states"], ["running", "Running"], ["finished", "Finished"], ["stopped", "Stopped"], ["failed", "Failed"], ["interrupted", "Interrupted"]].map(([v, n]) => h("option", { value: v, selected: v === kept.status }, n)));
   const said = h("span", { class: "soft", role: "status" });
   const table = new Table([
@@ -19,7 +19,7 @@ export function mount(root) {
     { name: "run_id", label: "Run", value: (r) => r.run_id, cell: (r) => h("a", { href: "#/run/" + encodeURIComponent(r.key) }, r.run_id, r.trial >= 0 ? h("span", { class: "soft" }, " · trial " + r.trial) : null) },
     { name: "status", label: "Status", value: (r) => r.status, cell: (r) => pill(r.status) },
     { name: "platform", label: "Platform", value: (r) => r.platform, cell: (r) => r.platform },
-    { name: "sync", label: "Sync", value: (r) => r.sync, cell: (r) => r.sync },
+    { name: "kind", label: "Kind", value: (r) => r.kind + " " + r.sync, cell: (r) => [r.kind, r.sync ? h("span", { class: "soft" }, " " + r.sync) : null] },
     { name: "workers", label: "Functions", kind: "n", value: (r) => r.workers, cell: (r) => count(r.workers) },
     { name: "iterations", label: "Iterations", kind: "n", value: (r) => r.iterations, cell: (r) => count(r.iterations) + (r.planned && r.planned !== r.iterations ? " / " + count(r.planned) : "") },
     { name: "loss", label: "Loss", kind: "n", value: (r) => r.loss, cell: (r) => number(r.loss) },
@@ -46,7 +46,7 @@ export function mount(root) {
 
   function show() {
     const text = kept.text.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = rows.filter((r) => (!kept.status || r.status.startsWith(kept.status) || (kept.status === "running" && r.status.startsWith("on "))) && text.every((t) => [r.run_id, r.job, r.platform, r.status, r.sync, r.study].join(" ").toLowerCase().includes(t)));
+    const shown = rows.filter((r) => (!kept.status || r.status.startsWith(kept.status) || (kept.status === "running" && r.status.startsWith("on "))) && text.every((t) => [r.run_id, r.job, r.kind, r.platform, r.status, r.sync, r.study].join(" ").toLowerCase().includes(t)));
     table.show(shown);
     said.textContent = rows.length ? (shown.length === rows.length ? count(rows.length) : count(shown.length) + " of " + count(rows.length)) : "";
     empty.hidden = rows.length > 0; list.hidden = !rows.length;

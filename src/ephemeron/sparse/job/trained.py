@@ -69,7 +69,7 @@ def trained_model(run: str | Path) -> TrainedSparseModel:
     """
     from safetensors.numpy import load_file
 
-    folder = RunFolder(run) if isinstance(run, Path) else folders.find(run)
+    folder = RunFolder(run) if isinstance(run, Path) else folders.find(run, kinds=folders.MODELS)
     spec = run_spec(record_of(folder))
     if spec.sparse is None:
         raise UserError(f"run {folder.run_id} is not of a sparse job; its model is that of result.model()")

@@ -9,24 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver.api import attach, configure, dry_run, resize, resume, stop, train
+    from ephemeron.training.driver.api import configure, dry_run, resize, train
     from ephemeron.training.driver.result import Result
     from ephemeron.training.driver.session import Session, train_async
 
 _LAZY = {
     "Result": "result",
     "Session": "session",
-    "attach": "api",
     "configure": "api",
     "dry_run": "api",
     "resize": "api",
-    "resume": "api",
-    "stop": "api",
     "train": "api",
     "train_async": "session",
 }
 
-__all__ = ["Result", "Session", "attach", "configure", "dry_run", "resize", "resume", "stop", "train", "train_async"]
+__all__ = ["Result", "Session", "configure", "dry_run", "resize", "train", "train_async"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The Python interface to runs: `configure`, `train`, `attach`, `resume` and `stop`. The functions block; below them is asyncio.
+"""The Python interface to training: `configure`, `train`, `dry_run` and `resize`. The functions block; below them is asyncio.
 
 job = load_job("job.toml")
 result = train(job, configure(job, workers=4, sync="hap"))
@@ -8,7 +8,6 @@ print(result.summary.metrics, result.summary.cost_usd)
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,21 +16,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from ephemeron import blocking
 from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
-from ephemeron.errors import JobError, RunAlreadyDriven, UserError
+from ephemeron.errors import JobError, UserError
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.prices import load_prices
-from ephemeron.runs import folders, run_platform
-from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
-from ephemeron.runs.kinds import Following, find_kind, load_kind
-from ephemeron.runs.lock import driving as driving_lock
-from ephemeron.runs.status import may_be_running, status_of
-from ephemeron.training.driver import lifecycle, notebook, records
+from ephemeron.runs.kinds import load_kind
+from ephemeron.training.driver import lifecycle, notebook
 from ephemeron.training.driver.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
-from ephemeron.training.driver.result import Result, copy, open_run
+from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.generation import Generation, Resize
@@ -50,8 +45,6 @@ if TYPE_CHECKING:
 Program: TypeAlias = str | Path | Task | type[Task]
 """Path of a job file or a script, `module:Class`, or a task."""
 SIMULATED_MEMORY_MB = 1769
-STOP_S, _STOPPED_EVERY_S = 600.0, 0.1
-"""Seconds in which a run has to stop, and interval at which that is looked for."""
 
 
 def _checked_configuration(c: Configuration) -> Configuration:
@@ -301,138 +294,6 @@ def dry_run(
         raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")
     c, _, _, limits, _ = admitted(job, c, cloud)
     return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(service_of(c.store), prices_file, platform=c.platform))
-
-
-def attach(
-    run_id: str,
-    *,
-    on_event: OnEvent = lambda event: None,
-    out: Path | None = None,
-    check: bool = True,
-    loggers: Sequence[LoggerChoice] = (),
-) -> Result:
-    """Supervises a running run from this process, or collects the result of one that has ended.
-
-    While another client drives the run, its events are only shown, and an interrupt ends only this call. When that client ends,
-    this one takes over.
-
-    Args:
-        run_id: name of the run, an unambiguous beginning of it, or `last`.
-        on_event: called with every event of the run, old ones first.
-        out: folder into which result, weights and report are copied.
-        check: raise an error if the run fails; False: return its result.
-        loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
-
-    Raises:
-        RunNotFound: there is no such run.
-        UserError: the run is not running and has no result. It can be resumed.
-        RunFailed: the run failed, and `check` is set.
-    """
-    folder, run, _ = open_run(run_id)
-    once = lifecycle.OnceEach(on_event)
-    while True:
-        try:
-            with driving_lock(folder):
-                result = find_kind(run.kind).attach(folder, run, Following(on_event=once.again(), loggers=loggers))
-                copy(folder, out)
-                return _checked(result, check)
-        except RunAlreadyDriven:
-            result = blocking.run(lambda _: lifecycle.observe(folder, once.again()))
-            if result is not None:
-                copy(result.folder, out)
-                return _checked(result, check)
-
-
-def resume(
-    run_id: str,
-    *,
-    on_event: OnEvent = lambda event: None,
-    out: Path | None = None,
-    check: bool = True,
-    keep_code: bool = False,
-    loggers: Sequence[LoggerChoice] = (),
-) -> Result:
-    """Continues a stopped or failed run: every rank starts from its newest checkpoint, with the current code of the job.
-
-    The functions of a suspended run go on where they were, with the code that they have.
-
-    Args:
-        run_id: name of the run, an unambiguous beginning of it, or `last`.
-        on_event: called with every event of the run.
-        out: folder into which result, weights and report are copied.
-        check: raise an error if the run fails; False: return its result.
-        keep_code: use the code of the launch though it has changed since.
-        loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
-
-    Raises:
-        RunNotFound: there is no such run.
-        JobError: the code has changed, and checkpoints do not fit it.
-        UserError: the run has finished, was simulated, or another client drives it.
-        RunFailed: the run failed, and `check` is set.
-    """
-    folder, run, _ = open_run(run_id)
-    run_platform.sweep(folders.runs_folder())
-    if blocking.run(lambda _: lifecycle.wake(folder, run)):
-        return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
-    with driving_lock(folder):
-        result = records.read_result(folder)
-        if result is not None and result.status == "finished":
-            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
-        result = find_kind(run.kind).resume(folder, run, Following(on_event=on_event, loggers=loggers, keep_code=keep_code))
-        copy(folder, out)
-        return _checked(result, check)
-
-
-def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = STOP_S) -> str:
-    """Stops a run at its next checkpoint, or kills its functions if `now`. The run can be resumed.
-
-    Args:
-        run_id: name of the run, an unambiguous beginning of it, or `last`.
-        now: kill its functions instead of waiting for a checkpoint.
-        wait: return when the run has stopped, so that it can be resumed at once; else when it has been asked to.
-        wait_s: seconds to wait at most.
-
-    Returns:
-        The run's full name.
-
-    Raises:
-        RunNotFound: there is no such run.
-        UserError: it is not running, or has not stopped in time. It may still stop.
-    """
-    folder, run, _ = open_run(run_id)
-    find_kind(run.kind).stop(folder, run, now=now)
-    if wait:
-        _wait_until_stopped(folder, wait_s)
-    return folder.run_id
-
-
-def _wait_until_stopped(folder: RunFolder, wait_s: float) -> None:
-    latest = time.monotonic() + wait_s
-    while may_be_running(status := status_of(folder)):
-        if status != "running":  # in a cloud, and nobody watches it: its end has to be seen
-            attach(folder.run_id, check=False)
-            return
-        if time.monotonic() > latest:
-            raise JobError(
-                f"run {folder.run_id} was asked to stop {wait_s:g} s ago and has not reached a checkpoint yet",
-                remedy=f"wait for it: ephemeron attach {folder.run_id}, or kill its functions: ephemeron stop --now {folder.run_id}",
-            )
-        time.sleep(_STOPPED_EVERY_S)
-
-
-def suspend(run_id: str) -> tuple[str, int]:
-    """Suspends the functions of a run, which keep their memory. `resume` lets them go on.
-
-    Returns:
-        The run's full name, and the number of functions.
-
-    Raises:
-        RunNotFound: there is no such run.
-        UserError: it is not running, or its platform cannot suspend functions.
-    """
-    folder, run, _ = open_run(run_id)
-    _refuse_groups(run, "suspended")
-    return folder.run_id, blocking.run(lambda _: lifecycle.suspend(folder, run))
 
 
 def resize(

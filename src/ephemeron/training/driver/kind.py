@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ephemeron import blocking
-from ephemeron.runs.folders import RunFolder
+from ephemeron.events import RunEnded
+from ephemeron.runs import run_platform
+from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, RunKind
-from ephemeron.training.driver import lifecycle, run_logging
+from ephemeron.training.driver import lifecycle, records, run_logging
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result, conclude
 
@@ -32,3 +34,16 @@ class TrainingRuns(RunKind):
 
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
         blocking.run(lambda _: lifecycle.stop(folder, header, now=now))
+
+    def result(self, folder: RunFolder) -> Result | None:
+        summary = records.read_result(folder)
+        if summary is None:
+            return None
+        causes = [event.causes for event in events_of(folder) if isinstance(event, RunEnded)]
+        return Result(summary, folder, tuple(causes[-1]) if causes else ())
+
+    def suspend(self, folder: RunFolder, header: RunHeader) -> int:
+        return blocking.run(lambda _: run_platform.suspend(folder, header))
+
+    def wake(self, folder: RunFolder, header: RunHeader) -> int:
+        return blocking.run(lambda _: run_platform.wake(folder, header))

@@ -18,24 +18,19 @@ from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.retry import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.keys import Keys
-from ephemeron.errors import JobError, UserError
+from ephemeron.errors import UserError
 from ephemeron.events import Event, RunEnded, to_json
-from ephemeron.functions.base import Suspendable
-from ephemeron.functions.jsonl import follow
-from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of, last_t, session_of
 from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.kinds import load_kind
-from ephemeron.runs.lock import is_driven
 from ephemeron.runs.status import session_end
 from ephemeron.training.driver import parameter_server, records
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import code_source
 from ephemeron.training.driver.renewal import Renewal, renewed
 from ephemeron.training.driver.resizing import check_request
-from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, read_result
 from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
@@ -191,59 +186,6 @@ async def drive(
             return await driver.watch(), driver.ledger
 
 
-async def observe(folder: RunFolder, on_event: OnEvent) -> Result | None:
-    """Shows the events of a run that another client drives.
-
-    Returns:
-        The result that its driver has written; None: the driver has ended, and the run may continue without one.
-    """
-    loop = asyncio.get_running_loop()
-    ended_at: float | None = None
-
-    def check() -> None:
-        if not is_driven(folder):
-            raise _DriverGone
-        if ended_at is not None and loop.time() > ended_at + _END_S:
-            raise UserError(f"run {folder.run_id} has ended, but its client writes no result; see: ephemeron runs")
-
-    try:
-        async for event in follow(folder.events, check):
-            on_event(event)
-            ended_at = loop.time() if isinstance(event, RunEnded) else None
-    except _DriverGone:
-        _log.info("the client that drove run %s has ended", folder.run_id)
-    result = records.read_result(folder)
-    if ended_at is None or result is None or result.status != session_end(folder.events):
-        return None
-    causes = [e.causes for e in events_of(folder) if isinstance(e, RunEnded)][-1]
-    return Result(result, folder, tuple(causes))
-
-
-class OnceEach:
-    """Passes every event of a stream on once, though the stream is read from its beginning several times."""
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self._on_event = on_event
-        self._passed_on = 0
-
-    def again(self) -> OnEvent:
-        """A callback for another reading of the stream."""
-        seen = 0
-
-        def on_event(event: Event) -> None:
-            nonlocal seen
-            seen += 1
-            if seen > self._passed_on:
-                self._passed_on = seen
-                self._on_event(event)
-
-        return on_event
-
-
-class _DriverGone(Exception):
-    """The client that drove the run has ended."""
-
-
 async def stop(folder: RunFolder, run: RunHeader, *, now: bool) -> None:
     """Asks the functions of a run to stop, or cancels them.
 
@@ -261,39 +203,6 @@ async def stop(folder: RunFolder, run: RunHeader, *, now: bool) -> None:
         with environment(_server_secrets(folder)):
             async with RunChannel(open_channel(run.channel), owner="stop", retry=BRIEF) as channel:
                 await channel.put(Keys(folder.run_id).control, [b"stop"])
-
-
-async def suspend(folder: RunFolder, run: RunHeader) -> int:
-    """Suspends the functions of a run; returns how many.
-
-    Raises:
-        UserError: it is not running, or functions of its platform cannot be suspended.
-    """
-    if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
-        raise JobError(
-            f"functions of platform {run.platform} cannot be suspended",
-            remedy=f"stop the run at a checkpoint: ephemeron stop {folder.run_id}",
-        )
-    try:
-        platform = await run_platform.attach(folder, run, restart=False)
-    except run_platform.NotRunning:
-        raise UserError(f"run {folder.run_id} is not running") from None
-    async with platform:
-        assert isinstance(platform, Suspendable)
-        return await platform.suspend(folder.run_id)
-
-
-async def wake(folder: RunFolder, run: RunHeader) -> int:
-    """Lets suspended functions of a run go on; returns how many there were."""
-    if run.platform not in CLOUDS or not cloud(run.platform).suspendable:
-        return 0
-    try:
-        platform = await run_platform.attach(folder, run, restart=False)
-    except run_platform.NotRunning:
-        return 0
-    async with platform:
-        assert isinstance(platform, Suspendable)
-        return await platform.wake(folder.run_id)
 
 
 async def resize(folder: RunFolder, run: RunHeader, spec: RunSpec, wanted: Resize) -> Generation | None:

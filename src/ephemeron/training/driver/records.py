@@ -11,9 +11,10 @@ from pathlib import Path
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.events import Phase, Traffic
-from ephemeron.runs.cost import Bill, GroupSummary, RegionSummary
+from ephemeron.runs.cost import GroupSummary, RegionSummary
 from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.summary import RunSummary
 from ephemeron.training.worker.spec import RunSpec
 
 
@@ -69,14 +70,9 @@ class RunTraffic(Traffic):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultSummary:
-    """`result.json`, which `--json` prints: how a run ended, what it did and what that costs."""
+class ResultSummary(RunSummary):
+    """`result.json` of a training run, which `--json` prints: how it ended, what it did and what that costs."""
 
-    run_id: str
-    status: str
-    """`finished`, `stopped` or `failed`."""
-    seconds: float
-    cost_usd: float
     workers: int
     aggregators: int
     memory_mb: int
@@ -92,22 +88,14 @@ class ResultSummary:
     exchange: str
     compression: str
     iterations: int
-    invocations: int
     metrics: Mapping[str, float | None]
     """Metrics of the evaluation data by name: `loss`, and what the program reports. None where there is no such number."""
     traffic: RunTraffic
-    billed: Bill
     weights_sha256: str | None
     phases_s: Mapping[Phase, float]
     """Seconds by phase, summed over all functions."""
-    platform: str
-    budget_usd: float | None
-    prices: str
-    """Name and date of the price list."""
     local_steps: int = 1
     """Batches of a function between two exchanges."""
-    causes: tuple[str, ...] = ()
-    """Why it has failed, or which limit has stopped it."""
     best_iteration: int | None = None
     """Iterations before the best evaluation, where its weights are kept."""
     generations: tuple[GenerationSummary, ...] = ()
@@ -168,11 +156,6 @@ def code_source(header: RunHeader) -> CodeSource | None:
     """Where the code of a training run comes from; None: it cannot get new code."""
     source = header.payload.get("source")
     return None if source is None else build(CodeSource, source, where=f"{RUN_FILE} of {header.run_id}: source")
-
-
-def write_result(folder: RunFolder, result: ResultSummary) -> None:
-    """Replaces `result.json` as a whole."""
-    folder.write(RESULT_FILE, plain(result))
 
 
 def read_result(folder: RunFolder) -> ResultSummary | None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.typed import build
-from ephemeron.errors import JobError, RunFailed, UserError
+from ephemeron.errors import JobError, UserError
 from ephemeron.events import Phase
 from ephemeron.prices import Prices
-from ephemeron.runs import folders
+from ephemeron.runs import verbs
 from ephemeron.runs.cost import Bill, CostMeter, latest_metrics
-from ephemeron.runs.folders import RunFolder, events_of
-from ephemeron.runs.header import RunHeader, open_header
-from ephemeron.runs.kinds import find_kind, load_kind
+from ephemeron.runs.folders import MODELS, RunFolder, events_of
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.kinds import load_kind
+from ephemeron.runs.summary import RunResult, copy_results, write_summary
 from ephemeron.training.driver import records
 from ephemeron.training.driver.records import GenerationSummary, ResultSummary, RunTraffic, run_spec
 from ephemeron.training.driver.run_driver import RunOutcome
@@ -36,20 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A run that has ended."""
+class Result(RunResult):
+    """A training run that has ended. Its folder has weights, events and report."""
 
     summary: ResultSummary
-    """Work and cost of the run; `--json` prints it as JSON."""
-    folder: RunFolder
-    """Files of the run: weights, events, report."""
-    causes: tuple[str, ...] = ()
-    """Why it failed, if it did: one line for each function that failed for good."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run came to its regular end."""
-        return self.summary.status == "finished"
 
     def _repr_html_(self) -> str:
         from ephemeron.training.driver.notebook import result_html
@@ -120,31 +110,15 @@ class Result:
 
         return save(self.folder, self.model(best=best), Path(folder))
 
-    def raise_if_failed(self) -> Result:
-        """This result.
-
-        Raises:
-            RunFailed: the run failed; has this as its `result`.
-        """
-        if self.summary.status == "failed":
-            raise RunFailed(self.folder.run_id, self.causes, result=self)
-        return self
-
 
 def open_run(run_id: str) -> tuple[RunFolder, RunHeader, RunSpec]:
-    """A run that can be attached to or resumed.
+    """A training run that can be attached to or resumed; see `runs.verbs.open_run`.
 
     Raises:
-        RunNotFound: no such run.
-        UserError: it was simulated.
-        JobError: its header is of another release, or its kind is not known.
+        JobError: it is of another kind.
     """
-    folder = folders.find(run_id)
-    record = open_header(folder)
-    find_kind(record.kind)
-    if record.platform == "simulated":
-        raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
-    return folder, record, run_spec(record)
+    folder, header, _ = verbs.open_run(run_id, kinds=MODELS)
+    return folder, header, run_spec(header)
 
 
 def result_of(folder: RunFolder) -> Result:
@@ -166,7 +140,7 @@ def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOut
     if known is not None and known.status == "finished" and ending.status != "finished":
         return Result(known, folder)
     value = summarize(ledger, spec, status=ending.status, final=ending.final, causes=ending.causes)
-    records.write_result(folder, value)
+    write_summary(folder, value)
     _log.info("wrote result of run %s: %s", folder.run_id, ending.status)
     if ending.arrays is not None:
         write_weights(folder.weights, ending.arrays, () if ending.final is None else ending.final.bf16)
@@ -179,21 +153,8 @@ def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOut
             write_report(folder, ledger.prices)
         except UserError as e:  # the result is there, and the report can be made again
             _log.warning("%s", e)
-    copy(folder, out)
+    copy_results(folder, out)
     return Result(value, folder, tuple(ending.causes))
-
-
-def copy(folder: RunFolder, out: Path | None) -> None:
-    """Copies those of result, weights, report and files of the program that exist."""
-    if out is None:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    kept = [path.name for path in folder.all_kept()]
-    for name in (folders.RESULT_FILE, folder.weights.name, *kept, "report.html", "report.png"):
-        if (folder.path / name).exists():
-            shutil.copy2(folder.path / name, out / name)
-    if folder.outputs.exists():
-        shutil.copytree(folder.outputs, out / folder.outputs.name, dirs_exist_ok=True)
 
 
 def write_report(folder: RunFolder, prices: Prices, out: Path | None = None) -> list[Path]:

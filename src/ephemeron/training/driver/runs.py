@@ -19,7 +19,7 @@ from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.simulated import SimulatedPool
-from ephemeron.runs import folders
+from ephemeron.runs import folders, verbs
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader
@@ -133,7 +133,7 @@ class Runs:
     async def _continued(
         self, folder: RunFolder, record: RunHeader, spec: RunSpec, stop: RunStop, on_event: OnEvent, places: Places
     ) -> tuple[RunOutcome, CostMeter]:
-        once = lifecycle.OnceEach(on_event)
+        once = verbs.OnceEach(on_event)
         try:
             return await lifecycle.drive(folder, record, spec, once.again(), {}, stop, attach=True)
         except UserError as e:

@@ -329,7 +329,7 @@ def fine_tune(
     name = policy.environment.job.partition(" ")[0]
     measured = []
     for run in runs:
-        folder = folders.find(run)
+        folder = folders.find(run, kinds=folders.MODELS)
         seen = planning_workflow.events_of(folder.events)
         of = next((e.job for e in seen if isinstance(e, RunStarted)), "")
         if of != name:

@@ -1,0 +1,110 @@
+"""The kind `tasks`: what a `FunctionExecutor` runs. Its tasks live in its client, so nobody else can go on with them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError, UserError
+from ephemeron.executor.places import PlaceOptions, address_of
+from ephemeron.prices import Prices
+from ephemeron.runs.cost import Bill, CostMeter
+from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.kinds import Following, RunKind
+from ephemeron.runs.lock import is_driven
+from ephemeron.runs.summary import RunResult, RunSummary
+
+STOP_FILE = "stop"
+"""In the folder of a run: its client is to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksSummary(RunSummary):
+    """`result.json` of an executor."""
+
+    tasks: int
+    """With a result."""
+    failed: int
+    """In all their tries."""
+    cancelled: int
+
+
+class TaskRuns(RunKind):
+    """Runs of executors."""
+
+    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+        result = self.result(folder)
+        if result is None:
+            raise UserError(
+                f"run {folder.run_id} is not running (interrupted): its client has ended, and with it the tasks that had no result; start it again"
+            )
+        for event in events_of(folder):
+            following.on_event(event)
+        return result
+
+    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+        raise UserError(
+            f"run {folder.run_id} is of kind tasks, which were in the memory of its client: it cannot be resumed; start it again"
+        )
+
+    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+        if not is_driven(folder):
+            raise UserError(f"run {folder.run_id} is not running")
+        (folder.path / STOP_FILE).touch()
+
+    def result(self, folder: RunFolder) -> RunResult | None:
+        try:
+            summary = build(TasksSummary, folder.read(RESULT_FILE) or {}, where=RESULT_FILE)
+        except JobError:
+            return None
+        return RunResult(summary, folder, summary.causes)
+
+
+def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: Prices, budget_usd: float | None) -> RunHeader:
+    """The header of an executor whose first task has come.
+
+    Args:
+        folder: of the run.
+        name: of the executor.
+        options: admitted.
+        prices, budget_usd: of the run.
+    """
+    return RunHeader(
+        run_id=folder.run_id,
+        kind="tasks",
+        name=name,
+        platform=options.platform,
+        channel=address_of(options, folder.path),
+        functions=options.max_workers,
+        memory_mb=options.memory_mb,
+        lifetime_s=options.lifetime_s,
+        prices=prices,
+        budget_usd=budget_usd,
+        started_at=time.time(),
+        ends_with_client=True,
+    )
+
+
+def interrupted(folder: RunFolder, header: RunHeader) -> TasksSummary:
+    """The summary of an executor whose client was killed, from the events of its functions."""
+    meter = CostMeter(header.prices)
+    for event in events_of(folder):
+        meter.feed(event)
+    t = meter.ended_at
+    return TasksSummary(
+        run_id=folder.run_id,
+        status="interrupted",
+        seconds=round(t, 3),
+        cost_usd=round(meter.cost_usd(t), 9),
+        platform=header.platform,
+        invocations=meter.invocations,
+        billed=Bill(gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t), 9)),
+        budget_usd=header.budget_usd,
+        prices=f"{header.prices.name}, {header.prices.as_of}",
+        causes=("its client was killed",),
+        tasks=0,
+        failed=0,
+        cancelled=0,
+    )

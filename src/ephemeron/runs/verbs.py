@@ -1,0 +1,233 @@
+"""Verbs on runs of every kind: `attach`, `resume`, `stop`, `suspend`. They block; below them is asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from ephemeron import blocking
+from ephemeron.errors import JobError, RunAlreadyDriven, UserError
+from ephemeron.events import Event, RunEnded
+from ephemeron.functions.jsonl import follow
+from ephemeron.runs import folders, run_platform
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import RunHeader, open_header
+from ephemeron.runs.kinds import Following, RunKind, find_kind
+from ephemeron.runs.lock import driving, is_driven
+from ephemeron.runs.status import may_be_running, session_end, status_of
+from ephemeron.runs.summary import RunResult, copy_results, read_summary
+
+OnEvent = Callable[[Event], None]
+
+STOP_S, _STOPPED_EVERY_S = 600.0, 0.1
+"""Seconds in which a run has to stop, and interval at which that is looked for."""
+_END_S = 120.0
+"""Seconds from the end of a run to its result, at most."""
+
+_log = logging.getLogger(__name__)
+
+
+def open_run(run_id: str, *, kinds: Collection[str] = ()) -> tuple[RunFolder, RunHeader, RunKind]:
+    """A run whose functions may be running, or can be started again.
+
+    Args:
+        run_id, kinds: see `folders.find`.
+
+    Raises:
+        RunNotFound: no such run.
+        UserError: it was simulated.
+        JobError: its header is of another release, or its kind is not known.
+    """
+    folder = folders.find(run_id, kinds=kinds)
+    header = open_header(folder)
+    kind = find_kind(header.kind)
+    if header.platform == "simulated":
+        raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
+    return folder, header, kind
+
+
+def attach(
+    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True, loggers: Sequence[Any] = ()
+) -> Any:
+    """Supervises a running run from this process, or collects the result of one that has ended.
+
+    While another client drives the run, its events are only shown, and an interrupt ends only this call. When that client ends,
+    this one takes over.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        on_event: called with every event of the run, old ones first.
+        out: folder into which result, weights and report are copied.
+        check: raise an error if the run fails; False: return its result.
+        loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
+
+    Returns:
+        A `RunResult`; of a training run, what `train` returns.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: the run is not running and has no result. It can be resumed.
+        RunFailed: the run failed, and `check` is set.
+    """
+    folder, header, kind = open_run(run_id)
+    once = OnceEach(on_event)
+    result: RunResult | None = None
+    while result is None:
+        try:
+            with driving(folder):
+                result = kind.attach(folder, header, Following(on_event=once.again(), loggers=loggers))
+        except RunAlreadyDriven:
+            result = blocking.run(lambda _: observe(folder, kind, once.again()))
+    copy_results(folder, out)
+    return result.raise_if_failed() if check else result
+
+
+def resume(
+    run_id: str,
+    *,
+    on_event: OnEvent = lambda event: None,
+    out: Path | None = None,
+    check: bool = True,
+    keep_code: bool = False,
+    loggers: Sequence[Any] = (),
+) -> Any:
+    """Continues a stopped or failed run. Of a training run, every rank starts from its newest checkpoint, with the current code of the job.
+
+    The functions of a suspended run go on where they were, with the code that they have.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        on_event: called with every event of the run.
+        out: folder into which result, weights and report are copied.
+        check: raise an error if the run fails; False: return its result.
+        keep_code: use the code of the launch though it has changed since.
+        loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
+
+    Returns:
+        A `RunResult`; of a training run, what `train` returns.
+
+    Raises:
+        RunNotFound: there is no such run.
+        JobError: the code has changed, and checkpoints do not fit it.
+        UserError: the run has finished, was simulated, cannot be continued, or another client drives it.
+        RunFailed: the run failed, and `check` is set.
+    """
+    folder, header, kind = open_run(run_id)
+    run_platform.sweep(folders.runs_folder())
+    if kind.wake(folder, header):
+        return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
+    with driving(folder):
+        known = read_summary(folder)
+        if known is not None and known.status == "finished":
+            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        result: RunResult = kind.resume(folder, header, Following(on_event=on_event, loggers=loggers, keep_code=keep_code))
+    copy_results(folder, out)
+    return result.raise_if_failed() if check else result
+
+
+def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = STOP_S) -> str:
+    """Stops a run where it can be continued, or kills its functions if `now`.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        now: kill its functions instead of waiting for a checkpoint.
+        wait: return when the run has stopped, so that it can be resumed at once; else when it has been asked to.
+        wait_s: seconds to wait at most.
+
+    Returns:
+        The run's full name.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it is not running, or has not stopped in time. It may still stop.
+    """
+    folder, header, kind = open_run(run_id)
+    kind.stop(folder, header, now=now)
+    if wait:
+        _wait_until_stopped(folder, wait_s)
+    return folder.run_id
+
+
+def suspend(run_id: str) -> tuple[str, int]:
+    """Suspends the functions of a run, which keep their memory. `resume` lets them go on.
+
+    Returns:
+        The run's full name, and the number of functions.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it is not running, or its kind or its platform cannot suspend functions.
+    """
+    folder, header, kind = open_run(run_id)
+    return folder.run_id, kind.suspend(folder, header)
+
+
+async def observe(folder: RunFolder, kind: RunKind, on_event: OnEvent) -> RunResult | None:
+    """Shows the events of a run that another client drives.
+
+    Returns:
+        The result that its driver has written; None: the driver has ended, and the run may continue without one.
+    """
+    loop = asyncio.get_running_loop()
+    ended: RunEnded | None = None
+    ended_at = 0.0
+
+    def check() -> None:
+        if not is_driven(folder):
+            raise _DriverGone
+        if ended is not None and loop.time() > ended_at + _END_S:
+            raise UserError(f"run {folder.run_id} has ended, but its client writes no result; see: ephemeron runs")
+
+    try:
+        async for event in follow(folder.events, check):
+            on_event(event)
+            ended, ended_at = event if isinstance(event, RunEnded) else None, loop.time()
+    except _DriverGone:
+        _log.info("the client that drove run %s has ended", folder.run_id)
+    result = kind.result(folder)
+    if ended is None or result is None or result.summary.status != session_end(folder.events):
+        return None
+    return result
+
+
+class OnceEach:
+    """Passes every event of a stream on once, though the stream is read from its beginning several times."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._passed_on = 0
+
+    def again(self) -> OnEvent:
+        """A callback for another reading of the stream."""
+        seen = 0
+
+        def on_event(event: Event) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > self._passed_on:
+                self._passed_on = seen
+                self._on_event(event)
+
+        return on_event
+
+
+class _DriverGone(Exception):
+    """The client that drove the run has ended."""
+
+
+def _wait_until_stopped(folder: RunFolder, wait_s: float) -> None:
+    latest = time.monotonic() + wait_s
+    while may_be_running(status := status_of(folder)):
+        if status != "running":  # in a cloud, and nobody watches it: its end has to be seen
+            attach(folder.run_id, check=False)
+            return
+        if time.monotonic() > latest:
+            raise JobError(
+                f"run {folder.run_id} was asked to stop {wait_s:g} s ago and has not reached a checkpoint yet",
+                remedy=f"wait for it: ephemeron attach {folder.run_id}, or kill its functions: ephemeron stop --now {folder.run_id}",
+            )
+        time.sleep(_STOPPED_EVERY_S)
