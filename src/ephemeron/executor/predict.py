@@ -240,7 +240,7 @@ def predict(
         raise JobError(f"batch_size = {batch_size} is below 1")
     predictor = tried(predictor_of(result, best=best), inputs, casts=casts, on_trial=on_trial)
     parts = ({name: a[at : at + batch_size] for name, a in inputs.items()} for at in range(0, rows, batch_size))
-    with _modules_kept(), FunctionExecutor(preload=("torch", "ephemeron.training.task.program"), **options) as pool:
+    with _modules_kept(), FunctionExecutor(name="predict", preload=("torch", "ephemeron.training.task.program"), **options) as pool:
         if on_pool is not None:
             on_pool(pool)
         found = list(pool.map(predictor, parts))

@@ -25,7 +25,7 @@ from ephemeron.errors import (
     RunStopped,
     TaskFailed,
 )
-from ephemeron.events import Ended, Invoked, RunEnded, RunStarted, Traffic
+from ephemeron.events import Ended, Invoked, RunEnded, RunStarted, StoreRequests, Traffic
 from ephemeron.executor.batching import Batching
 from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
@@ -308,12 +308,13 @@ class Session:
                 await queue.clear()
             await self._last_events()
             status = self._status(error)
+            self._traffic = self._before + channel.traffic + queue.traffic
             with contextlib.suppress(PlatformError):
+                await place.platform.emit(self.run, StoreRequests(t=self._now(), source="client", traffic=self._traffic))
                 causes = [line_of(error)] if error is not None and status == "failed" else []
                 await place.platform.emit(self.run, RunEnded(t=self._now(), status=status, causes=causes))
             for each in watching:
                 each.cancel()
-            self._traffic = self._before + channel.traffic + queue.traffic
             ended = self._now()
             self._now = lambda: ended
             await queue.close()
@@ -522,7 +523,8 @@ class Session:
 
     async def _watch(self, place: Place) -> None:
         async for event in place.platform.events(self.run):
-            self.meter.feed(event)
+            if not isinstance(event, StoreRequests):  # its own, which the bill adds
+                self.meter.feed(event)
             if isinstance(event, Invoked):
                 self._running.add(event.invocation)
             elif isinstance(event, Ended):

@@ -115,7 +115,7 @@ def computing(
 ) -> Iterator[Computation]:
     store = matrices[0].stored.store
     with contextlib.ExitStack() as stack:
-        pool = executor or stack.enter_context(FunctionExecutor("local"))
+        pool = executor or stack.enter_context(FunctionExecutor("local", name="linalg"))
         computation = Computation(pool, algorithm, store, matrices, check)
         lifetimes.settle()
         try:

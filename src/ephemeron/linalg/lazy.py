@@ -60,7 +60,7 @@ class Expression(BigMatrix):
         """
         if self._result is None:
             with contextlib.ExitStack() as stack:
-                pool = executor or stack.enter_context(FunctionExecutor("local"))
+                pool = executor or stack.enter_context(FunctionExecutor("local", name="linalg"))
                 made: dict[int, BigMatrix] = {}
                 steps: list[BigMatrix] = []
                 found = self._evaluate(pool, made, steps)

@@ -55,7 +55,7 @@ def std(a: BigMatrix, axis: int | None = None, ddof: int = 0, *, executor: Funct
     """
     given, (m, n) = (a if _axis(axis) != 1 else a.T), a.shape
     with contextlib.ExitStack() as stack:
-        pool = executor or stack.enter_context(FunctionExecutor("local"))
+        pool = executor or stack.enter_context(FunctionExecutor("local", name="linalg"))
         whole = given.compute(executor=pool)
         middle = mean(whole, 0 if axis is not None else None, executor=pool)
         differences = lazy.total(whole, middle, 1.0, -1.0).compute(executor=pool)
@@ -102,7 +102,7 @@ def pca(a: BigMatrix, k: int, *, seed: int = 0, check: bool = True, executor: Fu
     if not 1 <= k <= min(m, n) or m < 2:
         raise JobError(f"{k} principal components of {m} x {n} values", remedy=f"use 1 to {min(m, n)}, of two rows and more")
     with contextlib.ExitStack() as stack:
-        pool = executor or stack.enter_context(FunctionExecutor("local"))
+        pool = executor or stack.enter_context(FunctionExecutor("local", name="linalg"))
         middle = np.zeros(n, a.dtype)
         with contextlib.suppress(NotComputed):  # where nothing is computed, but predicted
             middle = mean(a, 0, executor=pool)

@@ -130,6 +130,7 @@ def prepare(
     run = recipe.run
     pool = FunctionExecutor(
         run.platform,
+        name="prepare",
         memory_mb=run.memory_mb,
         max_workers=run.max_workers,
         channel=run.channel,

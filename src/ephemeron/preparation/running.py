@@ -52,4 +52,4 @@ def runner(pool: Runner | None, items: Sequence[Any]) -> AbstractContextManager[
         return nullcontext(InProcess())
     from ephemeron.executor import FunctionExecutor
 
-    return FunctionExecutor("local")
+    return FunctionExecutor("local", name="prepare")

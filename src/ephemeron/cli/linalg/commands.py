@@ -315,6 +315,7 @@ def _run(
     with (
         FunctionExecutor(
             platform,
+            name="linalg",
             channel=channel or "folder",
             max_workers=workers,
             memory_mb=memory_mb,

@@ -40,7 +40,7 @@ def predict(function: Callable[..., Any] | str, *arguments: Any, executor: Funct
         chosen = function
     planned = [_planned(each) for each in arguments]
     with contextlib.ExitStack() as stack:
-        pool = executor or stack.enter_context(FunctionExecutor("local", progress=False))
+        pool = executor or stack.enter_context(FunctionExecutor("local", name="linalg", progress=False))
         return predict_work(lambda planner: chosen(*planned, executor=planner, **options), chosen.__name__, pool)
 
 

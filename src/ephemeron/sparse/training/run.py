@@ -132,7 +132,7 @@ def fit(
     async def train() -> SparseResult:
         async with served(shards, store, channel=channel, name=name) as at:
             with token_for_functions(at.token):
-                pool = executor or FunctionExecutor("local", max_workers=workers, retries=0, progress=False)
+                pool = executor or FunctionExecutor("local", name="fit", max_workers=workers, retries=0, progress=False)
                 try:
                     parts = [
                         Part(

@@ -15,7 +15,7 @@ from typing import Any
 from ephemeron.events import GroupStarted
 from ephemeron.training.report.metrics import EvaluationPoint
 from ephemeron.training.report.run_summary import RunSummary
-from ephemeron.units import human_bytes, human_seconds
+from ephemeron.units import human_bytes, human_count, human_seconds
 
 Result = Mapping[str, Any]
 
@@ -44,6 +44,8 @@ class Headline:
     """Groups of functions, each with its quota; empty: there is one group."""
     iterations: int
     planned_iterations: int
+    tasks: int | None
+    """Tasks with a result; None: it is a training run."""
     accuracy: float | None
     others: tuple[tuple[str, float], ...]
     """Further metrics of the last evaluation, by name."""
@@ -76,6 +78,7 @@ class Headline:
             regions=tuple(region.started for region in story.regions),
             iterations=int(_number(r, "iterations") or story.learning.iterations),
             planned_iterations=run.iterations if run else 0,
+            tasks=None if (tasks := _number(r, "tasks")) is None else int(tasks),
             accuracy=_first(_number(r, "metrics.accuracy"), final.accuracy if final else None),
             others=_others(r, final),
             test_loss=_first(_number(r, "metrics.loss"), final.loss if final else None),
@@ -107,6 +110,8 @@ class Headline:
             ending = f": {self.others[0][0]} {self.others[0][1]:.4g}"
         if not self.seconds and not self.iterations:
             return f"{who} {'were' if self.workers != 1 else 'was'} asked for; nothing has happened yet."
+        if self.tasks is not None:
+            return f"{who} did {human_count(self.tasks, 'task')} {bill}; {self.status}."
         if not self.iterations:
             return f"{who} finished no iteration {bill}."
         if self.status == "running":

@@ -18,13 +18,14 @@ def write_png(story: RunSummary, result: Result | None, path: Path) -> None:
         MissingExtra: matplotlib is not installed.
     """
     figures = Headline.of(story, result)
+    learning = [("Learning", charts.learning_chart(story))] if figures.tasks is None else []
     png.write_png(
         path,
         f"{figures.job or 'run'}  ·  {figures.run_id}  ·  {figures.status}",
         figures.summary,
         [
             [("What each function did", timeline(story, figures))],
-            [("Learning", charts.learning_chart(story)), ("Cost over time", charts.cost_chart(story, figures))],
+            [*learning, ("Cost over time", charts.cost_chart(story, figures))],
             [("Bytes through the channel", charts.bytes_chart(story)), ("Requests to the channel", charts.requests_chart(story))],
         ],
     )
