@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from tuning_worlds import MakeStudy
 
 from ephemeron.communication.channels import credentials
 from ephemeron.data.flow_spec import SERVICE_VARIABLE
+from ephemeron.data.service.address import ServiceAddress
 from ephemeron.data.service.client import own_token
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.errors import JobError, ServiceUnreachable
+from ephemeron.tuning import data_service
 from ephemeron.tuning.data_service import shared_service
 
 pytest.importorskip("optuna", reason="tuning needs Optuna; pip install 'ephemeron[tuning]'")
@@ -99,6 +102,30 @@ def test_a_service_that_is_killed_is_started_again_at_its_address(home: Path, tm
 
     assert len(set(asyncio.run(main()))) == 1
     assert not ManagedProcess("coordinator", folder, own_token(folder)).alive
+
+
+def test_a_service_is_ended_after_its_last_start_is_over(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    entered, gate = threading.Event(), threading.Event()
+
+    def ensure(self: ManagedProcess, settings: object) -> ServiceAddress:
+        if told:
+            entered.set()
+            gate.wait(60)
+        told.append("started")
+        return ServiceAddress(unix="", host="127.0.0.1", port=1)
+
+    monkeypatch.setattr(ManagedProcess, "ensure", ensure)
+    monkeypatch.setattr(ManagedProcess, "kill", lambda self, **how: told.append("killed"))
+    monkeypatch.setattr(data_service, "LOOK_EVERY_S", 0.0)
+
+    async def main() -> None:
+        async with shared_service(tmp_path, 1):
+            await asyncio.to_thread(entered.wait, 60)
+            asyncio.get_running_loop().call_later(0.1, gate.set)
+
+    asyncio.run(main())
+    assert told == ["started", "started", "killed"]
 
 
 def _address(folder: Path, killed: int) -> str:

@@ -83,10 +83,13 @@ async def shared_service(folder: Path, loaders: int) -> AsyncIterator[None]:
 
 
 async def _watched(process: ManagedProcess, settings: ServiceSettings) -> None:
-    """Starts the service again where it has died or, without readers for a while, has ended."""
+    """Starts the service again where it has died or, without readers for a while, has ended. When this is cancelled, no start goes on."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
+        starting = asyncio.ensure_future(asyncio.to_thread(process.ensure, settings))
         try:
-            await asyncio.to_thread(process.ensure, settings)
+            await asyncio.shield(starting)
         except ServiceUnreachable as e:
             _log.warning("%s", e)
+        finally:
+            await asyncio.wait([starting])
