@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from ephemeron.communication.keys import is_put_again
 from ephemeron.communication.object_frame import Framed
 from ephemeron.errors import DamagedObject
 from ephemeron.functions import simulation
-from ephemeron.functions.progress_budget import ProgressBudget
+from ephemeron.runs.function_set import LossBudget
 from ephemeron.testing.damage import DAMAGES, Damage
 
 READ, MAP, LOG, RUN, LEFT = (
@@ -124,12 +123,8 @@ def put_again() -> None:
 
 @case(READ, "functions that end without progress use up one budget, whatever they end with")
 def budget() -> None:
-    rows: list[Callable[[ProgressBudget], bool]] = [
-        lambda b: b.ended("lost"),
-        lambda b: b.ended("idle"),
-        lambda b: b.ended("its time was up"),
-    ]
-    spent = ProgressBudget(3)
+    rows: list[Callable[[LossBudget], bool]] = [lambda b: b.ended("lost"), lambda b: b.ended("idle"), lambda b: b.ended("its time was up")]
+    spent = LossBudget(3)
     assert not any(row(spent) for row in rows)
     assert spent.ended("lost")
     spent.progressed(1)
@@ -139,20 +134,21 @@ def budget() -> None:
 @case(LEFT, "objects of a killed client in another folder are listed with their sizes, and removed")
 def remains() -> None:
     from ephemeron.executor.remains import find_remains, remove_remains
+    from ephemeron.runs import folders
 
     async def go(home: Path) -> None:
-        folder, address = home / "tasks" / "map-1", (home / "store").as_uri()
-        folder.mkdir(parents=True)
-        (folder / "client.json").write_text(json.dumps({"address": address}))
+        folder, address = folders.create("map-1", home / "runs"), (home / "store").as_uri()
+        folder.write("run.json", {"run_id": "map-1", "kind": "tasks", "platform": "local", "channel": address, "ends_with_client": True})
+        (folder.path / "driver.lock").touch()
         async with open_channel(address) as store:
             await store.put("map-1.work/a", [b"12345"])
             (home / "store" / "map-1.work" / "b#1").write_bytes(b"begun")
-            (found,) = await find_remains(home / "tasks")
-            assert (found.objects, found.object_bytes, found.running) == (1, 5, "")
-            await remove_remains(home / "tasks")
+            (found,) = await find_remains(home / "runs")
+            assert (len(found.keys), found.nbytes, found.resumable) == (1, 5, False)
+            await remove_remains(home / "runs")
             assert await store.list("") == []
         assert not list((home / "store" / "map-1.work").iterdir())
-        assert not folder.exists()
+        assert (folder.read("result.json") or {})["status"] == "interrupted"
 
     with tempfile.TemporaryDirectory() as home:
         asyncio.run(go(Path(home)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ephemeron.events import Checkpointed, Ended, Evaluated, Invoked, Loaded, Note, Progress, RunStarted, Started
-from ephemeron.training.driver.supervisor import MOST_LOSSES, Fail, Finish, Replace, RunSupervisor, Stopped
+from ephemeron.runs.function_set import MOST_LOSSES
+from ephemeron.training.driver.supervisor import Fail, Finish, Replace, RunSupervisor, Stopped
 
 LOST = ("lost", "timed_out")
 

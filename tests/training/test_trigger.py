@@ -36,7 +36,7 @@ def replace(platform: Full) -> None:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_driver, "ROOM_S", 0.0)
+    monkeypatch.setattr(run_driver, "AGAIN_S", 0.0)
 
 
 def test_where_all_places_are_taken_it_waits_for_one() -> None:
@@ -45,7 +45,7 @@ def test_where_all_places_are_taken_it_waits_for_one() -> None:
     assert (platform.refusals, platform.started) == (0, 1)
 
 
-@pytest.mark.parametrize(("refusals", "binding"), [(1, "authorisation"), (run_driver.ROOM_TRIES, "concurrency")])
+@pytest.mark.parametrize(("refusals", "binding"), [(1, "authorisation"), (run_driver.MOST_REFUSALS, "concurrency")])
 def test_what_waiting_does_not_mend_is_raised(refusals: int, binding: str) -> None:
     platform = Full(refusals, binding)
     with pytest.raises(InvocationRefused):

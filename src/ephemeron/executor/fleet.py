@@ -10,22 +10,18 @@ from collections.abc import Callable, Iterable
 
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import plain
-from ephemeron.errors import EphemeronError, InvocationRefused, PlatformError
+from ephemeron.errors import EphemeronError, PlatformError
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.base import Call, Outcome
-from ephemeron.functions.progress_budget import ProgressBudget
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import Adapter
 from ephemeron.functions.tasks.scaling import number_of
+from ephemeron.runs.function_set import Fail, FunctionSet, How, end_of
 
 _log = logging.getLogger(__name__)
 
-MOST_LOSSES = 8
-"""Functions that may end in a row, badly or without a task that they have done, while no task is done."""
 _SILENT = 2.0
 """Lease times after which a function that runs and says nothing is replaced."""
-_AGAIN_S = 1.0
-"""Pause after a refusal for lack of concurrency."""
 
 
 class Fleet:
@@ -66,10 +62,8 @@ class Fleet:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
         """By running function: loop time of its start, or at which the queue has heard of it."""
-        self._started = 0
-        self._budget = ProgressBudget(MOST_LOSSES)
+        self._set = FunctionSet(is_shared=True)
         self._error: EphemeronError | None = None
-        self._not_before = 0.0
 
     def heard(self, executors: Iterable[str]) -> None:
         """Functions that the queue has heard of lately. Others count as running until they have been silent for long: then they are
@@ -86,17 +80,18 @@ class Fleet:
     def need(self, tasks: int) -> None:
         """Starts functions: the autoscaling factor times the tasks that are left (NumPyWren, section 4), up to the limit."""
         now = asyncio.get_running_loop().time()
-        if now < self._not_before:
-            return
         silent = sum(now - since > _SILENT * self._place.lease_s for since in self._heard.values())
         silent = min(silent, self._options.max_workers)
-        wanted = min(math.ceil(self._options.autoscaling_factor * tasks), self._options.max_workers)
-        for _ in range(wanted - len(self._running) + silent):
-            number, self._started = self._started, self._started + 1
-            self._heard[number] = now
-            task = asyncio.ensure_future(self._one(number))
-            self._running[number] = task
-            task.add_done_callback(lambda _, number=number: self._gone(number))  # type: ignore[misc]
+        self._set.want(min(math.ceil(self._options.autoscaling_factor * tasks), self._options.max_workers) + silent)
+        for action in self._set.decide(now):
+            if isinstance(action, Fail):
+                times = f", as {action.losses} did in a row" if action.losses > 1 else ""
+                self._error = self._error or PlatformError(f"a function that runs tasks ended{times}: {action.cause}")
+                continue
+            self._heard[action.slot] = now
+            task = asyncio.ensure_future(self._one(action.slot))
+            self._running[action.slot] = task
+            task.add_done_callback(lambda _, number=action.slot: self._gone(number))  # type: ignore[misc]
 
     def check(self, *, progress: int) -> None:
         """Raises the error for which no function can do anything.
@@ -104,7 +99,7 @@ class Fleet:
         Args:
             progress: number of tasks that have ended.
         """
-        self._budget.progressed(progress)
+        self._set.progressed(progress)
         if self._error is not None:
             raise self._error
 
@@ -143,28 +138,23 @@ class Fleet:
         )
         try:
             outcome = await (await self._place.platform.invoke(call)).wait()
-        except InvocationRefused as e:
-            if e.binding != "concurrency" and "concurrency" not in str(e):
-                self._error = self._error or e
-            self._not_before = asyncio.get_running_loop().time() + _AGAIN_S
-            return
         except EphemeronError as e:
-            self._error = self._error or e
-            return
-        self._judge(outcome)
+            how, said = end_of(e), str(e)
+            if how == "failed":
+                self._error = self._error or e
+        else:
+            how, said = self._judge(outcome)
+        self._set.ended(number, how, said, now=asyncio.get_running_loop().time())
 
-    def _judge(self, outcome: Outcome) -> None:
+    def _judge(self, outcome: Outcome) -> tuple[How, str]:
         if outcome.status == "cancelled":
-            return
+            return "cancelled", ""
         if outcome.status == "ok":
             if outcome.value.get("recorded") or len(self._running) > 1:  # others may be busy with all that there is
-                return
+                return "done", ""
             said = f"it found no task that it could do ({outcome.value.get('outcome', 'ok')})"
         else:
             lines = outcome.error.strip().splitlines()
             said = f"{outcome.status}: {lines[0] if lines else outcome.status}"
         _log.info("a function has ended: %s", said)
-        is_over = self._budget.ended(said)
-        if outcome.status == "error" or is_over:
-            times = f", as {self._budget.spent} did in a row" if is_over else ""
-            self._error = self._error or PlatformError(f"a function that runs tasks ended{times}: {said}")
+        return ("failed" if outcome.status == "error" else "lost"), said

@@ -22,6 +22,7 @@ from ephemeron.events import Ended, Event
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.local import LocalPlatform
+from ephemeron.runs.function_set import MOST_REFUSALS
 from ephemeron.sparse.store import SparseStore, Sum
 from ephemeron.sparse.store.functions import ShardFunctions, SparseShardRequest, token_of
 from ephemeron.sparse.store.journal import JournalOptions
@@ -146,7 +147,7 @@ class Crowded:
     async def cancel_all(self, run: str) -> None: ...
 
 
-@pytest.mark.parametrize(("refused", "attempts"), [(3, [0, 1, 1, 1, 1]), (99, [0, *[1] * 8])])
+@pytest.mark.parametrize(("refused", "attempts"), [(3, [0, 1, 1, 1, 1]), (99, [0, *[1] * (MOST_REFUSALS + 1)])])
 def test_a_replacement_that_is_refused_is_tried_again_and_given_up_at_last(refused: int, attempts: list[int]) -> None:
     async def go() -> None:
         platform = Crowded(refused)
@@ -155,7 +156,7 @@ def test_a_replacement_that_is_refused_is_tried_again_and_given_up_at_last(refus
         await asyncio.sleep(600)
         assert platform.attempts == attempts
         assert started.replacements == 1
-        assert started._ended == ({0} if refused > 8 else set()), "nothing waits for a shard that was given up"
+        assert started._set.open == (frozenset() if refused > MOST_REFUSALS else {0}), "nothing waits for a shard that was given up"
         await started.close()
 
     simulation.run(go())

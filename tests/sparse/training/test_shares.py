@@ -12,9 +12,10 @@ import pytest
 from ephemeron.errors import FunctionFailed, FunctionLost, RunFailed, ServiceUnreachable, TaskFailed
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Outcome
+from ephemeron.runs.function_set import MOST_LOSSES
 from ephemeron.sparse.job.driving import _error_of
 from ephemeron.sparse.training.part import Part, PartReport
-from ephemeron.sparse.training.shares import MOST_LOSSES, Shares, ShareWatcher
+from ephemeron.sparse.training.shares import Shares, ShareWatcher
 from ephemeron.user_code import failure
 
 

@@ -17,13 +17,14 @@ from counting_model import Counting
 from ephemeron.data.tables import csr_batch
 from ephemeron.errors import JobError, RunFailed, TaskFailed
 from ephemeron.executor import FunctionExecutor
+from ephemeron.runs.function_set import MOST_LOSSES
 from ephemeron.sparse.models import LogisticRegression
 from ephemeron.sparse.store import AdaGrad
 from ephemeron.sparse.training import fit
 from ephemeron.sparse.training.minibatches import Schedule
 from ephemeron.sparse.training.part import Part
 from ephemeron.sparse.training.ring import Ring
-from ephemeron.sparse.training.shares import MOST_LOSSES, Shares, ShareWatcher
+from ephemeron.sparse.training.shares import Shares, ShareWatcher
 from running import command_of
 from sparse_data import FEATURES, prepared
 
@@ -232,4 +233,4 @@ def test_a_function_that_is_lost_is_replaced(monkeypatch):
     ):
         begun, said = _shares_that_end_with(error)
         assert len(begun) == MOST_LOSSES + 1
-        assert "21 functions in a row have ended without a step" in said
+        assert f"{MOST_LOSSES + 1} functions in a row have ended without a step" in said

@@ -54,6 +54,7 @@ from ephemeron.data.service.settings import ShardSettings
 from ephemeron.data.service.shard_state import LoadResult, SampleKey, SerializedSample, ShardState
 from ephemeron.errors import LoadersLost, SampleFailed
 from ephemeron.functions.base import Outcome
+from ephemeron.runs.function_set import LossBudget
 from ephemeron.units import MB
 
 TICK_S = 0.25
@@ -63,8 +64,6 @@ ORDER_S = 1.0
 """Time that a batch waits for the request of the one before it."""
 LEAST_LOADERS = 2
 """Loaders while there is work; a cold start takes as long for two as for one."""
-ENDS_IN_A_ROW = 5
-"""Loaders that may fail without having made a sample."""
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +106,8 @@ class Shard:
         self._ending: set[str] = set()
         self._seconds: dict[str, float] = {}
         """Time of loaders by stage, since the last reply to a reader."""
-        self._bad_ends, self._why = 0, ""
+        self._budget, self._made, self._why = LossBudget(), 0, ""
+        """Of loaders that fail without having made a sample, the number of samples, and how the last one failed."""
         self._elastic = Elastic()
         self._generation = settings.generation
         self._monitored_at = time.monotonic()
@@ -176,8 +176,8 @@ class Shard:
                     self._notify()
             if (consumer, ticket) not in self._reads:
                 raise _StaleRoute(f"reader {consumer} was silent for too long")
-            if self._bad_ends >= ENDS_IN_A_ROW:
-                raise LoadersLost(f"{self._bad_ends} loader functions in a row ended without a sample: {self._why}")
+            if self._budget.is_spent:
+                raise LoadersLost(f"{self._budget.spent} loader functions in a row ended without a sample: {self._budget.last}")
             if cancelled() or self._over.is_set():
                 raise _StaleRoute("the call was cancelled, or the shard ends")
             self._check(p.generation)
@@ -207,7 +207,7 @@ class Shard:
         with self._lock:
             self._state.remove_reader(consumer)
             if not self._state.readers:
-                self._bad_ends = 0  # the cause may be gone when the next reader comes
+                self._budget = LossBudget()  # the cause may be gone when the next reader comes
             for read in [read for read in self._reads if read[0] == consumer]:
                 del self._reads[read]
 
@@ -235,8 +235,8 @@ class Shard:
             for stage, seconds in p.seconds.items():
                 self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
             reply = self._state.report(loader, report, results, now=time.monotonic())
-            if results:
-                self._bad_ends = 0
+            self._made += len(results)
+            self._budget.progressed(self._made)
             if reply.rejoin:
                 reply = self._state.report(loader, report, results, now=time.monotonic())
             self._notify()
@@ -283,8 +283,9 @@ class Shard:
                 _log.info("%s of flow %s has ended", loader, self.settings.flow)
             else:
                 # A loader that dies of a sample counts against the sample; those that never get so far could go on for ever.
-                self._bad_ends += not self._state.is_busy(loader)
                 self._why = outcome.error or outcome.status
+                if not self._state.is_busy(loader):
+                    self._budget.ended(self._why)
                 _log.warning("%s of flow %s failed: %s", loader, self.settings.flow, last_line(self._why))
             self._state.fail_loader(loader)  # changes nothing if it has deregistered
             self._forget_loader(loader)
@@ -361,7 +362,7 @@ class Shard:
         if self._elastic.target != before:
             _log.info("flow %s is to have %d loaders instead of %d", self.settings.flow, self._elastic.target, before)
         names = [name for name in self._fleet.names if name not in self._ending]
-        for _ in range(self._elastic.target - len(names) if self._bad_ends < ENDS_IN_A_ROW else 0):
+        for _ in range(self._elastic.target - len(names) if not self._budget.is_spent else 0):
             self._fleet.start()
         surplus = len(names) - self._elastic.target
         for loader in [n for n in scheduler.idle_loaders() if n in names][: max(0, surplus)]:

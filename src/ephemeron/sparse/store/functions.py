@@ -30,7 +30,7 @@ from ephemeron.errors import InvocationRefused, JobError, PlatformError, Service
 from ephemeron.events import Ended
 from ephemeron.functions.base import Call, Invocation, Platform
 from ephemeron.functions.context import Context
-from ephemeron.functions.progress_budget import ProgressBudget
+from ephemeron.runs.function_set import AGAIN_S, Fail, FunctionSet, How, Start
 from ephemeron.sparse.store.client import SparseStore
 from ephemeron.sparse.store.compression import Compression
 from ephemeron.sparse.store.messages import Whole
@@ -40,10 +40,6 @@ from ephemeron.sparse.store.shard import TOKEN_VARIABLE, Shard, ShardOptions
 _log = logging.getLogger(__name__)
 
 ENTRY = "sparse-shard"
-_MOST_LOSSES = 8
-"""Functions of one shard that may end badly in a row."""
-_AGAIN_S, _LATEST_S = 1.0, 30.0
-"""First and longest pause before a function that was refused is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +100,7 @@ async def run_sparse_shard(ctx: Context, request: SparseShardRequest) -> SparseS
                 break
             except PlatformError as e:
                 _log.warning("the successor of shard %d is not started: %s", options.shard, e)
-                await asyncio.sleep(min(_AGAIN_S, max(0.0, ready_at - loop.time())))
+                await asyncio.sleep(min(AGAIN_S, max(0.0, ready_at - loop.time())))
         await asyncio.sleep(max(0.0, ready_at - loop.time()))
         shard.hand_over.set()
 
@@ -152,7 +148,8 @@ class ShardFunctions:
         origin: float = 0.0,
     ) -> None:
         request = request or SparseShardRequest()
-        self.replacements = self.hand_overs = 0
+        self.replacements = 0
+        self._hand_overs = [0] * request.options.shards
         self._platform, self._channel = platform, framed(channel, owner="shard-functions")
         self._run, self._key = run, key
         self._request = replace(request, options=replace(request.options, name=f"{run}/store"))
@@ -168,8 +165,8 @@ class ShardFunctions:
             key=key.text,
         )
         self._directory = Directory(self._channel, f"{run}/store")
-        self._budgets = [ProgressBudget(_MOST_LOSSES) for _ in range(request.options.shards)]
-        self._ended: set[int] = set()
+        self._set = FunctionSet()
+        self._later: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task[None] | None = None
         self._starting: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -182,7 +179,13 @@ class ShardFunctions:
         """
         for shard in range(self._request.options.shards):
             await self._start(shard, 0)
+            self._set.keep(shard, is_running=True)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    @property
+    def hand_overs(self) -> int:
+        """Functions that have handed over to the next one."""
+        return sum(self._hand_overs)
 
     async def connect(self, *, client: str = "", attempt: int = 0, compression: Compression | None = None) -> SparseStore:
         """A client of the store; see `SparseStore.connect`."""
@@ -205,7 +208,7 @@ class ShardFunctions:
             async with asyncio.timeout(timeout_s):
                 async with await self.connect() as store:
                     await store.stop()
-                while len(self._ended) < self._request.options.shards:
+                while self._set.open:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -216,6 +219,9 @@ class ShardFunctions:
 
     async def close(self) -> None:
         """Stops replacing shards that die. They go on."""
+        self._set.stop()
+        if self._later is not None:
+            self._later.cancel()
         tasks = [*self._starting, *([] if self._watching is None else [self._watching])]
         for task in tasks:
             task.cancel()
@@ -234,45 +240,40 @@ class ShardFunctions:
         async for event in self._platform.events(self._run):
             if not isinstance(event, Ended) or event.rank >= self._request.options.shards:
                 continue
-            shard = event.rank
-            if event.status == "ok" and event.outcome in ("handed-over", "replaced", "duplicate"):
-                self.hand_overs += event.outcome == "handed-over"
-                self._budgets[shard].progressed(self.hand_overs)
-            elif event.status == "ok" or event.status == "cancelled":
-                self._ended.add(shard)
-                self._changed.set()
-            else:
-                await self._replace(shard, event)
+            shard, how, said = event.rank, _how(event), event.error.strip().partition("\n")[0] or event.status
+            if how == "handed over":
+                self._hand_overs[shard] += 1
+                self._set.progressed(self._hand_overs[shard], shard)
+            if how == "lost":
+                _log.warning("shard %d, attempt %d, has ended (%s): it is replaced", shard, event.attempt, said)
+                self.replacements += shard in self._set.open
+            # Where its successor is on the way already, one of both finds that the other has the claim.
+            self._set.ended(shard, how, said, now=asyncio.get_running_loop().time(), attempt=event.attempt)
+            self._step()
 
-    async def _replace(self, shard: int, event: Ended) -> None:
-        """Starts a shard again. Where its successor is on the way already, one of both finds that the other has the claim."""
-        first = event.error.strip().partition("\n")[0] or event.status
-        if self._budgets[shard].ended(first):
-            _log.error("shard %d has died %d times in a row (%s): it is not replaced any more", shard, _MOST_LOSSES, first)
-            self._give_up(shard)
-            return
-        _log.warning("shard %d, attempt %d, has ended (%s): it is replaced", shard, event.attempt, first)
-        self.replacements += 1
-        task = asyncio.get_running_loop().create_task(self._start_again(shard, event.attempt + 1))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
-
-    async def _start_again(self, shard: int, attempt: int) -> None:
-        """Starts a shard, and again later where that is refused."""
-        pause_s = _AGAIN_S
-        while True:
-            try:
-                await self._start(shard, attempt)
-                return
-            except InvocationRefused as e:
-                _log.warning("shard %d cannot be replaced now: %s", shard, e)
-                if self._budgets[shard].ended(str(e)):
-                    _log.error("the replacement of shard %d was refused again and again: %s", shard, e)
-                    self._give_up(shard)
-                    return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LATEST_S)
-
-    def _give_up(self, shard: int) -> None:
-        self._ended.add(shard)
+    def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        for action in self._set.decide(loop.time()):
+            if isinstance(action, Fail):
+                _log.error("shard %d is not replaced any more: %s", action.slot, action)
+                continue
+            task = loop.create_task(self._start_again(action))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+        if (due := self._set.due) is not None:
+            self._later = loop.call_at(due, self._step)
         self._changed.set()
+
+    async def _start_again(self, wanted: Start) -> None:
+        try:
+            await self._start(wanted.slot, wanted.attempt)
+        except InvocationRefused as e:
+            _log.warning("shard %d cannot be replaced now: %s", wanted.slot, e)
+            self._set.ended(wanted.slot, "refused", str(e), now=asyncio.get_running_loop().time())
+            self._step()
+
+
+def _how(event: Ended) -> How:
+    if event.status == "ok":
+        return "handed over" if event.outcome in ("handed-over", "replaced", "duplicate") else "done"
+    return "cancelled" if event.status == "cancelled" else "lost"

@@ -23,13 +23,12 @@ from ephemeron.config import own_processes
 from ephemeron.config.typed import Positive, build, plain
 from ephemeron.errors import EphemeronError, JobError, ServiceUnreachable, UserError
 from ephemeron.events import Traffic
+from ephemeron.runs.function_set import LossBudget
 from ephemeron.sparse.store.places import framed
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE, Shard, ShardOptions
 
 _log = logging.getLogger(__name__)
 
-_MOST_DEATHS = 5
-"""Deaths of a shard in a row, none of which came later than `_STEADY_S` after its start."""
 _STEADY_S = 10.0
 _END_S = 30.0
 """Seconds in which a shard stores its state when it is ended."""
@@ -189,7 +188,7 @@ class ShardProcesses:
             await process.communicate()
 
     async def _supervise(self, shard: int) -> None:
-        loop, deaths = asyncio.get_running_loop(), 0
+        loop, budget = asyncio.get_running_loop(), LossBudget()
         while True:
             process, begun = self._processes[shard], loop.time()
             assert process is not None
@@ -197,11 +196,12 @@ class ShardProcesses:
             code = await process.wait()
             if self._ending or (last is not None and last.end == "stopped"):
                 return
-            deaths = 1 if loop.time() - begun > _STEADY_S else deaths + 1
+            if loop.time() - begun > _STEADY_S:
+                budget = LossBudget()
             what = last.error or last.end if last is not None else f"exit code {code}"
             if not self._settings[shard].channel:
                 raise ServiceUnreachable(f"shard {shard} has ended ({what}), and its state with it: it had no channel")
-            if deaths > _MOST_DEATHS or (last is not None and last.end == "replaced"):
+            if budget.ended(what) or (last is not None and last.end == "replaced"):
                 raise ServiceUnreachable(f"shard {shard} has ended ({what})")
             _log.warning("shard %d has ended (%s): starting it again", shard, what)
             await self._start(shard)

@@ -25,15 +25,13 @@ from ephemeron.errors import (
     ServiceUnreachable,
     TaskFailed,
 )
-from ephemeron.functions.progress_budget import ProgressBudget
+from ephemeron.runs.function_set import Fail, FunctionSet
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.training.part import Part, PartReport, progress_key, stop_key
 
 _log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-MOST_LOSSES = 20
-"""Functions of one share that may end in a row without a step, lost or handed over."""
 _PASSING = (OSError, ChannelError, LinkFailed, PlatformError, RpcError, ServiceRefused, ServiceUnreachable)
 """What the world did. A function that ends with another error would do so again: its data or its code are wrong."""
 PartEnd = Literal["finished", "handed over", "lost", "cancelled"]
@@ -87,7 +85,7 @@ class Shares:
         self._running: dict[int, PartTask] = {}
         self._reports: dict[int, PartReport] = {}
         self._lost = 0
-        self._budgets = [ProgressBudget(MOST_LOSSES) for _ in parts]
+        self._set = FunctionSet()
         self._stopping = self._cancelled = False
 
     @property
@@ -103,10 +101,12 @@ class Shares:
     def stop(self) -> None:
         """Ends all functions at their next report; the run can go on from there."""
         self._stopping = True
+        self._set.stop()
 
     def cancel(self) -> None:
         """Ends all functions at once; the run can go on from their last reports."""
-        self._stopping = self._cancelled = True
+        self.stop()
+        self._cancelled = True
         for task in list(self._running.values()):
             task.cancel()
 
@@ -121,7 +121,8 @@ class Shares:
             found = await self._stored(part)
             attempt = part.attempt if found is None else max(part.attempt, found.attempt + 1)
             if found is None or not found.finished:
-                self._submit(replace(part, attempt=attempt))
+                self._set.keep(part.rank, attempt)
+        self._step()
         told = False
         try:
             while self._running:
@@ -134,20 +135,26 @@ class Shares:
                 for rank, task in list(self._running.items()):
                     if task.done():
                         self._ended(self._parts[rank], task)
+                self._step()
             await self._tell()
         finally:
             for task in self._running.values():
                 task.cancel()
         return [self._reports[part.rank] for part in self._parts if part.rank in self._reports]
 
-    def _submit(self, part: Part) -> None:
-        self._parts[part.rank] = part
-        task = self._running[part.rank] = self._start(part)
-        self._watcher.submitted(part, task)
+    def _step(self) -> None:
+        for action in self._set.decide(0.0):
+            if isinstance(action, Fail):
+                text = f"share {action.slot}: {action.losses} functions in a row have ended without a step, the last one by: {action.cause}"
+                raise RunFailed(self._parts[action.slot].run, [text])
+            part = self._parts[action.slot] = replace(self._parts[action.slot], attempt=action.attempt)
+            task = self._running[part.rank] = self._start(part)
+            self._watcher.submitted(part, task)
 
     def _ended(self, part: Part, task: PartTask) -> None:
         del self._running[part.rank]
         if task.cancelled():
+            self._set.ended(part.rank, "cancelled")
             return self._watcher.ended(part, task, "cancelled", "")
         error = task.exception()
         if error is None:
@@ -155,8 +162,8 @@ class Shares:
             self._reports[part.rank] = report
             self._watcher.reported([report])
             self._watcher.ended(part, task, "finished" if report.finished else "handed over", "")
-            if not report.finished and not self._stopping:
-                self._go_on(part, "its time was up")
+            self._set.progressed(report.steps, part.rank)
+            self._set.ended(part.rank, "done" if report.finished else "unfinished", "its time was up")
             return None
         self._watcher.ended(part, task, "lost", str(error))
         for cause in (error, error.__cause__):
@@ -166,18 +173,10 @@ class Shares:
             raise RunFailed(part.run, [f"share {part.rank}: {error}"]) from error
         self._lost += 1
         _log.warning("share %d: its function was lost, another one goes on (%s)", part.rank, error)
-        if not self._stopping:
-            self._go_on(part, str(error))
+        if (known := self._reports.get(part.rank)) is not None:
+            self._set.progressed(known.steps, part.rank)
+        self._set.ended(part.rank, "lost", str(error))
         return None
-
-    def _go_on(self, part: Part, ended: str) -> None:
-        """Starts another function for a share, unless too many have ended without a step."""
-        budget, report = self._budgets[part.rank], self._reports.get(part.rank)
-        budget.progressed(0 if report is None else report.steps)
-        if budget.ended(ended):
-            text = f"share {part.rank}: {budget.spent} functions in a row have ended without a step, the last one by: {ended}"
-            raise RunFailed(part.run, [text])
-        self._submit(replace(part, attempt=part.attempt + 1))
 
     async def _tell(self) -> None:
         for part in self._parts:

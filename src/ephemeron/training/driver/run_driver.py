@@ -27,6 +27,7 @@ from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, Platfor
 from ephemeron.events import Event, GenerationStarted, Note, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Platform, Reason
 from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.function_set import AGAIN_S, MOST_REFUSALS
 from ephemeron.training.collectives.chunking import best_chunk_bytes, measure_requests
 from ephemeron.training.driver.adaptation import Adaptation
 from ephemeron.training.driver.prepare import Prepared
@@ -51,8 +52,6 @@ _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 15.0
 """Seconds that functions may take to stop at a checkpoint before they are killed."""
-ROOM_S, ROOM_TRIES = 1.0, 60
-"""Interval and number of attempts to start a replacement while the platform is at its concurrency limit."""
 END_GRACE_S = 10.0
 QUIET_S = 60.0
 """Seconds without any event, while no function is known to run, after which all ranks are replaced: what was claimed last was
@@ -413,7 +412,7 @@ class RunDriver:
 
     async def _replace(self, rank: int, attempt: int, *, not_after: int | None = None) -> None:
         """Starts a replacement; at the concurrency limit, as soon as a function has ended."""
-        tries = ROOM_TRIES
+        tries = MOST_REFUSALS
         while True:
             try:
                 return await self._invoke(rank, attempt, "replacement", not_after=not_after)
@@ -422,7 +421,7 @@ class RunDriver:
                 if e.binding != "concurrency" or not tries:
                     raise
                 _log.debug("no place for a replacement of rank %d, %d tries left: %s", rank, tries, e)
-            await asyncio.sleep(ROOM_S)
+            await asyncio.sleep(AGAIN_S)
 
     async def _stop_when_asked(self) -> RunOutcome:
         """Stops the run at a checkpoint at the first request; kills it at the second one or after a timeout. Both can be resumed."""

@@ -13,12 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ephemeron.events import Continued, Ended, Evaluated, Event, GenerationStarted, Invoked, LimitReached, Loaded, Progress
-from ephemeron.functions.progress_budget import ProgressBudget
+from ephemeron.runs.function_set import LossBudget
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.worker.fencing import attempt_text, generation_of
-
-MOST_LOSSES = 5
-"""Times in a row that a rank may be lost without finishing an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class RunSupervisor:
     """The limit that ends the run, in words."""
     _waiting: dict[int, int] = field(default_factory=dict)
     """By rank: an attempt that its predecessor has invoked and not handed off to."""
-    _budgets: defaultdict[int, ProgressBudget] = field(default_factory=lambda: defaultdict(lambda: ProgressBudget(MOST_LOSSES)))
+    _budgets: defaultdict[int, LossBudget] = field(default_factory=lambda: defaultdict(LossBudget))
     _next: dict[int, int] = field(default_factory=dict)
     """By rank: the iteration that its newest function computes."""
     _evaluated: dict[int, int] = field(default_factory=dict)
