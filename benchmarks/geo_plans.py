@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.geo_allocations import AVAILABLE, CORES, WORKLOADS, Allocation, trained
 from benchmarks.geo_worlds import workplace
-from ephemeron.regions.planning import PlanMethod, PlanRequest, plan_regions
+from ephemeron.regions.planning import PlanRequest, plan_regions
+from ephemeron.training.job import RegionPlanMethod
 
 CASES = (
     (Allocation(shares=(1, 1), kinds=("cascade-lake", "skylake")), (12, 8)),
@@ -25,7 +26,7 @@ TABLE_6 = {
     "deepfm": {"waiting": (6.8, 26.0), "cost": (13.4, 24.0)},
 }
 """Ranges of the reductions over the three cases, in percent."""
-_METHODS: tuple[PlanMethod, ...] = ("match-straggler", "cheapest")
+_METHODS: tuple[RegionPlanMethod, ...] = ("match", "cheapest")
 
 
 def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def _case(model: str, number: int, say: Callable[[str], None]) -> dict[str, Any]
     }
     with workplace() as folder:
         before = trained(folder, WORKLOADS[model], allocation, (AVAILABLE, AVAILABLE))
-        after = trained(folder, WORKLOADS[model], allocation, plans["match-straggler"])
+        after = trained(folder, WORKLOADS[model], allocation, plans["match"])
     row = {
         "model": model,
         "case": number,

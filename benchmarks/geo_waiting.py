@@ -27,7 +27,7 @@ def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     for allocation in ALLOCATIONS[:1] if quick else ALLOCATIONS:
         with workplace() as folder:
             found = trained(folder, WORKLOADS["lenet"], allocation, (AVAILABLE, AVAILABLE))
-        plan = plan_regions(allocation.regions(), PlanRequest(method="greedy"))
+        plan = plan_regions(allocation.regions(), PlanRequest(method="all"))
         row = {
             "allocation": allocation.title,
             "paper_percent": None,

@@ -84,6 +84,12 @@ class GroupStarted:
 
     more_ranks: int = 0
     """First rank in the run of the functions that it may grow by: they come after those that all groups start with."""
+    predicted_waiting_share: float | None = None
+    """Part of an epoch in which it is expected to wait for the slowest group; None: not known. Exchanges are left out of predictions."""
+    predicted_epoch_s: float = 0.0
+    """Expected seconds of an epoch of all groups; 0: not known."""
+    predicted_epoch_usd: float = 0.0
+    """Expected price of its functions for so long; 0: not known."""
 
     def rank(self, own: int) -> int:
         """Rank in the run of one of its own ranks."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.regions.region_files import credentials_of, groups_of, load_regions, parse_regions
+from ephemeron.regions.region_files import credentials_of, functions_of, groups_of, load_regions, parse_regions
 from ephemeron.regions.scheduling.devices import KINDS, TABLE_1, power_of
 
 TWO = """
@@ -66,6 +66,7 @@ def test_the_column_of_rated_power() -> None:
         ("data_share = 2", "data_share = 0", "should be more than 0"),
         ("cores = 12 }, {", "cores = 0 }, {", "should be at least 1"),
         ("power = 1.5", "power = -1", "should be more than 0"),
+        ("\n[[region]]", 'plan = "greedy"\n\n[[region]]', "plan = 'greedy' is not known; use one of match, cheapest, fastest, all"),
         ("power = 1.5", "powr = 1.5", "unknown key powr; did you mean power"),
         ('devices = [{ kind = "skylake", cores = 12 }]', "", "region chongqing has neither devices nor workers"),
         ('kind = "own"', 'kind = "cascade-lake"', "two devices of kind 'cascade-lake'; add their cores up"),
@@ -130,9 +131,9 @@ def test_groups_have_the_planned_cores() -> None:
     near, far = groups_of(regions)
     assert (near.name, near.platform, near.workers, near.share) == ("shanghai", "local", 14, pytest.approx(2 / 3))
     assert (far.workers, far.memory_mb) == (6, 3538), "functions of two vCPUs each"
-    assert [g.workers for g in groups_of(regions, {"shanghai": 12, "chongqing": 5})] == [12, 3]
+    assert [functions_of(region, 5) for region in regions.region] == [5, 3], "of one core, and of two"
     fixed = parse_regions(TWO.replace("memory_mb = 3538", "workers = 4"))
-    assert groups_of(fixed, {"shanghai": 12, "chongqing": 5})[1].workers == 4
+    assert groups_of(fixed)[1].workers == 4
     with pytest.raises(JobError, match="needs two regions"):
         groups_of(parse_regions(TWO.partition("\n\n")[0]))
 

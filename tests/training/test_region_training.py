@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from functools import cache
@@ -10,17 +11,24 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from training_runs import make_job
+from rich.console import Console
+from training_runs import WORLD, make_job
 
 from ephemeron.cli.main import main
+from ephemeron.cli.progress import Display
 from ephemeron.errors import JobError
-from ephemeron.events import FaultFired, RegionExchanged
+from ephemeron.events import FaultFired, GroupStarted, Invoked, RegionExchanged, RunStarted
+from ephemeron.regions.driver.launch import prepared_groups
 from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
+from ephemeron.training.driver.launch import LaunchRequest
 from ephemeron.training.driver.records import ResultSummary, read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, Job, RunGroup
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.rates import Affine, Transfer
+from ephemeron.training.planning_workflow import keep
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -162,3 +170,101 @@ def test_the_command_line_takes_regions_and_reports_each(tmp_path: Path) -> None
     regions = json.loads(result.stdout.splitlines()[-1])["regions"]
     assert [region["name"] for region in regions] == ["east", "west"]
     assert all(set(region) == REGION_KEYS for region in regions)
+
+
+DEVICES = """
+[[region]]
+name = "shanghai"
+platform = "simulated"
+devices = [{ kind = "cascade-lake", cores = 12 }]
+
+[[region]]
+name = "chongqing"
+platform = "simulated"
+devices = [{ kind = "skylake", cores = 12 }]
+"""
+
+
+PROFILE = Profile(
+    workload=Workload(model_mb=0.1, a=40.0, b=3.0, m=-20.0, memory_slope_mb=1.0, memory_base_mb=300.0, dataset_mb=1.0, samples=1438),
+    platform=PlatformProfile(
+        name="local",
+        price_gb_s=1e-5,
+        price_invocation=1e-7,
+        cold_start_s=1.0,
+        transfer=(Transfer(memory_mb=512, up=Affine(latency_s=0.01, mb_s=70), down=Affine(latency_s=0.01, mb_s=70)),),
+    ),
+)
+
+
+def described(tmp_path: Path, job: Job, text: str = DEVICES, **options: Any) -> list[GroupStarted]:
+    """The regions of a run, as its first event would have them."""
+    (tmp_path / "regions.toml").write_text(text)
+    c = configure(job, regions=tmp_path / "regions.toml", batch_size=4, **options)
+    return prepared_groups(LaunchRequest(job=job, configuration=c)).described()
+
+
+def test_a_launch_predicts_epochs_from_the_model_of_the_simulator(tmp_path: Path) -> None:
+    job = make_job(epochs=3)
+    shanghai, chongqing = described(tmp_path, job)
+    assert [(g.name, g.workers, g.iterations) for g in (shanghai, chongqing)] == [("shanghai", 12, 45), ("chongqing", 8, 69)]
+    assert WORLD.compute is not None
+    step_s = WORLD.compute.seconds(4, 1769)
+    slow_s, fast_s = 15 * step_s / 0.666, 23 * step_s / 0.973
+    assert shanghai.predicted_epoch_s == chongqing.predicted_epoch_s == pytest.approx(fast_s), "more iterations of fewer functions"
+    assert shanghai.predicted_waiting_share == pytest.approx(1 - slow_s / fast_s)
+    assert chongqing.predicted_waiting_share == 0
+    assert shanghai.predicted_epoch_usd == pytest.approx(12 * 1769 / 1024 * fast_s * shanghai.prices["gb_second_usd"])
+    every = described(tmp_path, job, region_plan="all")
+    assert [g.workers for g in every] == [12, 12]
+    assert every[1].predicted_waiting_share == pytest.approx(1 - 0.666 / 0.973), "what its plan saves"
+
+
+def test_a_launch_predicts_epochs_from_the_profile_of_a_job_or_else_waits_from_powers(tmp_path: Path) -> None:
+    job, local = make_job(), DEVICES.replace('"simulated"', '"local"')
+    unknown = described(tmp_path, job, local)
+    assert [g.predicted_epoch_s for g in unknown] == [0, 0]
+    assert [g.predicted_waiting_share for g in unknown] == [pytest.approx(1 - 8 * 0.973 / (12 * 0.666), abs=0.01), 0]
+    keep(job, PROFILE, platform="local", channel="folder")
+    known = described(tmp_path, job, local)
+    step_s = float(PROFILE.workload.compute_s(4, known[0].memory_mb))
+    assert known[0].predicted_epoch_s == pytest.approx(23 * step_s), "the profile is of the functions themselves, so their power is in it"
+
+
+def test_nothing_is_predicted_of_functions_without_devices_and_profile(tmp_path: Path) -> None:
+    text = REGIONS.replace('"simulated"', '"local"')
+    assert [g.predicted_waiting_share for g in described(tmp_path, make_job(), text)] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_run_of_a_file_of_regions_starts_and_tells_its_plan(tmp_path: Path) -> None:
+    """12 functions and 8, as algorithm 1 has it for case 1 of table 5."""
+    (tmp_path / "regions.toml").write_text(DEVICES)
+    lines = io.StringIO()
+    job, display = make_job(), Display(Console(file=lines, width=300))
+    c = configure(job, regions=tmp_path / "regions.toml", batch_size=24, exchange_every=2)
+    result = train(job, c, on_event=display.on_event).raise_if_failed()
+    assert [group.workers for group in result.summary.groups] == [12, 8]
+    begun = next(e for e in events_of(result.folder) if isinstance(e, RunStarted))
+    assert begun.configuration["regions_plan"] == "match"
+    assert len({e.rank for e in events_of(result.folder) if isinstance(e, Invoked)}) == 20
+    shanghai, chongqing = begun.groups
+    for group in (shanghai, chongqing):
+        assert (
+            f"{group.name}: {group.workers} functions, 50.0% of the samples, waits {group.predicted_waiting_share:.1%}, about"
+            in lines.getvalue()
+        )
+    report = (result.folder.path / "report.html").read_text()
+    assert f"(predicted {shanghai.predicted_waiting_share:.1%})" in report
+    assert "regions_plan" in report
+
+
+def test_a_plan_that_is_unknown_is_refused_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "regions.toml").write_text(REGIONS)
+    arguments = ["train", str(JOB), "--regions", str(tmp_path / "regions.toml"), "--region-plan"]
+    done = CliRunner().invoke(main, [*arguments, "most"])
+    assert done.exit_code == 2
+    assert "'most' is not one of 'match', 'cheapest', 'fastest', 'all'" in done.output
+    done = CliRunner().invoke(main, [*arguments, "cheapest"])
+    assert done.exit_code == 2
+    assert "region_plan = 'cheapest' has nothing to plan: all regions have workers" in done.output

@@ -16,6 +16,7 @@ from ephemeron.events import (
     Event,
     FaultFired,
     GenerationStarted,
+    GroupStarted,
     Invoked,
     Measured,
     Note,
@@ -108,6 +109,9 @@ class Display:
         quota = ", ".join(f"{g.name} {g.workers} × {g.memory_mb} MB" for g in e.groups)
         functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB")
         self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {functions}{how}")
+        plan = c.get("regions_plan")
+        for group in e.groups:
+            self._say(f"  {started_line(group, e.samples)}", f" (plan {plan})" if plan else "")
         for note in e.notes:
             self._say("  ", ("note", "yellow"), f" {note}")
         if self.console.is_terminal and self._all is None and e.iterations:
@@ -261,6 +265,17 @@ class Display:
         for note in comparison.notes:
             self.console.print(note)
         self.console.print()
+
+
+def started_line(group: GroupStarted, samples: int) -> str:
+    """What a region starts with, of a run with so many samples, and what is expected of it."""
+    waits = "" if group.predicted_waiting_share is None else f", waits {group.predicted_waiting_share:.1%}"
+    epoch = (
+        f", about {human_seconds(group.predicted_epoch_s)} and {human_usd(group.predicted_epoch_usd)} an epoch"
+        if group.predicted_epoch_s
+        else ""
+    )
+    return f"{group.name}: {human_count(group.workers, 'function')}, {group.samples / max(samples, 1):.1%} of the samples{waits}{epoch}"
 
 
 def region_line(group: GroupMeter, t: float) -> str:

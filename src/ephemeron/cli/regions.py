@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ephemeron.regions.planning import METHODS
+from ephemeron.training.job import REGION_PLANS
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.regions.planning import RegionPlan
+    from ephemeron.training.job import RegionPlanMethod
 
 
 @click.group(short_help="Plan, measure and change training across regions.")
@@ -24,10 +25,8 @@ def regions() -> None:
 @click.argument("regions", metavar="REGIONS.toml", type=click.Path(path_type=Path))
 @click.option(
     "--method",
-    type=click.Choice(METHODS),
-    default="match-straggler",
-    show_default=True,
-    help="match-straggler: algorithm 1 of Cloudless-Training. cheapest: never slower than that, or within --deadline-s. fastest: within --budget-usd. greedy: all devices.",
+    type=click.Choice(REGION_PLANS),
+    help="match: algorithm 1 of Cloudless-Training. cheapest: never slower than that, or within --deadline-s. fastest: within --budget-usd. all: all devices.  [default: plan of REGIONS.toml, or match]",
 )
 @click.option("--deadline-s", type=click.FloatRange(min=0, min_open=True), help="Longest pass over the data, for cheapest.")
 @click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Highest cost of a pass over the data, for fastest.")
@@ -36,47 +35,63 @@ def regions() -> None:
 @click.option(
     "--sample-s", type=click.FloatRange(min=0, min_open=True), help="Seconds per sample on a device of power 1.  [default: relative times]"
 )
+@click.option(
+    "--write",
+    "target",
+    metavar="[OUT]",
+    is_flag=False,
+    flag_value="",
+    help="Write the regions with the planned workers into OUT, which train --regions starts as they are; without OUT into REGIONS.toml itself.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON.")
 def plan_command(
     regions: Path,
-    method: str,
+    method: RegionPlanMethod | None,
     deadline_s: float | None,
     budget_usd: float | None,
     memory_mb: int,
     samples: int | None,
     sample_s: float | None,
+    target: str | None,
     as_json: bool,
 ) -> None:
     """Plan how many cores each region of REGIONS.toml uses.
 
     \b
     ephemeron regions plan regions.toml
-    ephemeron regions plan regions.toml --method cheapest
+    ephemeron regions plan regions.toml --method cheapest --write planned.toml
     ephemeron regions plan regions.toml --method fastest --samples 60000 --sample-s 0.002 --budget-usd 0.1
 
-    A region whose devices are too many for its data waits for the slowest one. A plan leaves such devices out.
+    A region whose devices are too many for its data waits for the slowest one. A plan leaves such devices out. It is made from the devices
+    alone, whatever workers the regions have.
     """
     from ephemeron.config.typed import plain
     from ephemeron.errors import JobError
-    from ephemeron.regions.planning import PlanMethod, PlanRequest, plan_regions
-    from ephemeron.regions.region_files import load_regions
+    from ephemeron.regions.planning import DEFAULT_METHOD, PlanRequest, plan_regions, with_functions
+    from ephemeron.regions.region_files import load_regions, write_regions
 
     if (samples is None) != (sample_s is None):
         raise JobError("--samples and --sample-s belong together", remedy="give both, or neither")
-    chosen: PlanMethod = method  # type: ignore[assignment]
+    known = load_regions(regions)
     request = PlanRequest(
-        method=chosen,
+        method=method or known.plan or DEFAULT_METHOD,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         memory_mb=memory_mb,
         samples=samples or 0,
         sample_s=1.0 if sample_s is None else sample_s,
     )
-    found = plan_regions(load_regions(regions), request)
+    found = plan_regions(known, request)
+    if target is not None:
+        planned, out = with_functions(known, found), Path(target) if target else regions
+        write_regions(planned, regions, out)
     if as_json:
         click.echo(json.dumps(plain(found)))
     else:
         _show(found)
+    if target is not None:
+        functions = ", ".join(f"{region.name} {human_count(region.workers, 'function')}" for region in planned.region)
+        click.echo(f"{out}: {functions}", err=as_json)
 
 
 @regions.command("probe")
@@ -213,7 +228,7 @@ def _show(found: RegionPlan) -> None:
     for row in rows:
         cells = [v.ljust(w) if i in (0, 3) else v.rjust(w) for i, (v, w) in enumerate(zip(row, widths, strict=True))]
         click.echo("  ".join(cells).rstrip())
-    pace = f"{found.seconds / found.greedy_seconds:.3f} × the time of all devices"
+    pace = f"{found.seconds / found.seconds_with_all:.3f} × the time of all devices"
     took = "" if found.relative else f"{found.seconds:.4g} s a pass, "
     cost = "" if found.cost_usd is None else f"${found.cost_usd:.4g} a pass, "
     click.echo(f"{found.method}: straggler {found.straggler}; {took}{cost}{pace}")

@@ -26,12 +26,23 @@ def parse_toml(text: str, *, where: str, remedy: str = "") -> dict[str, Any]:
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """A table as TOML text: values first, then the tables in it, in which everything is inline. None is left out."""
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None and not isinstance(v, Mapping)]
+    """A table as TOML text: values first, then the tables and lists of tables in it, in which everything is inline. None is left out."""
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None and not isinstance(v, Mapping) and not _are_tables(v)]
     for name, inner in table.items():
         if isinstance(inner, Mapping):
-            lines += ["", f"[{_key(name)}]", *(f"{_key(k)} = {_value(v)}" for k, v in inner.items() if v is not None)]
-    return "\n".join(lines) + "\n"
+            lines += ["", f"[{_key(name)}]", *_values(inner)]
+        elif _are_tables(inner):
+            for each in inner:
+                lines += ["", f"[[{_key(name)}]]", *_values(each)]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _are_tables(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def _values(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None]
 
 
 def _key(name: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ephemeron.config.toml import toml_text
+from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
 from ephemeron.prices.reading import Dated, PriceFile
 
@@ -206,15 +207,8 @@ def refreshed(file: PriceFile, lists: Sequence[ServiceList], region: str) -> tup
 
 def file_text(file: PriceFile) -> str:
     """A price file as text, which `reading.read` reads."""
-    tables = {f.name: getattr(file, f.name) for f in fields(file)}
-    many = {name: table for name, table in tables.items() if isinstance(table, tuple)}
-    one = {name: _values(table) if isinstance(table, Dated) else table for name, table in tables.items() if name not in many}
-    rows = [f"\n[[{name}]]\n{toml_text(_values(row))}" for name, table in many.items() for row in table]
-    return "# List prices, in US dollars, for --prices FILE.\n" + toml_text(one) + "".join(rows)
-
-
-def _values(table: Dated) -> dict[str, Any]:
-    return {f.name: getattr(table, f.name) for f in fields(table)}
+    tables = {name: table for name, table in plain(file).items() if table != []}
+    return "# List prices, in US dollars, for --prices FILE.\n" + toml_text(tables)
 
 
 def _header(rows: Iterator[list[str]], where: str) -> tuple[dict[str, str], list[str]]:

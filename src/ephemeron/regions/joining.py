@@ -8,6 +8,7 @@ from pathlib import Path
 from ephemeron.errors import JobError, UserError
 from ephemeron.regions.driver.added_regions import answer_about, ask
 from ephemeron.regions.driver.region_events import members_of
+from ephemeron.regions.planning import planned
 from ephemeron.regions.region_files import group_of, load_regions
 from ephemeron.runs.lock import is_driven
 from ephemeron.training.driver import records
@@ -32,7 +33,7 @@ def join(run_id: str, region: str, file: Path) -> tuple[str, int]:
         RunNotFound: there is no such run.
         UserError: the run has no regions, or has this one; it does not train; no client of `train` drives it; or the client refuses the region.
     """
-    regions = load_regions(file)
+    regions, _ = planned(load_regions(file))
     group = group_of(regions, region)
     folder, _, _ = open_run(run_id)
     places = members_of(folder)

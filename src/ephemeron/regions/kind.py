@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ephemeron.training.driver.launch import LaunchRequest
     from ephemeron.training.driver.lifecycle import OnEvent
     from ephemeron.training.driver.result import Result
+    from ephemeron.training.job import RegionPlanMethod
 
 
 class RegionRuns(RunKind):
@@ -25,18 +26,24 @@ class RegionRuns(RunKind):
 
         return train_groups(request, on_event=on_event, out=out)
 
-    def read_options(self, path: str) -> dict[str, object]:
-        """Options of a run from a file of regions: its groups, and how they exchange.
+    def read_options(self, path: str, plan: RegionPlanMethod | None) -> dict[str, object]:
+        """Options of a run from a file of regions: its groups with the functions that the plan gives them, and how they exchange.
+
+        Args:
+            path: of the file.
+            plan: method; None: that of the file.
 
         Raises:
-            JobError: the file is refused.
+            JobError: the file is refused, or nothing can be planned.
+            PlanInfeasible: as `plan_regions`.
         """
-        from ephemeron.regions.planning import planned_groups
-        from ephemeron.regions.region_files import load_regions
+        from ephemeron.regions.planning import planned
+        from ephemeron.regions.region_files import groups_of, load_regions
 
-        found = load_regions(path)
+        found, method = planned(load_regions(path), plan)
         return {
-            "groups": planned_groups(found),
+            "groups": groups_of(found),
+            "region_plan": method,
             "group_store": found.store,
             "least_regions": found.least_regions,
             "region_replan_every_s": found.replan_every_s,

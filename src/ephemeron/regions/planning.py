@@ -1,6 +1,6 @@
-"""From regions to the cores that each of them uses: `ephemeron regions plan`.
+"""From regions to the cores and functions that each of them uses: `ephemeron regions plan`, and `train --regions`.
 
-Methods: `greedy` takes everything, the baseline of Cloudless-Training; `match-straggler` is its algorithm 1; `cheapest` and `fastest` are exact
+Methods: `all` takes everything, the baseline of Cloudless-Training; `match` is its algorithm 1; `cheapest` and `fastest` are exact
 (`scheduling.optimizer`). Without a deadline, `cheapest` keeps the pace of algorithm 1, and so is never dearer than it. Without any price a core costs
 the same everywhere. Without measured times, a pass over all data with a power of 1 takes one unit of time.
 """
@@ -11,25 +11,23 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from ephemeron.errors import JobError
-from ephemeron.regions.region_files import Region, RegionDevice, Regions, groups_of
+from ephemeron.regions.region_files import Region, RegionDevice, Regions, cores_of_function, functions_of, mean_power
 from ephemeron.regions.scheduling.choices import Choice, Offer, RegionOffers, choice_of
 from ephemeron.regions.scheduling.match_straggler import DeviceCount, RegionResources, load_power, match_straggler
 from ephemeron.regions.scheduling.optimizer import Allocation, at_pace, cheapest, fastest
 from ephemeron.regions.scheduling.replanning import MeasuredIterations, fitted, replanned
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RegionPlanMethod
 
-PlanMethod = Literal["match-straggler", "cheapest", "fastest", "greedy"]
-METHODS: tuple[str, ...] = get_args(PlanMethod)
+DEFAULT_METHOD: RegionPlanMethod = "match"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """What a plan is asked for."""
 
-    method: PlanMethod = "match-straggler"
+    method: RegionPlanMethod = DEFAULT_METHOD
     deadline_s: float | None = None
     """Longest pass; None: `cheapest` keeps the pace of algorithm 1."""
     budget_usd: float | None = None
@@ -88,15 +86,16 @@ class RegionPlan:
     cost_usd: float | None
     """Of a pass; None: prices or times are not known."""
     saved_cost_share: float
-    """Part of the cost that is saved over `greedy`."""
+    """Part of the cost that is saved over `all`."""
     saved_waiting_share: float
-    """Part of the waiting that is saved over `greedy`: seconds in which cores wait."""
-    greedy_seconds: float
+    """Part of the waiting that is saved over `all`: seconds in which cores wait."""
+    seconds_with_all: float
+    """Time of a pass with all cores."""
     regions: tuple[PlannedRegion, ...]
 
     @property
     def cores(self) -> dict[str, int]:
-        """Cores by region, as `regions.groups_of` takes them."""
+        """Cores by region."""
         return {region.name: region.cores for region in self.regions}
 
 
@@ -113,17 +112,75 @@ def plan_regions(regions: Regions, request: PlanRequest | None = None) -> Region
     return _described(regions, request, _found(request, regions, offers))
 
 
-def planned_groups(regions: Regions) -> tuple[RunGroup, ...]:
-    """Groups of functions of a run, with the cores that `plan_regions` gives each region.
+def planned(regions: Regions, method: RegionPlanMethod | None = None) -> tuple[Regions, RegionPlanMethod | None]:
+    """The regions of a run with the functions that a plan gives to those without `workers`, and its method.
 
-    Where all regions have `workers`, or one has no devices, there is nothing to plan.
+    The others keep their functions, and the plan takes their power as it is. Where all have `workers`, nothing is planned: the method is None.
+
+    Args:
+        regions: as the file has them.
+        method: None: the `plan` of the file; without one, `match`, or `all` where a region has no devices.
 
     Raises:
-        JobError: see `plan_regions` and `groups_of`.
+        JobError: a method is given and there is nothing to plan; or as `plan_regions` and `with_functions`.
+        PlanInfeasible: as `plan_regions`.
     """
-    if all(region.workers for region in regions.region) or not all(region.devices for region in regions.region):
-        return groups_of(regions)
-    return groups_of(regions, plan_regions(regions).cores)
+    free = [region.name for region in regions.region if not region.workers]
+    if not free:
+        if method is not None:
+            raise JobError(
+                f"region_plan = '{method}' has nothing to plan: all regions have workers",
+                remedy="leave region_plan, or workers in the file, out",
+            )
+        return regions, None
+    plannable = all(region.devices for region in regions.region)
+    chosen = method or regions.plan or (DEFAULT_METHOD if plannable else "all")
+    if chosen == "all" and not plannable:
+        return regions, chosen
+    counted = dataclasses.replace(regions, region=tuple(_as_it_is(regions, region) for region in regions.region))
+    return with_functions(regions, plan_regions(counted, PlanRequest(method=chosen)), free), chosen
+
+
+def _as_it_is(regions: Regions, region: Region) -> Region:
+    """A region whose only choice is what its `workers` have; one without them as it is."""
+    if not region.workers or not region.devices:
+        return region
+    power = region.workers * cores_of_function(region) * mean_power(regions, region)
+    return dataclasses.replace(region, devices=(RegionDevice(kind="its workers", cores=1, power=power),))
+
+
+def with_functions(regions: Regions, plan: RegionPlan, names: Sequence[str] | None = None) -> Regions:
+    """The regions with `workers`, and the `memory_mb` of the size of function that is planned, as a file can have them.
+
+    Args:
+        regions: of the plan.
+        plan: of `plan_regions`.
+        names: regions that get them; None: all.
+
+    Raises:
+        JobError: the plan has functions of several sizes in a region.
+    """
+    found = []
+    for region, use in zip(regions.region, plan.regions, strict=True):
+        if names is None or region.name in names:
+            region = _with_use(region, use)
+        found.append(region)
+    return dataclasses.replace(regions, region=tuple(found), plan=None)
+
+
+def _with_use(region: Region, use: PlannedRegion) -> Region:
+    offered = [memory_mb for device in region.devices for memory_mb in ([size.memory_mb for size in device.sizes] or [0])]
+    used = [(memory_mb, n) for memory_mb, n in zip(offered, use.functions, strict=True) if n]
+    sizes = {memory_mb for memory_mb, _ in used}
+    if region.memory_mb or sizes == {0}:
+        return dataclasses.replace(region, workers=functions_of(region, use.cores))
+    if len(sizes) > 1:
+        listed = ", ".join(f"{n} of {memory_mb} MB" if memory_mb else f"{n} of any" for memory_mb, n in used)
+        raise JobError(
+            f"region {region.name}: the plan has functions of several sizes ({listed}), and a region of a run has one",
+            remedy="leave one size in its devices, or give workers and memory_mb",
+        )
+    return dataclasses.replace(region, workers=sum(n for _, n in used), memory_mb=used[0][0])
 
 
 def replan_regions(
@@ -148,7 +205,7 @@ def replan_regions(
 def _described(regions: Regions, request: PlanRequest, found: Allocation) -> RegionPlan:
     priced = _is_priced(regions)
     resources = [_resources(regions, region) for region in regions.region]
-    greedy = _greedy(found.regions)
+    everything = _with_all(found.regions)
     powers = [load_power(each.devices, each.data) for each in resources]
     relative = not request.samples
     hours = priced and not relative
@@ -158,9 +215,9 @@ def _described(regions: Regions, request: PlanRequest, found: Allocation) -> Reg
         relative=relative,
         seconds=found.seconds,
         cost_usd=found.usd if hours else None,
-        saved_cost_share=1 - found.usd / greedy.usd,
-        saved_waiting_share=_saved(_waiting(found), _waiting(greedy)),
-        greedy_seconds=greedy.seconds,
+        saved_cost_share=1 - found.usd / everything.usd,
+        saved_waiting_share=_saved(_waiting(found), _waiting(everything)),
+        seconds_with_all=everything.seconds,
         regions=tuple(
             _planned(region, each, choice, resource, waiting, priced)
             for region, each, choice, resource, waiting in zip(
@@ -189,7 +246,7 @@ def _is_priced(regions: Regions) -> bool:
     )
 
 
-def _greedy(offers: Sequence[RegionOffers]) -> Allocation:
+def _with_all(offers: Sequence[RegionOffers]) -> Allocation:
     return Allocation(regions=tuple(offers), choices=tuple(_everything(each) for each in offers))
 
 
@@ -203,8 +260,8 @@ def _refuse_contradictions(request: PlanRequest) -> None:
 
 
 def _found(request: PlanRequest, regions: Regions, offers: tuple[RegionOffers, ...]) -> Allocation:
-    if request.method == "greedy":
-        return _greedy(offers)
+    if request.method == "all":
+        return _with_all(offers)
     if request.method == "fastest":
         return fastest(offers, budget_usd=math.inf if request.budget_usd is None else request.budget_usd)
     if request.deadline_s is not None:
@@ -213,7 +270,7 @@ def _found(request: PlanRequest, regions: Regions, offers: tuple[RegionOffers, .
     published = Allocation(
         regions=offers, choices=tuple(choice_of(each, _smallest(each, counts)) for each, counts in zip(offers, matched, strict=True))
     )
-    return published if request.method == "match-straggler" else at_pace(offers, published.seconds)
+    return published if request.method == "match" else at_pace(offers, published.seconds)
 
 
 def _resources(regions: Regions, region: Region) -> RegionResources:

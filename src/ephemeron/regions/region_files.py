@@ -1,5 +1,6 @@
 """Regions of a run in a TOML file that users write: `regions.toml`.
 
+    plan = "match"                  # functions of regions without workers: match (default), cheapest, fastest or all
     power = "measured"              # column of table 1 that built-in powers are from: measured (default) or rated
     store = "s3://bucket/exchange"  # reached from all regions; left out where all regions are on this machine
     replan_every_s = 60             # new plans from measured iteration times while regions train; 0 (default): none
@@ -30,19 +31,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ephemeron.config.toml import parse_toml
+from ephemeron.config.toml import parse_toml, toml_text
 from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Positive, Typed, Within, build
 from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
 from ephemeron.regions.driver.credentials import variables_of
 from ephemeron.regions.scheduling.devices import PowerSource, power_of
-from ephemeron.training.job import PlatformName, RunGroup
+from ephemeron.training.job import PlatformName, RegionPlanMethod, RunGroup
 
 _NAME = Form(r"[a-z][a-z0-9-]{0,23}", "up to 24 small letters, digits and hyphens, a letter first")
 _PREFIX = Form(r"[A-Za-z][A-Za-z0-9_]*|", "letters, digits and underscores: the beginning of names of environment variables")
@@ -103,7 +105,7 @@ class Region(Typed):
     devices: tuple[RegionDevice, ...] = ()
     """Devices that it can use; empty: `workers` says how many functions it has."""
     workers: Annotated[int, AtLeast(0)] = 0
-    """Number of its functions; 0: as many as the planned cores need."""
+    """Number of its functions; 0: what the plan gives it."""
     memory_mb: Annotated[int, Within(0, 10_000_000)] = 0
     """Quota of each function, MB; 0: the platform's default."""
     channel: str | None = None
@@ -152,6 +154,8 @@ class Regions(Typed):
     """Known connections."""
     store: str = ""
     """Address of a store that all regions reach; "": a folder, where all of them are on this machine."""
+    plan: RegionPlanMethod | None = None
+    """Plan for the functions of regions without `workers`; None: `match`, or `all` where a region has no devices."""
     power: PowerSource = "measured"
     """Column of table 1 that powers of built-in kinds are from."""
     communicator: Literal["store", "tcp"] = "store"
@@ -227,7 +231,7 @@ def parse_regions(text: str, *, where: str = "regions.toml") -> Regions:
 
     Raises:
         JobError: no TOML, an unknown or missing key, a wrong type, a bad number, a device without a power, two regions of one name, shares
-            that do not add up, or a link of an unknown region.
+            that do not add up, a plan with nothing to plan, or a link of an unknown region.
     """
     regions = build(Regions, parse_toml(text, where=where), where=where)
     try:
@@ -261,6 +265,8 @@ def check_regions(regions: Regions) -> None:
         if region.data is not None:
             check_data(region.data)
     _check_shares(regions)
+    if regions.plan is not None and all(region.workers for region in regions.region):
+        raise JobError(f"plan = '{regions.plan}' has nothing to plan: all regions have workers", remedy="leave plan, or workers, out")
     if regions.least_regions > len(regions.region):
         raise JobError(
             f"least_regions = {regions.least_regions} is more than the {len(regions.region)} regions of the file",
@@ -318,15 +324,56 @@ def credentials_of(region: Region, environment: Mapping[str, str] | None = None)
     return variables_of(region.credentials, f"region {region.name}", environment)
 
 
-def groups_of(regions: Regions, cores: Mapping[str, int] | None = None, *, limits: Limits | None = None) -> tuple[RunGroup, ...]:
+def write_regions(regions: Regions, source: Path, target: Path) -> None:
+    """Writes a file of regions with the functions that they have now, and all other values of the file that they are from, without its comments.
+
+    Args:
+        regions: those of `source`, all with `workers`.
+        source: a file of regions.
+        target: the file to write: relative paths in it name the same files as before. It is replaced if it is a file of regions, or `source`.
+
+    Raises:
+        JobError: `target` is another kind of file, or cannot be written.
+    """
+    raw = parse_toml(source.read_text(encoding="utf-8"), where=str(source))
+    raw.pop("plan", None)
+    _move(raw, "authority", source, target)
+    for table, region in zip(raw["region"], regions.region, strict=True):
+        table |= {"workers": region.workers} | ({"memory_mb": region.memory_mb} if region.memory_mb else {})
+        for holder, key in ((table, "certificate"), (table, "certificate_key"), (table.get("data"), "path"), (table.get("prices"), "file")):
+            _move(holder, key, source, target)
+    text = toml_text(raw)
+    again = parse_regions(text, where=str(target))
+    assert [(r.name, r.workers, r.memory_mb) for r in again.region] == [(r.name, r.workers, r.memory_mb) for r in regions.region]
+    if target.exists():
+        try:
+            load_regions(target)
+        except JobError:
+            raise JobError(f"{target} exists and is no file of regions, so it is not replaced", remedy="name another file") from None
+    try:
+        part = target.with_name(f"{target.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    except OSError as e:
+        raise JobError(f"{target} cannot be written: {e.strerror}", remedy="name another file") from None
+
+
+def _move(table: object, key: str, source: Path, target: Path) -> None:
+    """Lets a relative path in a table name the same file from another folder."""
+    if not isinstance(table, dict) or not isinstance(table.get(key), str) or os.path.isabs(table[key]):
+        return
+    before, after = source.parent.resolve(), target.parent.resolve()
+    if before != after:
+        table[key] = os.path.relpath(before / table[key], after)
+
+
+def groups_of(regions: Regions, *, limits: Limits | None = None) -> tuple[RunGroup, ...]:
     """Groups of functions of a `Configuration`, one for each region, in their order.
 
-    A region without `workers` has a function for each core, or, with a `memory_mb`, as many as have these cores in all. New plans
-    may give it as many as all of its devices have cores for.
+    A region without `workers` has as many functions as all of its cores need. New plans may give any region so many.
 
     Args:
         regions: of the run.
-        cores: by region, cores that it uses, as planned; None: all.
         limits: of the platforms, which say how many cores come with a quota; None: those of AWS Lambda.
 
     Raises:
@@ -334,37 +381,29 @@ def groups_of(regions: Regions, cores: Mapping[str, int] | None = None, *, limit
     """
     if len(regions.region) < 2:
         raise JobError("training across regions needs two regions", remedy="add a [[region]] table, or train without regions")
-    return tuple(group_of(regions, name, None if cores is None else cores[name], limits=limits) for name in regions.names)
+    return tuple(group_of(regions, name, limits=limits) for name in regions.names)
 
 
-def group_of(regions: Regions, name: str, cores: int | None = None, *, limits: Limits | None = None) -> RunGroup:
+def group_of(regions: Regions, name: str, *, limits: Limits | None = None) -> RunGroup:
     """Group of functions of one region; see `groups_of`.
-
-    Args:
-        regions: of the run.
-        name: of the region.
-        cores: that it uses; None: all.
-        limits: of the platforms.
 
     Raises:
         JobError: there is no such region.
     """
-    known, region = Limits() if limits is None else limits, regions.named(name)
-    all_cores = sum(d.cores for d in region.devices)
-    planned = all_cores if cores is None else cores
-    each = known.vcpus(region.memory_mb) if region.memory_mb else 1.0
+    region = regions.named(name)
+    cores = sum(device.cores for device in region.devices)
     return RunGroup(
         name=region.name,
         platform=region.platform,
         channel=region.channel,
         memory_mb=region.memory_mb,
         share=regions.shares()[regions.names.index(name)],
-        workers=region.workers or max(1, math.ceil(planned / each - 1e-9)),
-        most_workers=math.floor(all_cores / each + 1e-9),
+        workers=region.workers or functions_of(region, cores, limits=limits),
+        most_workers=math.floor(cores / cores_of_function(region, limits=limits) + 1e-9),
         prices=region.prices.file,
         data=region.data,
         credentials=region.credentials,
-        power=_mean_power(regions, region),
+        power=mean_power(regions, region),
         listen=region.listen,
         endpoint=region.endpoint,
         certificate=region.certificate,
@@ -372,7 +411,17 @@ def group_of(regions: Regions, name: str, cores: int | None = None, *, limits: L
     )
 
 
-def _mean_power(regions: Regions, region: Region) -> float:
+def functions_of(region: Region, cores: int, *, limits: Limits | None = None) -> int:
+    """Functions that have so many cores in all, at least 1: one for each, or, with a `memory_mb`, as the quota has cores."""
+    return max(1, math.ceil(cores / cores_of_function(region, limits=limits) - 1e-9))
+
+
+def cores_of_function(region: Region, *, limits: Limits | None = None) -> float:
+    """Cores that come with the quota of a function; 1 without a `memory_mb`."""
+    return (Limits() if limits is None else limits).vcpus(region.memory_mb) if region.memory_mb else 1.0
+
+
+def mean_power(regions: Regions, region: Region) -> float:
     """Mean power of the cores of a region; 1 without devices."""
     cores = sum(device.cores for device in region.devices)
     return sum(device.cores * regions.power_of(device) for device in region.devices) / cores if cores else 1.0

@@ -16,7 +16,7 @@ from ephemeron.cli.terminal import make_console
 from ephemeron.cli.training.sparse_plan import planned_options, sparse_dry_run
 from ephemeron.config.typed import Count, Positive, plain
 from ephemeron.errors import MissingExtra, UserError
-from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
+from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, REGION_PLANS, SCHEDULES
 from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ LEARNED = "learned"
     "--regions",
     metavar="FILE",
     help="File of regions, each a group of functions with its own platform, channel and data (docs/regions.md).",
+)
+@click.option(
+    "--region-plan",
+    type=click.Choice(REGION_PLANS),
+    help="Functions of the regions of FILE that have no workers: in proportion to their data (algorithm 1 of Cloudless-Training), exactly the cheapest at its pace or the fastest, or all.  [default: plan of FILE, or match]",
 )
 @click.option(
     "--region-sync",

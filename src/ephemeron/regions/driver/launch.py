@@ -21,6 +21,7 @@ from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.regions.driver.credentials import variables_of
 from ephemeron.regions.driver.network_options import check_network, network_of
+from ephemeron.regions.driver.predictions import with_predictions
 from ephemeron.regions.policies import checked_sync
 from ephemeron.runs import folders
 from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _OF_GROUPS = (
     "groups",
     "regions",
+    "region_plan",
     "exchange_every",
     "region_sync",
     "region_compression",
@@ -86,7 +88,9 @@ class PreparedGroups:
             if started.most_workers > started.workers:
                 found[i] = dataclasses.replace(started, more_ranks=first)
                 first += started.most_workers - started.workers
-        return found
+        c = self.spec.configuration
+        has_power = c.region_plan is not None or any(group.power != 1.0 for group in c.groups)
+        return with_predictions(found, c.groups, self.members, self.request.job, has_power=has_power)
 
 
 def described_group(group: RunGroup, member: PreparedRun, first_rank: int) -> GroupStarted:
@@ -278,6 +282,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
             first.configuration,
             workers=int(first_ranks[-1]),
             groups=c.groups,
+            region_plan=c.region_plan,
             least_regions=c.least_regions,
             region_replan_every_s=c.region_replan_every_s,
             exchange_every=c.exchange_every,

@@ -28,7 +28,7 @@ from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
-from ephemeron.training.job import Configuration, Fault, Job
+from ephemeron.training.job import Configuration, Fault, Job, RegionPlanMethod
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.job.job_file import renamed
 from ephemeron.training.job.precedence import give_way
@@ -130,11 +130,16 @@ def configured(values: Mapping[str, object]) -> Configuration:
 
 def _name_regions(values: dict[str, object]) -> None:
     """Adds groups, and the store that they share, from a file of regions."""
+    plan: RegionPlanMethod | None = values.get("region_plan")  # type: ignore[assignment]
     if not values.get("regions"):
+        if plan is not None:
+            raise JobError(
+                f"region_plan = '{plan}' is for a file of regions, and there is none", remedy="give regions, or leave region_plan out"
+            )
         return
     if values.get("groups"):
         raise JobError("run.regions and run.groups both say where functions run", remedy="leave one of them out")
-    found = load_kind("regions").read_options(str(values.pop("regions")))
+    found = load_kind("regions").read_options(str(values.pop("regions")), plan)
     for name in ("group_store", "least_regions", "region_replan_every_s"):
         found[name] = values.get(name, found[name])
     values |= found

@@ -509,7 +509,12 @@ def describe(spec: RunSpec) -> dict[str, object]:
     between: dict[str, object] = (
         {}
         if len(c.groups) < 2
-        else {"regions_exchange": c.region_sync, "regions_compression": c.region_compression, "regions_exchange_every": c.exchange_every}
+        else {
+            "regions_plan": c.region_plan,
+            "regions_exchange": c.region_sync,
+            "regions_compression": c.region_compression,
+            "regions_exchange_every": c.exchange_every,
+        }
     )
     return between | {
         "pattern": c.pattern,

@@ -33,6 +33,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Mode = Literal["min", "max"]
 Staleness = Literal["auto", "none"]
 SyncName = Literal["bsp", "ssp", "asp", "hap", "hsp"]
+RegionPlanMethod = Literal["match", "cheapest", "fastest", "all"]
 
 PLATFORMS: tuple[str, ...] = get_args(PlatformName)
 PATTERNS: tuple[str, ...] = get_args(Pattern)
@@ -40,6 +41,7 @@ EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 ON_NON_FINITE: tuple[str, ...] = get_args(OnNonFinite)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+REGION_PLANS: tuple[str, ...] = get_args(RegionPlanMethod)
 
 AVERAGE = "average"
 """Outer optimiser that adds the mean of the ranks' changes to the parameters."""
@@ -213,6 +215,9 @@ class Configuration(Typed):
     """Groups of functions, at least two; empty: all functions are one group."""
     regions: Path | None = None
     """File of regions, `regions.toml`, each of which becomes a group; instead of `groups`."""
+    region_plan: RegionPlanMethod | None = None
+    """Functions of the regions of a file that have no `workers`: `match` (computing power in proportion to the data), `cheapest` or `fastest`
+    (exact), `all` (what their devices have cores for). None: the `plan` of the file, or `match`."""
     exchange_every: Count = 10
     """H: iterations between two exchanges of the groups."""
     region_sync: Annotated[str, _REGION_SYNC] = "sma"

@@ -19,7 +19,7 @@ from ephemeron.units import human_bytes
 _COLOURS = ("blue", "amber", "green", "grey")
 
 CAPTION = (
-    "Waiting is the time in exchanges with other regions: sending, and waiting for them. Bytes are metered by the regions. Staleness is "
+    "Waiting is the time in exchanges with other regions: sending, and waiting for them; predictions leave exchanges out. Bytes are metered by the regions. Staleness is "
     "the number of rounds that a region is ahead of what it has applied of the region furthest behind. Released is the time, of all functions "
     "together, for which a region that had done its share had ended them."
 )
@@ -47,7 +47,7 @@ def region_table(story: RunSummary, result: Mapping[str, Any] | None) -> Markup:
                 human_bytes(region.wan_bytes_sent),
                 human_bytes(region.wan_bytes_received),
                 _by_kernel(region),
-                f"{region.waiting_share:.1%}",
+                _waiting(region),
                 f"{region.released_s:.0f} s" if region.released else "–",
                 usd(costs[name]) if name in costs else "–",
             ]
@@ -74,6 +74,12 @@ def _by_kernel(region: RegionActivity) -> str:
     if not region.wan_kernel_bytes_sent:
         return "–"
     return f"{human_bytes(region.wan_kernel_bytes_sent)}, {human_bytes(region.wan_kernel_bytes_received)}"
+
+
+def _waiting(region: RegionActivity) -> str:
+    """Part of its time that it has waited, and what was predicted at the start."""
+    predicted = region.started.predicted_waiting_share
+    return f"{region.waiting_share:.1%}" + ("" if predicted is None else f" (predicted {predicted:.1%})")
 
 
 def _functions(region: RegionActivity) -> str:
