@@ -36,7 +36,7 @@ from ephemeron.prices import load_prices
 from ephemeron.testing.damage import DAMAGES, Damage, damage_first, kind_of
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
-from ephemeron.training.job import Configuration, DataSpec, Job, RunGroup, Simulation, Target
+from ephemeron.training.job import Configuration, DataSpec, Job, RunRegion, Simulation, Target
 from ephemeron.training.job.generation import ScheduledResize
 from ephemeron.training.tensors import digest
 from ephemeron.training.worker.spec import RunSpec
@@ -202,9 +202,9 @@ def _regions() -> Ended:
         code=(_code(),),
         simulation=dataclasses.replace(WORLD, compute={"a": 200.0, "b": 4.0, "m": 0.0}),
     )
-    groups = (RunGroup(name="near", workers=2, batch_size=24), RunGroup(name="far", workers=1, batch_size=24))
+    groups = (RunRegion(name="near", workers=2, batch_size=24), RunRegion(name="far", workers=1, batch_size=24))
     values: dict[str, Any] = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, "region_sync": "diloco"}
-    result = train(job, configure(job, groups=groups, **values))
+    result = train(job, configure(job, regions=groups, **values))
     return (str(result.summary.weights_sha256), "") if result.finished else ("", str(result))
 
 

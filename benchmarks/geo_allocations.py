@@ -18,7 +18,7 @@ from ephemeron.regions.region_files import Regions, parse_regions
 from ephemeron.regions.scheduling.devices import KINDS
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 
 CORES, FUNCTION_MB = 2, 3538
 """Of a function: two vCPUs of AWS Lambda."""
@@ -68,13 +68,13 @@ def trained(
     compute: Any = dataclasses.replace(job.simulation.compute, a=workload.iteration_s * slow * FUNCTION_MB / workload.batch_size)
     job = dataclasses.replace(job, simulation=dataclasses.replace(job.simulation, compute=compute))
     groups = tuple(
-        RunGroup(name=name, workers=n // CORES, memory_mb=FUNCTION_MB, share=share, power=KINDS[kind].power())
+        RunRegion(name=name, workers=n // CORES, memory_mb=FUNCTION_MB, share=share, power=KINDS[kind].power())
         for name, n, share, kind in zip(("shanghai", "chongqing"), cores, allocation.shares, allocation.kinds, strict=True)
     )
     configuration = configure(
         job,
         platform="simulated",
-        groups=groups,
+        regions=groups,
         batch_size=workload.batch_size,
         region_sync=sync,
         exchange_every=every,
@@ -98,7 +98,7 @@ def trained(
     }
 
 
-def _ranks(groups: tuple[RunGroup, ...]) -> list[range]:
+def _ranks(groups: tuple[RunRegion, ...]) -> list[range]:
     found, first = [], 0
     for group in groups:
         found.append(range(first, first + group.workers))

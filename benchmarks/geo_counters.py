@@ -30,7 +30,7 @@ from ephemeron.testing import wan_namespaces
 from ephemeron.testing.wan_namespaces import RegionNamespaces
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 
 NAMES = ("shanghai", "chongqing")
 MBIT_S = 100.0
@@ -83,7 +83,7 @@ def run_side(seed: int, sync: str, every: int, compression: str) -> list[dict[st
     """A point for each epoch: accuracy, and bytes that have left a region, by the kernel and as metered; of the region with more of them."""
     with RegionNamespaces(dict.fromkeys(NAMES, MBIT_S), routed=True) as namespaces, workplace() as folder:
         groups = tuple(
-            RunGroup(
+            RunRegion(
                 name=name, workers=1, memory_mb=2048, share=1.0, listen=f"0.0.0.0:{PORT}", endpoint=f"{namespaces[name].address}:{PORT}"
             )
             for name in NAMES
@@ -92,13 +92,13 @@ def run_side(seed: int, sync: str, every: int, compression: str) -> list[dict[st
         configuration = configure(
             job,
             platform="local",
-            groups=groups,
+            regions=groups,
             batch_size=WORKLOAD.batch_size,
             region_sync=sync,
             exchange_every=every,
             region_compression=compression,
             checkpoint_every=200,
-            group_communicator="tcp",
+            region_communicator="tcp",
         )
         counted = _Counters(namespaces)
         with counted, _daemons_in({name: namespaces[name].name for name in NAMES}):

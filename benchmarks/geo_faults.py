@@ -27,7 +27,7 @@ from ephemeron.regions.communicator.tcp import TcpCommunicator
 from ephemeron.runs.folders import events_of
 from ephemeron.testing.wan import EmulatedWan, WanLink
 from ephemeron.training.driver import configure, train
-from ephemeron.training.job import Fault, RunGroup, load_job
+from ephemeron.training.job import Fault, RunRegion, load_job
 from ephemeron.training.worker.spec import GroupNetwork
 
 JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
@@ -157,10 +157,10 @@ def _p99(values: Sequence[float]) -> float:
 
 def _killed(iteration: int) -> dict[str, Any]:
     """SIGKILL of rank 0 of a region in a training run of local functions over TCP."""
-    groups = (RunGroup(name="near", workers=1, batch_size=24, listen="127.0.0.1:0"), RunGroup(name="far", workers=1, batch_size=24))
+    groups = (RunRegion(name="near", workers=1, batch_size=24, listen="127.0.0.1:0"), RunRegion(name="far", workers=1, batch_size=24))
     job = dataclasses.replace(load_job(JOB), epochs=3, run={})
     how = configure(
-        job, groups=groups, platform="local", group_communicator="tcp", region_sync="diloco", exchange_every=3, checkpoint_every=4
+        job, regions=groups, platform="local", region_communicator="tcp", region_sync="diloco", exchange_every=3, checkpoint_every=4
     )
     fault = Fault(kind="kill", rank=1, iteration=iteration, phase="compute")
     result = train(job, how, faults=[fault])

@@ -15,7 +15,7 @@ from ephemeron.events import Progress, RegionExchanged
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Job, RunGroup
+from ephemeron.training.job import Job, RunRegion
 
 POWERS = (1.0, 2.0, 4.0)
 WORKLOAD = Workload(model="lenet", samples=1120, test=300, epochs=4, lr=0.02, iteration_s=0.6, batch_size=8)
@@ -51,13 +51,13 @@ def _alone(job: Job, power: float) -> float:
 
 def _together(job: Job, sync: str, compression: str, shares: Sequence[float]) -> dict[str, Any]:
     groups = tuple(
-        RunGroup(name=f"speed{power:g}", workers=2, memory_mb=MEMORY_MB, share=share, power=power)
+        RunRegion(name=f"speed{power:g}", workers=2, memory_mb=MEMORY_MB, share=share, power=power)
         for power, share in zip(POWERS, shares, strict=True)
     )
     c = configure(
         job,
         platform="simulated",
-        groups=groups,
+        regions=groups,
         batch_size=WORKLOAD.batch_size,
         region_sync=sync,
         region_compression=compression,

@@ -29,7 +29,7 @@ from ephemeron.regions.driver.launch import divide
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Job, JobLimits, RunGroup, Simulation, Target
+from ephemeron.training.job import Job, JobLimits, RunRegion, Simulation, Target
 
 MEMORY_MB = 10_240
 """Largest quota of AWS Lambda: almost six vCPUs, so that two functions stand for the twelve cores of a region."""
@@ -195,10 +195,10 @@ def one_cloud(job: Job, workload: Workload, *, functions: int = 4) -> Result:
 
 def regions(job: Job, workload: Workload, *, sync: str, every: int, compression: str = "none", functions: int = 2) -> Result:
     """A run in two regions of equal shares, with functions of almost six vCPUs each."""
-    groups = tuple(RunGroup(name=name, workers=functions, memory_mb=MEMORY_MB, share=1.0) for name in ("shanghai", "chongqing"))
+    groups = tuple(RunRegion(name=name, workers=functions, memory_mb=MEMORY_MB, share=1.0) for name in ("shanghai", "chongqing"))
     values = {
         "platform": "simulated",
-        "groups": groups,
+        "regions": groups,
         "batch_size": workload.batch_size,
         "region_sync": sync,
         "exchange_every": every,

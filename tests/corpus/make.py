@@ -295,20 +295,20 @@ def grouped(label: str, *, faults: tuple[str, ...] = (), late: int = 0, make: An
     def run(folder: Path) -> None:
         from training_runs import WORLD
 
-        from ephemeron.training.job import RunGroup
+        from ephemeron.training.job import RunRegion
 
         near, far = (
             {"name": "near", "workers": 2, "batch_size": 24, "share": 2},
             {"name": "far", "workers": 1, "batch_size": 12, "share": 1},
         )
-        groups = (RunGroup(**near), RunGroup(**far, memory_mb=1024))
+        groups = (RunRegion(**near), RunRegion(**far, memory_mb=1024))
         world = WORLD
         if late:
-            groups = tuple(RunGroup(name=n, workers=w, batch_size=12 // w) for n, w in (("near", 1), ("mid", 1), ("far", 2)))
+            groups = tuple(RunRegion(name=n, workers=w, batch_size=12 // w) for n, w in (("near", 1), ("mid", 1), ("far", 2)))
             world = dataclasses.replace(WORLD, compute=dataclasses.replace(WORLD.compute, a=200.0))
         fields = {"epochs": epochs, "simulation": world, **(make() if make else {})}
         with _late("far", late):
-            result = trained(job(**fields), faults=faults, **{"groups": groups, "exchange_every": 5, "checkpoint_every": 4, **values})
+            result = trained(job(**fields), faults=faults, **{"regions": groups, "exchange_every": 5, "checkpoint_every": 4, **values})
         print(f"  {result.summary.status} {result.summary.iterations} {result.causes}")
 
     RECIPES[label] = run
@@ -355,11 +355,11 @@ def regions_resized(folder: Path) -> None:
     from training_runs import WORLD
 
     from ephemeron.functions.world import RegionSlowdown
-    from ephemeron.training.job import RunGroup
+    from ephemeron.training.job import RunRegion
 
     groups = (
-        RunGroup(name="steady", workers=2, batch_size=12, memory_mb=1769),
-        RunGroup(name="grows", workers=2, most_workers=6, batch_size=12, memory_mb=1769),
+        RunRegion(name="steady", workers=2, batch_size=12, memory_mb=1769),
+        RunRegion(name="grows", workers=2, most_workers=6, batch_size=12, memory_mb=1769),
     )
     slowdown = RegionSlowdown(region="grows", start_s=25.0, seconds=60.0, factor=2.6)
     world = dataclasses.replace(WORLD, compute=dataclasses.replace(WORLD.compute, a=100.0, b=0.0), region_slowdowns=(slowdown,))
@@ -378,8 +378,8 @@ from training_runs import make_job
 how = json.loads(sys.argv[1])
 job = make_job(name="corpus", **{k: Target(**v) if k == "model" else v for k, v in how.get("job", {}).items()})
 if how.get("groups"):
-    from ephemeron.training.job import RunGroup
-    how["run"]["groups"] = tuple(RunGroup(**g) for g in how["groups"])
+    from ephemeron.training.job import RunRegion
+    how["run"]["groups"] = tuple(RunRegion(**g) for g in how["groups"])
 train(job, configure(job, **how["run"]), faults=[parse_fault(f) for f in how.get("faults", [])], check=False)
 """
 SLOW = ["delay:rank=0,factor=1,seconds=0.2"]

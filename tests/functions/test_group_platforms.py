@@ -23,7 +23,7 @@ from ephemeron.runs.header import read_header
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.job import RunGroup, parse_fault
+from ephemeron.training.job import RunRegion, parse_fault
 from tiny_job import JOB
 
 pytestmark = pytest.mark.slow
@@ -41,8 +41,8 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     s3 = {"AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}
     for name, value in {**KEYS, **s3, "EPHEMERON_HOME": str(tmp_path / "home")}.items():
         monkeypatch.setenv(name, value)  # the nodes of the cluster, started below, have them, too
-    lambdas = RunGroup(name="lambda", platform="aws", workers=2, channel=s3_server.address, memory_mb=MEMORY_MB)
-    cluster = RunGroup(name="cluster", platform="ray", workers=1, channel=(tmp_path / "objects").as_uri(), memory_mb=MEMORY_MB)
+    lambdas = RunRegion(name="lambda", platform="aws", workers=2, channel=s3_server.address, memory_mb=MEMORY_MB)
+    cluster = RunRegion(name="cluster", platform="ray", workers=1, channel=(tmp_path / "objects").as_uri(), memory_mb=MEMORY_MB)
     common = {"exchange_every": 4, "checkpoint_every": 3, "batch_size": 48}
     killed: list[int] = []
 
@@ -59,7 +59,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
         clouds = [deployed(service, memory_mb=MEMORY_MB, timeout_s=600, preload="torch,ephemeron.training.worker.loop"), ray.settings()]
         result = train(
             JOB,
-            configure(JOB, groups=(lambdas, cluster), group_store=f"{s3_server.address}/common", **common),
+            configure(JOB, regions=(lambdas, cluster), region_store=f"{s3_server.address}/common", **common),
             cloud=clouds,
             peer_timeout_s=120.0,
             on_event=kill,
@@ -75,8 +75,8 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     shas = {read_result(place).weights_sha256 for place in members_of(result.folder)}  # type: ignore[union-attr]
     assert shas == {result.summary.weights_sha256}
 
-    simulated = [RunGroup(name=group.name, workers=group.workers, memory_mb=MEMORY_MB) for group in (lambdas, cluster)]
-    alone = train(JOB, configure(JOB, platform="simulated", groups=simulated, **common))
+    simulated = [RunRegion(name=group.name, workers=group.workers, memory_mb=MEMORY_MB) for group in (lambdas, cluster)]
+    alone = train(JOB, configure(JOB, platform="simulated", regions=simulated, **common))
     assert alone.summary.weights_sha256 == result.summary.weights_sha256
 
     async def left() -> list[str]:

@@ -38,7 +38,7 @@ from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_driver import RunDriver
-from ephemeron.training.job import Fault, RunGroup, Target
+from ephemeron.training.job import Fault, RunRegion, Target
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
 from gates import Gate
 from random_schedules import seeds
@@ -52,17 +52,17 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
-PAIR = (RunGroup(name="near", workers=2, batch_size=24, share=2), RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
+PAIR = (RunRegion(name="near", workers=2, batch_size=24, share=2), RunRegion(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 
 
-def _plain(group: RunGroup) -> dict[str, Any]:
+def _plain(group: RunRegion) -> dict[str, Any]:
     return {name: value for name, value in plain(group).items() if value is not None}
 
 
-def grouped(*, faults: Any = (), groups: Any = PAIR, **overrides: Any) -> Result:
+def grouped(*, faults: Any = (), regions: Any = PAIR, **overrides: Any) -> Result:
     job = make_job(epochs=3)
     values = {"platform": "simulated", "exchange_every": 5, "checkpoint_every": 4, **overrides}
-    return train(job, configure(job, groups=groups, **values), faults=faults)
+    return train(job, configure(job, regions=regions, **values), faults=faults)
 
 
 @cache
@@ -110,12 +110,12 @@ def test_functions_killed_in_the_exchange_of_groups_repeat_it(rank: int) -> None
 @pytest.mark.slow
 def test_a_killed_function_takes_its_state_from_others_of_its_group() -> None:
     groups = tuple(
-        RunGroup(**{**_plain(group), "channel": "direct", "workers": workers}) for group, workers in zip(PAIR, (3, 2), strict=True)
+        RunRegion(**{**_plain(group), "channel": "direct", "workers": workers}) for group, workers in zip(PAIR, (3, 2), strict=True)
     )
-    weights = grouped(groups=groups, checkpoint_every=50).summary.weights_sha256
+    weights = grouped(regions=groups, checkpoint_every=50).summary.weights_sha256
     before_exchanges = [Fault(kind="kill", rank=0, iteration=i, phase="wait", attempt=a) for a, i in enumerate((4, 9))]
     for faults in (before_exchanges, [Fault(kind="kill", rank=r, iteration=7, phase="upload") for r in (1, 3)]):
-        disturbed = grouped(groups=groups, checkpoint_every=50, faults=faults)
+        disturbed = grouped(regions=groups, checkpoint_every=50, faults=faults)
         assert disturbed.summary.weights_sha256 == weights
         events = list(events_of(disturbed.folder))
         assert sum(isinstance(event, FaultFired) for event in events) == 2
@@ -124,8 +124,8 @@ def test_a_killed_function_takes_its_state_from_others_of_its_group() -> None:
 
 @pytest.mark.slow
 def test_hand_offs_change_nothing() -> None:
-    groups = [RunGroup(**{**_plain(group), "function_timeout_s": 12.0}) for group in PAIR]
-    relayed = grouped(groups=groups)
+    groups = [RunRegion(**{**_plain(group), "function_timeout_s": 12.0}) for group in PAIR]
+    relayed = grouped(regions=groups)
     assert [e for e in events_of(relayed.folder) if isinstance(e, Invoked) and e.reason == "relay"]
     assert relayed.summary.weights_sha256 == undisturbed()
 
@@ -156,7 +156,7 @@ def test_rounds_that_no_function_repeats_are_deleted(monkeypatch: pytest.MonkeyP
 def test_the_average_is_taken_when_the_options_say() -> None:
     shas = {undisturbed(), *(grouped(exchange_every=every).summary.weights_sha256 for every in (7, 1000))}
     assert len(shas) == 3
-    assert grouped(groups=PAIR[::-1]).summary.workers == 3
+    assert grouped(regions=PAIR[::-1]).summary.workers == 3
 
 
 def test_samples_are_divided_once_and_in_proportion() -> None:
@@ -169,16 +169,16 @@ def test_samples_are_divided_once_and_in_proportion() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sync": "hap"}, "sync 'hap' is not for a run of several groups"),
-        ({"pattern": "parameter-server"}, "pattern 'parameter-server' is not for a run of several groups"),
-        ({"stages": 2}, "stages is not for a run of several groups"),
-        ({"groups": PAIR[:1]}, "run.groups has one group"),
-        ({"groups": (PAIR[0], PAIR[0])}, "two groups of the name 'near'"),
-        ({"groups": (PAIR[0], RunGroup(name="real", workers=1, platform="local"))}, "cannot train together"),
-        ({"groups": (PAIR[0], RunGroup(name="b", workers=1, channel="ps://h:1"))}, "group b: channel 'ps://h:1'"),
-        ({"group_store": "s3://bucket/x"}, "group_store is not for simulated groups"),
-        ({"platform": "local", "groups": (PAIR[0], RunGroup(name="b", workers=1, platform="ray"))}, "give group_store"),
-        ({"platform": "local", "group_store": "redis://u:p@h:1"}, "credentials do not belong in group_store"),
+        ({"sync": "hap"}, "sync 'hap' is not for a run in several regions"),
+        ({"pattern": "parameter-server"}, "pattern 'parameter-server' is not for a run in several regions"),
+        ({"stages": 2}, "stages is not for a run in several regions"),
+        ({"regions": PAIR[:1]}, "run.regions has one region"),
+        ({"regions": (PAIR[0], PAIR[0])}, "two regions of the name 'near'"),
+        ({"regions": (PAIR[0], RunRegion(name="real", workers=1, platform="local"))}, "cannot train together"),
+        ({"regions": (PAIR[0], RunRegion(name="b", workers=1, channel="ps://h:1"))}, "region b: channel 'ps://h:1'"),
+        ({"region_store": "s3://bucket/x"}, "region_store is not for simulated regions"),
+        ({"platform": "local", "regions": (PAIR[0], RunRegion(name="b", workers=1, platform="ray"))}, "give region_store"),
+        ({"platform": "local", "region_store": "redis://u:p@h:1"}, "credentials do not belong in region_store"),
     ],
 )
 def test_what_does_not_work_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
@@ -187,7 +187,7 @@ def test_what_does_not_work_is_refused_by_name(changes: dict[str, Any], said: st
     assert not all_runs()
 
 
-LOCAL = {"platform": "local", "groups": tuple(RunGroup(**{**_plain(group), "memory_mb": 512}) for group in PAIR)}
+LOCAL = {"platform": "local", "regions": tuple(RunRegion(**{**_plain(group), "memory_mb": 512}) for group in PAIR)}
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_another_client_stops_all_groups(tmp_path: Path) -> None:
     stopped = train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), on_event=on_event)
     asked[0].join()
     assert stopped.summary.status == "stopped"
-    with pytest.raises(UserError, match="has several groups of functions and cannot be resized"):
+    with pytest.raises(UserError, match="has several regions and cannot be resized"):
         resize(stopped.summary.run_id, workers=4)
 
 

@@ -18,11 +18,11 @@ from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, RunRegion
 
 pytestmark = pytest.mark.usefixtures("home")
 
-PAIR = (RunGroup(name="near", workers=2, batch_size=24, share=2), RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
+PAIR = (RunRegion(name="near", workers=2, batch_size=24, share=2), RunRegion(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def trained(*, faults: Any = (), mb_s: float = 0.05, epochs: int = 3, sync: str 
     world = Simulation(compute=compute, region_latency_s=0.05, region_bandwidth_mb_s=mb_s)
     job = make_job(epochs=epochs, simulation=world)
     values: dict[str, Any] = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "region_sync": sync}
-    return train(job, configure(job, groups=PAIR, **values), faults=faults).raise_if_failed()
+    return train(job, configure(job, regions=PAIR, **values), faults=faults).raise_if_failed()
 
 
 def plans(result: Result, rank: int = 0) -> list[str]:

@@ -15,11 +15,11 @@ from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.errors import EphemeronError
 from ephemeron.testing.damage import DAMAGES, Damage, damage_first, kind_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 from random_schedules import seeds
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
-TWO = (RunGroup(name="near", workers=2, batch_size=24), RunGroup(name="far", workers=1, batch_size=24))
+TWO = (RunRegion(name="near", workers=2, batch_size=24), RunRegion(name="far", workers=1, batch_size=24))
 ENDLESS_S = 100_000.0
 
 
@@ -50,7 +50,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, policy: str, kind: str, damage: Dam
     job = make_job(epochs=1, simulation=SLOW_WORLD)
     values: dict[str, Any] = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, "region_sync": policy}
     try:
-        result = train(job, configure(job, groups=TWO, **values))
+        result = train(job, configure(job, regions=TWO, **values))
     except EphemeronError as e:
         return happened, kinds, "", str(e)
     if not result.finished:

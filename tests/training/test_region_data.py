@@ -28,7 +28,7 @@ from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Configuration, RunGroup, load_job
+from ephemeron.training.job import Configuration, RunRegion, load_job
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -69,9 +69,9 @@ def own_samples(folder: Path, name: str, *, seed: int) -> tuple[DataSpec, list[b
 
 def regions_with_samples(folder: Path, **overrides: Any) -> tuple[Result, dict[str, list[bytes]]]:
     found = {name: own_samples(folder, name, seed=i) for i, name in enumerate(("near", "far"))}
-    groups = tuple(RunGroup(name=name, workers=2, batch_size=6, data=data) for name, (data, _) in found.items())
+    groups = tuple(RunRegion(name=name, workers=2, batch_size=6, data=data) for name, (data, _) in found.items())
     job = make_job(epochs=3)
-    configuration = configure(job, groups=groups, **{"platform": "simulated", "exchange_every": 3, **overrides})
+    configuration = configure(job, regions=groups, **{"platform": "simulated", "exchange_every": 3, **overrides})
     return train(job, configuration), {name: markers for name, (_, markers) in found.items()}
 
 
@@ -140,10 +140,10 @@ def test_no_byte_of_a_sample_crosses_a_connection_between_regions(tmp_path: Path
     found = {name: own_samples(tmp_path, name, seed=i) for i, name in enumerate(("near", "far"))}
     with RecordingProxy() as proxy:
         listens = {"near": {"listen": f"127.0.0.1:{proxy.behind}", "endpoint": f"127.0.0.1:{proxy.port}"}, "far": {}}
-        groups = tuple(RunGroup(name=name, workers=1, batch_size=6, data=data, **listens[name]) for name, (data, _) in found.items())
+        groups = tuple(RunRegion(name=name, workers=1, batch_size=6, data=data, **listens[name]) for name, (data, _) in found.items())
         job = make_job(epochs=3)
-        values = {"region_sync": "diloco", "group_communicator": "tcp", "exchange_every": 3}
-        result = train(job, configure(job, groups=groups, platform="local", **values))
+        values = {"region_sync": "diloco", "region_communicator": "tcp", "exchange_every": 3}
+        result = train(job, configure(job, regions=groups, platform="local", **values))
         assert result.finished
         near, far = result.summary.regions
         parameters = 4 * sum(tensor.numel() for tensor in result.state_dict().values())
@@ -164,9 +164,9 @@ def test_regions_with_samples_of_their_own_train_one_model(tmp_path: Path) -> No
 
 def test_a_region_without_samples_of_its_own_shares_those_of_the_job(tmp_path: Path) -> None:
     data, _ = own_samples(tmp_path, "near", seed=0)
-    groups = (RunGroup(name="near", workers=1, batch_size=6, data=data), RunGroup(name="far", workers=1, batch_size=24))
+    groups = (RunRegion(name="near", workers=1, batch_size=6, data=data), RunRegion(name="far", workers=1, batch_size=24))
     job = make_job(epochs=1)
-    result = train(job, configure(job, groups=groups, platform="simulated", exchange_every=3))
+    result = train(job, configure(job, regions=groups, platform="simulated", exchange_every=3))
     started = next(e for e in events_of(result.folder) if isinstance(e, RunStarted))
     near, far = started.groups
     assert near.samples == 38
@@ -176,34 +176,34 @@ def test_a_region_without_samples_of_its_own_shares_those_of_the_job(tmp_path: P
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (DataSpec(source="npz", path=Path("/no/such.npz")), "group near: "),
-        (DataSpec(collate="a:b"), "group near: data.collate = 'a:b' is for flows"),
+        (DataSpec(source="npz", path=Path("/no/such.npz")), "region near: "),
+        (DataSpec(collate="a:b"), "region near: data.collate = 'a:b' is for flows"),
     ],
 )
 def test_samples_that_cannot_be_read_are_refused_with_the_name_of_the_region(data: DataSpec, match: str) -> None:
-    groups = (RunGroup(name="near", workers=1, data=data), RunGroup(name="far", workers=1))
+    groups = (RunRegion(name="near", workers=1, data=data), RunRegion(name="far", workers=1))
     job = make_job(epochs=1)
     with pytest.raises(JobError, match=match):
-        train(job, configure(job, groups=groups, platform="simulated", exchange_every=3))
+        train(job, configure(job, regions=groups, platform="simulated", exchange_every=3))
 
 
 def test_regions_with_more_iterations_exchange_after_more_of_them() -> None:
-    groups = (RunGroup(name="slow", workers=1), RunGroup(name="fast", workers=1), RunGroup(name="own", workers=1, exchange_every=7))
-    c = Configuration(groups=groups, exchange_every=10)
+    groups = (RunRegion(name="slow", workers=1), RunRegion(name="fast", workers=1), RunRegion(name="own", workers=1, exchange_every=7))
+    c = Configuration(regions=groups, exchange_every=10)
     assert matched_every(c, [100, 400, 200]) == [10, 40, 7]
     assert matched_every(dataclasses.replace(c, region_sync="asgd"), [100, 400, 200]) == [1, 1, 1]
 
 
 def test_a_region_gets_the_credentials_that_it_names_and_no_other_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEAR_AWS_ACCESS_KEY_ID", "key of near")
-    groups = (RunGroup(name="near", workers=1, credentials="NEAR"), RunGroup(name="far", workers=1))
+    groups = (RunRegion(name="near", workers=1, credentials="NEAR"), RunRegion(name="far", workers=1))
     job = make_job(epochs=1)
-    ready = prepared_groups(LaunchRequest(job=job, configuration=configure(job, groups=groups, platform="local")))
+    ready = prepared_groups(LaunchRequest(job=job, configuration=configure(job, regions=groups, platform="local")))
     assert [member.secrets for member in ready.members] == [{"AWS_ACCESS_KEY_ID": "key of near"}, {}]
     assert b"key of near" not in ready.spec.to_bytes()
     monkeypatch.delenv("NEAR_AWS_ACCESS_KEY_ID")
-    with pytest.raises(JobError, match="group near: no environment variable begins with NEAR_"):
-        prepared_groups(LaunchRequest(job=job, configuration=configure(job, groups=groups, platform="local")))
+    with pytest.raises(JobError, match="region near: no environment variable begins with NEAR_"):
+        prepared_groups(LaunchRequest(job=job, configuration=configure(job, regions=groups, platform="local")))
 
 
 @pytest.mark.slow

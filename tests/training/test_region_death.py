@@ -18,7 +18,7 @@ from ephemeron.runs.folders import GROUPS, events_of, runs_folder
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 from gates import Gate
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
@@ -66,19 +66,19 @@ class RegionKiller:
 
 def trained(platform: str, kill: RegionKiller | None = None, **overrides: Any) -> Result:
     job = make_job(epochs=2, **({} if kill is None else {"model": kill.model}))
-    listen = "127.0.0.1:0" if overrides.get("group_communicator") == "tcp" else ""
+    listen = "127.0.0.1:0" if overrides.get("region_communicator") == "tcp" else ""
     groups = (
-        RunGroup(name="near", workers=1, batch_size=24, share=1, listen=listen),
-        RunGroup(name="far", workers=2, batch_size=12, share=1),
+        RunRegion(name="near", workers=1, batch_size=24, share=1, listen=listen),
+        RunRegion(name="far", workers=2, batch_size=12, share=1),
     )
     values = {"platform": platform, "exchange_every": EVERY, "checkpoint_every": EVERY, **overrides}
-    return train(job, configure(job, groups=groups, **values), on_event=kill)
+    return train(job, configure(job, regions=groups, **values), on_event=kill)
 
 
 def test_a_region_that_dies_twice_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
     values = {"region_sync": "diloco", "region_compression": "int4"}
     kill = RegionKiller(tmp_path / "gate", 6, 14)
-    result = trained("local", kill, group_communicator="tcp", **values)
+    result = trained("local", kill, region_communicator="tcp", **values)
     assert result.finished
     assert result.summary.weights_sha256 == trained("simulated", **values).summary.weights_sha256
     assert [count >= 3 for _, count in kill.killed] == [True, True], "both functions and the daemon"

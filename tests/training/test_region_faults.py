@@ -16,13 +16,13 @@ from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 THREE = (
-    RunGroup(name="near", workers=2, batch_size=24),
-    RunGroup(name="mid", workers=1, batch_size=24),
-    RunGroup(name="far", workers=1, batch_size=24),
+    RunRegion(name="near", workers=2, batch_size=24),
+    RunRegion(name="mid", workers=1, batch_size=24),
+    RunRegion(name="far", workers=1, batch_size=24),
 )
 SLOW_WORLD = dataclasses.replace(WORLD, compute=dataclasses.replace(WORLD.compute, a=200.0)) if WORLD.compute else WORLD
 
@@ -35,7 +35,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(*, dark: tuple[RegionBlackout, ...] = (), groups: Any = THREE, epochs: int = 2, **overrides: Any) -> Result:
     job = make_job(epochs=epochs, simulation=dataclasses.replace(SLOW_WORLD, region_blackouts=dark))
     values = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, **overrides}
-    return train(job, configure(job, groups=groups, **values))
+    return train(job, configure(job, regions=groups, **values))
 
 
 def times(result: Result, rank: int) -> dict[int, float]:
@@ -73,7 +73,7 @@ def test_a_blackout_changes_no_weights_of_synchronous_policies_and_ends_when_the
 
 
 def test_fifty_regions_train_one_model() -> None:
-    groups = tuple(RunGroup(name=f"region-{i}", workers=1, batch_size=8) for i in range(50))
+    groups = tuple(RunRegion(name=f"region-{i}", workers=1, batch_size=8) for i in range(50))
     result = trained(groups=groups, epochs=1, region_sync="diloco", exchange_every=2)
     assert result.finished
     assert {s.weights_sha256 for place in members_of(result.folder) if (s := read_result(place))} == {result.summary.weights_sha256}

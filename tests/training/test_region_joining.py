@@ -27,16 +27,16 @@ from ephemeron.runs.region_activity import region_activities
 from ephemeron.training.driver import configure, launch, lifecycle, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, open_run
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, RunRegion
 from gates import Gate
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 NEAR, MID, FAR = 0, 1, 2
 """First ranks of the regions."""
 GROUPS = (
-    RunGroup(name="near", workers=1, batch_size=12),
-    RunGroup(name="mid", workers=1, batch_size=12),
-    RunGroup(name="far", workers=2, batch_size=6),
+    RunRegion(name="near", workers=1, batch_size=12),
+    RunRegion(name="mid", workers=1, batch_size=12),
+    RunRegion(name="far", workers=2, batch_size=6),
 )
 POLICIES = (("sma", "none"), ("diloco:fragments=3,delay=2", "int4"), ("auto", "int8"), ("asgd-ga:staleness=2", "topk:0.2"), ("ama", "none"))
 
@@ -68,7 +68,7 @@ def trained(*, faults: Sequence[Fault] = (), **overrides: Any) -> Result:
     compute = WORLD.compute
     assert compute is not None
     job = make_job(epochs=3, simulation=dataclasses.replace(WORLD, compute=dataclasses.replace(compute, a=200.0)))
-    values = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "groups": GROUPS, **overrides}
+    values = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "regions": GROUPS, **overrides}
     return train(job, configure(job, **values), faults=faults)
 
 
@@ -100,7 +100,7 @@ def test_a_region_that_is_started_late_joins(sync: str, compression: str, late: 
 
 
 def test_no_region_waits_for_one_that_joins(late: list[str]) -> None:
-    alone = computed(list(events_of(trained(groups=GROUPS[:2], region_sync="sma").folder)), NEAR)
+    alone = computed(list(events_of(trained(regions=GROUPS[:2], region_sync="sma").folder)), NEAR)
     late.append("far")
     events = list(events_of(trained(region_sync="sma").folder))
     near, first = computed(events, NEAR), min(computed(events, FAR))
@@ -167,10 +167,10 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(t
 
     monkeypatch.setattr(run_platform, "start", started)
     monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 1.0))
-    groups = (RunGroup(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"), RunGroup(name="far", workers=1, batch_size=12))
+    groups = (RunRegion(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"), RunRegion(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
-    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
-    configuration = configure(job, region_sync="diloco", group_communicator="tcp", **values)
+    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "regions": groups}
+    configuration = configure(job, region_sync="diloco", region_communicator="tcp", **values)
     result = train(job, configuration, on_event=gate)
     assert result.finished
     assert gate.killed
@@ -205,9 +205,9 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(tmp_
     monkeypatch.setattr(launch, "may_be_refused", lambda platform: True)
     monkeypatch.setattr(launch, "_provisional", lambda c, cloud: admitted(make_job(), c, cloud))
     monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 0.5))
-    groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="far", workers=1, batch_size=12))
+    groups = (RunRegion(name="near", workers=1, batch_size=12), RunRegion(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
-    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
+    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "regions": groups}
     result = train(job, configure(job, **values), on_event=gate)
     assert result.finished
     assert asked[0] == 4
@@ -244,9 +244,9 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
             asking[0].start()
         gate(event)
 
-    groups = (RunGroup(name="near", workers=1, batch_size=12), RunGroup(name="mid", workers=1, batch_size=12))
+    groups = (RunRegion(name="near", workers=1, batch_size=12), RunRegion(name="mid", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
-    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "groups": groups}
+    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "regions": groups}
     result = train(job, configure(job, region_sync="diloco", **values), on_event=on_event)
     asking[0].join()
     assert result.finished

@@ -15,7 +15,7 @@ from ephemeron.regions.scheduling.replanning import shares
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import RunGroup, Simulation
+from ephemeron.training.job import RunRegion, Simulation
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 
@@ -47,11 +47,11 @@ def alone(power: float) -> float:
 
 def together(parts: Sequence[float], sync: str) -> Result:
     groups = tuple(
-        RunGroup(name=f"region{i}", workers=1, memory_mb=1769, share=part, power=power)
+        RunRegion(name=f"region{i}", workers=1, memory_mb=1769, share=part, power=power)
         for i, (part, power) in enumerate(zip(parts, POWERS, strict=True))
     )
     job = make_job(epochs=2, simulation=WORLD, evaluate_every="2 epochs")
-    c = configure(job, groups=groups, platform="simulated", region_sync=sync, exchange_every=5, batch_size=8)
+    c = configure(job, regions=groups, platform="simulated", region_sync=sync, exchange_every=5, batch_size=8)
     result = train(job, c)
     assert result.finished
     return result

@@ -16,11 +16,11 @@ from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, RunRegion
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.slow]
 WORKERS = 4
-GROUPS = (RunGroup(name="fast", workers=WORKERS, batch_size=3, power=6.0), RunGroup(name="slow", workers=1, batch_size=12))
+GROUPS = (RunRegion(name="fast", workers=WORKERS, batch_size=3, power=6.0), RunRegion(name="slow", workers=1, batch_size=12))
 SYNC = "asgd-ga:staleness=1000"
 
 
@@ -33,7 +33,7 @@ def trained(*, faults: Any = ()) -> Result:
     compute = WORLD.compute
     assert compute is not None
     job = make_job(epochs=1, simulation=dataclasses.replace(WORLD, compute=dataclasses.replace(compute, a=400.0)))
-    values = {"platform": "simulated", "exchange_every": 10, "checkpoint_every": 7, "groups": GROUPS}
+    values = {"platform": "simulated", "exchange_every": 10, "checkpoint_every": 7, "regions": GROUPS}
     return train(job, configure(job, region_sync=SYNC, **values), faults=faults)
 
 

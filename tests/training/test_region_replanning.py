@@ -25,7 +25,7 @@ from ephemeron.runs.folders import events_of
 from ephemeron.runs.region_activity import region_activities
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 from ephemeron.training.worker.spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -144,10 +144,10 @@ def test_train_plans_anew_by_itself_when_a_region_slows_down_and_when_that_is_ov
     compute = dataclasses.replace(WORLD.compute, a=100.0, b=0.0)
     job = make_job(epochs=7, simulation=dataclasses.replace(WORLD, compute=compute, region_slowdowns=(slow,)))
     groups = (
-        RunGroup(name="steady", workers=2, batch_size=12, memory_mb=1769),
-        RunGroup(name="grows", workers=2, most_workers=6, batch_size=12, memory_mb=1769),
+        RunRegion(name="steady", workers=2, batch_size=12, memory_mb=1769),
+        RunRegion(name="grows", workers=2, most_workers=6, batch_size=12, memory_mb=1769),
     )
-    c = configure(job, platform="simulated", groups=groups, exchange_every=5, region_sync="sma")
+    c = configure(job, platform="simulated", regions=groups, exchange_every=5, region_sync="sma")
     result = train(job, dataclasses.replace(c, region_replan_every_s=2.0))
     assert result.finished
     events = list(events_of(result.folder))
@@ -218,9 +218,9 @@ def test_functions_are_given_back_while_the_run_goes_on(monkeypatch: pytest.Monk
         return plans[0]
 
     monkeypatch.setattr(replanning, "online_plan", planned)
-    groups = (RunGroup(name="slow", workers=1, batch_size=12), RunGroup(name="fast", workers=4, batch_size=3))
+    groups = (RunRegion(name="slow", workers=1, batch_size=12), RunRegion(name="fast", workers=4, batch_size=3))
     job = make_job(epochs=3)
-    c = configure(job, platform="simulated", groups=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
+    c = configure(job, platform="simulated", regions=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
     result = train(job, dataclasses.replace(c, region_replan_every_s=1.0))
     assert result.finished
     [plan] = plans

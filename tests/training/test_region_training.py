@@ -25,14 +25,14 @@ from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.launch import LaunchRequest
 from ephemeron.training.driver.records import ResultSummary, read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Fault, Job, RunGroup
+from ephemeron.training.job import Fault, Job, RunRegion
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.planning_workflow import keep
 
 pytestmark = pytest.mark.usefixtures("home")
 
-PAIR = (RunGroup(name="near", workers=2, batch_size=24, share=2), RunGroup(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
+PAIR = (RunRegion(name="near", workers=2, batch_size=24, share=2), RunRegion(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 REGION_KEYS = {
     "name",
     "iterations",
@@ -63,7 +63,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(*, faults: Any = (), groups: Any = PAIR, **overrides: Any) -> Result:
     job = make_job(epochs=3)
     values = {"platform": "simulated", "exchange_every": 5, "checkpoint_every": 4, **overrides}
-    return train(job, configure(job, groups=groups, **values), faults=faults)
+    return train(job, configure(job, regions=groups, **values), faults=faults)
 
 
 @cache

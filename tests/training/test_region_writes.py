@@ -16,10 +16,10 @@ from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Fault, RunGroup
+from ephemeron.training.job import Fault, RunRegion
 
 pytestmark = pytest.mark.usefixtures("home")
-GROUPS = tuple(RunGroup(name=name, workers=1, batch_size=24) for name in ("near", "far"))
+GROUPS = tuple(RunRegion(name=name, workers=1, batch_size=24) for name in ("near", "far"))
 FAR = 1
 """Rank of the region whose function dies."""
 
@@ -44,7 +44,7 @@ def trained(sync: str, compression: str, *, store_s: float, faults: Any = (), ch
         "region_sync": sync,
         "region_compression": compression,
     }
-    return train(job, configure(job, groups=GROUPS, **values), faults=faults).raise_if_failed()
+    return train(job, configure(job, regions=GROUPS, **values), faults=faults).raise_if_failed()
 
 
 def exchanges(result: Result) -> list[RegionExchanged]:

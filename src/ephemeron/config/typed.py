@@ -293,6 +293,8 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
 
 
 def _name(hint: Any) -> str:
+    if get_origin(hint) in (tuple, list):
+        return "a list"
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}.get(
         hint, getattr(hint, "__name__", str(hint))
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ephemeron.config.code_bundle import unbundle
-from ephemeron.config.typed import build, plain
+from ephemeron.config.typed import plain
 from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
@@ -100,7 +100,7 @@ class Predictor:
         from ephemeron.training.driver.trained import put_weights
         from ephemeron.training.task.program import model_of, task_from
 
-        spec = build(RunSpec, self.spec, where="specification of the run")
+        spec = RunSpec.read(self.spec, where="specification of the run")
         folders = unbundle(self.code, folder)
         task = task_from(spec, folders)
         model = model_of(task, spec)

@@ -27,7 +27,7 @@ class RegionRuns(RunKind):
         return train_groups(request, on_event=on_event, out=out)
 
     def read_options(self, path: str, plan: RegionPlanMethod | None) -> dict[str, object]:
-        """Options of a run from a file of regions: its groups with the functions that the plan gives them, and how they exchange.
+        """Options of a run from a file of regions: its regions with the functions that the plan gives them, and how they exchange.
 
         Args:
             path: of the file.
@@ -42,14 +42,14 @@ class RegionRuns(RunKind):
 
         found, method = planned(load_regions(path), plan)
         return {
-            "groups": groups_of(found),
+            "regions": groups_of(found),
             "region_plan": method,
-            "group_store": found.store,
+            "region_store": found.store,
             "least_regions": found.least_regions,
             "region_replan_every_s": found.replan_every_s,
-            "group_communicator": found.communicator,
-            "group_relay": found.relay,
-            "group_authority": found.authority,
+            "region_communicator": found.communicator,
+            "region_relay": found.relay,
+            "region_authority": found.authority,
         }
 
     @property

@@ -34,7 +34,7 @@ def leave(run_id: str, region: str) -> str:
     folder, _, spec = open_run(run_id)
     places = {place.run_id.removeprefix(f"{folder.run_id}-"): place for place in members_of(folder)}
     if region not in places:
-        names = ", ".join(places) or "none: its functions are one group"
+        names = ", ".join(places) or "none"
         raise JobError(f"run {folder.run_id} has no region {region!r}", remedy=f"its regions are {names}")
     group = next(group for group in spec.configuration.groups if group.name == region)
     ended = {name for name, place in places.items() if records.read_result(place) is not None}

@@ -86,11 +86,11 @@ def _configuration(regions: Regions) -> Configuration:
     if not regions.store and any(region.platform != "local" for region in regions.region):
         raise JobError("regions on several platforms need a store that all of them reach", remedy="give store")
     c = Configuration(
-        groups=groups_of(regions),
-        group_store=regions.store,
-        group_communicator=regions.communicator,
-        group_relay=regions.relay,
-        group_authority=regions.authority,
+        regions=groups_of(regions),
+        region_store=regions.store,
+        region_communicator=regions.communicator,
+        region_relay=regions.relay,
+        region_authority=regions.authority,
     )
     check_network(c)
     return c

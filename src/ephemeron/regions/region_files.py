@@ -44,7 +44,7 @@ from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
 from ephemeron.regions.driver.credentials import variables_of
 from ephemeron.regions.scheduling.devices import PowerSource, power_of
-from ephemeron.training.job import PlatformName, RegionPlanMethod, RunGroup
+from ephemeron.training.job import PlatformName, RegionPlanMethod, RunRegion
 
 _NAME = Form(r"[a-z][a-z0-9-]{0,23}", "up to 24 small letters, digits and hyphens, a letter first")
 _PREFIX = Form(r"[A-Za-z][A-Za-z0-9_]*|", "letters, digits and underscores: the beginning of names of environment variables")
@@ -367,7 +367,7 @@ def _move(table: object, key: str, source: Path, target: Path) -> None:
         table[key] = os.path.relpath(before / table[key], after)
 
 
-def groups_of(regions: Regions, *, limits: Limits | None = None) -> tuple[RunGroup, ...]:
+def groups_of(regions: Regions, *, limits: Limits | None = None) -> tuple[RunRegion, ...]:
     """Groups of functions of a `Configuration`, one for each region, in their order.
 
     A region without `workers` has as many functions as all of its cores need. New plans may give any region so many.
@@ -384,7 +384,7 @@ def groups_of(regions: Regions, *, limits: Limits | None = None) -> tuple[RunGro
     return tuple(group_of(regions, name, limits=limits) for name in regions.names)
 
 
-def group_of(regions: Regions, name: str, *, limits: Limits | None = None) -> RunGroup:
+def group_of(regions: Regions, name: str, *, limits: Limits | None = None) -> RunRegion:
     """Group of functions of one region; see `groups_of`.
 
     Raises:
@@ -392,7 +392,7 @@ def group_of(regions: Regions, name: str, *, limits: Limits | None = None) -> Ru
     """
     region = regions.named(name)
     cores = sum(device.cores for device in region.devices)
-    return RunGroup(
+    return RunRegion(
         name=region.name,
         platform=region.platform,
         channel=region.channel,

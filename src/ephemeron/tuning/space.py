@@ -25,7 +25,7 @@ Values = Mapping[str, Value]
 """Chosen values by dotted key."""
 
 _RANGE = frozenset(("low", "high", "log", "step"))
-_FIXED = ("name", "code", "script.file", "simulation", "run.platform", "run.groups")
+_FIXED = ("name", "code", "script.file", "simulation", "run.platform", "run.regions")
 """Keys of a job, with all below them, that trials have in common."""
 _ARGUMENTS = "script.arguments."
 """Beginning of keys that are options of a script: `script.arguments.lr` is its `--lr`."""

@@ -238,7 +238,7 @@ class Study:
         spec = self.file.spec
         job, c = prediction.any_of(self.file)
         if c.groups:
-            raise JobError("runs of several groups cannot be tuned", remedy="leave run.groups out of the job")
+            raise JobError("runs in several regions cannot be tuned", remedy="leave run.regions out of the job")
         data_service.check(spec, job, c)
         if job.sparse is not None:
             return self._check_sparse(job, c)

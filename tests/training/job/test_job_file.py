@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.training import configure
-from ephemeron.training.job import ComputeModel, Job, Target, load_job, parse_job
+from ephemeron.training import configure, train
+from ephemeron.training.job import ComputeModel, Configuration, Job, Target, load_job, parse_job
+from ephemeron.training.job.job_file import FORMER_NAMES
 
 MODEL = 'model = "m:f"\n'
 
@@ -186,11 +187,38 @@ def test_a_file_that_is_no_text(tmp_path):
     assert "cannot be read" in refusal(path)
 
 
-def test_former_names_of_options_are_understood(write):
-    assert load_job(write(MODEL + "[run]\naverage_every = 7")).run == {"exchange_every": 7}
-    assert configure(load_job(write(MODEL)), average_every=7).exchange_every == 7
-    with pytest.raises(JobError, match="leave average_every out"):
-        load_job(write(MODEL + "[run]\naverage_every = 7\nexchange_every = 7"))
+@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
+def test_former_names_of_options_are_refused_with_those_of_today(write, former, name):
+    with pytest.raises(JobError, match=rf"job\.toml: run\.{former} is now {name}; write {name}$"):
+        load_job(write(f"{MODEL}[run]\n{former} = 7"))
+    with pytest.raises(JobError, match=f"^{former} is now {name}; write {name}$"):
+        configure(load_job(write(MODEL)), **{former: 7})
+
+
+TWO = '[[run.regions]]\nname = "near"\nworkers = 2\n\n[[run.regions]]\nname = "far"\nworkers = 1\n'
+
+
+def test_regions_are_a_file_or_tables(write):
+    path = write(MODEL + '[run]\nregion_store = "s3://b/x"\n\n' + TWO)
+    c = configure(load_job(path))
+    assert [(region.name, region.workers) for region in c.groups] == [("near", 2), ("far", 1)]
+    assert (c.workers, c.region_store) == (3, "s3://b/x")
+    other = path.parent / "regions.toml"
+    other.write_text("".join(f'[[region]]\nname = "{name}"\nplatform = "local"\nworkers = 3\n' for name in ("east", "west")))
+    given = configure(load_job(path), regions=other)
+    assert [region.name for region in given.groups] == ["east", "west"], "options precede [run]"
+    for wrong, said in (
+        ("3", "should be a path or a list"),
+        ('[{ name = "a" }]', r"regions\[0\]: missing key workers"),
+        ("[3]", r"regions\[0\]"),
+    ):
+        with pytest.raises(JobError, match=said):
+            configure(load_job(write(f"{MODEL}[run]\nregions = {wrong}")))
+
+
+def test_a_file_of_regions_that_was_not_read_is_refused(write):
+    with pytest.raises(JobError, match=r"regions x\.toml was not read; make the configuration with configure"):
+        train(load_job(write(MODEL)), Configuration(regions="x.toml"))
 
 
 def test_regions_are_relative_to_the_job(write):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ephemeron.errors import CorruptMessage
 from ephemeron.prices import load_prices
-from ephemeron.training.job import Configuration, Target
+from ephemeron.training.job import Configuration, RunRegion, Target
 from ephemeron.training.worker.spec import RunSpec
 
 
@@ -37,6 +39,23 @@ def test_there_and_back(overrides):
     spec = make(**overrides)
     assert RunSpec.from_bytes(spec.to_bytes()) == spec
     assert RunSpec.from_bytes(memoryview(spec.to_bytes())) == spec
+
+
+def test_names_of_an_earlier_release_are_read():
+    """Runs of it are attached to, resumed and exported."""
+    spec = make(
+        configuration=Configuration(regions=(RunRegion(name="a", workers=2), RunRegion(name="b", workers=1)), region_store="s3://b/x")
+    )
+    raw = json.loads(spec.to_bytes())
+    c = raw["configuration"]
+    c["groups"], c["regions"] = c["regions"], None
+    for name in ("store", "communicator", "relay", "authority"):
+        c[f"group_{name}"] = c.pop(f"region_{name}")
+    assert RunSpec.from_bytes(json.dumps(raw).encode()) == spec
+    single = json.loads(make().to_bytes())
+    single["configuration"] |= {"groups": [], "group_store": ""}
+    del single["configuration"]["region_store"]
+    assert RunSpec.read(single, where="run.json") == make()
 
 
 def test_iterations_follow_from_the_split():

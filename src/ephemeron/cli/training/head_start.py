@@ -45,7 +45,7 @@ def _wanted(job: str, flags: Mapping[str, object]) -> Configuration | None:
         own = {} if found is None else found.run
         given = {**own, **{name: value for name, value in flags.items() if value is not None}}
         c = build(Configuration, given, where="configuration")
-        planned = not any(name in given for name in (*EXPLICIT, "groups", "regions"))
-        alone = c.groups or c.regions or c.channel == "parameter_server" or c.pattern == "parameter-server"
+        planned = not any(name in given for name in (*EXPLICIT, "regions"))
+        alone = c.regions or c.channel == "parameter_server" or c.pattern == "parameter-server"
         return c if c.platform == "local" and not planned and not alone else None
     return None

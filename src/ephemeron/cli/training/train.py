@@ -73,9 +73,7 @@ LEARNED = "learned"
     help="Optimiser of merged deltas: average, or one of torch.optim, such as SGD:lr=1.0,momentum=0.3,nesterov=true.  [default: average]",
 )
 @click.option(
-    "--regions",
-    metavar="FILE",
-    help="File of regions, each a group of functions with its own platform, channel and data (docs/regions.md).",
+    "--regions", metavar="FILE", help="File of regions, each with functions, platform, channel and data of its own (docs/regions.md)."
 )
 @click.option(
     "--region-plan",
@@ -244,7 +242,7 @@ def _planned(
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
         return plan, None, {**overrides(plan.choice), **addressed(plan.choice, _channel(job, flags))}
-    if given or flags.get("regions") or any(name in job.run for name in (*EXPLICIT, "groups", "regions")):
+    if given or flags.get("regions") or any(name in job.run for name in (*EXPLICIT, "regions")):
         return None, None, {}
     from ephemeron.cli.training.plan import show
     from ephemeron.config.typed import build

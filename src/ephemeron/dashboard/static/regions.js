@@ -1,4 +1,4 @@
-// Groups of functions of all runs, by the place where they run.
+// Regions of all runs.
 import * as api from "./api.js";
 import { bytes, card, count, h, nothing, number, percent, pill, usd } from "./dom.js";
 
@@ -14,7 +14,7 @@ export function mount(root) {
     const runs = found.filter((r) => r && r.groups.length), signature = JSON.stringify(runs);
     if (signature === known) return;
     known = signature;
-    body.replaceChildren(...(runs.length ? runs.map(one) : [nothing("No run has several groups of functions.", h("span", {}, "A run whose functions are in several places has a group for each: see ", h("code", {}, "[[run.groups]]"), " in a job file. Its groups appear here with what each does and costs."))]));
+    body.replaceChildren(...(runs.length ? runs.map(one) : [nothing("No run is in several regions.", h("span", {}, "Train with ", h("code", {}, "--regions FILE"), ", or ", h("code", {}, "[[run.regions]]"), " in a job file. What each region does and costs appears here."))]));
   }, 2000);
   const end = api.follow("runs", "", load);
   return () => { end(); load.stop(); };
@@ -23,8 +23,8 @@ export function mount(root) {
 function one(run) {
   const exchanged = run.groups.some((g) => g.exchanges);
   const total = run.groups.reduce((sum, g) => sum + (g.cost_usd || 0), 0);
-  return card(run.run_id, { tools: [pill(run.status), h("a", { href: "#/run/" + encodeURIComponent(run.key) }, "Run")] }, h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Groups of " + run.run_id),
-    h("thead", {}, h("tr", {}, ["Group", "Platform", "Prices", "Ranks", "Functions", "Memory", "Samples", "Iterations", "GB-s", "Cost", "Share"].map((n, i) => h("th", { class: i > 2 ? "n" : "", scope: "col" }, n)))),
+  return card(run.run_id, { tools: [pill(run.status), h("a", { href: "#/run/" + encodeURIComponent(run.key) }, "Run")] }, h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Regions of " + run.run_id),
+    h("thead", {}, h("tr", {}, ["Region", "Platform", "Prices", "Ranks", "Functions", "Memory", "Samples", "Iterations", "GB-s", "Cost", "Share"].map((n, i) => h("th", { class: i > 2 ? "n" : "", scope: "col" }, n)))),
     h("tbody", {}, run.groups.map((g) => h("tr", {}, [g.name, g.platform, g.prices].map((v) => h("td", {}, v)), [g.first_rank + "–" + (g.first_rank + g.workers - 1), count(g.workers), count(g.memory_mb) + " MB", count(g.samples), count(g.iterations), number(g.gb_seconds, 4), usd(g.cost_usd), total ? Math.round(100 * g.cost_usd / total) + "%" : "–"].map((v) => h("td", { class: "n" }, v)))))),
     exchanged ? exchanges(run) : null));
 }

@@ -150,7 +150,7 @@ function share(node, run) {
 
 function grouped(node, run) {
   once(node, [run.groups, run.generations, run.workers], () => [
-    run.groups.length ? card("Groups of functions", {}, rows(["Group", "Platform", "Functions", "Memory", "Samples", "Iterations", "Cost"], run.groups.map((g) => [g.name, g.platform, count(g.workers), count(g.memory_mb) + " MB", count(g.samples), count(g.iterations), usd(g.cost_usd)]), 2)) : null,
+    run.groups.length ? card("Regions", {}, rows(["Region", "Platform", "Functions", "Memory", "Samples", "Iterations", "Cost"], run.groups.map((g) => [g.name, g.platform, count(g.workers), count(g.memory_mb) + " MB", count(g.samples), count(g.iterations), usd(g.cost_usd)]), 2)) : null,
     run.generations.length ? card("Generations", { note: "changes of the functions during the run" }, rows(["Generation", "Cause", "From iteration", "Time", "Functions", "Memory"], run.generations.map((g) => [g.generation, g.request ? "request " + g.request : "schedule", count(g.iteration), seconds(g.t), count(g.workers), count(g.memory_mb) + " MB"]), 2)) : null,
   ]);
 }

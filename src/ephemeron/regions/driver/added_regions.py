@@ -39,7 +39,7 @@ from ephemeron.runs.header import read_header, write_header
 from ephemeron.training.driver.api import configured
 from ephemeron.training.driver.launch import PreparedRun
 from ephemeron.training.driver.training_data import training_data
-from ephemeron.training.job import RunGroup
+from ephemeron.training.job import RunRegion
 from ephemeron.training.worker.spec import GroupMembership
 
 JOINS = "joins"
@@ -47,7 +47,7 @@ LOOK_S = 1.0
 """Interval at which the client looks whether a group is asked for."""
 
 
-def ask(folder: RunFolder, group: RunGroup) -> None:
+def ask(folder: RunFolder, group: RunRegion) -> None:
     """Asks for a group; an earlier answer about it is deleted."""
     (folder.path / JOINS).mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -61,13 +61,13 @@ def answer_about(folder: RunFolder, name: str) -> str | None:
     return None if found is None else str(found.get("error", ""))
 
 
-def _asked(folder: RunFolder) -> list[RunGroup]:
+def _asked(folder: RunFolder) -> list[RunRegion]:
     """Groups that are asked for, and not answered."""
     if not (folder.path / JOINS).is_dir():
         return []
     names = {path.name.removesuffix(".json") for path in (folder.path / JOINS).glob("*.json")}
     waiting = sorted(name for name in names if not name.endswith(".answer") and f"{name}.answer" not in names)
-    return [build(RunGroup, folder.read(f"{JOINS}/{name}.json") or {}, where=f"{JOINS}/{name}.json") for name in waiting]
+    return [build(RunRegion, folder.read(f"{JOINS}/{name}.json") or {}, where=f"{JOINS}/{name}.json") for name in waiting]
 
 
 class AddedGroups:
@@ -118,7 +118,7 @@ class AddedGroups:
         )
 
 
-def with_group(ready: PreparedGroups, group: RunGroup) -> PreparedGroups:
+def with_group(ready: PreparedGroups, group: RunRegion) -> PreparedGroups:
     """The groups of a run and one more, which joins them.
 
     Args:
@@ -130,18 +130,18 @@ def with_group(ready: PreparedGroups, group: RunGroup) -> PreparedGroups:
         UserError, PlatformError: it is refused. Nothing has been started.
     """
     job, before = ready.request.job, ready.request.configuration
-    c = dataclasses.replace(before, groups=(*before.groups, group))
+    c = dataclasses.replace(before, regions=(*before.groups, group))
     refuse_unfit(job, c)
     own = configured(member_values(c, group))
     if (own.platform == "simulated") != ready.simulated:
-        raise JobError(f"group {group.name}: simulated groups and real ones cannot train together")
+        raise JobError(f"region {group.name}: simulated regions and real ones cannot train together")
     part = None
     if group.data is None:
         share = min(1.0, group.share or 1.0)
         seed = job.seed + zlib.crc32(group.name.encode())
         part = divide(training_data(job).samples, [share, 1.0 - share], seed=seed)[0]
         if not part:
-            raise JobError(f"group {group.name} has no training samples", remedy="give it a larger share")
+            raise JobError(f"region {group.name} has no training samples", remedy="give it a larger share")
     request = dataclasses.replace(ready.request, configuration=c, faults=())
     workers = ready.spec.configuration.workers + own.workers
     again = partial(
@@ -164,14 +164,14 @@ def with_group(ready: PreparedGroups, group: RunGroup) -> PreparedGroups:
     spec = dataclasses.replace(
         ready.spec,
         samples=ready.spec.samples + found.prepared.spec.samples,
-        configuration=dataclasses.replace(ready.spec.configuration, workers=workers, groups=c.groups),
+        configuration=dataclasses.replace(ready.spec.configuration, workers=workers, regions=c.groups),
     )
     return dataclasses.replace(
         ready, request=request, members=(*ready.members, member), spec=spec, again=(*ready.again, partial(in_group, again, membership))
     )
 
 
-def _membership(ready: PreparedGroups, group: RunGroup, found: PreparedRun) -> GroupMembership:
+def _membership(ready: PreparedGroups, group: RunRegion, found: PreparedRun) -> GroupMembership:
     """The group in the run: it exchanges as often as the others do."""
     first, c, iterations = (ready.members[0].prepared.spec.group, ready.request.configuration, found.prepared.spec.iterations)
     assert first is not None
@@ -179,7 +179,7 @@ def _membership(ready: PreparedGroups, group: RunGroup, found: PreparedRun) -> G
     if not group_sync(c).auto:
         if first.rounds and iterations <= first.rounds:
             raise JobError(
-                f"group {group.name} has {iterations} iterations, and the groups exchange {first.rounds} times",
+                f"region {group.name} has {iterations} iterations, and the regions exchange {first.rounds} times",
                 remedy="give it more samples, or smaller batches",
             )
         wanted = group.exchange_every or max(1, round(c.exchange_every * iterations / min(first.iterations)))
@@ -192,7 +192,7 @@ def _membership(ready: PreparedGroups, group: RunGroup, found: PreparedRun) -> G
         every=every,
         joins=True,
         iterations=(*(m.prepared.spec.iterations for m in ready.members), iterations),
-        network=network_of(dataclasses.replace(c, groups=(*c.groups, group)), group),
+        network=network_of(dataclasses.replace(c, regions=(*c.groups, group)), group),
     )
 
 

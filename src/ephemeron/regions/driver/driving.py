@@ -176,7 +176,7 @@ def _note(ready: PreparedGroups) -> str:
     c, membership = ready.spec.configuration, ready.members[0].prepared.spec.group
     assert membership is not None
     packed = "" if c.region_compression == "none" else f" in {c.region_compression}"
-    text = f"{len(ready.members)} groups exchange by {c.region_sync}{packed} every {membership.every} iterations, and at the end"
+    text = f"{len(ready.members)} regions exchange by {c.region_sync}{packed} every {membership.every} iterations, and at the end"
     if len(rounds) == 1:
         return text
     return f"{text}; their numbers of iterations differ ({min(rounds)} to {max(rounds)}), so they do it {membership.rounds + 1} times"
@@ -294,7 +294,7 @@ def follow_groups(folder: RunFolder, run: RunHeader, following: Following, *, at
         members = []
         replanner = GroupReplanner(spec.configuration.region_replan_every_s, events.emit)
         most = {g.name: g.most_workers for g in spec.configuration.groups}
-        secrets = {g.name: variables_of(g.credentials, f"group {g.name}") for g in spec.configuration.groups}
+        secrets = {g.name: variables_of(g.credentials, f"region {g.name}") for g in spec.configuration.groups}
         for number, (group, place) in enumerate(zip(groups, members_of(folder), strict=True)):
             record = _record(place)
             known = records.read_result(place)
@@ -406,9 +406,9 @@ async def _drive(
                 if task.cancelled():
                     continue
                 if task.exception() is not None:
-                    stop_all(f"group {member.name} failed")
+                    stop_all(f"region {member.name} failed")
                 elif (status := task.result()[0].status) != "finished" and not (status == "stopped" and member.has_left()):
-                    stop_all(f"group {member.name} has {'stopped' if status == 'stopped' else 'failed'}")
+                    stop_all(f"region {member.name} has {'stopped' if status == 'stopped' else 'failed'}")
             if all(group.absent for group, task in zip(groups, tasks, strict=True) if not task.done()):
                 end_absent()
     for each in background:
@@ -441,7 +441,7 @@ def _concluded(
         if ended is None:
             continue
         member.conclude(*ended)
-        causes += [f"group {member.name}: {cause}" for cause in ended[0].causes]
+        causes += [f"region {member.name}: {cause}" for cause in ended[0].causes]
         if not (ended[0].status == "stopped" and member.has_left()):
             stayed.append(ended)
     statuses = {ending.status for ending, _ in stayed}
@@ -451,7 +451,7 @@ def _concluded(
         ending = dataclasses.replace(first, causes=causes)
         hashes = {each.final.weights_sha256 for each, _ in stayed if each.final is not None}
         if len(hashes) > 1:
-            events.emit(Note(t=0.0, level="info", text="buffers of the groups differ; the weights are those of the first group"))
+            events.emit(Note(t=0.0, level="info", text="buffers of the regions differ; the weights are those of the first region"))
         if store:
             blocking.run(lambda _: _clear(store, folder.run_id))
     t = max(ended[1].ended_at for ended in outcomes if ended is not None)

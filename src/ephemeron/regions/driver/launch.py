@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +27,13 @@ from ephemeron.regions.policies import checked_sync
 from ephemeron.runs import folders
 from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
 from ephemeron.training.driver.training_data import training_data
-from ephemeron.training.job import Configuration, Fault, Job, RunGroup, sync_name
+from ephemeron.training.job import Configuration, Fault, Job, RunRegion, sync_name
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
 _OF_GROUPS = (
-    "groups",
     "regions",
     "region_plan",
     "exchange_every",
@@ -41,10 +41,10 @@ _OF_GROUPS = (
     "region_compression",
     "least_regions",
     "region_replan_every_s",
-    "group_store",
-    "group_communicator",
-    "group_relay",
-    "group_authority",
+    "region_store",
+    "region_communicator",
+    "region_relay",
+    "region_authority",
     "platform",
     "channel",
     "workers",
@@ -93,7 +93,7 @@ class PreparedGroups:
         return with_predictions(found, c.groups, self.members, self.request.job, has_power=has_power)
 
 
-def described_group(group: RunGroup, member: PreparedRun, first_rank: int) -> GroupStarted:
+def described_group(group: RunRegion, member: PreparedRun, first_rank: int) -> GroupStarted:
     """A group for the events of the run.
 
     Args:
@@ -124,12 +124,14 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
         JobError: names the option.
     """
     groups = c.groups
+    if isinstance(c.regions, Path):
+        raise JobError(f"the file of regions {c.regions} was not read", remedy="make the configuration with configure(job, regions=…)")
     names = [group.name for group in groups]
     if len(groups) < 2:
-        raise JobError("run.groups has one group", remedy="name two groups, or leave groups out")
+        raise JobError("run.regions has one region", remedy="name two regions, or leave regions out")
     for name in names:
         if names.count(name) > 1:
-            raise JobError(f"run.groups has two groups of the name {name!r}", remedy="give each a name of its own")
+            raise JobError(f"run.regions has two regions of the name {name!r}", remedy="give each a name of its own")
     sync, _ = sync_name(c.sync)
     refused = {
         f"sync '{c.sync}'": sync != "bsp",
@@ -144,17 +146,17 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
     }
     for what, given in refused.items():
         if given:
-            raise JobError(f"{what} is not for a run of several groups", remedy="leave it out, or use one group")
+            raise JobError(f"{what} is not for a run in several regions", remedy="leave it out, or leave regions out")
     for group in groups:
         channel = group.channel or c.channel
         if channel.startswith(("ps://", "parameter_server")):
-            raise JobError(f"group {group.name}: channel '{channel}' is not for groups", remedy="use an object store or a cache")
+            raise JobError(f"region {group.name}: channel '{channel}' is not for regions", remedy="use an object store or a cache")
     group_sync(c)
     check_network(c)
     _check_replanning(c)
     platforms: set[str] = {group.platform or c.platform for group in groups}
     if "simulated" in platforms and len(platforms) > 1:
-        raise JobError("simulated groups and real ones cannot train together", remedy="simulate all groups or none")
+        raise JobError("simulated regions and real ones cannot train together", remedy="simulate all regions or none")
     _check_store(c, platforms)
 
 
@@ -170,7 +172,7 @@ def _check_replanning(c: Configuration) -> None:
     for group in c.groups:
         if group.nonaggregator_batch_size not in (0, group.batch_size or c.batch_size):
             raise JobError(
-                f"group {group.name}: functions with different batches cannot be divided anew",
+                f"region {group.name}: functions with different batches cannot be divided anew",
                 remedy="leave nonaggregator_batch_size out, or region_replan_every_s",
             )
 
@@ -187,18 +189,18 @@ def group_sync(c: Configuration) -> Any:
 
 def _check_store(c: Configuration, platforms: set[str]) -> None:
     if platforms == {"simulated"}:
-        if c.group_store:
-            raise JobError("group_store is not for simulated groups", remedy="leave it out: the simulator has its own")
-    elif platforms == {"local"} and not c.group_store:
+        if c.region_store:
+            raise JobError("region_store is not for simulated regions", remedy="leave it out: the simulator has its own")
+    elif platforms == {"local"} and not c.region_store:
         return
-    elif not c.group_store:
+    elif not c.region_store:
         raise JobError(
-            "groups on several platforms need a store that all of them reach", remedy="give group_store, such as s3://bucket/prefix"
+            "regions on several platforms need a store that all of them reach", remedy="give region_store, such as s3://bucket/prefix"
         )
-    elif "://" not in c.group_store or c.group_store.startswith("ps://"):
-        raise JobError(f"group_store '{c.group_store}' is no store for groups", remedy="use an object store or a cache")
-    elif public_address(c.group_store)[1]:
-        raise JobError("credentials do not belong in group_store", remedy="set the environment variables of its service")
+    elif "://" not in c.region_store or c.region_store.startswith("ps://"):
+        raise JobError(f"region_store '{c.region_store}' is no store for regions", remedy="use an object store or a cache")
+    elif public_address(c.region_store)[1]:
+        raise JobError("credentials do not belong in region_store", remedy="set the environment variables of its service")
 
 
 def prepared_groups(request: LaunchRequest) -> PreparedGroups:
@@ -212,7 +214,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     job, c = request.job, request.configuration
     refuse_unfit(job, c)
     if request.plan is not None:
-        raise JobError("a plan is for one group of functions", remedy="leave it out")
+        raise JobError("a plan is not for a run in several regions", remedy="leave it out")
     run_id = folders.new_run_id(job.name)
     configurations = [configured(member_values(c, group)) for group in c.groups]
     first_ranks = np.cumsum([0, *(each.workers for each in configurations)])
@@ -246,11 +248,11 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     for group, member in zip(c.groups, members, strict=True):
         if member.prepared.spec.shares_evaluations:
             raise JobError(
-                f"group {group.name}: metrics that decide or are no means are not for several groups",
+                f"region {group.name}: metrics that decide or are no means are not for several regions",
                 remedy="use metrics that are means over samples",
             )
     names = tuple(group.name for group in c.groups)
-    store = c.group_store
+    store = c.region_store
     if not store and not members[0].simulated:
         store = (folders.runs_folder() / run_id / "objects").resolve().as_uri()
     every = matched_every(c, [member.prepared.spec.iterations for member in members])
@@ -281,17 +283,17 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         configuration=dataclasses.replace(
             first.configuration,
             workers=int(first_ranks[-1]),
-            groups=c.groups,
+            regions=c.groups,
             region_plan=c.region_plan,
             least_regions=c.least_regions,
             region_replan_every_s=c.region_replan_every_s,
             exchange_every=c.exchange_every,
             region_sync=c.region_sync,
             region_compression=c.region_compression,
-            group_store=c.group_store,
-            group_communicator=c.group_communicator,
-            group_relay=c.group_relay,
-            group_authority=c.group_authority,
+            region_store=c.region_store,
+            region_communicator=c.region_communicator,
+            region_relay=c.region_relay,
+            region_authority=c.region_authority,
         ),
         budget_usd=job.limits.budget_usd,
         faults=tuple(map(str, request.faults)),
@@ -303,7 +305,7 @@ def in_group(prepare: Callable[[], PreparedRun], membership: GroupMembership) ->
     return prepare().in_group(membership)
 
 
-def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Configuration]) -> list[list[int] | None]:
+def _positions(job: Job, groups: Sequence[RunRegion], configurations: Sequence[Configuration]) -> list[list[int] | None]:
     """For each group the positions of its part of the job's training samples; None: it has samples of its own.
 
     Raises:
@@ -320,16 +322,16 @@ def _positions(job: Job, groups: Sequence[RunGroup], configurations: Sequence[Co
     parts = divide(training_data(job).samples, [share for _, share in sharing], seed=job.seed)
     for (i, _), part in zip(sharing, parts, strict=True):
         if not part:
-            raise JobError(f"group {groups[i].name} has no training samples", remedy="give it a larger share, or leave it out")
+            raise JobError(f"region {groups[i].name} has no training samples", remedy="give it a larger share, or leave it out")
         found[i] = part
     return found
 
 
 def prepared_member(
-    request: LaunchRequest, group: RunGroup, *, run_id: str, part: Sequence[int] | None, may_wait: bool = False
+    request: LaunchRequest, group: RunRegion, *, run_id: str, part: Sequence[int] | None, may_wait: bool = False
 ) -> PreparedRun:
     """A group as a run of its own. What is wrong with samples of its own is said with its name."""
-    variables = variables_of(group.credentials, f"group {group.name}")
+    variables = variables_of(group.credentials, f"region {group.name}")
     with environment(variables):
         if group.data is None:
             found = prepared_run(request, run_id=run_id, part=part, may_wait=may_wait)
@@ -337,7 +339,7 @@ def prepared_member(
             try:
                 found = prepared_run(request, run_id=run_id, may_wait=may_wait)
             except JobError as e:
-                raise JobError(f"group {group.name}: {e.problem}", remedy=e.remedy) from None
+                raise JobError(f"region {group.name}: {e.problem}", remedy=e.remedy) from None
     return dataclasses.replace(found, secrets={**variables, **found.secrets})
 
 
@@ -359,7 +361,7 @@ def matched_every(c: Configuration, iterations: Sequence[int]) -> list[int]:
     return [sync.every(h) for h in wanted]
 
 
-def member_values(c: Configuration, group: RunGroup) -> dict[str, object]:
+def member_values(c: Configuration, group: RunRegion) -> dict[str, object]:
     """Options of a group's own configuration."""
     values = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in _OF_GROUPS}
     values["nonaggregator_batch_size"] = group.nonaggregator_batch_size
@@ -389,13 +391,13 @@ def divide(samples: int, shares: Sequence[float], *, seed: int) -> list[list[int
     return [sorted(part.tolist()) for part in np.split(order, cuts[:-1])]
 
 
-def job_of(job: Job, group: RunGroup, part: float) -> Job:
+def job_of(job: Job, group: RunRegion, part: float) -> Job:
     """The job of a group: its samples, its part of the budget, and the speed of its devices in the simulator."""
     budget, compute = job.limits.budget_usd, job.simulation.compute
     if group.data is not None:
         if job.task is not None and _names_samples(job):
             raise JobError(
-                f"group {group.name} has samples of its own, and task {job.task.target} names samples, too", remedy="leave one of them out"
+                f"region {group.name} has samples of its own, and task {job.task.target} names samples, too", remedy="leave one of them out"
             )
         job = dataclasses.replace(job, data=group.data)
     if budget is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ephemeron.errors import JobError
-from ephemeron.training.job import Configuration, RunGroup
+from ephemeron.training.job import Configuration, RunRegion
 from ephemeron.training.worker.spec import GroupNetwork
 
 
-def network_of(c: Configuration, group: RunGroup) -> GroupNetwork | None:
+def network_of(c: Configuration, group: RunRegion) -> GroupNetwork | None:
     """How a group connects to others; None: through the store."""
-    if c.group_communicator == "store":
+    if c.region_communicator == "store":
         return None
 
     def named(path: Path | None) -> str:
@@ -20,8 +20,8 @@ def network_of(c: Configuration, group: RunGroup) -> GroupNetwork | None:
     return GroupNetwork(
         listen=group.listen,
         endpoint=group.endpoint,
-        relay=c.group_relay,
-        authority=named(c.group_authority),
+        relay=c.region_relay,
+        authority=named(c.region_authority),
         certificate=named(group.certificate),
         certificate_key=named(group.certificate_key),
     )
@@ -33,26 +33,26 @@ def check_network(c: Configuration) -> None:
     Raises:
         JobError: names the group.
     """
-    if c.group_communicator == "store":
+    if c.region_communicator == "store":
         given = [g.name for g in c.groups if g.listen or g.endpoint or g.certificate or g.certificate_key]
-        if given or c.group_relay or c.group_authority:
+        if given or c.region_relay or c.region_authority:
             raise JobError(
-                "listen, endpoint, relay and certificates are for groups that exchange over TCP",
+                "listen, endpoint, relay and certificates are for regions that exchange over TCP",
                 remedy='set communicator = "tcp", or leave them out',
             )
         return
     silent = [group.name for group in c.groups if not group.listen]
-    if len(silent) > 1 and not c.group_relay:
+    if len(silent) > 1 and not c.region_relay:
         raise JobError(
-            f"groups {' and '.join(silent[:2])} cannot connect to each other: neither listens, and there is no relay",
+            f"regions {' and '.join(silent[:2])} cannot connect to each other: neither listens, and there is no relay",
             remedy="give one of them listen, or give relay",
         )
     for group in c.groups:
-        place = f"group {group.name}"
+        place = f"region {group.name}"
         if group.listen:
             host = group.listen.rpartition(":")[0].strip("[]")
             if host in ("0.0.0.0", "::", "") and not group.endpoint:
                 raise JobError(f"{place} listens at all addresses: others do not know which to use", remedy="give its endpoint")
-        secured = [bool(c.group_authority), bool(group.certificate), bool(group.certificate_key)]
+        secured = [bool(c.region_authority), bool(group.certificate), bool(group.certificate_key)]
         if any(secured) and not all(secured):
             raise JobError(f"{place}: authority, certificate and certificate_key belong together", remedy="give all three")

@@ -14,11 +14,11 @@ from ephemeron.functions.base import Limits
 from ephemeron.prices import Prices
 from ephemeron.runs import folders
 from ephemeron.training.driver.launch import PreparedRun
-from ephemeron.training.job import Job, RunGroup
+from ephemeron.training.job import Job, RunRegion
 
 
 def with_predictions(
-    started: Sequence[GroupStarted], groups: Sequence[RunGroup], members: Sequence[PreparedRun], job: Job, *, has_power: bool
+    started: Sequence[GroupStarted], groups: Sequence[RunRegion], members: Sequence[PreparedRun], job: Job, *, has_power: bool
 ) -> list[GroupStarted]:
     """The groups of a run with what is expected of them, as far as it is known.
 
@@ -44,7 +44,7 @@ def with_predictions(
     return [dataclasses.replace(g, predicted_waiting_share=1 - load / max(loads)) for g, load in zip(started, loads, strict=True)]
 
 
-def _cores(group: RunGroup) -> float:
+def _cores(group: RunRegion) -> float:
     """Cores of a function, as plans count them."""
     return Limits().vcpus(group.memory_mb) if group.memory_mb else 1.0
 

@@ -30,7 +30,7 @@ from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job, RegionPlanMethod
 from ephemeron.training.job.generation import Generation, Resize
-from ephemeron.training.job.job_file import renamed
+from ephemeron.training.job.job_file import refuse_former_names
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.job.sparse_job import refuse_runs
 from ephemeron.training.job.sparse_spec import BATCH_SIZE
@@ -66,7 +66,8 @@ def configure(job: Job | Program, *, on_note: Callable[[str], None] = warnings.w
         JobError: an option is unknown or has a wrong type, a value is out of bounds, or two values contradict each other.
     """
     job = job_of(job)
-    explicit = renamed({name: value for name, value in overrides.items() if value is not None})
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    refuse_former_names(explicit)
     options = [f.name for f in dataclasses.fields(Configuration)]
     for name in explicit:
         if name not in options:
@@ -88,7 +89,7 @@ def configured(values: Mapping[str, object]) -> Configuration:
     values = dict(values)
     _count_stages(values)
     _name_regions(values)
-    if values.get("groups"):
+    if values.get("regions"):
         c = build(Configuration, values, where="configuration")
         return dataclasses.replace(c, workers=sum(group.workers for group in c.groups))
     c = build(Configuration, values, where="configuration")
@@ -129,18 +130,16 @@ def configured(values: Mapping[str, object]) -> Configuration:
 
 
 def _name_regions(values: dict[str, object]) -> None:
-    """Adds groups, and the store that they share, from a file of regions."""
+    """Puts the regions of a file, and how they exchange, in place of its path."""
     plan: RegionPlanMethod | None = values.get("region_plan")  # type: ignore[assignment]
-    if not values.get("regions"):
+    if not isinstance(values.get("regions"), (str, Path)):
         if plan is not None:
             raise JobError(
                 f"region_plan = '{plan}' is for a file of regions, and there is none", remedy="give regions, or leave region_plan out"
             )
         return
-    if values.get("groups"):
-        raise JobError("run.regions and run.groups both say where functions run", remedy="leave one of them out")
-    found = load_kind("regions").read_options(str(values.pop("regions")), plan)
-    for name in ("group_store", "least_regions", "region_replan_every_s"):
+    found = load_kind("regions").read_options(str(values["regions"]), plan)
+    for name in ("region_store", "least_regions", "region_replan_every_s"):
         found[name] = values.get(name, found[name])
     values |= found
 
@@ -188,7 +187,7 @@ def train(
         peer_timeout_s: seconds of silence after which a peer is suspected, at least; slow iterations make it longer.
         plan: the plan of the configuration. It is stored with the run and compared with it in the report.
         profile: the profile of the plan. It is stored with the run, so that the run's measurements can refine it.
-        cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; for groups, of each of their clouds.
+        cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; for regions, of each of their clouds.
             None: the platform's defaults.
         check: raise an error if the run fails; False: return its result.
         loggers: names of loggers, `LoggerSpec`s with their options, or `Logger` objects; None: those of the job.
@@ -213,7 +212,7 @@ def train(
         loggers=loggers,
         **options,
     )
-    if request.configuration.groups:
+    if request.configuration.regions:
         return _checked(load_kind("regions").launch(request, on_event=on_event, out=out), check)
     ready = prepared_run(request)
     prepared = ready.prepared
@@ -295,8 +294,8 @@ def dry_run(
     if job.sparse is not None:
         raise JobError("this dry run is of a program of PyTorch", remedy="predict a sparse job with: ephemeron train JOB --dry-run")
     c = configure(job) if configuration is None else _checked_configuration(configuration)
-    if c.groups:
-        raise JobError("a dry run is of one group of functions", remedy="leave run.groups out")
+    if c.regions:
+        raise JobError("a dry run is not of several regions", remedy="leave regions out")
     c, _, _, limits, _ = admitted(job, c, cloud)
     return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(service_of(c.store), prices_file, platform=c.platform))
 
@@ -345,4 +344,4 @@ def resize(
 
 def _refuse_groups(run: RunHeader, what: str) -> None:
     if run.kind == "regions":
-        raise UserError(f"run {run.run_id} has several groups of functions and cannot be {what}; stop and resume work on it")
+        raise UserError(f"run {run.run_id} has several regions and cannot be {what}; stop and resume work on it")

@@ -149,7 +149,7 @@ def run_spec(header: RunHeader) -> RunSpec:
     """
     if "spec" not in header.payload:
         raise JobError(f"run {header.run_id} is of kind {header.kind}, and has no specification of a training run")
-    return build(RunSpec, header.payload["spec"], where=f"{RUN_FILE} of {header.run_id}: spec")
+    return RunSpec.read(header.payload["spec"], where=f"{RUN_FILE} of {header.run_id}: spec")
 
 
 def code_source(header: RunHeader) -> CodeSource | None:

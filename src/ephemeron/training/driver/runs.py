@@ -181,8 +181,8 @@ class Runs:
         relay: Callable[[OnEvent], OnEvent],
         show: bool,
     ) -> Result:
-        if request.configuration.groups:
-            raise JobError("a run of several groups is not for a session", remedy="train it with ephemeron.train")
+        if request.configuration.regions:
+            raise JobError("a run in several regions is not for a session", remedy="train it with ephemeron.train")
         self._check_budget()
         given = _ignore if on_event is None else relay(on_event)
         places = self._places_of(request.configuration.platform, request.job.simulation)

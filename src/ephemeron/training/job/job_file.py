@@ -22,7 +22,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ephemeron.config.toml import parse_toml
@@ -33,8 +33,15 @@ from ephemeron.training.job.spec import PROGRAMS, Job, check_program
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 """Beginning of an address as a part of a path."""
-_FORMER_NAMES = {"average_every": "exchange_every"}
-"""Names that options had in earlier versions, and their names now."""
+FORMER_NAMES = {
+    "average_every": "exchange_every",
+    "groups": "regions",
+    "group_store": "region_store",
+    "group_communicator": "region_communicator",
+    "group_relay": "region_relay",
+    "group_authority": "region_authority",
+}
+"""Names that options of a run had in earlier versions, and their names now."""
 
 
 def load_job(path: str | Path) -> Job:
@@ -75,7 +82,7 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
             build(Job, {**others, name: raw.get(name, "m:f")}, where=where)
         check_program(given, where=where)
     if isinstance(raw, Mapping) and isinstance(raw.get("run"), Mapping):
-        raw = {**raw, "run": renamed(raw["run"])}
+        refuse_former_names(raw["run"], where=f"{where}: run.")
     job = build(Job, raw, where=where)
     code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
     data = job.data
@@ -91,7 +98,7 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
         job = dataclasses.replace(job, init=_existing(folder / os.path.expanduser(job.init), f"{where}: init"))
     run = dict(job.run)
     for option in ("placement", "regions"):
-        if path := run.get(option):
+        if (path := run.get(option)) and isinstance(path, (str, Path)):
             run[option] = str(_existing(folder / os.path.expanduser(str(path)), f"{where}: run.{option}"))
     loggers = tuple(
         logger if logger.folder is None else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
@@ -125,16 +132,26 @@ def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
     return path
 
 
-def renamed(options: Mapping[str, object]) -> dict[str, object]:
-    """Options of a run, those under a former name under the name of today.
+def refuse_former_names(options: Iterable[str], *, where: str = "") -> None:
+    """Refuses names that options of a run had in earlier versions.
+
+    Args:
+        options: names that are given.
+        where: prefix of the message.
 
     Raises:
-        JobError: both names are given.
+        JobError: with the name of today.
     """
+    for name in options:
+        if name in FORMER_NAMES:
+            raise JobError(f"{where}{name} is now {FORMER_NAMES[name]}", remedy=f"write {FORMER_NAMES[name]}")
+
+
+def with_names_of_today(options: Mapping[str, object]) -> dict[str, object]:
+    """Options of a run that an earlier version has stored, by the names that they have now."""
     found = dict(options)
-    for former, name in _FORMER_NAMES.items():
+    for former, name in FORMER_NAMES.items():
         if former in found:
-            if name in found:
-                raise JobError(f"{former} is the former name of {name}, and both are given", remedy=f"leave {former} out")
-            found[name] = found.pop(former)
+            value = found.pop(former)
+            found[name] = value if value or name not in found else found[name]
     return found

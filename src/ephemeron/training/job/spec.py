@@ -101,11 +101,11 @@ class JobLimits(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunGroup(Typed):
-    """A group of functions of a run: it trains on its share of the data, on a platform and over a channel of its own."""
+class RunRegion(Typed):
+    """A region of a run: functions that train on their share of the data, on a platform and over a channel of their own."""
 
     name: Annotated[str, Form(r"[a-z][a-z0-9-]{0,23}", "up to 24 small letters, digits and hyphens, a letter first")]
-    """Name, unlike that of every other group."""
+    """Name, unlike that of every other region."""
     workers: Count
     """Number of its functions."""
     most_workers: _OrDefault = 0
@@ -125,25 +125,25 @@ class RunGroup(Typed):
     function_timeout_s: NonNegative = 0.0
     """Time limit of an invocation, seconds; 0: the platform's limit."""
     exchange_every: _OrDefault = 0
-    """H of this group; 0: that of the run for the group of the fewest iterations, and for the others so many times more that all exchange equally often."""
+    """H of this region; 0: that of the run for the region of the fewest iterations, and for the others so many times more that all exchange equally often."""
     share: Positive | None = None
-    """Its part of the training samples, relative to those of the other groups; None: its samples per iteration."""
+    """Its part of the training samples, relative to those of the other regions; None: its samples per iteration."""
     data: DataSpec | None = None
-    """Samples of its own, in place of a part of the job's: no other group gets any of them."""
+    """Samples of its own, in place of a part of the job's: no other region gets any of them."""
     credentials: Annotated[
         str, Form(r"[A-Za-z][A-Za-z0-9_]*|", "letters, digits and underscores: the beginning of names of environment variables")
     ] = ""
     """Beginning of the names of environment variables of the client that its functions and its channel get, without it; "": none."""
     power: Positive = 1.0
-    """Speed of its devices relative to those of the other groups; in the simulator its functions compute so much faster."""
+    """Speed of its devices relative to those of the other regions; in the simulator its functions compute so much faster."""
     prices: Path | None = None
     """Price file; None: the built-in prices."""
     listen: str = ""
-    """`HOST:PORT` at which its rank 0 accepts connections of other groups; "": it only connects outwards."""
+    """`HOST:PORT` at which its rank 0 accepts connections of other regions; "": it only connects outwards."""
     endpoint: str = ""
-    """Address at which other groups reach it; "": the one at which it listens."""
+    """Address at which other regions reach it; "": the one at which it listens."""
     certificate: Path | None = None
-    """PEM file of its certificate, for connections of groups; None: they are not encrypted."""
+    """PEM file of its certificate, for connections of regions; None: they are not encrypted."""
     certificate_key: Path | None = None
     """PEM file of the certificate's key."""
 
@@ -211,32 +211,35 @@ class Configuration(Typed):
     """Stages keep the inputs of micro-batches instead of all activations, and repeat their forward passes."""
     placement: str = ""
     """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
-    groups: tuple[RunGroup, ...] = ()
-    """Groups of functions, at least two; empty: all functions are one group."""
-    regions: Path | None = None
-    """File of regions, `regions.toml`, each of which becomes a group; instead of `groups`."""
+    regions: Path | tuple[RunRegion, ...] | None = None
+    """Regions, at least two, each with functions of its own: the path of a `regions.toml`, or tables `[[run.regions]]`. None: all functions are one group."""
     region_plan: RegionPlanMethod | None = None
     """Functions of the regions of a file that have no `workers`: `match` (computing power in proportion to the data), `cheapest` or `fastest`
     (exact), `all` (what their devices have cores for). None: the `plan` of the file, or `match`."""
     exchange_every: Count = 10
-    """H: iterations between two exchanges of the groups."""
+    """H: iterations between two exchanges of the regions."""
     region_sync: Annotated[str, _REGION_SYNC] = "sma"
-    """What groups exchange and when they wait for each other: `asgd`, `asgd-ga`, `ama`, `sma`, `diloco`, with options as in
+    """What regions exchange and when they wait for each other: `asgd`, `asgd-ga`, `ama`, `sma`, `diloco`, with options as in
     `diloco:fragments=4,delay=5`; `auto` is `diloco:auto`, which follows the measured link."""
     region_compression: Annotated[str, _REGION_COMPRESSION] = "none"
-    """Compression of what groups exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
+    """Compression of what regions exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
     least_regions: Count = 1
     """Regions that can be started when the run begins, at least; with fewer it fails. Others join when they can."""
     region_replan_every_s: NonNegative = 0.0
     """Seconds between two new plans for the functions of regions that train, from measured iteration times; 0: none."""
-    group_store: str = ""
-    """Address of the store through which groups exchange parameters; "": a folder, where all groups run on this machine."""
-    group_communicator: Literal["store", "tcp"] = "store"
-    """How groups exchange: through `group_store`, or over TCP connections of their ranks 0, with the store for their addresses."""
-    group_relay: str = ""
-    """Address of a rendezvous service that relays connections of groups which nothing can connect to."""
-    group_authority: Path | None = None
-    """PEM file of the authority that signs the certificates of groups."""
+    region_store: str = ""
+    """Address of the store through which regions exchange parameters; "": a folder, where all regions run on this machine."""
+    region_communicator: Literal["store", "tcp"] = "store"
+    """How regions exchange: through `region_store`, or over TCP connections of their ranks 0, with the store for their addresses."""
+    region_relay: str = ""
+    """Address of a rendezvous service that relays connections of regions which nothing can connect to."""
+    region_authority: Path | None = None
+    """PEM file of the authority that signs the certificates of regions."""
+
+    @property
+    def groups(self) -> tuple[RunRegion, ...]:
+        """Groups of functions, one for each region; empty: all are one group, or regions are still a file."""
+        return self.regions if isinstance(self.regions, tuple) else ()
 
     @property
     def direct(self) -> bool:

@@ -19,7 +19,7 @@ from ephemeron.units import human_bytes
 _COLOURS = ("blue", "amber", "green", "grey")
 
 CAPTION = (
-    "Waiting is the time in exchanges with other regions: sending, and waiting for them; predictions leave exchanges out. Bytes are metered by the regions. Staleness is "
+    "Waiting is the time in exchanges with other regions: sending, and waiting for them. Bytes are metered by the regions. Staleness is "
     "the number of rounds that a region is ahead of what it has applied of the region furthest behind. Released is the time, of all functions "
     "together, for which a region that had done its share had ended them."
 )

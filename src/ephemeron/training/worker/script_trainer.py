@@ -305,7 +305,7 @@ class ScriptTrainer:
         return self._flat.values()
 
     def set_parameters(self, vector: np.ndarray) -> None:
-        raise NotImplementedError("groups of functions refuse scripts before the launch")
+        raise NotImplementedError("runs in several regions refuse scripts before the launch")
 
     # -- evaluation ---------------------------------------------------------------------------------------
 

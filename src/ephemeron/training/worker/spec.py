@@ -19,6 +19,7 @@ from ephemeron.prices import Prices
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
 from ephemeron.training.job import Configuration, Script, Target, TrainingOptions
 from ephemeron.training.job.generation import Generation, Resize, resized_values
+from ephemeron.training.job.job_file import with_names_of_today
 from ephemeron.training.job.sparse_spec import SparseProgram
 
 
@@ -382,6 +383,17 @@ class RunSpec:
         return json.dumps(plain(self)).encode()
 
     @classmethod
+    def read(cls, raw: object, *, where: str) -> RunSpec:
+        """A specification from JSON, also of an earlier release whose options had other names.
+
+        Raises:
+            JobError: not a specification of this release.
+        """
+        if isinstance(raw, Mapping) and isinstance(raw.get("configuration"), Mapping):
+            raw = {**raw, "configuration": with_names_of_today(raw["configuration"])}
+        return build(cls, raw, where=where)
+
+    @classmethod
     def from_bytes(cls, data: memoryview | bytes) -> RunSpec:
         """The inverse of `to_bytes`.
 
@@ -389,7 +401,7 @@ class RunSpec:
             CorruptMessage: not a specification of this release.
         """
         try:
-            return build(cls, json.loads(bytes(data)), where="spec")
+            return cls.read(json.loads(bytes(data)), where="spec")
         except (ValueError, JobError) as e:
             raise CorruptMessage(f"not a run specification of this release: {e}") from None
 

@@ -109,7 +109,7 @@ def allowed(job: Job, flags: Mapping[str, object]) -> Configuration:
     excluded = {
         "a script with a loop of its own": job.script is not None,
         "a model on several functions": c.stages > 1 or bool(c.placement),
-        "groups of functions": bool(c.groups),
+        "regions": bool(c.regions),
         f"pattern '{c.pattern}'": c.pattern != "k-reduce",
         f"sync '{c.sync}'": c.sync not in ("hsp", "bsp"),
         "sync 'bsp' and sampling 'global', whose functions change within epochs": c.sync == "bsp" and job.data.sampling == "global",

@@ -191,7 +191,7 @@ class StageTrainer:
         self.device.updates.clear()
 
     def set_parameters(self, vector: np.ndarray) -> None:
-        raise NotImplementedError("groups of functions refuse stages before the launch")
+        raise NotImplementedError("runs in several regions refuse stages before the launch")
 
     def parameters(self) -> np.ndarray:
         if not self.trained:
