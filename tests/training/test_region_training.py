@@ -259,6 +259,27 @@ def test_a_run_of_a_file_of_regions_starts_and_tells_its_plan(tmp_path: Path) ->
     assert "regions_plan" in report
 
 
+@pytest.mark.slow
+def test_functions_of_this_machine_are_those_of_a_written_plan(tmp_path: Path) -> None:
+    (tmp_path / "regions.toml").write_text(DEVICES.replace("cores = 12", "cores = 3").replace('"simulated"', '"local"'))
+    out = tmp_path / "planned.toml"
+    done = CliRunner().invoke(main, ["regions", "plan", str(tmp_path / "regions.toml"), "--write", str(out)])
+    assert f"{out}: shanghai 3 functions, chongqing 2 functions" in done.output
+    arguments = ["train", str(JOB), "--regions", str(out), "--epochs", "1", "--batch-size", "64", "--json"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert [(g["name"], g["workers"], g["invocations"]) for g in json.loads(done.stdout.splitlines()[-1])["groups"]] == [
+        ("shanghai", 3, 3),
+        ("chongqing", 2, 2),
+    ]
+
+
+def test_the_function_train_takes_a_file_of_regions_and_its_plan(tmp_path: Path) -> None:
+    (tmp_path / "regions.toml").write_text(DEVICES.replace("cores = 12", "cores = 3"))
+    result = train(make_job(), regions=tmp_path / "regions.toml", region_plan="all", exchange_every=5, batch_size=24)
+    assert [group.workers for group in result.summary.groups] == [3, 3]
+
+
 def test_a_plan_that_is_unknown_is_refused_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "regions.toml").write_text(REGIONS)
     arguments = ["train", str(JOB), "--regions", str(tmp_path / "regions.toml"), "--region-plan"]
