@@ -34,7 +34,7 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
 from ephemeron.testing.damage import DAMAGES, Damage, damage_first, kind_of
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, DataSpec, Job, RunRegion, Simulation, Target
 from ephemeron.training.job.generation import ScheduledResize

@@ -42,7 +42,7 @@ from ephemeron.functions.local import LocalPlatform
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
 from ephemeron.testing.faulty_proxy import HTTP_TROUBLES, TCP_TROUBLES, FaultyProxy, seeded
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Job, Simulation, Target
 from ephemeron.training.tensors import digest

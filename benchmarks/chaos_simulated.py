@@ -56,7 +56,7 @@ from ephemeron.functions.context import Context
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
 from ephemeron.testing.flaky import FlakyChannel
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Job, Simulation, Target, TrainingOptions, parse_fault
 from ephemeron.training.worker.loop import run_worker

@@ -35,9 +35,9 @@ from ephemeron.training.job import Target, TrainingOptions
 from ephemeron.training.task.job_task import JobTask
 from ephemeron.training.task.losses import make_loss
 from ephemeron.training.task.program import with_optimizers
-from ephemeron.training.worker.early_pieces import EarlyContribution
 from ephemeron.training.worker.non_finite import all_finite, gaps
-from ephemeron.training.worker.torch_trainer import TorchTrainer
+from ephemeron.training.worker.trainers.early_pieces import EarlyContribution
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer
 
 SIDES = ("after", "early", "ddp")
 BATCH, LEARNING_RATE, MOMENTUM = 16, 0.02, 0.9

@@ -29,7 +29,7 @@ from benchmarks.common import condensed, environment, write
 from ephemeron.events import Continued, Event, GenerationStarted, Invoked, Loaded, Progress, Started
 from ephemeron.training.driver import configure, train
 from ephemeron.training.job import load_job
-from ephemeron.training.worker.fencing import generation_of
+from ephemeron.training.worker.recovery.fencing import generation_of
 
 JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
 GLOBAL_BATCH = 48

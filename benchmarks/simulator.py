@@ -27,7 +27,7 @@ from ephemeron.functions.simulation import run
 from ephemeron.prices import load_prices
 from ephemeron.training.collectives import Group, KReduce, ReductionStatus
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Simulation, Target
 from ephemeron.training.worker.spec import RunSpec

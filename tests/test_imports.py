@@ -155,7 +155,7 @@ def test_a_client_that_has_prepared_a_run_has_imported_nothing_that_it_does_not_
 import json, os, sys
 os.environ["EPHEMERON_HOME"] = {str(tmp_path)!r}
 from ephemeron.training.driver import api
-from ephemeron.training.driver.launch import prepared_run
+from ephemeron.training.driver.launching.launch import prepared_run
 ready = prepared_run(api.launch_request({str(DIGITS)!r}, workers=2, aggregators=2))
 assert ready.prepared.spec.samples == 1438
 print(json.dumps(sorted(sys.modules)))

@@ -47,7 +47,7 @@ from ephemeron.functions.process_reset import renew_randomness
 PRELOAD = ("torch", "numpy.random", "click", "psutil")
 OWN = (
     "training.worker.loop",
-    "training.worker.torch_trainer",
+    "training.worker.trainers.torch_trainer",
     "communication.channels.object_store",
     "functions.daemon_process",
     "functions.function_main",

@@ -146,7 +146,7 @@ def _lazy() -> None:
 def _compiled() -> None:
     import torch
 
-    from ephemeron.training.driver.memory import Activations, measured
+    from ephemeron.training.driver.launching.memory import Activations, measured
 
     model = torch.compile(torch.nn.Linear(6, 3), backend="eager", dynamic=True)
     with measured(model, 2, Activations()):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from checking import ask, left, refusal, texts
 from ephemeron.cli.main import main
-from ephemeron.training.driver.diagnostics import diagnose
+from ephemeron.training.driver.launching.diagnostics import diagnose
 
 if TYPE_CHECKING:
     from servers import ServerProcess

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.training.driver.launch import platform_limits
+from ephemeron.training.driver.launching.launch import platform_limits
 from ephemeron.training.job import PLATFORMS
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"

@@ -564,7 +564,7 @@ def aws(label: str, then: str = "") -> None:
         from ephemeron.config.typed import plain
         from ephemeron.testing.lambda_service import LambdaService
 
-        preload = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
+        preload = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer"
         with keys(), LambdaService(concurrency=6) as service:
             settings = {k: v for k, v in plain(deployed(service, memory_mb=704, timeout_s=300, preload=preload)).items() if v is not None}
             channel = (homes() / "store").as_uri()

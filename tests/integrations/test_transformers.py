@@ -21,7 +21,7 @@ from training_runs import WORLD, batch_indices, real  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
-from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.job import KeepBest, parse_fault  # noqa: E402
 from ephemeron.training.task.program import program_of  # noqa: E402
 

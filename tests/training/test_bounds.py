@@ -12,7 +12,7 @@ from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Ended, LimitReached, Progress, RunEnded
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.job import JobLimits, Simulation, Target, parse_fault
 
 QUICK = Simulation(compute={"a": 10.0, "b": 4.0, "m": 0.0}, latency_s=0.001)

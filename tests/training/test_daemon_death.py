@@ -27,7 +27,7 @@ from ephemeron.functions.cgroups import detect
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.prices import load_prices
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Target
 from ephemeron.training.worker.spec import RunSpec

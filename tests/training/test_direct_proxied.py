@@ -15,7 +15,7 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
 from ephemeron.testing.pair_proxies import PairProxies
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Simulation, Target, parse_fault
 

@@ -16,7 +16,7 @@ from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import PHASES, Continued, Ended, FaultFired, GenerationStarted, Invoked, Loaded, Note
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import DataSpec, JobLimits, Target, parse_job
 from ephemeron.training.job.generation import Resize, ScheduledResize

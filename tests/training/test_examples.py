@@ -11,7 +11,7 @@ from training_runs import WORLD, real
 import ephemeron
 from ephemeron.cli.main import main
 from ephemeron.events import GenerationStarted, Measured
-from ephemeron.training.driver.programs import job_of
+from ephemeron.training.driver.launching.programs import job_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

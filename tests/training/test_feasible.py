@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ephemeron.errors import PlanInfeasible
 from ephemeron.functions.base import Call, Limits
-from ephemeron.training.driver.admission import check_call, check_memory, check_time
+from ephemeron.training.driver.launching.admission import check_call, check_memory, check_time
 from ephemeron.training.job import ComputeModel, Configuration, Job, JobLimits, Target
 from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.units import MB, MIB

@@ -22,11 +22,11 @@ from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.job import DataSpec, Target, load_job, parse_fault
 from ephemeron.training.profiling import profile_job
-from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainers.factory import sampler_of
 
 SAMPLES = 150
 BAD = (100, 120)

@@ -34,7 +34,7 @@ from ephemeron.runs.logs import lines
 from ephemeron.runs.status import status_of
 from ephemeron.runs.verbs import attach, resume, stop
 from ephemeron.training.driver import configure, resize, train
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.run_driver import RunDriver

@@ -11,7 +11,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import Progress
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.job import DataSpec, Target
 
 SHAPE = {"workers": 1, "aggregators": 1, "batch_size": 479}

@@ -25,7 +25,7 @@ from ephemeron.training.job import (  # noqa: E402
 )
 from ephemeron.training.job.generation import ScheduledResize  # noqa: E402
 from ephemeron.training.task.program import with_optimizers  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402
 
 NESTEROV = Target(target="SGD", options={"lr": 0.7, "momentum": 0.9, "nesterov": True})
 AVERAGE = Target(target="average")

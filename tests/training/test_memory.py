@@ -11,8 +11,8 @@ from ephemeron.events import Ended, RunStarted
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.training.driver import configure
-from ephemeron.training.driver.memory import Activations, estimate, measured, quota_for
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.memory import Activations, estimate, measured, quota_for
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.supervisor import Fail, RunSupervisor
 from ephemeron.training.job import Target
 

@@ -16,7 +16,7 @@ from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import Progress  # noqa: E402
 from ephemeron.functions.base import Limits  # noqa: E402
 from ephemeron.prices import load_prices  # noqa: E402
-from ephemeron.training.driver.prepare import prepare  # noqa: E402
+from ephemeron.training.driver.launching.prepare import prepare  # noqa: E402
 from ephemeron.training.job import DataSpec, Job, Target  # noqa: E402
 from ephemeron.training.report.metrics import _losses  # noqa: E402
 from ephemeron.training.task.losses import _OVER, make_loss  # noqa: E402

@@ -33,7 +33,7 @@ from ephemeron.runs.summary import write_summary
 from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver import configure, records, train
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.result import Result, conclude, summarize
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.job import Configuration, Target, parse_fault
@@ -79,7 +79,7 @@ def start(slow: bool, **options: Any) -> Result:
         return Prepared(job=job, spec=spec, objects=objects, model_bytes=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ephemeron.training.driver.launch.prepare", prepared)
+        patch.setattr("ephemeron.training.driver.launching.launch.prepare", prepared)
         configuration = Configuration(
             platform="local",
             channel="folder",

@@ -9,7 +9,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import FaultFired, Invoked
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.job import parse_fault
 
 DIRECT = {"channel": "direct", "workers": 4, "batch_size": 64, "checkpoint_every": 5, "samples": 2560}

@@ -25,7 +25,7 @@ from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.testing._emulation.ports import free_port
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.launch import LaunchRequest
+from ephemeron.training.driver.launching.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Configuration, RunRegion, load_job

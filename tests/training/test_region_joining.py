@@ -24,7 +24,8 @@ from ephemeron.regions.joining import join
 from ephemeron.runs import run_platform
 from ephemeron.runs.folders import RunFolder, events_of, runs_folder
 from ephemeron.runs.region_activity import region_activities
-from ephemeron.training.driver import configure, launch, lifecycle, train
+from ephemeron.training.driver import configure, lifecycle, train
+from ephemeron.training.driver.launching import launch
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.job import Fault, RunRegion

@@ -22,7 +22,7 @@ from ephemeron.regions.driver.launch import prepared_groups
 from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.launch import LaunchRequest
+from ephemeron.training.driver.launching.launch import LaunchRequest
 from ephemeron.training.driver.records import ResultSummary, read_result
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Fault, Job, RunRegion

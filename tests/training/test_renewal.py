@@ -17,8 +17,8 @@ from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.runs.verbs import resume
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.bundle_check import bundled
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.bundle_check import bundled
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.renewal import differing, renewed
 from ephemeron.training.job import Job, Target
 

@@ -11,7 +11,7 @@ from training_runs import WORLD, synthetic
 from ephemeron.config.typed import build, plain
 from ephemeron.events import Ended, FaultFired, Invoked, Note
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
-from ephemeron.training.worker.replacement import MOST_TRIES
+from ephemeron.training.worker.recovery.replacement import MOST_TRIES
 from ephemeron.training.worker.request import WorkerRequest
 
 PATTERNS = [

@@ -19,7 +19,7 @@ from ephemeron.cli.main import main
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import RunStarted
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.evaluation import evaluate
+from ephemeron.training.driver.launching.evaluation import evaluate
 from ephemeron.training.driver.metric_table import MetricTable
 from ephemeron.training.driver.result import result_of
 from ephemeron.training.driver.step_metrics import StepMetrics

@@ -23,7 +23,7 @@ from ephemeron.functions.entries import serve
 from ephemeron.prices import load_prices
 from ephemeron.runs.verbs import resume
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.job import JobLimits, Target
 from ephemeron.training.worker.request import WorkerRequest
 

@@ -23,7 +23,7 @@ from ephemeron.prices import load_prices
 from ephemeron.runs.verbs import attach
 from ephemeron.testing.training_world import PEER_TIMEOUT_S
 from ephemeron.training.driver import configure, train
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.driver.supervisor import Replace
 from ephemeron.training.job import Target, parse_fault

@@ -16,8 +16,8 @@ from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.bundle_check import bundled, check_bundle
-from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.driver.launching.bundle_check import bundled, check_bundle
+from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.job import Job, Target
 
 MODEL = """

@@ -7,7 +7,7 @@ from training_runs import Run, real, synthetic
 
 from ephemeron.errors import JobError
 from ephemeron.events import FaultFired
-from ephemeron.training.driver.prepare import refuse_contradictions
+from ephemeron.training.driver.launching.prepare import refuse_contradictions
 from ephemeron.training.job import Configuration, Fault
 
 TWO_LEVELS = {"channel": "direct", "workers": 5, "batch_size": 16, "checkpoint_every": 5, "ranks_per_machine": 2}

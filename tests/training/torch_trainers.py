@@ -17,7 +17,7 @@ from ephemeron.training.task.losses import make_loss  # noqa: E402
 from ephemeron.training.task.program import with_optimizers  # noqa: E402
 from ephemeron.training.task.tensors import model_arrays  # noqa: E402
 from ephemeron.training.tensors import decode_state, encode_state  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402
 
 CLASSES = 4
 RNG = np.random.default_rng(0)

@@ -19,11 +19,11 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
 from ephemeron.testing.flaky import FlakyChannel
-from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
-from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainers.factory import sampler_of
 
 CODE = Path(__file__).parent / "code"
 WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0})

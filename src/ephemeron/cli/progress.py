@@ -32,7 +32,7 @@ from ephemeron.runs.cost import CostMeter, GroupMeter, latest_metrics
 from ephemeron.runs.summary import RunResult
 from ephemeron.training.driver.failures import in_short
 from ephemeron.training.driver.records import ResultSummary
-from ephemeron.training.worker.fencing import attempt_text
+from ephemeron.training.worker.recovery.fencing import attempt_text
 from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 _BAD = ("lost", "timed_out", "out_of_memory")

@@ -18,8 +18,8 @@ _MODULES: dict[Program, str] = {
     "sparse-shard": "ephemeron.sparse.store.processes",
     "data-service": "ephemeron.data.service.process",
     "link-peer": "ephemeron.partition.costs.peer_process",
-    "first-steps": "ephemeron.training.worker.first_steps",
-    "script-trial": "ephemeron.training.driver.script_process",
+    "first-steps": "ephemeron.training.worker.trainers.first_steps",
+    "script-trial": "ephemeron.training.driver.launching.script_process",
     "stop-run": "ephemeron.dashboard.stop_process",
 }
 

@@ -44,7 +44,7 @@ ENTRIES = tuple(_TABLE)
 VARIABLE = "EPHEMERON_ENTRIES"
 PRELOAD_VARIABLE = "EPHEMERON_PRELOAD"
 DEFAULT_PRELOAD = (
-    "torch,numpy.random,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer,"
+    "torch,numpy.random,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer,"
     "ephemeron.communication.channels.object_store"
 )
 

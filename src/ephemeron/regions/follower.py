@@ -12,10 +12,10 @@ from ephemeron.regions.policies import AdaptiveSchedule
 from ephemeron.regions.records import RegionKeys, decode_decision
 from ephemeron.regions.schedules import schedule_of
 from ephemeron.training.collectives import Collective, StalledPeers, wait_for_object
-from ephemeron.training.worker import fencing
-from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.group_exchange import GroupExchange, Unneeded
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.recovery import fencing
+from ephemeron.training.worker.recovery.fencing import Claim
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.spec import GroupMembership
 

@@ -11,7 +11,7 @@ from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, RunKind
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver.launch import LaunchRequest
+    from ephemeron.training.driver.launching.launch import LaunchRequest
     from ephemeron.training.driver.lifecycle import OnEvent
     from ephemeron.training.driver.result import Result
     from ephemeron.training.job import RegionPlanMethod

@@ -22,7 +22,7 @@ from ephemeron.regions.driver.network_options import check_network, network_of
 from ephemeron.regions.link_probe import LinkProbeRequest, LinkProbeResult
 from ephemeron.regions.region_files import Region, RegionLink, Regions, credentials_of, groups_of, parse_regions
 from ephemeron.runs.folders import new_run_id
-from ephemeron.training.driver import admission
+from ephemeron.training.driver.launching import admission
 from ephemeron.training.job import Configuration
 
 LIFETIME_S = 300.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.runs import folders
-from ephemeron.training.driver.launch import LaunchRequest, platform_limits, prepared_run
+from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
 from ephemeron.tuning import data_service, prediction, results, sampling

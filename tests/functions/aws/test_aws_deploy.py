@@ -100,7 +100,7 @@ def test_the_recipe_s_code_imports_by_itself(tmp_path: Path):
     package.write_image_recipe(tmp_path)
     program = (
         "import ephemeron.functions.aws.handler as h, ephemeron.training.worker.loop, ephemeron.functions.function_main, "
-        "ephemeron.functions.aws.invoker, ephemeron.training.worker.torch_trainer; print(h.__file__)"
+        "ephemeron.functions.aws.invoker, ephemeron.training.worker.trainers.torch_trainer; print(h.__file__)"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -161,7 +161,7 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
                 service,
                 memory_mb=MEMORY_MB,
                 timeout_s=600,
-                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer",
             )
             store = valkey.address.replace("127.0.0.1", internet.host)
             return World(

@@ -64,7 +64,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
                 service,
                 memory_mb=MEMORY_MB,
                 timeout_s=600,
-                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer",
             )
             yield World(
                 platform="aws",
@@ -266,7 +266,7 @@ def test_the_check_says_what_a_function_could_not_do(world: World, locked_valkey
     password = locked_valkey.env["EPHEMERON_CHANNEL_PASSWORD"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPHEMERON_CHANNEL_PASSWORD", password)
-        patch.setattr("ephemeron.training.driver.diagnostics.ANSWER_S", 8.0)
+        patch.setattr("ephemeron.training.driver.launching.diagnostics.ANSWER_S", 8.0)
         said = refusal("aws", "--aws-endpoint", world.service.url, "--channel", locked_valkey.address)
     assert said.startswith("function: a function was called and ")
     assert "aws logs tail /aws/lambda/ephemeron" in said

@@ -55,7 +55,9 @@ def world(valkey_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
             patch.setenv(name, value)
         with MicrovmService(fetch=artifact, ahead=3) as service:
             settings = deployed(
-                service, memory_mb=MEMORY_MB, preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
+                service,
+                memory_mb=MEMORY_MB,
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer",
             )
             yield World(
                 platform="aws-microvm",
@@ -186,7 +188,7 @@ def test_functions_connect_through_their_endpoints(world: World) -> None:
         opened = deployed(
             service,
             memory_mb=MEMORY_MB,
-            preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+            preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer",
             more_variables={"EPHEMERON_ENDPOINT": "1", "EPHEMERON_DIRECT_TRANSPORTS": "websocket"},
         )
         through = dataclasses.replace(world, settings=opened, service=service)

@@ -60,7 +60,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
                 memory_mb=MEMORY_MB,
                 lifetime_s=600,
                 replicas=8,
-                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer",
             )
             assert (settings.every_s, settings.callback) == (EVERY_S, CALLBACK)
             yield World(

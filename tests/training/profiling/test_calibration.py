@@ -11,7 +11,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import Progress, Started, Traffic
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.job import Configuration, DataSpec, Job, Target
 from ephemeron.training.job.spec import EarlyStopping, KeepBest, SchedulerSpec
 from ephemeron.training.planner.model.direct_links import DirectLinks

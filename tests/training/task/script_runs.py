@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from training_runs import WORLD, real
 
-from ephemeron.training.driver import prepare, renewal, script_trial
-from ephemeron.training.driver.programs import job_of
+from ephemeron.training.driver import renewal
+from ephemeron.training.driver.launching import prepare, script_trial
+from ephemeron.training.driver.launching.programs import job_of
 from ephemeron.training.job import parse_fault
 from warm_processes import warm
 

@@ -22,7 +22,7 @@ from ephemeron.training.task.losses import make_loss
 from ephemeron.training.job import TrainingOptions
 from ephemeron.training.task.job_task import JobTask
 from ephemeron.training.task.program import with_optimizers
-from ephemeron.training.worker.torch_trainer import TorchTrainer
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer
 
 class All:
     def batch(self, iteration):

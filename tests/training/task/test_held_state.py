@@ -18,8 +18,8 @@ from ephemeron.events import FaultFired, Note  # noqa: E402
 from ephemeron.functions.base import Limits  # noqa: E402
 from ephemeron.prices import load_prices  # noqa: E402
 from ephemeron.runs.folders import events_of  # noqa: E402
-from ephemeron.training.driver.prepare import prepare  # noqa: E402
-from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.driver.launching.prepare import prepare  # noqa: E402
+from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.job import parse_fault  # noqa: E402
 from ephemeron.training.task.outputs import PREFIX, Outputs, write_files  # noqa: E402
 

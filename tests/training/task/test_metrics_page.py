@@ -16,7 +16,7 @@ lazy_import("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[ligh
 
 from training_runs import WORLD, real  # noqa: E402
 
-from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs/metrics.md"
 EXAMPLES = {

@@ -16,7 +16,7 @@ from training_runs import WORLD, real  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import Checkpointed, Invoked, Progress  # noqa: E402
-from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.job import JobLimits, SchedulerSpec, TrainingOptions  # noqa: E402
 from ephemeron.training.task.optimizers import optimizers_of  # noqa: E402
 from ephemeron.training.task.program import program_of, with_optimizers  # noqa: E402

@@ -16,10 +16,10 @@ from training_runs import WORLD, batch_indices, real  # noqa: E402
 from ephemeron.data.split import held_out  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import Evaluated, FaultFired, Invoked, Measured, Progress  # noqa: E402
-from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.job import EarlyStopping, KeepBest, SchedulerSpec, parse_fault  # noqa: E402
 from ephemeron.training.task.program import program_of  # noqa: E402
-from ephemeron.training.worker.factory import rank_seed  # noqa: E402
+from ephemeron.training.worker.trainers.factory import rank_seed  # noqa: E402
 
 CODE = Path(__file__).parent / "code"
 PROGRAMS = ["Gpt", "PlateauResidual", "Gan", "Adapter", "Tabular"]

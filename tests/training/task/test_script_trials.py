@@ -19,8 +19,8 @@ from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired  # noqa: E402
 from ephemeron.functions.base import Limits  # noqa: E402
 from ephemeron.prices import load_prices  # noqa: E402
-from ephemeron.training.driver import prepare, script_trial  # noqa: E402
-from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.driver.launching import prepare, script_trial  # noqa: E402
+from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.driver.renewal import renewed  # noqa: E402
 
 TEACHER = "teacher = copy.deepcopy(model)"

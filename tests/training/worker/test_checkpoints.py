@@ -12,7 +12,7 @@ from ephemeron.communication.channels.wrappers import Faulty
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, CorruptMessage
 from ephemeron.training.tensors import encode_state
-from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
+from ephemeron.training.worker.recovery.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
 
 KEYS = Keys("run")
 

@@ -8,12 +8,12 @@ from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
 from ephemeron.functions import simulation
 from ephemeron.training.collectives import StalledPeers
-from ephemeron.training.worker import fencing
-from ephemeron.training.worker.failure_detector import FailureDetector
-from ephemeron.training.worker.fencing import Claim
-from ephemeron.training.worker.replacement import PeerReplacement
+from ephemeron.training.worker.recovery import fencing
+from ephemeron.training.worker.recovery.failure_detector import FailureDetector
+from ephemeron.training.worker.recovery.fencing import Claim
+from ephemeron.training.worker.recovery.replacement import PeerReplacement
+from ephemeron.training.worker.recovery.wait_for_graph import WaitForGraph
 from ephemeron.training.worker.timeouts import Timeouts
-from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
 TIMEOUT_S = 20.0
 AHEAD_S = 7200.0

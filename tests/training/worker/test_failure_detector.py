@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.training.worker.failure_detector import FailureDetector
-from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.recovery.failure_detector import FailureDetector
+from ephemeron.training.worker.recovery.fencing import Claim
 from ephemeron.training.worker.timeouts import Timeouts
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
-from ephemeron.training.worker import fencing
+from ephemeron.training.worker.recovery import fencing
 
 
 def test_exactly_one_of_many_takes_a_key():

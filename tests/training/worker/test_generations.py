@@ -16,7 +16,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import plain
 from ephemeron.functions.simulation import run
 from ephemeron.training.job.generation import Generation
-from ephemeron.training.worker.generations import GenerationChange, decode_members
+from ephemeron.training.worker.recovery.generations import GenerationChange, decode_members
 
 NOW = Generation(
     number=0, from_iteration=0, from_epoch=0, workers=2, memory_mb=1769, aggregators=1, batch_size=4, nonaggregator_batch_size=4

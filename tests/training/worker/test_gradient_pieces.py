@@ -16,9 +16,9 @@ from torch_trainers import BATCHES, CLASSES, DATA, NOTHING, Batches, Frozen, Mix
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.functions.passed_on import daemon_environment  # noqa: E402
-from ephemeron.training.worker.early_pieces import OVERLAP_VARIABLE  # noqa: E402
 from ephemeron.training.worker.non_finite import gaps  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.early_pieces import OVERLAP_VARIABLE  # noqa: E402
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402
 
 
 class Shared(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.training.worker.handoff import HandOff
+from ephemeron.training.worker.recovery.handoff import HandOff
 
 
 def handoff(**values):

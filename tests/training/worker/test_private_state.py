@@ -19,10 +19,10 @@ from ephemeron.training.task.losses import make_loss  # noqa: E402
 from ephemeron.training.task.program import with_optimizers  # noqa: E402
 from ephemeron.training.task.script_batches import Share  # noqa: E402
 from ephemeron.training.tensors import decode_state, digest, encode_state  # noqa: E402
-from ephemeron.training.worker.script_trainer import ScriptTrainer  # noqa: E402
-from ephemeron.training.worker.synthetic_trainer import CountingTrainer, SyntheticTrainer  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
-from ephemeron.training.worker.warm_up import rehearse  # noqa: E402
+from ephemeron.training.worker.trainers.script_trainer import ScriptTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.synthetic_trainer import CountingTrainer, SyntheticTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.warm_up import rehearse  # noqa: E402
 
 ITERATIONS = 8
 RNG = np.random.default_rng(0)

@@ -34,7 +34,7 @@ from ephemeron.data import Samples  # noqa: E402
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.runs.metrics import EvaluationSums  # noqa: E402
 from ephemeron.training.tensors import digest  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402
 
 # -- one worker is plain PyTorch --------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from torch_trainers import (  # noqa: E402
 
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.training.tensors import decode_state, digest, encode_state  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
+from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402
 
 # -- state ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
 from ephemeron.functions import simulation
 from ephemeron.training.collectives import StalledPeers
-from ephemeron.training.worker.wait_for_graph import WaitForGraph
+from ephemeron.training.worker.recovery.wait_for_graph import WaitForGraph
 
 TIMEOUT_S = 20.0
 

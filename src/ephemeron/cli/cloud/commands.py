@@ -46,7 +46,7 @@ class PlatformRow:
 def rows() -> list[PlatformRow]:
     """All platforms of this release."""
     from ephemeron.prices import load_prices
-    from ephemeron.training.driver.launch import platform_limits
+    from ephemeron.training.driver.launching.launch import platform_limits
 
     out = []
     for name in PLATFORMS:
@@ -153,7 +153,7 @@ def check_command(platform: str, channel: str, workers: int, no_call: bool, as_j
     Each line is the result of one check. The first check that fails names the problem and a remedy, and the command ends with
     exit code 2. The function that is called puts and reads one object; a cloud bills a few seconds of it.
     """
-    from ephemeron.training.driver.diagnostics import diagnose
+    from ephemeron.training.driver.launching.diagnostics import diagnose
 
     settings = cloud_settings(platform, taken(flags))
     for finding in diagnose(platform, channel=channel, settings=settings, call=not no_call, workers=workers):

@@ -35,7 +35,7 @@ def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> 
 
     RUN is a name, its beginning, or `last`. A run's own job is the one that was launched, with the code of its functions.
     """
-    from ephemeron.training.driver.evaluation import evaluate as evaluated
+    from ephemeron.training.driver.launching.evaluation import evaluate as evaluated
 
     sparse = _sparse_metrics(weights, job_file, best=best)
     if sparse is None:
@@ -72,7 +72,7 @@ def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple
 
 def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[Job, dict[str, torch.Tensor]]:
     from ephemeron.runs import folders
-    from ephemeron.training.driver.programs import job_of
+    from ephemeron.training.driver.launching.programs import job_of
     from ephemeron.training.driver.result import result_of
     from ephemeron.training.driver.trained import job_of_run, read_weights
 

@@ -44,7 +44,7 @@ def planned_options(
     from ephemeron.sparse.job import plan as plans
     from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
-    from ephemeron.training.driver.launch import LaunchRequest, prepared_run
+    from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
     from ephemeron.training.planning_workflow import limits_of
 
     if plan_file is not None:
@@ -77,7 +77,7 @@ def sparse_dry_run(job: Job, configuration: Configuration, prices_file: Path | N
     """
     from ephemeron.config.typed import plain
     from ephemeron.sparse.job import predictor as predictors
-    from ephemeron.training.driver.launch import LaunchRequest, prepared_run
+    from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
 
     ready = prepared_run(LaunchRequest(job=job, configuration=configuration, prices_file=prices_file, cloud=settings))
     c = ready.prepared.spec.configuration
@@ -111,7 +111,7 @@ def sparse_plan(
     from ephemeron.sparse.job import plan as plans
     from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
-    from ephemeron.training.driver.launch import LaunchRequest, prepared_run
+    from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
 
     where = platform or str(job.run.get("platform", "local"))
     predictors.check_platform(where)

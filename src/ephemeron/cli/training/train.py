@@ -20,7 +20,7 @@ from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINI
 from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver.dry_runs import DryRun
+    from ephemeron.training.driver.launching.dry_runs import DryRun
     from ephemeron.training.job import Job, LoggerSpec
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.model.profile import Profile
@@ -179,7 +179,7 @@ def train(
     if not dry_run:
         click.get_current_context().with_resource(head_start(job, flags))
     from ephemeron.training.driver import api
-    from ephemeron.training.driver.programs import job_of
+    from ephemeron.training.driver.launching.programs import job_of
     from ephemeron.training.job import parse_fault
 
     schedule = _wanted_schedule(flags)

@@ -37,8 +37,8 @@ from ephemeron.regions.policies import checked_sync
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header, write_header
 from ephemeron.training.driver.api import configured
-from ephemeron.training.driver.launch import PreparedRun
-from ephemeron.training.driver.training_data import training_data
+from ephemeron.training.driver.launching.launch import PreparedRun
+from ephemeron.training.driver.launching.training_data import training_data
 from ephemeron.training.job import RunRegion
 from ephemeron.training.worker.spec import GroupMembership
 

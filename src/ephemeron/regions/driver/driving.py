@@ -37,7 +37,7 @@ from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.status import may_be_running, session_end, status_of
 from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
-from ephemeron.training.driver.launch import LaunchRequest, begun, new_run
+from ephemeron.training.driver.launching.launch import LaunchRequest, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result, conclude

@@ -19,7 +19,7 @@ from ephemeron.errors import ChannelError, EphemeronError, PlatformError, Servic
 from ephemeron.regions.communicator.members import note_absent
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.stop_requests import RunStop
-from ephemeron.training.driver.launch import PreparedRun
+from ephemeron.training.driver.launching.launch import PreparedRun
 from ephemeron.training.driver.run_driver import RunOutcome
 
 RETRY_S = (5.0, 60.0)

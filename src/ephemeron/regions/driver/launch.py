@@ -25,8 +25,8 @@ from ephemeron.regions.driver.network_options import check_network, network_of
 from ephemeron.regions.driver.predictions import with_predictions
 from ephemeron.regions.policies import checked_sync
 from ephemeron.runs import folders
-from ephemeron.training.driver.launch import LaunchRequest, PreparedRun, prepared_run
-from ephemeron.training.driver.training_data import training_data
+from ephemeron.training.driver.launching.launch import LaunchRequest, PreparedRun, prepared_run
+from ephemeron.training.driver.launching.training_data import training_data
 from ephemeron.training.job import Configuration, Fault, Job, RunRegion, sync_name
 from ephemeron.training.worker.spec import GroupMembership, RunSpec
 

@@ -13,7 +13,7 @@ from ephemeron.events import GroupStarted
 from ephemeron.functions.base import Limits
 from ephemeron.prices import Prices
 from ephemeron.runs import folders
-from ephemeron.training.driver.launch import PreparedRun
+from ephemeron.training.driver.launching.launch import PreparedRun
 from ephemeron.training.job import Job, RunRegion
 
 

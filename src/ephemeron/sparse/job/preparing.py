@@ -19,8 +19,8 @@ from ephemeron.sparse.store.shard import TOKEN_VARIABLE
 from ephemeron.sparse.training.minibatches import Schedule
 from ephemeron.sparse.training.ring import part as samples_of
 from ephemeron.sparse.training.run import check, initial_values
-from ephemeron.training.driver.admission import check_call
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.admission import check_call
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.job import Configuration, Job, Target
 from ephemeron.training.job.sparse_spec import SparseProgram
 from ephemeron.training.worker.spec import RunSpec

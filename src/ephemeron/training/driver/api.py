@@ -22,10 +22,10 @@ from ephemeron.prices import load_prices
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import load_kind
 from ephemeron.training.driver import lifecycle, notebook
-from ephemeron.training.driver.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
+from ephemeron.training.driver.launching.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
+from ephemeron.training.driver.launching.prepare import refuse_contradictions
+from ephemeron.training.driver.launching.programs import job_of
 from ephemeron.training.driver.lifecycle import OnEvent
-from ephemeron.training.driver.prepare import refuse_contradictions
-from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job, RegionPlanMethod
@@ -40,7 +40,7 @@ from ephemeron.training.task.task import Task
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
-    from ephemeron.training.driver.dry_runs import DryRun
+    from ephemeron.training.driver.launching.dry_runs import DryRun
 
 Program: TypeAlias = str | Path | Task | type[Task]
 """Path of a job file or a script, `module:Class`, or a task."""
@@ -147,7 +147,7 @@ def _name_regions(values: dict[str, object]) -> None:
 def _count_stages(values: dict[str, object]) -> None:
     """Adds stages and schedule from a placement, and workers from stages and replicas."""
     if values.get("placement"):
-        from ephemeron.training.driver.model_partition import placed_stages
+        from ephemeron.training.driver.launching.model_partition import placed_stages
 
         count, schedule = placed_stages(str(values["placement"]))
         values.setdefault("stages", count)
@@ -288,7 +288,7 @@ def dry_run(
     Raises:
         UserError: what `train` would refuse, or the steps fail, differ when they are repeated, or cannot be restored.
     """
-    from ephemeron.training.driver import dry_runs
+    from ephemeron.training.driver.launching import dry_runs
 
     job = job_of(job, options)
     if job.sparse is not None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ephemeron.errors import JobError, MissingExtra, UserError
+from ephemeron.training.driver.launching.training_data import training_data
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.trained import job_of_run, put_weights, trained_task
-from ephemeron.training.driver.training_data import training_data
 from ephemeron.user_code import guarded, line_of, where_raised
 
 if TYPE_CHECKING:

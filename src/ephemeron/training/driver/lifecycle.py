@@ -27,7 +27,7 @@ from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.status import session_end
 from ephemeron.training.driver import parameter_server, records
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.records import code_source
 from ephemeron.training.driver.renewal import Renewal, renewed
 from ephemeron.training.driver.resizing import check_request
@@ -36,7 +36,7 @@ from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
 from ephemeron.training.job.generation import Generation, Resize
 from ephemeron.training.worker.control import ResizeRequest, encode_control
-from ephemeron.training.worker.generations import current_generation, members_of
+from ephemeron.training.worker.recovery.generations import current_generation, members_of
 from ephemeron.training.worker.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.code_bundle import Selection, bundle, unbundle
 from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, UserError
-from ephemeron.training.driver.bundle_check import selection_of
+from ephemeron.training.driver.launching.bundle_check import selection_of
+from ephemeron.training.driver.launching.script_trial import script_trial
+from ephemeron.training.driver.launching.trial import layout_of
 from ephemeron.training.driver.records import CodeSource, TensorLayout
-from ephemeron.training.driver.script_trial import script_trial
-from ephemeron.training.driver.trial import layout_of
 from ephemeron.training.job import Job
 from ephemeron.training.worker.spec import RunSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Call, Limits
-from ephemeron.training.driver.admission import check_call
+from ephemeron.training.driver.launching.admission import check_call
 from ephemeron.training.job import sync_name
 from ephemeron.training.job.generation import Generation, Resize, check_schedule
 from ephemeron.training.worker.spec import RunSpec

@@ -25,7 +25,7 @@ from ephemeron.training.task.outputs import write_files
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import WeightNotes
+from ephemeron.training.worker.trainers.trainer import WeightNotes
 
 if TYPE_CHECKING:
     import torch

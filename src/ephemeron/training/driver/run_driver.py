@@ -30,7 +30,7 @@ from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.function_set import AGAIN_S, MOST_REFUSALS
 from ephemeron.training.collectives.chunking import best_chunk_bytes, measure_requests
 from ephemeron.training.driver.adaptation import Adaptation
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.driver.renewal import Renewal
 from ephemeron.training.driver.resizing import check_request
 from ephemeron.training.driver.supervisor import Action, Fail, Finish, Replace, RunSupervisor, Stopped
@@ -38,15 +38,15 @@ from ephemeron.training.job import parse_fault
 from ephemeron.training.job.generation import Resize
 from ephemeron.training.task.outputs import PREFIX
 from ephemeron.training.tensors import Arrays, decode_state, digest
-from ephemeron.training.worker import fencing
 from ephemeron.training.worker.control import ResizeRequest, encode_control
-from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.finalize import clear, parts_of
-from ephemeron.training.worker.generations import current_generation, members_of
+from ephemeron.training.worker.recovery import fencing
+from ephemeron.training.worker.recovery.fencing import Claim
+from ephemeron.training.worker.recovery.generations import current_generation, members_of
 from ephemeron.training.worker.request import RECOVER, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import WeightNotes
+from ephemeron.training.worker.trainers.trainer import WeightNotes
 
 _log = logging.getLogger(__name__)
 

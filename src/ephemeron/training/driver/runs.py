@@ -26,7 +26,7 @@ from ephemeron.runs.header import RunHeader
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver import lifecycle, notebook, records, run_logging
-from ephemeron.training.driver.launch import BegunRun, LaunchRequest, PreparedRun, begun, platform_limits, prepared_run
+from ephemeron.training.driver.launching.launch import BegunRun, LaunchRequest, PreparedRun, begun, platform_limits, prepared_run
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.places import Places
 from ephemeron.training.driver.result import Result, conclude, open_run

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from ephemeron.events import Continued, Ended, Evaluated, Event, GenerationStarted, Invoked, LimitReached, Loaded, Progress
 from ephemeron.runs.function_set import LossBudget
 from ephemeron.training.driver.failures import in_short
-from ephemeron.training.worker.fencing import attempt_text, generation_of
+from ephemeron.training.worker.recovery.fencing import attempt_text, generation_of
 
 
 @dataclass(frozen=True, slots=True)

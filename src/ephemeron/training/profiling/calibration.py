@@ -30,7 +30,7 @@ from ephemeron.events import Event, Progress, RunStarted, Started
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.prices import Prices
 from ephemeron.runs import folders
-from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.exchange import ExecutionOptions

@@ -31,7 +31,7 @@ from ephemeron.functions.async_invoke.sizes import not_deployed, sizes_text
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import cloud
 from ephemeron.runs import folders
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.fit import TimingSample, fit_memory
 from ephemeron.training.planner.model.profile import Profile, Workload

@@ -30,7 +30,7 @@ from ephemeron.functions.entries import DEFAULT_PRELOAD, PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.runs import folders
 from ephemeron.training.driver import parameter_server
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.planner.model.fit import TimingSample
 from ephemeron.training.profiling.probe_bill import ProbeBill
 from ephemeron.training.profiling.probe_design import Measurement

@@ -7,7 +7,7 @@ import dataclasses
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.runs import folders
-from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job, PlatformName
 
 

@@ -20,7 +20,7 @@ from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.training.collectives.direct_messages import ONE_PHASE_BYTES
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.job import Job, Simulation
 from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.training.planner.model.builtin import priced
@@ -32,7 +32,7 @@ from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.profiling import live
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_design import Measurement, Range, step_provenance, steps_of
-from ephemeron.training.worker.factory import build_trainer, open_feed
+from ephemeron.training.worker.trainers.factory import build_trainer, open_feed
 from ephemeron.units import MB, MIB
 
 UNLIMITED_MB_S = 1e6

@@ -6,9 +6,9 @@ import dataclasses
 
 from ephemeron.runs.metrics import Metrics
 from ephemeron.training.task.schedule import Decide, EpochMeasurements
-from ephemeron.training.worker.checkpoint import EndedEpoch
 from ephemeron.training.worker.control import ResizeRequest
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.recovery.checkpoint import EndedEpoch
 
 
 class EpochDecision:

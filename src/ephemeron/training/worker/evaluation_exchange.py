@@ -19,7 +19,7 @@ from ephemeron.training.collectives import Collective, StalledPeers, all_of, wai
 from ephemeron.training.collectives.group import GRACE_SHARE
 from ephemeron.training.tensors import decode_state, encode_state
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
-from ephemeron.training.worker.trainer import Trainer
+from ephemeron.training.worker.trainers.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

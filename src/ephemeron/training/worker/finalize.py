@@ -26,7 +26,7 @@ from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.result import RunResult
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.startup import StartedWorker
-from ephemeron.training.worker.trainer import WritesFiles
+from ephemeron.training.worker.trainers.trainer import WritesFiles
 
 _log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from ephemeron.functions.base import Reason
 from ephemeron.functions.context import Compute, Context
 from ephemeron.training.job import Fault
 from ephemeron.training.job.generation import Generation
-from ephemeron.training.worker import fencing
 from ephemeron.training.worker.direct_exchange import DirectExchange
 from ephemeron.training.worker.faults import Delayed, FaultInjector
-from ephemeron.training.worker.lease import Exit
+from ephemeron.training.worker.recovery import fencing
+from ephemeron.training.worker.recovery.lease import Exit
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.timeouts import IterationTimes
 from ephemeron.training.worker.trace import PhaseTrace

@@ -19,19 +19,19 @@ from ephemeron.training.collectives import StalledPeers, all_of
 from ephemeron.training.collectives.sync_policy import UNBOUNDED, policy_for
 from ephemeron.training.job import parse_fault
 from ephemeron.training.tensors import HAND_OFF, RESIZE, STOP, SUCCESSOR
-from ephemeron.training.worker import fencing
 from ephemeron.training.worker.budget import Budget
 from ephemeron.training.worker.control import ResizeRequest, decode_control
-from ephemeron.training.worker.failure_detector import FailureDetector
-from ephemeron.training.worker.fencing import Claim
-from ephemeron.training.worker.handoff import NO_EVALUATION, Evaluation, HandOff
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
-from ephemeron.training.worker.lease import Lease
-from ephemeron.training.worker.replacement import PeerReplacement
+from ephemeron.training.worker.recovery import fencing
+from ephemeron.training.worker.recovery.failure_detector import FailureDetector
+from ephemeron.training.worker.recovery.fencing import Claim
+from ephemeron.training.worker.recovery.handoff import NO_EVALUATION, Evaluation, HandOff
+from ephemeron.training.worker.recovery.lease import Lease
+from ephemeron.training.worker.recovery.replacement import PeerReplacement
+from ephemeron.training.worker.recovery.wait_for_graph import WaitForGraph
 from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.timeouts import IterationTimes, Timeouts
-from ephemeron.training.worker.wait_for_graph import WaitForGraph
 from ephemeron.units import human_seconds, human_usd
 
 _log = logging.getLogger(__name__)

@@ -27,25 +27,25 @@ from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.task.schedule import decision_of
 from ephemeron.training.tensors import HAND_OFF, STOP, SUCCESSOR, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
-from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.control import StopRequest, encode_control
 from ephemeron.training.worker.decisions import decide
 from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
-from ephemeron.training.worker.generations import GenerationChange
 from ephemeron.training.worker.group_exchange import GroupExchange, Unneeded, group_exchange
-from ephemeron.training.worker.handoff import Evaluation
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
-from ephemeron.training.worker.lease import Exit
-from ephemeron.training.worker.next_generation import begin_next_generation, delete_left_generation, join_generation
+from ephemeron.training.worker.recovery.checkpoint import Checkpoint, CheckpointMeta
+from ephemeron.training.worker.recovery.generations import GenerationChange
+from ephemeron.training.worker.recovery.handoff import Evaluation
+from ephemeron.training.worker.recovery.lease import Exit
+from ephemeron.training.worker.recovery.next_generation import begin_next_generation, delete_left_generation, join_generation
+from ephemeron.training.worker.recovery.state_sharing import StateSharing
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
-from ephemeron.training.worker.state_sharing import StateSharing
-from ephemeron.training.worker.step import IterationStep, WholeModelStep
 from ephemeron.training.worker.timeouts import IterationTimes
-from ephemeron.training.worker.trainer import TrainingStep
+from ephemeron.training.worker.trainers.step import IterationStep, WholeModelStep
+from ephemeron.training.worker.trainers.trainer import TrainingStep
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from ephemeron.data import assign
 from ephemeron.errors import NonFiniteValue
-from ephemeron.training.worker.factory import sampler_of
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import TrainingStep
+from ephemeron.training.worker.trainers.factory import sampler_of
+from ephemeron.training.worker.trainers.trainer import TrainingStep
 
 _NAMED = 8
 """Number of samples of a batch that a message names."""

@@ -32,7 +32,6 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.context import Context
 from ephemeron.training.tensors import MessageHeader, codec_by_name, decode_state, encode_state, pack, unpack
-from ephemeron.training.worker.factory import build_torch_trainer, open_feed
 from ephemeron.training.worker.link_probe import measure_links
 from ephemeron.training.worker.probe_messages import (
     FoldResult,
@@ -46,10 +45,11 @@ from ephemeron.training.worker.probe_messages import (
     TransferTiming,
 )
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainers.factory import build_torch_trainer, open_feed
 from ephemeron.units import MB, MIB
 
 if TYPE_CHECKING:
-    from ephemeron.training.worker.torch_trainer import TorchTrainer
+    from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from ephemeron.events import Traffic
 from ephemeron.runs.metrics import Metrics
-from ephemeron.training.worker.lease import Exit
+from ephemeron.training.worker.recovery.lease import Exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

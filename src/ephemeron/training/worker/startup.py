@@ -22,25 +22,25 @@ from ephemeron.events import Started
 from ephemeron.training.collectives import ReductionStatus, all_of
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.tensors import decode_state
-from ephemeron.training.worker import fencing
-from ephemeron.training.worker.checkpoint import Checkpoint, Checkpoints, EndedEpoch, Saved
 from ephemeron.training.worker.control import StopRequest, decode_control
 from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.direct_exchange import become_member, join_members, keeps_in_memory, token_of, transports_of
-from ephemeron.training.worker.direct_handoff import HandedOver, from_predecessor
-from ephemeron.training.worker.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
-from ephemeron.training.worker.generations import Begin, decode_begin, decode_members, members_of
 from ephemeron.training.worker.group_exchange import GroupEntry, enter, entered_at
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import CHECK_EVERY_S, InvocationLifecycle
-from ephemeron.training.worker.lost_files import lost_files, lost_text
-from ephemeron.training.worker.peer_recovery import PeerRecovery
-from ephemeron.training.worker.private_copies import PrivateCopies
-from ephemeron.training.worker.recovered_state import RestoredState, peer_recovery, recovered_state
+from ephemeron.training.worker.recovery import fencing
+from ephemeron.training.worker.recovery.checkpoint import Checkpoint, Checkpoints, EndedEpoch, Saved
+from ephemeron.training.worker.recovery.direct_handoff import HandedOver, from_predecessor
+from ephemeron.training.worker.recovery.generations import Begin, decode_begin, decode_members, members_of
+from ephemeron.training.worker.recovery.lost_files import lost_files, lost_text
+from ephemeron.training.worker.recovery.peer_recovery import PeerRecovery
+from ephemeron.training.worker.recovery.recovered_state import RestoredState, peer_recovery, recovered_state
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import SkipsIterations, Trainer, WritesFiles
-from ephemeron.training.worker.warm_up import pays, warm_up
+from ephemeron.training.worker.trainers.factory import Piece, Stored, build_script_trainer, build_trainer, open_feed
+from ephemeron.training.worker.trainers.private_copies import PrivateCopies
+from ephemeron.training.worker.trainers.trainer import SkipsIterations, Trainer, WritesFiles
+from ephemeron.training.worker.trainers.warm_up import pays, warm_up
 
 _log = logging.getLogger(__name__)
 

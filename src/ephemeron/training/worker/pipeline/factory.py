@@ -22,10 +22,10 @@ from ephemeron.training.task.losses import make_loss
 from ephemeron.training.task.program import make_model
 from ephemeron.training.task.tensors import to_arrays, to_tensor
 from ephemeron.training.tensors import decode_state, encode_state
-from ephemeron.training.worker.factory import open_feed, rank_seed
 from ephemeron.training.worker.invocation import InvocationContext
 from ephemeron.training.worker.pipeline.trainer import StageTrainer
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainers.factory import open_feed, rank_seed
 
 Get = Callable[[str], Awaitable[memoryview]]
 

@@ -36,8 +36,8 @@ from ephemeron.training.tensors import STOP
 from ephemeron.training.worker.pipeline.activation_channel import ActivationChannel, MessageKey
 from ephemeron.training.worker.pipeline.trainer import StageTrainer
 from ephemeron.training.worker.startup import StartedWorker
-from ephemeron.training.worker.step import IterationStep, poll_worth_s
-from ephemeron.training.worker.trainer import TrainingStep
+from ephemeron.training.worker.trainers.step import IterationStep, poll_worth_s
+from ephemeron.training.worker.trainers.trainer import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ from ephemeron.training.task.job_task import optimizer_over
 from ephemeron.training.task.losses import Loss, evaluated
 from ephemeron.training.task.tensors import as_tensors, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
-from ephemeron.training.worker.flat_parameters import make_dense
-from ephemeron.training.worker.trainer import TrainingStep
+from ephemeron.training.worker.trainers.flat_parameters import make_dense
+from ephemeron.training.worker.trainers.trainer import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What a rank trains with: tasks of PyTorch, scripts, synthetic programs; their gradients, parameters and state."""
