@@ -26,7 +26,6 @@ from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.job import DataSpec, Target, load_job, parse_fault
 from ephemeron.training.profiling import profile_job
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainers.factory import sampler_of
 
 SAMPLES = 150
 BAD = (100, 120)
@@ -97,7 +96,7 @@ def delivered(ready: Prepared, *, own_process: bool = False, first: int = 0) -> 
     for rank in range(spec.configuration.workers):
         part = 0 if spec.samples_globally else rank
         indices = decode_indices(b"".join(ready.objects[keys.data(part)]))
-        sampler = sampler_of(spec, rank)
+        sampler = spec.sampler(rank)
         feed = FlowBatchSource(
             spec.flow,
             train_indices=indices,

@@ -23,7 +23,6 @@ from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainers.factory import sampler_of
 
 CODE = Path(__file__).parent / "code"
 WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0})
@@ -181,7 +180,7 @@ def batch_indices(spec: RunSpec, iteration: int) -> np.ndarray:
     if not spec.samples_globally:
         epoch, number = divmod(iteration, spec.split.iterations)
         return global_batch(spec.split, order, epoch, number, seed=spec.seed)
-    parts = [sampler_of(spec, rank).batch(iteration) for rank in range(spec.configuration.workers)]
+    parts = [spec.sampler(rank).batch(iteration) for rank in range(spec.configuration.workers)]
     return np.concatenate(order)[np.concatenate(parts)]
 
 

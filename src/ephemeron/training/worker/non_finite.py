@@ -18,7 +18,6 @@ import numpy as np
 from ephemeron.data import assign
 from ephemeron.errors import NonFiniteValue
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainers.factory import sampler_of
 from ephemeron.training.worker.trainers.trainer import TrainingStep
 
 _NAMED = 8
@@ -110,6 +109,6 @@ class FiniteCheck:
             return where
         order = assign(spec.samples, spec.split, spec.seed)
         owned = np.concatenate(order) if spec.samples_globally else order[self.member]
-        samples = owned[sampler_of(spec, self.member).batch(iteration)]
+        samples = owned[spec.sampler(self.member).batch(iteration)]
         named = ", ".join(map(str, samples[:_NAMED].tolist())) + (", …" if len(samples) > _NAMED else "")
         return f"{where}: {len(samples)} training samples {named}"

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from ephemeron.config.typed import build, plain
 from ephemeron.data import SampleSplit, plan_split
+from ephemeron.data.batch_source import Positions
 from ephemeron.data.flow_spec import FlowSpec
+from ephemeron.data.iteration_samples import GlobalSampler, Sampler
 from ephemeron.data.split import LastBatch
 from ephemeron.data.timeline import Timeline
 from ephemeron.errors import CorruptMessage, JobError
@@ -202,6 +204,10 @@ class RunSpec:
         if self.sparse is not None:
             return 0 if self.sparse.spec.store else self.sparse.spec.shards
         return int(self.configuration.store.startswith(("ps://", "parameter_server")))
+
+    def sampler(self, member: int) -> Positions:
+        """Which samples of a rank, or of a replica of stages, belong to an iteration."""
+        return (GlobalSampler if self.samples_globally else Sampler)(self.timeline, member, self.seed)
 
     @property
     def timeline(self) -> Timeline:

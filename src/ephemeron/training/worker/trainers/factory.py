@@ -11,8 +11,7 @@ import xxhash
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.data import Samples, decode
-from ephemeron.data.batch_source import ArrayBatchSource, BatchSource, Positions
-from ephemeron.data.iteration_samples import GlobalSampler, Sampler
+from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.trainer import Trainer
@@ -51,11 +50,6 @@ def rank_seed(seed: int, rank: int, generation: int = 0) -> int:
     """Seed of a rank's own random numbers (dropout and the like); the data order does not depend on it."""
     told = f"{seed}/{rank}/{generation}" if generation else f"{seed}/{rank}"
     return int(xxhash.xxh3_64_intdigest(told.encode())) % 2**63
-
-
-def sampler_of(spec: RunSpec, member: int) -> Positions:
-    """Which samples of a rank, or of a replica of stages, belong to an iteration."""
-    return (GlobalSampler if spec.samples_globally else Sampler)(spec.timeline, member, spec.seed)
 
 
 def _samples(stored: Stored) -> Samples:
@@ -170,7 +164,7 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
     return TorchTrainer(
         program,
         feed=feed,
-        sampler=sampler_of(spec, rank),
+        sampler=spec.sampler(rank),
         exchange=exchanged(spec),
         seed=rank_seed(spec.seed, rank, spec.current_generation.number),
         alone=c.workers == 1,
