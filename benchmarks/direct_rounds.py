@@ -26,7 +26,7 @@ from ephemeron.communication.direct.pinned_tls import PinnedTls
 from ephemeron.communication.direct.shared_memory import SharedTransport
 from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
 from ephemeron.communication.keys import Keys
-from ephemeron.functions.host import cores
+from ephemeron.config.paths import cores
 from ephemeron.testing.direct_world import until
 from ephemeron.training.collectives import Group, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for

@@ -27,6 +27,11 @@ def home() -> Path:
     return Path(os.environ.get("EPHEMERON_HOME") or Path.home() / ".ephemeron")
 
 
+def cores() -> int:
+    """Number of cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def located(place: AnyPath) -> str:
     """A path as an absolute one, `~` included; an address with a scheme as it is."""
     text = os.fspath(place)

@@ -27,7 +27,6 @@ from ephemeron.executor.arguments import ArgumentPickler, Shared
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
-from ephemeron.executor.kind import STOP_FILE
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
@@ -39,6 +38,7 @@ from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.prices import Prices, load_prices
 from ephemeron.runs import folders
+from ephemeron.runs.keep_running import STOP_FILE
 from ephemeron.runs.lock import hold
 from ephemeron.units import human_count
 

@@ -12,12 +12,10 @@ from ephemeron.prices import Prices
 from ephemeron.runs.cost import Bill, CostMeter
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.keep_running import STOP_FILE
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.lock import is_driven
 from ephemeron.runs.summary import RunResult, RunSummary
-
-STOP_FILE = "stop"
-"""In the folder of a run: its client is to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

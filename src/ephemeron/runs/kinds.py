@@ -1,7 +1,7 @@
 """Kinds of runs. A kind says how its runs are followed, continued and stopped; everything else is the same for all runs.
 
-A product registers its kind by one line of the table. Kinds are loaded when a run of theirs is asked for, so the spine imports no
-product.
+A product registers its kind by one line of the table, another package by an entry point of the group `ephemeron.kinds`
+(`examples/own-kind`). Kinds are loaded when a run of theirs is asked for, so the spine imports no product.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, cast
 
 from ephemeron.errors import JobError, UserError
@@ -18,7 +19,10 @@ from ephemeron.events import Event
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.summary import RunResult
+from ephemeron.user_code import line_of
 
+GROUP = "ephemeron.kinds"
+"""Entry points of packages that add kinds: `NAME = "module:Class"`."""
 _TABLE = {
     "training": "ephemeron.training.driver.kind:TrainingRuns",
     "regions": "ephemeron.regions.kind:RegionRuns",
@@ -91,7 +95,16 @@ def find_kind(name: str) -> RunKind:
 @cache
 def load_kind(name: str) -> Any:
     """The same for a product below that of the kind, with what the kind has beyond the port."""
-    if name not in _TABLE:
-        raise JobError(f"there is no kind of runs {name!r}", remedy=f"known kinds: {', '.join(sorted(_TABLE))}")
-    module, _, attribute = _TABLE[name].partition(":")
-    return getattr(import_module(module), attribute)()
+    if name in _TABLE:
+        module, _, attribute = _TABLE[name].partition(":")
+        return getattr(import_module(module), attribute)()
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in others:
+        raise JobError(f"there is no kind of runs {name!r}", remedy=f"known kinds: {', '.join(sorted({*_TABLE, *others}))}")
+    try:
+        kind = others[name].load()()
+    except Exception as e:
+        raise JobError(f"kind {name!r} of runs cannot be loaded from {others[name].value}: {line_of(e)}") from e
+    if not isinstance(kind, RunKind):
+        raise JobError(f"kind {name!r} of runs: {others[name].value} is no RunKind")
+    return kind

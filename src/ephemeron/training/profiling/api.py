@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from ephemeron import blocking
 from ephemeron.communication.channels.credentials import public_address
+from ephemeron.config.paths import cores
 from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
 from ephemeron.functions.async_invoke.provider import Settings
 from ephemeron.functions.base import Limits
-from ephemeron.functions.host import cores
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver.launching.launch import platform_limits
 from ephemeron.training.driver.launching.prepare import Prepared

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.config import typed
-from ephemeron.config.paths import replace_file
+from ephemeron.config.paths import cores, replace_file
 from ephemeron.errors import JobError
-from ephemeron.functions.host import cores
 from ephemeron.runs import folders
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
 from ephemeron.training.planner.model.provenance import PlatformProvenance

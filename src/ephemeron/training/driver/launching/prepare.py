@@ -14,10 +14,10 @@ import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.keys import Keys
+from ephemeron.config.paths import cores
 from ephemeron.data import assign
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Call, Limits
-from ephemeron.functions.host import cores
 from ephemeron.prices import Prices
 from ephemeron.training.driver.launching.admission import check_call, check_memory, check_time
 from ephemeron.training.driver.launching.bundle_check import bundled, check_bundle
