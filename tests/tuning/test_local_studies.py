@@ -14,9 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tuning_worlds import JOB, MakeStudy
+from tuning_worlds import JOB, MakeStudy, trial_runs
 
-from ephemeron.runs.folders import all_runs
 from ephemeron.training.driver import train
 from ephemeron.training.driver.result import result_of
 from ephemeron.training.job import parse_job
@@ -92,8 +91,8 @@ def test_a_study_goes_on_after_the_death_of(dies: str, make_study: MakeStudy, ho
     result = study.run(resume=True)
     assert {t.number: t.run for t in result.status.trials} == before
     assert result.count("finished") == 2
-    assert sorted(r.run_id for r in all_runs()) == sorted(before.values())
-    summaries = [result_of(r).summary for r in all_runs()]
+    assert sorted(r.run_id for r in trial_runs()) == sorted(before.values())
+    summaries = [result_of(r).summary for r in trial_runs()]
     assert result.status.spent_usd == pytest.approx(sum(s.cost_usd for s in summaries))
     assert sum(s.invocations for s in summaries) == (3 if dies == "its client and a function" else 4)
     document = {**JOB, **job, "run": {"platform": "simulated", **run}}

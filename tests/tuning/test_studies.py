@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_worlds import MakeStudy, write_study
+from tuning_worlds import MakeStudy, trial_runs, write_study
 
 from ephemeron import load_job
 from ephemeron.errors import JobError, UserError
-from ephemeron.runs.folders import all_runs
 from ephemeron.training.driver.result import result_of
 from ephemeron.tuning import Study
 from ephemeron.tuning.folder import TrialRecord
@@ -42,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Study, 
 
         def on_trial(trial: TrialRecord) -> None:
             if trial.state == "finished" and not seen:
-                with pytest.raises(UserError, match="another client drives the study"):
+                with pytest.raises(UserError, match=r"run study-\w+ is already running as process \d+"):
                     study.run(resume=True)
                 seen.append(study.status.state)
 
@@ -62,7 +61,7 @@ def test_a_grid_is_run_to_its_end_and_its_best_values_are_a_job(finished: tuple[
     assert best is not None
     assert best.value == max(t.value or 0.0 for t in result.status.trials)
     assert document["best"]["value"] == best.value
-    runs = {folder.run_id: result_of(folder).summary for folder in all_runs()}
+    runs = {folder.run_id: result_of(folder).summary for folder in trial_runs()}
     assert runs.keys() == {t.run for t in result.status.trials}
     assert document["cost_usd"] == pytest.approx(sum(s.cost_usd for s in runs.values()))
     assert runs[best.run].metrics["accuracy"] == best.value
@@ -95,7 +94,7 @@ def test_a_pruned_trial_ends_its_functions_at_once(finished: tuple[Study, StudyR
     for trial in pruned:
         assert (trial.evaluations, trial.reason) == (1, "pruned at evaluation 1")
         assert trial.cost_usd < 0.6 * result.best.cost_usd
-        assert next(result_of(f).summary.status for f in all_runs() if f.run_id == trial.run) == "stopped"
+        assert next(result_of(f).summary.status for f in trial_runs() if f.run_id == trial.run) == "stopped"
 
 
 @pytest.mark.slow
@@ -126,7 +125,7 @@ def test_a_trial_that_is_predicted_over_budget_never_starts(make_study: MakeStud
     small, large = sorted(result.status.trials, key=lambda t: t.parameters["epochs"])  # type: ignore[arg-type, return-value]
     assert (small.state, large.state, large.started) == ("finished", "pruned", False)
     assert large.reason.startswith("not started: predicted to cost $")
-    assert [folder.run_id for folder in all_runs()] == [small.run]
+    assert [folder.run_id for folder in trial_runs()] == [small.run]
     assert small.predicted_usd == pytest.approx(small.cost_usd, rel=0.3)
     assert result.to_json()["not_started"] == 1
     assert study.to_optuna().trials[large.number].state.name == "PRUNED"

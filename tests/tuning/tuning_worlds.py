@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ephemeron.config.toml import toml_text
+from ephemeron.runs.folders import RunFolder, all_runs
 from ephemeron.tuning import Study
 
 CODE = Path(__file__).parents[1] / "training" / "code"
@@ -24,6 +25,11 @@ JOB: dict[str, Any] = {
     "run": {"platform": "simulated", "workers": 1, "batch_size": 480, "memory_mb": 1769},
 }
 RATES = {"optimizer.options.lr": {"low": 1e-4, "high": 1.0, "log": True}}
+
+def trial_runs() -> list[RunFolder]:
+    """Runs of trials, newest first."""
+    return [run for run in all_runs() if (run.read("run.json") or {}).get("parent")]
+
 
 MakeStudy = Callable[..., Study]
 

@@ -51,7 +51,7 @@ class ValueSession(Session):
         return self._cost.get(run_id, 0.0)
 
     async def train(  # type: ignore[override]
-        self, job: Job, configuration: Configuration, *, on_event: Any, stop: RunStop, run_id: str, **how: bool
+        self, job: Job, configuration: Configuration, *, on_event: Any, stop: RunStop, run_id: str, **how: Any
     ) -> Result:
         folder = RunFolder(runs_folder() / run_id)
         folder.path.mkdir(parents=True)
@@ -133,6 +133,7 @@ class ValueStudy:
             self.optuna,
             self._predictor,
             places=self.places,
+            parent="",
             token=self.folder.path.parent.name,
             seconds=self.seconds,
             simulated=self._simulated,

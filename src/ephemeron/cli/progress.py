@@ -107,7 +107,7 @@ class Display:
             how = f"{c.get('model')} in a sparse store of {human_count(int(c['shards']), 'shard')}"
         how = f", {how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}" if e.iterations else ""
         quota = ", ".join(f"{g.name} {g.workers} × {g.memory_mb} MB" for g in e.groups)
-        functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB")
+        functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB" if e.memory_mb else "")
         self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {functions}{how}")
         plan = c.get("regions_plan")
         for group in e.groups:

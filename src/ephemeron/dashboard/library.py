@@ -1,6 +1,6 @@
 """Runs and studies below some folders, and what a table of them shows.
 
-A folder with `run.json` is a run, one with `study.json` a study, whose `trials/N` are runs or links to them. Folders are looked through
+A folder with `study.json` is a study, another one with `run.json` a run. A study's `trials/N` are runs or links to them. Folders are looked through
 again every few seconds; those of runs are not entered. A run is known by the number of its root and its path below it,
 and only folders that were found are ever opened.
 """
@@ -229,11 +229,11 @@ def _walk(root: Path) -> Iterator[tuple[Path, str]]:
                 there = {e.name: e for e in entries}
         except OSError:
             continue
+        if "study.json" in there:  # it may have `run.json`, too
+            yield path, "study"
+            continue
         if "run.json" in there:
             yield path, "run"
-            continue
-        if "study.json" in there:
-            yield path, "study"
             continue
         if depth < _DEPTH:
             for name, entry in there.items():

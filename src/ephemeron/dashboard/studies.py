@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import threading
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 from ephemeron.dashboard.library import Found, Library
 from ephemeron.dashboard.run_documents import Document, evaluations, finite
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.lock import is_driven
 
 _MOST_CURVES = 400
-_STATUS, _LOCK = "study.json", "study.lock"
+_STATUS = "study.json"
 
 
 class Studies:
@@ -40,7 +41,7 @@ class Studies:
         known = {t["number"] for t in trials}
         trials += [_trial({"number": n, "state": ""}, runs) for n in sorted(runs.keys() - known)]
         state = str(status.get("state", ""))
-        if state == "running" and not _is_driven(found.path):
+        if state == "running" and not is_driven(RunFolder(found.path)):
             state = "interrupted"
         counts: dict[str, int] = {}
         for trial in trials:
@@ -117,18 +118,6 @@ def _status(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _is_driven(folder: Path) -> bool:
-    """Whether a client of this machine drives the study: it holds a lock."""
-    try:
-        with (folder / _LOCK).open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _size(path: Path) -> int:

@@ -40,6 +40,7 @@ from ephemeron.prices import Prices, load_prices
 from ephemeron.runs import folders
 from ephemeron.runs.keep_running import STOP_FILE
 from ephemeron.runs.lock import hold
+from ephemeron.runs.stop_requests import stop_requested
 from ephemeron.units import human_count
 
 _log = logging.getLogger(__name__)
@@ -126,7 +127,6 @@ class FunctionExecutor(concurrent.futures.Executor):
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
         self._folder = folders.create(self._run)
         lock, key = hold(self._folder), self._folder.create_key()
-        stop_file = self._folder.path / STOP_FILE
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
         """Of the latest graph, for the progress bar."""
@@ -137,7 +137,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             key=key,
             prices=prices,
             budget_usd=budget_usd,
-            is_to_stop=stop_file.exists,
+            is_to_stop=lambda: bool(stop_requested(self._folder)),
             on_change=self._show,
         )
         self._timeout_s, self._tries = timeout_s, retries + 1

@@ -14,7 +14,7 @@ from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.keep_running import STOP_FILE
 from ephemeron.runs.kinds import Following, RunKind
-from ephemeron.runs.lock import is_driven
+from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary
 
 
@@ -48,9 +48,7 @@ class TaskRuns(RunKind):
         )
 
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
-        if not is_driven(folder):
-            raise UserError(f"run {folder.run_id} is not running")
-        (folder.path / STOP_FILE).touch()
+        request_stop(folder, now=now)
 
     def result(self, folder: RunFolder) -> RunResult | None:
         try:

@@ -82,7 +82,11 @@ def remove(leftover: RemainingObjects, *, folder: bool = False) -> None:
     if leftover.keys:
         blocking.run(lambda _: delete(leftover))
     if folder:
-        shutil.rmtree(leftover.folder.path, ignore_errors=True)
+        path = leftover.folder.path
+        if path.is_symlink():  # of a study in a folder of the user's choice, which stays
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 async def _look_into(folders: Sequence[RunFolder]) -> list[RemainingObjects]:

@@ -12,6 +12,7 @@ loggers.json    under which ids loggers know the run, and how far it is logged
 plan.json, profile.json   what it was planned with, if it was planned
 objects/        the channel, where it is a folder
 groups/         folders like this one of the groups of functions, where there are several
+trials/         links to the runs of a study's trials, by their numbers
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ RUN_FILE, RESULT_FILE = "run.json", "result.json"
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 GROUPS = "groups"
 """Folder of the regions of a run, and the platform of its header in earlier releases."""
+TRIALS = "trials"
 MODELS = ("training", "regions", "sparse")
 """Kinds of runs that train a model."""
 JOB_FILE, CODE_FILE = "job.json", "code.zip"
@@ -84,6 +86,12 @@ class RunFolder:
     def groups(self) -> list[RunFolder]:
         """Folders of the run's groups of functions, by name; empty: it is one group."""
         return [RunFolder(path) for path in sorted((self.path / GROUPS).glob("*/")) if (path / "run.json").exists()]
+
+    @property
+    def trials(self) -> list[tuple[int, RunFolder]]:
+        """Trials of a study that have a run: number and folder, in the order of their numbers."""
+        found = ((int(path.name), RunFolder(path)) for path in (self.path / TRIALS).glob("*/") if path.name.isdecimal())
+        return sorted((each for each in found if (each[1].path / RUN_FILE).is_file()), key=lambda each: each[0])
 
     def create_key(self) -> SigningKey:
         """A new key for a new run."""
@@ -140,6 +148,8 @@ def create(run_id: str, place: Path | None = None) -> RunFolder:
 def find(run_id: str, *, kinds: Collection[str] = ()) -> RunFolder:
     """A run by its name, by an unambiguous beginning of it, or `last`: the newest that has begun.
 
+    A beginning that a study shares with its trials is the study.
+
     Args:
         run_id: of the run.
         kinds: of which `last` is; empty: of any.
@@ -153,6 +163,9 @@ def find(run_id: str, *, kinds: Collection[str] = ()) -> RunFolder:
     if run_id == "last" and everything:
         return next((r for r in everything if r.events.exists()), everything[0])
     matches = [r for r in everything if r.run_id == run_id] or [r for r in everything if r.run_id.startswith(run_id)]
+    if len(matches) > 1:
+        names = {r.run_id for r in matches}
+        matches = [r for r in matches if (r.read(RUN_FILE) or {}).get("parent") not in names]
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(r.run_id for r in (matches or everything)[:5]) or "none yet"

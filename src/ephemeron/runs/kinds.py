@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event
@@ -28,6 +29,7 @@ _TABLE = {
     "regions": "ephemeron.regions.kind:RegionRuns",
     "sparse": "ephemeron.sparse.job.kind:SparseRuns",
     "tasks": "ephemeron.executor.kind:TaskRuns",
+    "study": "ephemeron.tuning.kind:StudyRuns",
 }
 
 
@@ -45,6 +47,9 @@ class Following:
 
 class RunKind(ABC):
     """What verbs on runs need of a kind (`runs.verbs`). `attach` and `resume` are called with the run's lock."""
+
+    simulated_go_on: ClassVar[bool] = False
+    """Whether simulated runs can be stopped and continued, too."""
 
     @abstractmethod
     def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
@@ -81,6 +86,14 @@ class RunKind(ABC):
     def wake(self, folder: RunFolder, header: RunHeader) -> int:
         """Lets suspended functions of a run go on; returns how many there were."""
         return 0
+
+    def report(self, folder: RunFolder, header: RunHeader, out: Path | None) -> list[Path]:
+        """Writes what shows a run better than a report of its events, to `out` or its folder; empty: nothing does.
+
+        Raises:
+            UserError: there is nothing to show yet.
+        """
+        return []
 
 
 def find_kind(name: str) -> RunKind:

@@ -28,7 +28,7 @@ class LogLine:
     """A line of output."""
 
     source: str
-    """`rank 0`, `rank 0, attempt 2`, or `start of process 3`."""
+    """`rank 0`, `rank 0, attempt 2`, or `start of process 3`; of a study, after `trial 3, `."""
     text: str
 
 
@@ -66,6 +66,8 @@ def elsewhere(folder: RunFolder) -> str:
 
 
 def _files(folder: RunFolder, rank: int | None) -> Iterator[tuple[Path, str]]:
+    for number, trial in folder.trials:
+        yield from ((path, f"trial {number}, {source}") for path, source in _files(trial, rank))
     logs = folder.path / LOGS_FOLDER
     if rank is None and logs.is_dir():
         for path in sorted(logs.glob("*.txt")):

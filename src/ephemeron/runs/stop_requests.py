@@ -1,4 +1,5 @@
-"""Requests to stop one of several runs of a process: by the task that awaits it, or by its session."""
+"""Requests to stop a run: one of several runs of a process, by the task that awaits it or by its session; or the run of another
+process, by a file in its folder."""
 
 from __future__ import annotations
 
@@ -6,6 +7,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Literal
+
+from ephemeron.errors import UserError
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.lock import is_driven
+
+_FILE, _NOW = "stop", "now"
 
 
 class RunStop:
@@ -50,3 +57,27 @@ class RunStop:
         """Ends the functions of the run at once, in the loop of its task."""
         self.request(reason)
         self.request()
+
+
+def request_stop(folder: RunFolder, *, now: bool) -> None:
+    """Asks the client that drives a run to stop it, or to kill its functions.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not is_driven(folder):
+        raise UserError(f"run {folder.run_id} is not running")
+    (folder.path / _FILE).write_text(_NOW if now else "")
+
+
+def stop_requested(folder: RunFolder) -> Literal["", "stop", "now"]:
+    """What the client of a run is asked for."""
+    try:
+        return "now" if (folder.path / _FILE).read_text() == _NOW else "stop"
+    except FileNotFoundError:
+        return ""
+
+
+def withdraw_stop(folder: RunFolder) -> None:
+    """Forgets a request that was made to an earlier client."""
+    (folder.path / _FILE).unlink(missing_ok=True)

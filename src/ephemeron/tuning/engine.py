@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.events import Event, RunStarted
 from ephemeron.runs import folders
+from ephemeron.runs.stop_requests import stop_requested
 from ephemeron.training.driver import Session
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Configuration, Job
@@ -24,7 +25,7 @@ from ephemeron.tuning import sampling
 from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord, TrialStatus
 from ephemeron.tuning.prediction import Prediction, Predictor
 from ephemeron.tuning.study_file import StudyFile
-from ephemeron.tuning.trial import COST, PREDICTED_S, PREDICTED_USD, REASON, RUN, SECONDS, WORKERS, TrialRun, recorded
+from ephemeron.tuning.trial import PREDICTED_S, PREDICTED_USD, REASON, RUN, WORKERS, TrialRun, recorded
 from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Engine:
         study: of Optuna.
         predictor: of trials.
         places: functions of all trials at once.
+        parent: the study's own name among runs.
         token: part of the names of runs.
         seconds: for which the study was driven before.
         simulated: whether trials take place in virtual time.
@@ -63,6 +65,7 @@ class Engine:
         predictor: Predictor,
         *,
         places: int,
+        parent: str,
         token: str,
         seconds: float,
         simulated: bool,
@@ -71,7 +74,7 @@ class Engine:
         sessions: Callable[..., Session] = Session,
     ) -> None:
         self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
-        self._places, self._token, self._simulated = places, token, simulated
+        self._places, self._parent, self._token, self._simulated = places, parent, token, simulated
         self._on_trial, self._on_change, self._sessions = on_trial, on_change, sessions
         self._before_s, self._began_at = seconds, 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,6 +83,9 @@ class Engine:
         self._held: tuple[TrialRun, Job, Configuration] | None = None
         """A trial that waits."""
         self._over: Literal["", "stopped", "budget", "deadline"] = ""
+        self._kills = False
+        self._stopped_usd = 0.0
+        """Cost of trials that were stopped at a checkpoint."""
         self._ended_usd = sum(recorded(t).cost_usd for t in study.get_trials(deepcopy=False) if t.state.is_finished())
 
     @property
@@ -90,7 +96,7 @@ class Engine:
     @property
     def spent_usd(self) -> float:
         """Cost of all trials so far."""
-        return self._ended_usd + sum(t.cost_usd for t in self._trials.values())
+        return self._ended_usd + self._stopped_usd + sum(t.cost_usd for t in self._trials.values())
 
     @property
     def unfinished(self) -> list[TrialRecord]:
@@ -105,9 +111,19 @@ class Engine:
         for trial in self._trials.values():
             trial.stop.request(reason)
 
+    def _heed(self) -> None:
+        """Stops the study where another process asks for it."""
+        asked = stop_requested(folders.RunFolder(self._folder.path))
+        if asked and not self._over:
+            self.interrupt()
+        if asked == "now" and not self._kills:
+            self._kills = True
+            self.interrupt()
+
     async def run(self) -> StudyState:
-        """Drives the study to its end; returns how it ended."""
-        self._loop = asyncio.get_running_loop()
+        """Drives the study to its end; returns how it ended. Where this is cancelled, it is stopped as by an interrupt."""
+        self._loop, own = asyncio.get_running_loop(), asyncio.current_task()
+        assert own is not None
         self._began_at = self._loop.time()
         spec = self._file.spec
         left_usd = None if spec.budget_usd is None else spec.budget_usd - self._ended_usd
@@ -127,7 +143,12 @@ class Engine:
                 self._begin(session, tasks)
                 if not tasks:
                     break
-                done, _ = await asyncio.wait(tasks | helpers, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    done, _ = await asyncio.wait(tasks | helpers, return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:
+                    own.uncancel()
+                    self.interrupt()
+                    continue
                 tasks -= done
                 helpers -= done
                 for task in done:
@@ -146,6 +167,7 @@ class Engine:
 
     def _begin(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
         """Begins as many trials as fit."""
+        self._heed()
         while not self._over:
             if self._held is None and not self._ask():
                 return
@@ -244,7 +266,7 @@ class Engine:
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
         if folder.path.exists():  # a simulated run has ended with its client, and begins anew
-            trial.run = f"{trial.run}-again"
+            trial.run, trial.cost_usd = f"{trial.run}-again", 0.0
             trial.store(RUN, trial.run)
         if not trial.started and self._held is None:
             self._held = trial, job, c
@@ -256,7 +278,14 @@ class Engine:
 
     async def _train(self, session: Session, trial: TrialRun, job: Job, c: Configuration) -> Result:
         return await session.train(
-            job, c, on_event=self._followed(session, trial), stop=trial.stop, run_id=trial.run, check=False, report=False
+            job,
+            c,
+            on_event=self._followed(session, trial),
+            stop=trial.stop,
+            run_id=trial.run,
+            check=False,
+            report=False,
+            parent=self._parent,
         )
 
     def _followed(self, session: Session, trial: TrialRun) -> Callable[[Event], None]:
@@ -290,6 +319,8 @@ class Engine:
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
         if self._over == "stopped":
+            trial.store_bill()
+            self._stopped_usd += trial.cost_usd
             return self._on_trial(trial.record("running", "stopped at a checkpoint"))
         if self._budget_is_spent(trial.cost_usd):
             self._over = self._over or "budget"
@@ -311,8 +342,8 @@ class Engine:
         """Stores the end of a trial: its cost first, its state last."""
         from optuna.trial import TrialState
 
-        for name, value in ((COST, trial.cost_usd), (SECONDS, trial.seconds), (REASON, reason)):
-            trial.store(name, value)
+        trial.store_bill()
+        trial.store(REASON, reason)
         states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
         with sampling.quiet():
             self._study.tell(trial.number, trial.value if state == "finished" else None, state=states[state], skip_if_finished=True)
@@ -323,6 +354,7 @@ class Engine:
     def _changed(self, trial: TrialRun) -> None:
         if self._folder.end_is_requested(trial.number):
             trial.end("ended by request")
+        self._heed()
         if self._simulated:
             self._on_change()
 
@@ -341,6 +373,7 @@ class Engine:
         """Looks for requests, and renews the status."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            self._heed()
             for trial in list(self._trials.values()):
                 if self._folder.end_is_requested(trial.number):
                     trial.end("ended by request")

@@ -1,23 +1,23 @@
-"""Folder of a study: what makes it outlive its client.
+"""Folder of a study, which is a run of kind `study`: what makes it outlive its client.
 
+run.json, events.jsonl, result.json, driver.lock   as every run has them (`runs.folders`)
 study.toml      the study file as it was read
 study.db        Optuna's storage (SQLite), which Optuna's own tools open: all trials, their values and states
 study.json      status, for those who watch (`StudyStatus`); replaced as a whole
 trials/N        link to the run folder of trial N; a file `end` in it asks the study's client to end the trial
 best.toml       job file with the best values
 trials.csv, parallel-coordinates.svg, importances.svg
-study.lock      held by the client that drives the study
+
+It is `HOME/runs/NAME`, so that the study is found again by its file. One in a folder of the user's choice, or of earlier releases
+(`HOME/studies/NAME`), has a link there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
-import os
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Literal
 from ephemeron.config.paths import home
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, MissingExtra, UserError
+from ephemeron.runs.folders import RUN_FILE, TRIALS, RunFolder, runs_folder
+from ephemeron.runs.header import RunHeader, open_header, write_header
+from ephemeron.runs.lock import driving, is_driven
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -35,8 +38,7 @@ StudyState = Literal["running", "stopped", "finished", "budget", "deadline"]
 TrialStatus = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 END_FILE = "end"
-STATUS_FILE, DATABASE, LOCK_FILE = "study.json", "study.db", "study.lock"
-_TRIES, _TRY_EVERY_S = 10, 0.02
+STATUS_FILE, DATABASE, STUDY_FILE = "study.json", "study.db", "study.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +130,15 @@ def written(path: Path) -> Iterator[None]:
     )
 
 
-def studies_folder() -> Path:
-    """Folder of all studies that were given no other one. It need not exist."""
-    return home() / "studies"
+def folder_of(name: str) -> StudyFolder:
+    """Folder of the study of this name that was given no other one. It need not exist."""
+    place = StudyFolder(runs_folder() / name)
+    earlier = _of_earlier_releases(name)
+    return earlier if earlier.exists and not place.exists else place
+
+
+def _of_earlier_releases(name: str) -> StudyFolder:
+    return StudyFolder(home() / "studies" / name)
 
 
 def storage_of(path: Path) -> BaseStorage:
@@ -153,12 +161,42 @@ class StudyFolder:
     path: Path
 
     @property
+    def run(self) -> RunFolder:
+        """The study as a run, by the name under which it is listed."""
+        listed = runs_folder() / str((RunFolder(self.path).read(RUN_FILE) or {}).get("run_id", ""))
+        return RunFolder(listed if (listed / RUN_FILE).is_file() else self.path)
+
+    def begin(self, header: RunHeader) -> RunHeader:
+        """Writes `run.json` where there is none, and makes the study listed; returns its header.
+
+        Raises:
+            JobError: its header is of another release.
+        """
+        run = RunFolder(self.path)
+        if (self.path / RUN_FILE).exists():
+            header = open_header(run)
+        else:
+            write_header(run, header)
+        listed = runs_folder() / header.run_id
+        if not listed.exists():
+            listed.parent.mkdir(parents=True, exist_ok=True)
+            listed.unlink(missing_ok=True)
+            listed.symlink_to(self.path.resolve(), target_is_directory=True)
+        return header
+
+    def new_run_id(self, name: str, token: str) -> str:
+        """Name of the study among runs: its own, or, in a folder of the user's choice, one that no other study has."""
+        own = runs_folder() / name
+        is_own = self.path == own or (self.path == _of_earlier_releases(name).path and not own.exists())
+        return name if is_own else f"{name}-{token}"
+
+    @property
     def database(self) -> Path:
         return self.path / DATABASE
 
     @property
     def trials(self) -> Path:
-        return self.path / "trials"
+        return self.path / TRIALS
 
     @property
     def data_service(self) -> Path:
@@ -178,7 +216,7 @@ class StudyFolder:
         """
         try:
             self.trials.mkdir(parents=True, exist_ok=True)
-            (self.path / "study.toml").write_text(text)
+            (self.path / STUDY_FILE).write_text(text)
         except OSError as e:
             raise JobError(f"cannot make {self.path}: {e.strerror}", remedy="give another --out FOLDER") from None
         self.write(status)
@@ -206,7 +244,8 @@ class StudyFolder:
         """Makes this process the client that drives the study.
 
         Raises:
-            UserError: another one is, or there can be no such folder.
+            RunAlreadyDriven: another one is.
+            JobError: there can be no such folder.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -214,34 +253,13 @@ class StudyFolder:
             raise JobError(
                 f"cannot make {self.path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write, or name one: --out"
             ) from None
-        with (self.path / LOCK_FILE).open("a+") as file:
-            for left in reversed(range(_TRIES)):  # readers hold it for a moment
-                try:
-                    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not left:
-                        raise UserError(
-                            f"another client drives the study in {self.path}; watch it with: ephemeron tune STUDY.toml --attach"
-                        ) from None
-                time.sleep(_TRY_EVERY_S)
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
+        with driving(self.run):
             yield
 
     @property
     def is_driven(self) -> bool:
         """Whether a client on this machine drives the study."""
-        try:
-            with (self.path / LOCK_FILE).open("rb") as file:
-                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_driven(self.run)
 
     def link(self, number: int, run: Path) -> None:
         """Makes `trials/N` the folder of a trial's run."""

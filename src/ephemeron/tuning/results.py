@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import csv
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.config.toml import toml_text
 from ephemeron.tuning import pictures
 from ephemeron.tuning.folder import StudyFolder, StudyStatus, TrialRecord
+from ephemeron.tuning.space import Parameter
 from ephemeron.tuning.study_file import StudyFile
+from ephemeron.units import human_metric, human_usd
 
 if TYPE_CHECKING:
     import optuna
@@ -68,15 +71,32 @@ def write(folder: StudyFolder, file: StudyFile, status: StudyStatus, study: optu
         path = folder.path / BEST_FILE
         path.write_text(best_job(file, status, best))
         written.append(path)
-    weights = importances(study)
-    for name, picture in (
-        (PARALLEL_FILE, pictures.parallel_coordinates(status, file.space)),
-        (IMPORTANCES_FILE, pictures.importances(status, weights)),
-    ):
+    return [*written, *draw(folder.path, file.space, status, study)]
+
+
+def draw(place: Path, space: Sequence[Parameter], status: StudyStatus, study: optuna.Study) -> list[Path]:
+    """Writes the pictures of a study into a folder; returns those that could be made."""
+    drawn = {
+        place / PARALLEL_FILE: pictures.parallel_coordinates(status, space),
+        place / IMPORTANCES_FILE: pictures.importances(status, importances(study)),
+    }
+    for path, picture in drawn.items():
         if picture:
-            (folder.path / name).write_text(picture)
-            written.append(folder.path / name)
-    return written
+            path.write_text(picture)
+    return [path for path, picture in drawn.items() if picture]
+
+
+def parameters_text(parameters: Mapping[str, object]) -> str:
+    """`{"a.b": 0.5} -> 'a.b = 0.5'`, shortened for people."""
+    return ", ".join(f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in parameters.items())
+
+
+def trial_text(trial: TrialRecord, metric: str) -> str:
+    """A trial that has ended, in a line for people."""
+    value = "" if trial.value is None else f"  {metric} {human_metric(trial.value)}"
+    took = f"  {trial.seconds:.1f} s  {human_usd(trial.cost_usd)}" if trial.started else ""
+    reason = f"  ({trial.reason})" if trial.reason else ""
+    return f"trial {trial.number} {trial.state}{value}{took}  {parameters_text(trial.parameters)}{reason}"
 
 
 def importances(study: optuna.Study) -> dict[str, float]:

@@ -14,20 +14,23 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
+from ephemeron.events import Event
 from ephemeron.runs import folders
 from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
+from ephemeron.runs.folders import RUN_FILE
+from ephemeron.runs.stop_requests import withdraw_stop
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
-from ephemeron.tuning import data_service, prediction, results, sampling
+from ephemeron.tuning import data_service, kind, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
-from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, studies_folder, written
+from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, folder_of, storage_of, written
 from ephemeron.tuning.prediction import Predictor, SpacePrediction
 from ephemeron.tuning.study_file import StudyFile, load_study
 from ephemeron.tuning.trial import recorded
@@ -100,7 +103,7 @@ class Study:
         except ModuleNotFoundError:
             raise MissingExtra("Optuna", "tuning") from None
         file = load_study(path)
-        folder = StudyFolder(studies_folder() / file.spec.name if out is None else Path(out))
+        folder = folder_of(file.spec.name) if out is None else StudyFolder(Path(out))
         study = cls(file, folder)
         if folder.exists and folder.status().digest != file.digest:
             raise JobError(
@@ -184,7 +187,27 @@ class Study:
         Raises:
             UserError: the study is refused, has begun already or has not, or another client drives it.
         """
-        with written(self.folder.path), self.folder.driving():
+        with self.folder.driving():
+            return self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress)
+
+    def drive(
+        self,
+        *,
+        resume: bool,
+        on_trial: OnTrial = lambda trial: None,
+        on_progress: Callable[[str], None] = lambda text: None,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> StudyResult:
+        """The same for a caller that holds the study's lock.
+
+        Args:
+            resume, on_trial, on_progress: see `run`.
+            on_event: called with the events of the study as a run.
+
+        Raises:
+            UserError: see `run`.
+        """
+        with written(self.folder.path):
             known = self.folder.status() if self.folder.exists else None
             if known is not None and known.over:
                 if resume:
@@ -194,6 +217,9 @@ class Study:
                 raise UserError(f"the study in {self.folder.path} has begun; go on with it: --resume")
             if known is None and resume:
                 raise UserError(f"there is no study in {self.folder.path}; begin it without --resume")
+            if known is None and (self.folder.path / RUN_FILE).exists():
+                raise JobError(f"{self.folder.path} is a run and no study", remedy="give the study another name, or another folder: --out")
+            withdraw_stop(self.folder.run)
             evaluations = self.check()
             expected, predictor = self.predict(on_progress)
             if known is None:
@@ -204,7 +230,7 @@ class Study:
                 self.folder.create(self.file.text, known)
             else:
                 study = self._stored(evaluations)
-            return self._drive(study, known, predictor, on_trial)
+            return self._drive(study, known, predictor, on_trial, on_event)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
@@ -281,9 +307,13 @@ class Study:
             )
         return evaluations
 
-    def _drive(self, study: optuna.Study, known: StudyStatus, predictor: Predictor, on_trial: OnTrial) -> StudyResult:
-        _, c = prediction.any_of(self.file)
+    def _drive(
+        self, study: optuna.Study, known: StudyStatus, predictor: Predictor, on_trial: OnTrial, on_event: Callable[[Event], None]
+    ) -> StudyResult:
+        job, c = prediction.any_of(self.file)
         simulated = c.platform == "simulated"
+        header = self.folder.begin(kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c))
+        log = kind.StudyLog(self.folder.run, header, known, on_event)
         for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
                 p = prediction.Prediction(each.predicted_s, each.predicted_usd)
@@ -294,12 +324,17 @@ class Study:
             study,
             predictor,
             places=self._places(),
+            parent=header.run_id,
             token=known.token,
             seconds=known.seconds,
             simulated=simulated,
-            on_trial=on_trial,
+            on_trial=lambda trial: told(trial),
             on_change=lambda: write(),
         )
+
+        def told(trial: TrialRecord) -> None:
+            log.tell(trial, engine.seconds)
+            on_trial(trial)
 
         def write() -> None:
             self.folder.write(self._now(study, known, engine, "running"))
@@ -318,6 +353,7 @@ class Study:
         status = self._now(study, known, engine, state)
         self.folder.write(status)
         results.write(self.folder, self.file, status, study)
+        log.conclude(status)
         return StudyResult(status)
 
     def _now(self, study: optuna.Study, known: StudyStatus, engine: Engine, state: StudyState) -> StudyStatus:
@@ -381,11 +417,6 @@ class Study:
         if c.platform == "local":
             return max(os.cpu_count() or 1, prediction.most_workers(self.file))
         return platform_limits(c.platform, job.simulation).concurrency
-
-
-def parameters_text(parameters: Mapping[str, object]) -> str:
-    """`{"a.b": 0.5} -> 'a.b = 0.5'`, shortened for people."""
-    return ", ".join(f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in parameters.items())
 
 
 def run_folder(trial: TrialRecord) -> Path:

@@ -104,6 +104,8 @@ class StudyFile:
     space: tuple[Parameter, ...]
     text: str
     """The file."""
+    path: Path | None = None
+    """Where it is; None: it was no file."""
 
     @property
     def digest(self) -> str:
@@ -136,7 +138,7 @@ def load_study(path: str | Path) -> StudyFile:
     except (OSError, UnicodeDecodeError) as e:
         raise JobError(f"study file {path} cannot be read: {e}") from None
     raw = {"name": path.stem, **parse_toml(text, where=str(path))}
-    return parse_study(raw, folder=path.resolve().parent, where=str(path), text=text)
+    return dataclasses.replace(parse_study(raw, folder=path.resolve().parent, where=str(path), text=text), path=path.resolve())
 
 
 def parse_study(raw: Mapping[str, Any], *, folder: Path, where: str = "study", text: str = "") -> StudyFile:

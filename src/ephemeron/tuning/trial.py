@@ -102,14 +102,19 @@ class TrialRun:
         """Ends the trial's functions at once."""
         if not self.ending:
             self.ending = reason
-            for name, known in ((COST, self.cost_usd), (SECONDS, self.seconds), (ENDING, reason)):
-                self.store(name, known)
+            self.store_bill()
+            self.store(ENDING, reason)
             _log.info("ending trial %d: %s", self.number, reason)
             self.stop.kill(reason)
 
     def store(self, name: str, value: object) -> None:
         """Stores an attribute of the trial."""
         self._study._storage.set_trial_user_attr(self._id, name, value)
+
+    def store_bill(self) -> None:
+        """Stores cost and time of the trial so far."""
+        self.store(COST, self.cost_usd)
+        self.store(SECONDS, self.seconds)
 
     def _evaluated(self, row: StepMetrics) -> None:
         step = self._steps.setdefault(row.step, len(self._steps) + 1)

@@ -137,17 +137,18 @@ def stop(run: str, now: bool, no_wait: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 def report(run: str, out: Path | None, show: bool) -> None:
-    """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""
+    """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time; of a study, its pictures."""
     from ephemeron.cli.runs.listing import print_phases
     from ephemeron.runs import folders
     from ephemeron.runs.header import read_header
+    from ephemeron.runs.kinds import find_kind
     from ephemeron.training.driver.result import write_report
 
     folder = folders.find(run)
     record = read_header(folder)
     if record is None:
         raise UserError(f"run {folder.run_id} has no readable run.json")
-    written = write_report(folder, record.prices, out)
+    written = find_kind(record.kind).report(folder, record, out) or write_report(folder, record.prices, out)
     print_phases(folder)
     for path in written:
         click.echo(f"wrote {path}")

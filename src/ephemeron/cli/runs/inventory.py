@@ -70,9 +70,11 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
         *_scratch(root / "profiling", "profile run"),
         *_programs(root / "programs"),
     ]
+    listed = {folder.path.resolve() for folder in folders.all_runs()}
     found += [
         Item(kind="study", name=p.name, place=str(p), nbytes=bytes_below(p), owner="you", kept="results")
         for p in _folders(root / "studies")
+        if p.resolve() not in listed
     ]
     found += _matrices(None)
     seen = {"runs", "tasks", "sessions", "profiling", "programs", "studies", "matrices"}

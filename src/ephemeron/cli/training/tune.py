@@ -24,7 +24,7 @@ STOPPED = 3
 
 @click.command(short_help="Find the best parameters of a job, over many runs.")
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the study.  [default: ~/.ephemeron/studies/NAME]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the study.  [default: ~/.ephemeron/runs/NAME]")
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
 @click.option("--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends.")
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
@@ -46,7 +46,7 @@ def tune(
     ephemeron tune study.toml --dry-run --profile    the same, from steps that are measured here first
     ephemeron tune study.toml --resume           after an interrupt, or when the client was killed
     ephemeron tune study.toml --attach           watch it from another terminal
-    ephemeron train ~/.ephemeron/studies/study/best.toml    train with the best values
+    ephemeron train ~/.ephemeron/runs/study/best.toml    train with the best values
 
     Ctrl-C stops all trials at a checkpoint; Ctrl-C twice kills their functions. --resume continues in both cases.
     """
@@ -89,23 +89,16 @@ class _on_trial:
 
     def __init__(self, study: Study) -> None:
         self._metric = study.file.spec.metric
-        self._running: set[int] = set()
 
     def __call__(self, trial: TrialRecord) -> None:
-        from ephemeron.tuning.study import parameters_text
-        from ephemeron.units import human_usd
+        from ephemeron.tuning.results import trial_text
 
-        if trial.state in ("running", "waiting"):
-            self._running.add(trial.number)
-            return
-        value = "" if trial.value is None else f"  {self._metric} {human_metric(trial.value)}"
-        took = f"  {trial.seconds:.1f} s  {human_usd(trial.cost_usd)}" if trial.started else ""
-        reason = f"  ({trial.reason})" if trial.reason else ""
-        _say(f"trial {trial.number} {trial.state}{value}{took}  {parameters_text(trial.parameters)}{reason}")
+        if trial.state not in ("running", "waiting"):
+            _say(trial_text(trial, self._metric))
 
 
 def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_json: bool) -> None:
-    from ephemeron.tuning.study import parameters_text
+    from ephemeron.tuning.results import parameters_text
     from ephemeron.units import duration
 
     spec = study.file.spec
@@ -138,7 +131,7 @@ def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_j
 
 
 def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
-    from ephemeron.tuning.study import parameters_text
+    from ephemeron.tuning.results import parameters_text
     from ephemeron.units import duration, human_usd
 
     status, best = result.status, result.best

@@ -49,7 +49,7 @@ async def train_async(
         CancelledError: this call was cancelled. A run that had begun has stopped at a checkpoint, and can be resumed.
     """
     async with Session() as session:
-        return await session._train(job, configuration, on_event=on_event, out=out, check=check, show=True, more=more)
+        return await session._train(job, configuration, on_event=on_event, out=out, check=check, show=True, more=more, given={})
 
 
 class Session:
@@ -101,6 +101,7 @@ class Session:
         stop: RunStop | None = None,
         run_id: str | None = None,
         report: bool = True,
+        parent: str = "",
         **more: Any,
     ) -> Result:
         """Trains a job as `train` does, beside the other runs of the session.
@@ -111,6 +112,7 @@ class Session:
             stop: stops this run; to be asked in the loop that drives it.
             run_id: name of the run, which no other has; None: a new one.
             report: whether to write its report.
+            parent: study of which it is a trial.
 
         Returns:
             The result of a run that has finished, or was stopped at a checkpoint.
@@ -119,9 +121,8 @@ class Session:
             UserError, RunFailed: as for `train`. The session has not enough places, was stopped, or its budget is spent.
             CancelledError: this call was cancelled. A run that had begun has stopped at a checkpoint, and can be resumed.
         """
-        return await self._train(
-            job, configuration, on_event=on_event, out=out, check=check, show=False, more=more, stop=stop, run_id=run_id, report=report
-        )
+        given = {"run_id": run_id, "report": report, "parent": parent}
+        return await self._train(job, configuration, on_event=on_event, out=out, check=check, show=False, more=more, stop=stop, given=given)
 
     async def proceed(
         self, run_id: str, *, on_event: OnEvent | None = None, check: bool = True, stop: RunStop | None = None, report: bool = True
@@ -176,10 +177,9 @@ class Session:
         show: bool,
         more: dict[str, Any],
         stop: RunStop | None = None,
-        run_id: str | None = None,
-        report: bool = True,
+        given: dict[str, Any],
     ) -> Result:
-        request = dataclasses.replace(launch_request(job, configuration, **more), run_id=run_id, report=report)
+        request = dataclasses.replace(launch_request(job, configuration, **more), **given)
         simulated = request.configuration.platform == "simulated"
         if self._closed:
             raise JobError("the session has ended", remedy="open another one")

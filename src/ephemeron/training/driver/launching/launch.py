@@ -70,6 +70,8 @@ class LaunchRequest:
     """Its name; None: a new one."""
     report: bool = True
     """Whether its report is written at its end."""
+    parent: str = ""
+    """Study of which it is a trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,7 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
         variables = environment(ready.secrets) if parent is None else nullcontext()
         settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
         record = records.new_header(
-            prepared.spec, folder, source=prepared.source, settings=settings, parent="" if parent is None else parent.run_id
+            prepared.spec, folder, source=prepared.source, settings=settings, parent=request.parent if parent is None else parent.run_id
         )
         write_header(folder, record)
         if prepared.code is not None or request.job.sparse is not None:

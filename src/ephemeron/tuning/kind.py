@@ -1,0 +1,192 @@
+"""The kind `study`: its trials are runs of their own, whose `parent` it is. What it is and which trials there are is in its folder, so
+another client goes on with it, a simulated one included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ephemeron.config.toml import parse_toml
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError, UserError
+from ephemeron.events import Event, Note, RunEnded, RunStarted, to_json
+from ephemeron.functions.jsonl import Journal
+from ephemeron.prices import load_prices
+from ephemeron.runs.cost import Bill
+from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
+from ephemeron.runs.header import RunHeader
+from ephemeron.runs.kinds import Following, RunKind
+from ephemeron.runs.stop_requests import request_stop
+from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
+from ephemeron.training.driver.launch import service_of
+from ephemeron.training.job import Configuration, Job
+from ephemeron.tuning import results
+from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord
+from ephemeron.tuning.space import parameters_of
+from ephemeron.tuning.study_file import StudyFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySummary(RunSummary):
+    """`result.json` of a study. It has failed if it is over and no trial has finished."""
+
+    state: StudyState
+    metric: str
+    best: int | None
+    """Number of the best finished trial."""
+    best_value: float | None
+    trials: Mapping[str, int]
+    """Number of trials by state."""
+
+
+class StudyRuns(RunKind):
+    """Studies."""
+
+    simulated_go_on = True
+
+    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+        for event in events_of(folder):
+            following.on_event(event)
+        return self.result(folder) or self.resume(folder, header, following)
+
+    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+        from ephemeron.tuning.study import Study  # imports this module
+
+        if not header.payload.get("file"):
+            raise UserError(f"run {folder.run_id} is a study of a program, and no file: go on with it there")
+        Study.open(header.payload["file"], out=folder.path).drive(resume=True, on_event=following.on_event)
+        result = self.result(folder)
+        assert result is not None
+        return result
+
+    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+        request_stop(folder, now=now)
+
+    def result(self, folder: RunFolder) -> RunResult | None:
+        try:
+            summary = build(StudySummary, folder.read(RESULT_FILE) or {}, where=RESULT_FILE)
+        except JobError:
+            return None
+        return RunResult(summary, folder, summary.causes)
+
+    def report(self, folder: RunFolder, header: RunHeader, out: Path | None) -> list[Path]:
+        import optuna
+
+        from ephemeron.tuning.folder import storage_of
+
+        study = StudyFolder(folder.path)
+        place, status, file = out or folder.path, study.status(), folder.path / STUDY_FILE
+        place.mkdir(parents=True, exist_ok=True)
+        space = parameters_of(parse_toml(file.read_text(), where=str(file))["space"], where=f"{file}: space")
+        drawn = results.draw(place, space, status, optuna.load_study(study_name=status.name, storage=storage_of(study.database)))
+        if not drawn:
+            raise UserError(f"no trial of study {folder.run_id} has a value yet; watch it with: ephemeron attach {folder.run_id}")
+        return drawn
+
+
+def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: Configuration) -> RunHeader:
+    """The header of a study.
+
+    Args:
+        file, status: of the study.
+        run_id: its name among runs.
+        job, c: of one of its trials.
+    """
+    return RunHeader(
+        run_id=run_id,
+        kind="study",
+        name=status.name,
+        platform=c.platform,
+        functions=status.concurrency,
+        prices=load_prices(service_of(c.store), platform=c.platform, servers=job.sparse is not None),
+        budget_usd=status.budget_usd,
+        deadline_s=status.deadline_s,
+        started_at=time.time(),
+        payload={"file": "" if file.path is None else str(file.path)},
+    )
+
+
+class StudyLog:
+    """Events of a study that this process drives, from its start to its end.
+
+    Args:
+        folder, header: of the study.
+        known: its status before.
+        on_event: called with each event.
+    """
+
+    def __init__(self, folder: RunFolder, header: RunHeader, known: StudyStatus, on_event: Callable[[Event], None]) -> None:
+        self._folder, self._header, self._metric, self._on_event = folder, header, known.metric, on_event
+        self._journal = Journal(folder.events)
+        (folder.path / RESULT_FILE).unlink(missing_ok=True)  # of an earlier client, which was stopped
+        self._add(
+            RunStarted(
+                t=known.seconds,
+                run_id=header.run_id,
+                job=known.name,
+                workers=header.functions,
+                aggregators=0,
+                memory_mb=0,
+                iterations=0,
+                epochs=0,
+                samples=0,
+                platform=header.platform,
+                wall_time=time.time(),
+                notes=list(known.notes),
+            )
+        )
+
+    def tell(self, trial: TrialRecord, t: float) -> None:
+        """Tells of a trial that has ended."""
+        if trial.state not in ("running", "waiting"):
+            self._add(Note(t=t, text=results.trial_text(trial, self._metric)))
+
+    def conclude(self, status: StudyStatus) -> None:
+        """Tells of the end, and writes the result."""
+        best = next((t for t in status.trials if t.number == status.best), None)
+        if best is not None:
+            self._add(Note(t=status.seconds, text=f"best: {results.trial_text(best, self._metric)}"))
+        summary = summarize(self._folder, self._header, status)
+        ended: Literal["finished", "stopped", "failed"] = summary.status  # type: ignore[assignment]
+        self._add(RunEnded(t=status.seconds, status=ended, causes=list(summary.causes)))
+        write_summary(self._folder, summary)
+
+    def _add(self, event: Event) -> None:
+        self._journal.append(to_json(event))
+        self._on_event(event)
+
+
+def summarize(folder: RunFolder, header: RunHeader, status: StudyStatus) -> StudySummary:
+    """Result of a study that has ended or was stopped, from those of its trials."""
+    best = next((t for t in status.trials if t.number == status.best), None)
+    limits = {"budget": "its budget is spent", "deadline": "its deadline is reached"}
+    causes = [limits[status.state]] if status.state in limits else []
+    if status.over and best is None:
+        causes.append("no trial has finished")
+    states = [t.state for t in status.trials]
+    parts = [part for t in status.trials if (part := read_summary(RunFolder(runs_folder() / t.run))) is not None]
+    invocations = sum(part.invocations for part in parts)
+    return StudySummary(
+        run_id=header.run_id,
+        status="stopped" if not status.over else "failed" if best is None else "finished",
+        seconds=status.seconds,
+        cost_usd=status.spent_usd,
+        platform=header.platform,
+        invocations=invocations,
+        billed=Bill(
+            gb_seconds=round(sum(part.billed.gb_seconds for part in parts), 6),
+            requests=invocations,
+            storage_usd=round(sum(part.billed.storage_usd for part in parts), 9),
+        ),
+        budget_usd=status.budget_usd,
+        prices=f"{header.prices.name}, {header.prices.as_of}",
+        causes=tuple(causes),
+        state=status.state,
+        metric=status.metric,
+        best=status.best,
+        best_value=None if best is None else best.value,
+        trials={state: states.count(state) for state in dict.fromkeys(states)},
+    )
