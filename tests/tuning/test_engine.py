@@ -12,6 +12,7 @@ pytest.importorskip("optuna", reason="tuning needs Optuna; pip install 'ephemero
 from value_trials import USD, ValueStudy, value_of
 
 from ephemeron.errors import UserError
+from ephemeron.runs.stop_requests import request_stop, withdraw_stop
 from ephemeron.tuning.engine import Engine
 from ephemeron.tuning.folder import TrialRecord
 
@@ -175,6 +176,24 @@ def test_an_interrupted_study_goes_on(made, simulated) -> None:
     assert study.run() == "finished"
     assert study.ended == whole.ended
     assert [t.run for t in study.trials] == [f"{run}-again" if simulated else run for run in runs]
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_study_stops_when_another_process_asks_its_run_to(made, simulated) -> None:
+    values: dict[str, Any] = {"sampler": "grid", "space": {RATE: [0.1, 0.2, 0.3]}, "concurrency": 1, "simulated": simulated}
+    whole, study = made("whole", **values), made("study", **values)
+    whole.run()
+
+    def ask(trial: TrialRecord) -> None:
+        if trial.state == "finished":
+            request_stop(study.folder.run, now=False)
+
+    with study.folder.driving():
+        assert study.run(ask) == "stopped"
+        assert [t.state for t in study.trials].count("finished") == 1
+        withdraw_stop(study.folder.run)
+        assert study.run() == "finished"
+    assert study.ended == whole.ended
 
 
 class Killed(Exception):

@@ -26,6 +26,7 @@ JOB: dict[str, Any] = {
 }
 RATES = {"optimizer.options.lr": {"low": 1e-4, "high": 1.0, "log": True}}
 
+
 def trial_runs() -> list[RunFolder]:
     """Runs of trials, newest first."""
     return [run for run in all_runs() if (run.read("run.json") or {}).get("parent")]

@@ -164,7 +164,7 @@ class StudyFolder:
     def run(self) -> RunFolder:
         """The study as a run, by the name under which it is listed."""
         listed = runs_folder() / str((RunFolder(self.path).read(RUN_FILE) or {}).get("run_id", ""))
-        return RunFolder(listed if (listed / RUN_FILE).is_file() else self.path)
+        return RunFolder(listed if (listed / RUN_FILE).is_file() and listed.samefile(self.path) else self.path)
 
     def begin(self, header: RunHeader) -> RunHeader:
         """Writes `run.json` where there is none, and makes the study listed; returns its header.
