@@ -251,8 +251,13 @@ def test_a_request_to_stop_needs_a_client_and_is_heeded_by_the_next_one_alone(ho
     assert study.run(resume=True).status.state == "finished"
 
 
-def test_a_study_that_another_client_drives_is_refused_by_its_name(home: Path, tmp_path: Path) -> None:
+def test_a_study_that_is_over_gets_its_result_and_one_that_another_client_drives_is_refused_by_its_name(home: Path, tmp_path: Path) -> None:
     study = Study.open(write_study(tmp_path / "s", trials=1, name="driven"))
     study.run()
+    result = folders.find("driven").path / "result.json"
+    whole = json.loads(result.read_text())
+    result.unlink()  # as if its client had been killed before it wrote it
+    invoke("attach", "driven")
+    assert json.loads(result.read_text()) == whole
     with driving(folders.find("driven")), pytest.raises(UserError, match="run driven is already running as process"):
         study.run(resume=True)

@@ -7,6 +7,7 @@ sampling      samplers and pruners; suggestions that depend on the seed and the 
 prediction    time and cost of a trial before its start
 trial         one trial: events of its run as values of Optuna, and when it ends early
 engine        trials side by side under one concurrency, budget and deadline
+kind          a study as a run of kind `study`: header, events, result; what `attach`, `resume`, `stop` and `report` do
 study         `Study`: open, run, attach, results
 results       table, best job file; pictures: parallel coordinates and importances
 siren         functions of one run chosen epoch by epoch by a learned policy

@@ -186,9 +186,10 @@ class StudyFolder:
 
     def new_run_id(self, name: str, token: str) -> str:
         """Name of the study among runs: its own, or, in a folder of the user's choice, one that no other study has."""
-        own = runs_folder() / name
-        is_own = self.path == own or (self.path == _of_earlier_releases(name).path and not own.exists())
-        return name if is_own else f"{name}-{token}"
+        if self.path.absolute().parent == runs_folder().absolute():
+            return self.path.name
+        is_earlier = self.path == _of_earlier_releases(name).path and not (runs_folder() / name).exists()
+        return name if is_earlier else f"{name}-{token}"
 
     @property
     def database(self) -> Path:

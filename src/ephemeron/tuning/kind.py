@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
@@ -24,7 +24,7 @@ from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_su
 from ephemeron.training.driver.launch import service_of
 from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import results
-from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord
+from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, written
 from ephemeron.tuning.space import parameters_of
 from ephemeron.tuning.study_file import StudyFile
 
@@ -57,10 +57,11 @@ class StudyRuns(RunKind):
 
         if not header.payload.get("file"):
             raise UserError(f"run {folder.run_id} is a study of a program, and no file: go on with it there")
-        Study.open(header.payload["file"], out=folder.path).drive(resume=True, on_event=following.on_event)
-        result = self.result(folder)
-        assert result is not None
-        return result
+        with written(folder.path):
+            status = Study.open(header.payload["file"], out=folder.path).drive(resume=True, on_event=following.on_event).status
+        if self.result(folder) is None:  # its client was killed between its end and its result
+            write_summary(folder, summarize(folder, header, status))
+        return cast(RunResult, self.result(folder))
 
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
         request_stop(folder, now=now)
@@ -73,15 +74,14 @@ class StudyRuns(RunKind):
         return RunResult(summary, folder, summary.causes)
 
     def report(self, folder: RunFolder, header: RunHeader, out: Path | None) -> list[Path]:
+        study = StudyFolder(folder.path)
+        storage = storage_of(study.database)
         import optuna
 
-        from ephemeron.tuning.folder import storage_of
-
-        study = StudyFolder(folder.path)
         place, status, file = out or folder.path, study.status(), folder.path / STUDY_FILE
         place.mkdir(parents=True, exist_ok=True)
         space = parameters_of(parse_toml(file.read_text(), where=str(file))["space"], where=f"{file}: space")
-        drawn = results.draw(place, space, status, optuna.load_study(study_name=status.name, storage=storage_of(study.database)))
+        drawn = results.draw(place, space, status, optuna.load_study(study_name=status.name, storage=storage))
         if not drawn:
             raise UserError(f"no trial of study {folder.run_id} has a value yet; watch it with: ephemeron attach {folder.run_id}")
         return drawn

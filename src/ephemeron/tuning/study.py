@@ -187,7 +187,7 @@ class Study:
         Raises:
             UserError: the study is refused, has begun already or has not, or another client drives it.
         """
-        with self.folder.driving():
+        with written(self.folder.path), self.folder.driving():
             return self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress)
 
     def drive(
@@ -207,30 +207,29 @@ class Study:
         Raises:
             UserError: see `run`.
         """
-        with written(self.folder.path):
-            known = self.folder.status() if self.folder.exists else None
-            if known is not None and known.over:
-                if resume:
-                    return StudyResult(known)
-                raise UserError(f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER")
-            if known is not None and not resume:
-                raise UserError(f"the study in {self.folder.path} has begun; go on with it: --resume")
-            if known is None and resume:
-                raise UserError(f"there is no study in {self.folder.path}; begin it without --resume")
-            if known is None and (self.folder.path / RUN_FILE).exists():
-                raise JobError(f"{self.folder.path} is a run and no study", remedy="give the study another name, or another folder: --out")
-            withdraw_stop(self.folder.run)
-            evaluations = self.check()
-            expected, predictor = self.predict(on_progress)
-            if known is None:
-                self.folder.path.mkdir(parents=True, exist_ok=True)
-                self.folder.database.unlink(missing_ok=True)
-                study = self._stored(evaluations)
-                known = self._first_status(expected, predictor.note)
-                self.folder.create(self.file.text, known)
-            else:
-                study = self._stored(evaluations)
-            return self._drive(study, known, predictor, on_trial, on_event)
+        known = self.folder.status() if self.folder.exists else None
+        if known is not None and known.over:
+            if resume:
+                return StudyResult(known)
+            raise UserError(f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER")
+        if known is not None and not resume:
+            raise UserError(f"the study in {self.folder.path} has begun; go on with it: --resume")
+        if known is None and resume:
+            raise UserError(f"there is no study in {self.folder.path}; begin it without --resume")
+        if known is None and (self.folder.path / RUN_FILE).exists():
+            raise JobError(f"{self.folder.path} is a run and no study", remedy="give the study another name, or another folder: --out")
+        withdraw_stop(self.folder.run)
+        evaluations = self.check()
+        expected, predictor = self.predict(on_progress)
+        if known is None:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            self.folder.database.unlink(missing_ok=True)
+            study = self._stored(evaluations)
+            known = self._first_status(expected, predictor.note)
+            self.folder.create(self.file.text, known)
+        else:
+            study = self._stored(evaluations)
+        return self._drive(study, known, predictor, on_trial, on_event)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
