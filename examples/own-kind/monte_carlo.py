@@ -22,11 +22,11 @@ from ephemeron.errors import KeyExists
 from ephemeron.functions.context import Context
 from ephemeron.prices import load_prices
 from ephemeron.runs import folders
-from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, open_header, write_header
-from ephemeron.runs.keep_running import STOP_FILE, keep_running
+from ephemeron.runs.keep_running import keep_running
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.lock import driving
+from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, read_summary
 
 POINTS = 200_000
@@ -59,18 +59,18 @@ async def draw(ctx: Context, share: Share) -> dict[str, str]:
 class MonteCarloRuns(RunKind):
     """What verbs do with these runs."""
 
-    def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+    def resume(self, folder: folders.RunFolder, header: RunHeader, following: Following) -> RunResult:
         shares = [Share(first, header.functions, header.payload["batches"]) for first in range(header.functions)]
         how = {"entry": "monte-carlo", "requests": shares, "env": ENV, "on_event": following.on_event}
         return blocking.run(lambda interrupts: keep_running(folder, header, interrupts=interrupts, **how))
 
-    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+    def attach(self, folder: folders.RunFolder, header: RunHeader, following: Following) -> RunResult:
         return self.result(folder) or self.resume(folder, header, following)
 
-    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
-        (folder.path / STOP_FILE).touch()
+    def stop(self, folder: folders.RunFolder, header: RunHeader, *, now: bool) -> None:
+        request_stop(folder, now=now)
 
-    def result(self, folder: RunFolder) -> RunResult | None:
+    def result(self, folder: folders.RunFolder) -> RunResult | None:
         summary = read_summary(folder)
         return None if summary is None else RunResult(summary, folder, summary.causes)
 

@@ -12,7 +12,6 @@ from ephemeron.prices import Prices
 from ephemeron.runs.cost import Bill, CostMeter
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader
-from ephemeron.runs.keep_running import STOP_FILE
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary

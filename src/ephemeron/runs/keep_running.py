@@ -21,12 +21,11 @@ from ephemeron.runs.cost import Bill, CostMeter
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.function_set import Fail, FunctionSet, How, Start, end_of
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.stop_requests import stop_requested, withdraw_stop
 from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 
-STOP_FILE = "stop"
-"""In the folder of a run: its driver is to stop it."""
 _LOOK_S = 0.2
-"""Between two looks for that."""
+"""Between two looks for a request to stop."""
 _LAST_S = 10.0
 """Longest wait for the last events."""
 
@@ -145,15 +144,15 @@ class _Run:
 
     async def drive(self) -> tuple[Literal["finished", "stopped", "failed"], list[str]]:
         """Keeps functions running; how that has ended, and why."""
-        loop, stop_file, budget = asyncio.get_running_loop(), self._folder.path / STOP_FILE, self._header.budget_usd
-        stop_file.unlink(missing_ok=True)
+        loop, budget = asyncio.get_running_loop(), self._header.budget_usd
+        withdraw_stop(self._folder)
         try:
             while self.functions.open:
                 for action in self.functions.decide(loop.time()):
                     if isinstance(action, Fail):
                         return "failed", [f"function {action.slot}: {action}"]
                     self._tasks.add(asyncio.ensure_future(self._one(action)))
-                if self._is_stopping or stop_file.exists():
+                if self._is_stopping or stop_requested(self._folder):
                     return "stopped", []
                 if budget is not None and (cost := self._meter.cost_usd(self.now())) >= budget:
                     return "stopped", [f"it has cost ${cost:.4f}, and its budget is ${budget:g}"]

@@ -21,7 +21,7 @@ from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
-from ephemeron.training.driver.launch import service_of
+from ephemeron.training.driver.launching.launch import service_of
 from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import results
 from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, written

@@ -23,9 +23,9 @@ from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
 from ephemeron.runs import folders
-from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.runs.folders import RUN_FILE
 from ephemeron.runs.stop_requests import withdraw_stop
+from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
 from ephemeron.tuning import data_service, kind, prediction, results, sampling
