@@ -108,7 +108,7 @@ class Display:
         how = f", {how}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}" if e.iterations else ""
         quota = ", ".join(f"{g.name} {g.workers} × {g.memory_mb} MB" for g in e.groups)
         functions = human_count(e.workers, "function") + (f" ({quota})" if quota else f" of {e.memory_mb} MB" if e.memory_mb else "")
-        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {functions}{how}")
+        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}{f': {functions}{how}' if e.workers else ''}")
         plan = c.get("regions_plan")
         for group in e.groups:
             self._say(f"  {started_line(group, e.samples)}", f" (plan {plan})" if plan else "")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, UserError
 from ephemeron.executor.places import PlaceOptions, address_of
 from ephemeron.prices import Prices
-from ephemeron.runs.cost import Bill, CostMeter
+from ephemeron.runs.client_run import STOP_FILE, summarized
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, RunKind
@@ -84,22 +84,5 @@ def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: P
 
 def interrupted(folder: RunFolder, header: RunHeader) -> TasksSummary:
     """The summary of an executor whose client was killed, from the events of its functions."""
-    meter = CostMeter(header.prices)
-    for event in events_of(folder):
-        meter.feed(event)
-    t = meter.ended_at
-    return TasksSummary(
-        run_id=folder.run_id,
-        status="interrupted",
-        seconds=round(t, 3),
-        cost_usd=round(meter.cost_usd(t), 9),
-        platform=header.platform,
-        invocations=meter.invocations,
-        billed=Bill(gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t), 9)),
-        budget_usd=header.budget_usd,
-        prices=f"{header.prices.name}, {header.prices.as_of}",
-        causes=("its client was killed",),
-        tasks=0,
-        failed=0,
-        cancelled=0,
-    )
+    known = summarized(folder, header, status="interrupted", causes=("its client was killed",))
+    return TasksSummary(**{f.name: getattr(known, f.name) for f in fields(RunSummary)}, tasks=0, failed=0, cancelled=0)

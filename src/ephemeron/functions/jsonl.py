@@ -71,9 +71,9 @@ async def follow(path: Path, check: Callable[[], None] = lambda: None) -> AsyncI
             check()
         except Exception as e:  # noqa: BLE001 - raised below
             raised = e
-        complete = _complete_lines(path, offset)
+        complete = complete_lines(path, offset)
         offset += len(complete)
-        for event in _events(complete):
+        for event in events_in(complete):
             yield event
         if not complete:
             if raised is not None:
@@ -81,7 +81,8 @@ async def follow(path: Path, check: Callable[[], None] = lambda: None) -> AsyncI
             await asyncio.sleep(_POLL_S)
 
 
-def _complete_lines(path: Path, offset: int) -> bytes:
+def complete_lines(path: Path, offset: int) -> bytes:
+    """Whole lines of a file from an offset on, up to some megabytes; the file may not be there yet."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -129,12 +130,13 @@ def unfinished(path: Path) -> tuple[list[Invoked], float]:
 
 def _all(path: Path) -> Iterator[Event]:
     offset = 0
-    while complete := _complete_lines(path, offset):
+    while complete := complete_lines(path, offset):
         offset += len(complete)
-        yield from _events(complete)
+        yield from events_in(complete)
 
 
-def _events(lines: bytes) -> Iterator[Event]:
+def events_in(lines: bytes) -> Iterator[Event]:
+    """The events in these lines; lines that are torn, or of a later release, are skipped."""
     for line in lines.splitlines():
         try:
             yield from_json(line.decode())

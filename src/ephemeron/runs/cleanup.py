@@ -97,8 +97,8 @@ async def look(folder: RunFolder) -> RemainingObjects:
     """The objects of one run in its channel."""
     record = read_header(folder)
     address, found, problem = "" if record is None else record.channel, dict[str, int](), ""
-    if record is None or record.platform == "simulated" or not address or address.startswith("ps://"):
-        address = ""  # memory of processes that have ended
+    if record is None or record.platform == "simulated" or "://" not in address or address.startswith("ps://"):
+        address = ""  # memory of processes that have ended, or of services
     else:
         try:
             async with open_channel(address) as channel:

@@ -30,6 +30,12 @@ _TABLE = {
     "sparse": "ephemeron.sparse.job.kind:SparseRuns",
     "tasks": "ephemeron.executor.kind:TaskRuns",
     "study": "ephemeron.tuning.kind:StudyRuns",
+    "service": "ephemeron.runs.services:ServiceRuns",
+}
+_SERVICES = {
+    "data": "ephemeron.data.service.serving:serve",
+    "sparse": "ephemeron.sparse.store.serving:serve",
+    "rendezvous": "ephemeron.runs.rendezvous:serve",
 }
 
 
@@ -109,8 +115,7 @@ def find_kind(name: str) -> RunKind:
 def load_kind(name: str) -> Any:
     """The same for a product below that of the kind, with what the kind has beyond the port."""
     if name in _TABLE:
-        module, _, attribute = _TABLE[name].partition(":")
-        return getattr(import_module(module), attribute)()
+        return _load(_TABLE[name])()
     others = {point.name: point for point in entry_points(group=GROUP)}
     if name not in others:
         raise JobError(f"there is no kind of runs {name!r}", remedy=f"known kinds: {', '.join(sorted({*_TABLE, *others}))}")
@@ -121,3 +126,19 @@ def load_kind(name: str) -> Any:
     if not isinstance(kind, RunKind):
         raise JobError(f"kind {name!r} of runs: {others[name].value} is no RunKind")
     return kind
+
+
+def find_service(name: str) -> Any:
+    """The coroutine that serves, see `runs.services`.
+
+    Raises:
+        JobError: there is none of this name.
+    """
+    if name not in _SERVICES:
+        raise JobError(f"there is no service {name!r}", remedy=f"known services: {', '.join(sorted(_SERVICES))}")
+    return _load(_SERVICES[name])
+
+
+def _load(what: str) -> Any:
+    module, _, attribute = what.partition(":")
+    return getattr(import_module(module), attribute)

@@ -17,9 +17,9 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ephemeron.errors import RunAlreadyDriven
+from ephemeron.errors import RunAlreadyDriven, UserError
 from ephemeron.runs.folders import RESULT_FILE, RunFolder
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,18 @@ def is_driven(folder: RunFolder) -> bool:
         return False
 
 
+def owner(folder: RunFolder) -> int:
+    """Process that drives a run, or was the last to do so.
+
+    Raises:
+        UserError: it is on another machine, or not known.
+    """
+    known = _known(folder)
+    if known is None or known["host"] != socket.gethostname():
+        raise UserError(f"run {folder.run_id} is driven by {_owner(folder)}, which cannot be killed from here")
+    return int(known["pid"])
+
+
 def sweep(runs: Path) -> None:
     """Removes the folders of runs whose client was killed before they began."""
     if not runs.is_dir():
@@ -79,11 +91,17 @@ def sweep(runs: Path) -> None:
 
 
 def _owner(folder: RunFolder) -> str:
+    if (known := _known(folder)) is None:
+        return "another process"
+    here = "" if known["host"] == socket.gethostname() else f" on {known['host']}"
+    return f"process {known['pid']}{here}"
+
+
+def _known(folder: RunFolder) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads((folder.path / LOCK_FILE).read_text())
-        here = "" if known["host"] == socket.gethostname() else f" on {known['host']}"
-        return f"process {known['pid']}{here}"
-    return "another process"
+        return {"pid": int(known["pid"]), "host": str(known["host"])}
+    return None
 
 
 def _taken(fd: int, tries: int, kind: int = fcntl.LOCK_EX) -> bool:

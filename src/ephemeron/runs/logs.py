@@ -20,6 +20,10 @@ from ephemeron.runs.run_platform import settings_of
 from ephemeron.runs.status import may_be_running, status_of
 
 LOGS_FOLDER = "logs"
+CLIENT_LOG = f"{LOGS_FOLDER}/client.txt"
+"""What a run that lives in one process says."""
+PARTS_FOLDER = f"{LOGS_FOLDER}/parts"
+"""Logs of its other processes, or links to them."""
 _POLL_S = 0.2
 
 
@@ -28,7 +32,7 @@ class LogLine:
     """A line of output."""
 
     source: str
-    """`rank 0`, `rank 0, attempt 2`, or `start of process 3`; of a study, after `trial 3, `."""
+    """`rank 0`, `rank 0, attempt 2`, `start of process 3`, or the name of a part; of a study, after `trial 3, `."""
     text: str
 
 
@@ -70,6 +74,9 @@ def _files(folder: RunFolder, rank: int | None) -> Iterator[tuple[Path, str]]:
         yield from ((path, f"trial {number}, {source}") for path, source in _files(trial, rank))
     logs = folder.path / LOGS_FOLDER
     if rank is None and logs.is_dir():
+        for path in (folder.path / CLIENT_LOG, *sorted((folder.path / PARTS_FOLDER).glob("*.txt"))):
+            if path.exists():
+                yield path, path.stem
         for path in sorted(logs.glob("*.txt")):
             if path.stem.isdigit():
                 yield path, f"start of process {path.stem}"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import click
-
-_log = logging.getLogger(__name__)
 
 service_folder = click.option(
     "--folder",
@@ -80,11 +76,11 @@ def serve_data(
     """
     from ephemeron.communication.rpc import is_loopback
     from ephemeron.config.paths import home
-    from ephemeron.data.service import ServiceSettings, own_token
-    from ephemeron.data.service.address import TOKEN_VARIABLE
-    from ephemeron.data.service.daemon import ManagedProcess
-    from ephemeron.data.service.shutdown import ShutdownSignal
-    from ephemeron.errors import JobError, ServiceUnreachable
+    from ephemeron.config.typed import plain
+    from ephemeron.data.service import ServiceSettings
+    from ephemeron.data.service.serving import DataSettings
+    from ephemeron.errors import JobError
+    from ephemeron.runs import services
 
     place = (folder or home() / "data-service").absolute()
     if not allow_remote and not is_loopback(host):
@@ -100,25 +96,11 @@ def serve_data(
         port=port,
         allow_remote=allow_remote,
     )
-    token = os.environ.get(TOKEN_VARIABLE) or own_token(place)
-    part = ManagedProcess("coordinator", place, token)
-    try:
-        running = part.address()
-    except ServiceUnreachable:
-        pass
-    else:
-        raise JobError(f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder")
-    over = ShutdownSignal()
-    address = part.ensure(settings)
-    where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")
-    if as_json:
-        click.echo(json.dumps({"address": str(address), "folder": str(place), "token_in": where}))
-    else:
-        click.echo(f"data service at {address}, token in {where}; Ctrl-C ends it")
-    try:
-        while not over.wait(1.0):
-            if not part.alive:
-                _log.warning("the coordinator has ended: starting it again")
-                part.ensure(replace(settings, port=address.port))
-    finally:
-        part.kill(gently=True, wait_s=30)
+    services.start(
+        "data",
+        plain(DataSettings(folder=str(place), settings=settings)),
+        functions=settings.loaders,
+        memory_mb=settings.loader_memory_mb,
+        lifetime_s=settings.loader_lifetime_s,
+        on_ready=lambda said: click.echo(json.dumps(said.document) if as_json else said.text),
+    )

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    import ssl
-
-    from ephemeron.communication.direct.rendezvous_service import ServiceLimits
 
 _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -52,51 +44,38 @@ def rendezvous(
     # where the run's functions are started
     EPHEMERON_RENDEZVOUS=rendezvous.example:7071 EPHEMERON_RENDEZVOUS_TOKEN=$(cat token) ephemeron train ... --channel direct
     """
-    import asyncio
-
     from ephemeron.communication.direct.rendezvous import TOKEN_VARIABLE
     from ephemeron.communication.direct.rendezvous_service import ServiceLimits
-    from ephemeron.communication.direct.tls_socket import server_context
     from ephemeron.communication.rpc import is_loopback
+    from ephemeron.config.typed import plain
     from ephemeron.errors import JobError
+    from ephemeron.runs import services
+    from ephemeron.runs.rendezvous import RendezvousSettings
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise JobError(f"--listen {listen!r} is no address", remedy="give HOST:PORT, such as 127.0.0.1:7071")
-    if not allow_remote and not is_loopback(host.strip("[]")):
+    host = host.strip("[]")
+    if not allow_remote and not is_loopback(host):
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
-    token = (token_file.read_text() if token_file else os.environ.get(TOKEN_VARIABLE, "")).strip()
-    if not token:
-        raise JobError(f"{token_file or 'the service'} has no token", remedy=f"give --token-file FILE, or set {TOKEN_VARIABLE}")
+    services.read_token(_absolute(token_file), TOKEN_VARIABLE, "the service")
     if (tls_certificate is None) != (tls_key is None):
         raise JobError("a certificate and its key belong together", remedy="give --tls-certificate and --tls-key")
-    context = server_context(tls_certificate, tls_key) if tls_certificate and tls_key else None
-    limits = ServiceLimits(relayed_bytes=int(max_relayed_gb * (1 << 30)))
-    asyncio.run(_serve(host.strip("[]"), int(port), allow_remote, token, limits, context, as_json))
+    settings = RendezvousSettings(
+        host=host,
+        port=int(port),
+        allow_remote=allow_remote,
+        token_file=_absolute(token_file),
+        certificate=_absolute(tls_certificate),
+        key=_absolute(tls_key),
+        limits=ServiceLimits(relayed_bytes=int(max_relayed_gb * (1 << 30))),
+    )
+
+    def show(said: services.Said) -> None:
+        click.echo(json.dumps(said.document) if as_json else said.text)
+
+    show(services.start("rendezvous", plain(settings), on_ready=show))
 
 
-async def _serve(
-    host: str, port: int, allow_remote: bool, token: str, limits: ServiceLimits, context: ssl.SSLContext | None, as_json: bool
-) -> None:
-    import asyncio
-    import signal
-
-    from ephemeron.communication.direct.rendezvous import ServiceAddress
-    from ephemeron.communication.direct.rendezvous_service import RendezvousService
-    from ephemeron.errors import JobError
-
-    service, over = RendezvousService(token, limits=limits, tls=context), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    try:
-        address = ServiceAddress(*await service.listen(host, port, allow_remote=allow_remote), context is not None)
-    except OSError as e:
-        raise JobError(f"cannot listen at {host}:{port}: {e.strerror or e}", remedy="give another --listen") from None
-    click.echo(json.dumps({"address": str(address)}) if as_json else f"rendezvous service at {address}; Ctrl-C ends it")
-    try:
-        await over.wait()
-    finally:
-        done = service.statistics()
-        await service.close()
-    text = f"{done.meetings} pairs were introduced, {done.relayed_bytes / 1e6:.1f} MB relayed"
-    click.echo(json.dumps(asdict(done)) if as_json else text)
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.absolute())

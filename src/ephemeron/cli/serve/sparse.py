@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from ephemeron.sparse.store.processes import ShardProcesses
 
 _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -70,13 +65,14 @@ def sparse(
     # in Python
     store = BlockingSparseStore.connect(["127.0.0.1:7090", "127.0.0.1:7091"], token)
     """
-    import asyncio
-
+    from ephemeron.communication.channels.credentials import public_address
     from ephemeron.communication.rpc import is_loopback
+    from ephemeron.config.typed import plain
     from ephemeron.errors import JobError
+    from ephemeron.runs import services
     from ephemeron.sparse.store.journal import JournalOptions
     from ephemeron.sparse.store.places import NAME
-    from ephemeron.sparse.store.processes import ShardProcesses
+    from ephemeron.sparse.store.serving import ADDRESS, StoreSettings
     from ephemeron.sparse.store.shard import TOKEN_VARIABLE, ShardOptions
 
     host, _, port = listen.rpartition(":")
@@ -85,57 +81,29 @@ def sparse(
     host = host.strip("[]")
     if not allow_remote and not is_loopback(host):
         raise JobError(f"{host} can be reached from other machines", remedy="add --allow-remote if that is meant")
-    token = (token_file.read_text() if token_file else os.environ.get(TOKEN_VARIABLE, "")).strip()
-    if not token:
-        raise JobError(f"{token_file or 'the store'} has no token", remedy=f"give --token-file FILE, or set {TOKEN_VARIABLE}")
+    secret = "" if token_file is None else str(token_file.absolute())
+    services.read_token(secret, TOKEN_VARIABLE, "the store")
     if log and not address:
         raise JobError("--log has no place", remedy="give --store URL")
     if NAME.fullmatch(name) is None:
         raise JobError(f"--name {name!r} is no name", remedy="use letters, digits, dots, dashes and underscores")
     journal = JournalOptions(snapshot_s=snapshot_s, log=log, log_interval_s=log_interval_ms / 1000)
-    processes = ShardProcesses(
-        [
-            ShardOptions(
-                name=name,
-                shard=shard,
-                shards=shards,
-                host=host,
-                port=int(port) + shard if int(port) else 0,
-                allow_remote=allow_remote,
-                reached_at=reached_at,
-                journal=journal,
-            )
-            for shard in range(shards)
-        ],
-        token=token,
-        channel=address,
+    options = tuple(
+        ShardOptions(
+            name=name,
+            shard=shard,
+            shards=shards,
+            host=host,
+            port=int(port) + shard if int(port) else 0,
+            allow_remote=allow_remote,
+            reached_at=reached_at,
+            journal=journal,
+        )
+        for shard in range(shards)
     )
-    asyncio.run(_serve(processes, as_json))
+    settings = StoreSettings(shards=options, channel=public_address(address)[0], token_file=secret)
 
+    def show(said: services.Said) -> None:
+        click.echo(json.dumps(said.document) if as_json else said.text)
 
-async def _serve(processes: ShardProcesses, as_json: bool) -> None:
-    import asyncio
-    import signal
-
-    over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    addresses = await processes.start()
-    if as_json:
-        click.echo(json.dumps({"addresses": addresses, "pids": processes.pids}))
-    else:
-        click.echo(f"sparse store at {', '.join(addresses)}; Ctrl-C ends it")
-    ending, dying = asyncio.create_task(over.wait()), asyncio.create_task(processes.wait())
-    try:
-        await asyncio.wait({ending, dying}, return_when=asyncio.FIRST_COMPLETED)
-        if dying.done():
-            dying.result()
-    finally:
-        ending.cancel()
-        dying.cancel()
-        await processes.close()
-    gets, pushes = (sum(getattr(report, name) for report in processes.reports) for name in ("gets", "pushes"))
-    if as_json:
-        click.echo(json.dumps({"gets": gets, "pushes": pushes, "restarts": processes.restarts}))
-    else:
-        click.echo(f"{gets} multi-gets and {pushes} changes were served; {processes.restarts} shards were started again")
+    show(services.start("sparse", plain(settings), functions=shards, servers=shards, private={ADDRESS: address}, on_ready=show))

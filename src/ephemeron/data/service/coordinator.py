@@ -35,6 +35,9 @@ from ephemeron.data.service.messages import (
 from ephemeron.data.service.protocol import ACCESS, DELETE_FLOW, LIST_FLOWS, PING, REGISTER, ROUTER_STATUS, Buffers, CallDispatcher
 from ephemeron.data.service.settings import RouterSettings, ServiceSettings, ShardSettings
 from ephemeron.errors import EphemeronError
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
+from ephemeron.runs.lock import is_driven
 
 TICK_S = 0.5
 JOIN_S = 10.0
@@ -75,6 +78,9 @@ class Coordinator:
     def __init__(self, settings: ServiceSettings, folder: Path, token: str, on_end: Callable[[], None]) -> None:
         self.settings = settings
         self._folder, self._token = folder, token
+        self._run = RunFolder(Path(settings.run)) if settings.run else None
+        header = None if self._run is None else read_header(self._run)
+        self._origin = 0.0 if header is None else header.started_at
         self._registry = Registry(idle_s=settings.idle_s)
         self._file = folder / "flows.json"
         self._definitions: dict[str, StoredDefinition] = {}
@@ -193,6 +199,7 @@ class Coordinator:
             host=s.host,
             allow_remote=s.allow_remote,
             dataset=definition.dataset,
+            origin=self._origin,
             preload=s.preload,
             timeouts=s.timeouts,
         )
@@ -219,6 +226,9 @@ class Coordinator:
         quiet_since = time.monotonic()
         while not self._over.wait(TICK_S):
             now = time.monotonic()
+            if self._run is not None and not is_driven(self._run):
+                _log.warning("the process that keeps the service alive has ended")
+                return
             with self._lock:
                 busy = self._registry.busy
             for name in busy:

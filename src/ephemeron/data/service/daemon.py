@@ -32,7 +32,7 @@ Kind: TypeAlias = Literal["coordinator", "router", "shard"]
 START_S = 30.0
 TRIES = 20
 """Attempts to take a lock that other processes test for a moment."""
-_SETTINGS, _READY, _LOCK, _LOG = "settings.json", "ready.json", "lock", "log"
+_SETTINGS, _READY, _LOCK, LOG_FILE = "settings.json", "ready.json", "lock", "log"
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Settings = TypeVar("Settings")
@@ -171,7 +171,7 @@ class ManagedProcess:
         self.forget()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / _SETTINGS, settings)
-        with (self.folder / _LOG).open("ab") as log:
+        with (self.folder / LOG_FILE).open("ab") as log:
             self._process = subprocess.Popen(
                 own_processes.command("data-service", self.kind, str(self.folder)),
                 stdin=subprocess.DEVNULL,
@@ -201,7 +201,7 @@ class ManagedProcess:
 
     def _last_log_line(self) -> str:
         with contextlib.suppress(OSError):
-            lines = (self.folder / _LOG).read_text(errors="replace").strip().splitlines()
+            lines = (self.folder / LOG_FILE).read_text(errors="replace").strip().splitlines()
             return lines[-1] if lines else "its log is empty"
         return "it has no log"
 

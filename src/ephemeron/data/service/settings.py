@@ -29,6 +29,8 @@ class ServiceSettings(Typed):
     """A flow without readers for so long runs nothing any more."""
     ends_when_idle: bool = False
     """Whether the coordinator ends once no flow runs."""
+    run: str = ""
+    """Folder of the run that keeps the service alive, and ends it by its own end; empty: there is none."""
     host: str = "127.0.0.1"
     port: Annotated[int, AtLeast(0)] = 0
     allow_remote: bool = False
@@ -61,6 +63,8 @@ class ShardSettings(Typed):
     allow_remote: bool = False
     dataset: str = ""
     """Description of the dataset, for errors."""
+    origin: float = 0.0
+    """Unix time of t = 0 in the events of its loaders; 0: that of their host's start."""
     preload: str = ""
     """Modules that loaders import before their first call, separated by commas."""
     timeouts: ServiceTimeouts = field(default_factory=ServiceTimeouts)

@@ -131,6 +131,7 @@ class Shard:
             memory_mb=settings.loader_memory_mb,
             lifetime_s=settings.loader_lifetime_s,
             preload=settings.preload,
+            origin=settings.origin,
             ended=self._loader_ended,
         )
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)

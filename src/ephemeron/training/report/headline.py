@@ -44,8 +44,10 @@ class Headline:
     """Groups of functions, each with its quota; empty: there is one group."""
     iterations: int
     planned_iterations: int
+    trains: bool
+    """Whether it has iterations; other runs have a timeline only."""
     tasks: int | None
-    """Tasks with a result; None: it is a training run."""
+    """Tasks with a result; None: it has none."""
     accuracy: float | None
     others: tuple[tuple[str, float], ...]
     """Further metrics of the last evaluation, by name."""
@@ -78,6 +80,7 @@ class Headline:
             regions=tuple(region.started for region in story.regions),
             iterations=int(_number(r, "iterations") or story.learning.iterations),
             planned_iterations=run.iterations if run else 0,
+            trains=run is None or run.iterations > 0,
             tasks=None if (tasks := _number(r, "tasks")) is None else int(tasks),
             accuracy=_first(_number(r, "metrics.accuracy"), final.accuracy if final else None),
             others=_others(r, final),
@@ -108,6 +111,8 @@ class Headline:
             ending = f": accuracy {self.accuracy:.3f}"
         elif self.others:
             ending = f": {self.others[0][0]} {self.others[0][1]:.4g}"
+        if not self.trains and self.tasks is None:
+            return f"{f'{who} at most, ' if self.workers else ''}{human_count(self.invocations, 'invocation')} {bill}; {self.status}."
         if not self.seconds and not self.iterations:
             return f"{who} {'were' if self.workers != 1 else 'was'} asked for; nothing has happened yet."
         if self.tasks is not None:

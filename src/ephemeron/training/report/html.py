@@ -51,7 +51,7 @@ def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) 
         _tiles(story, figures),
         card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
         side_by_side(
-            *([card("Learning", drawn, note)] if figures.tasks is None else []),
+            *([card("Learning", drawn, note)] if figures.trains else []),
             card("Cost over time", charts.cost_chart(story, figures)),
             card("Bytes through the channel", charts.bytes_chart(story)),
             card("Requests to the channel", charts.requests_chart(story)),

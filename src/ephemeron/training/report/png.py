@@ -18,7 +18,7 @@ def write_png(story: RunSummary, result: Result | None, path: Path) -> None:
         MissingExtra: matplotlib is not installed.
     """
     figures = Headline.of(story, result)
-    learning = [("Learning", charts.learning_chart(story))] if figures.tasks is None else []
+    learning = [("Learning", charts.learning_chart(story))] if figures.trains else []
     png.write_png(
         path,
         f"{figures.job or 'run'}  ·  {figures.run_id}  ·  {figures.status}",
