@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from checking import left
+from ephemeron.runs import folders
+from ephemeron.runs.header import open_header
 from ephemeron.testing import TrainingWorld
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.profiling import cloud, profile_job
@@ -33,4 +35,9 @@ def measured(world: TrainingWorld, sizes: tuple[int, ...]) -> Profile:
     assert len(told) == 1
     assert f"{1 + 2 * len(sizes)} calls of functions of" in told[0]
     assert not [key for key in left(channel) if "profile-" in key]
+    run = next(folder for folder in folders.all_runs() if open_header(folder).kind == "profile")
+    result = run.read("result.json")
+    assert result is not None
+    assert (result["status"], result["platform"], result["budget_usd"]) == ("finished", world.platform, 0.2)
+    assert (result["cost_usd"], result["invocations"]) == (pytest.approx(found.billed_usd, abs=1e-6), found.calls)
     return profile

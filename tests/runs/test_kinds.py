@@ -16,7 +16,7 @@ from ephemeron.runs.header import RunHeader, open_header, write_header
 from ephemeron.runs.kinds import RunKind, find_kind
 
 
-@pytest.mark.parametrize("name", ["training", "regions", "sparse", "tasks", "service"])
+@pytest.mark.parametrize("name", ["training", "regions", "sparse", "tasks", "service", "profile"])
 def test_a_kind_is_found_by_its_name(name):
     assert isinstance(find_kind(name), RunKind)
 
@@ -29,7 +29,7 @@ def test_a_run_of_an_unknown_kind_is_listed_and_its_verbs_are_refused_in_a_line(
     said = CliRunner().invoke(main, [verb, "later-1"])
     assert said.exit_code == 2
     assert "there is no kind of runs 'weather'" in said.output
-    assert "known kinds: regions, service, sparse, study, tasks, training" in said.output
+    assert "known kinds: profile, regions, service, sparse, study, tasks, training" in said.output
     [row] = CliRunner().invoke(main, ["runs", "--json"]).output.splitlines()
     assert json.loads(row)["status"] == "interrupted"
 

@@ -45,7 +45,7 @@ def test_kinds_of_other_packages_are_found_by_entry_points(tmp_path: Path, monke
         find_kind("broken")
     with pytest.raises(JobError, match="kind 'wrong' of runs cannot be loaded from monte_carlo:Share: TypeError"):
         find_kind("wrong")
-    with pytest.raises(JobError, match="known kinds: broken, monte-carlo, regions, service, sparse, study, tasks"):
+    with pytest.raises(JobError, match="known kinds: broken, monte-carlo, profile, regions, service, sparse, study, tasks"):
         find_kind("weather")
 
 

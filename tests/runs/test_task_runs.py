@@ -77,7 +77,7 @@ def test_an_executor_is_listed_with_its_kind_status_and_bill(home: Path) -> None
         meter.feed(event)
     assert meter.cost_usd(row["seconds"]) == pytest.approx(bill.cost_usd, abs=2e-6), bill_prices.name  # type: ignore[arg-type]
     assert row["run_id"].startswith("sweep-")
-    assert (row["cost_usd"], row["invocations"]) == (pytest.approx(bill.cost_usd), bill.invocations)
+    assert (row["cost_usd"], row["invocations"]) == (pytest.approx(bill.cost_usd, abs=1e-9), bill.invocations)
     assert "sweep-" in invoke("runs")
     [shown] = Library([home]).rows()
     assert (shown["kind"], shown["status"], shown["cost_usd"]) == ("tasks", "finished", row["cost_usd"])

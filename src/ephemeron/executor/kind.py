@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from ephemeron.config.typed import build
-from ephemeron.errors import JobError, UserError
+from ephemeron.errors import UserError
 from ephemeron.executor.places import PlaceOptions, address_of
 from ephemeron.prices import Prices
-from ephemeron.runs.client_run import STOP_FILE, summarized
-from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
+from ephemeron.runs.client_run import ClientRuns, summarized
+from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
-from ephemeron.runs.kinds import Following, RunKind
-from ephemeron.runs.stop_requests import request_stop
+from ephemeron.runs.kinds import Following
 from ephemeron.runs.summary import RunResult, RunSummary
 
 
@@ -28,33 +26,17 @@ class TasksSummary(RunSummary):
     cancelled: int
 
 
-class TaskRuns(RunKind):
+class TaskRuns(ClientRuns):
     """Runs of executors."""
 
-    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
-        result = self.result(folder)
-        if result is None:
-            raise UserError(
-                f"run {folder.run_id} is not running (interrupted): its client has ended, and with it the tasks that had no result; start it again"
-            )
-        for event in events_of(folder):
-            following.on_event(event)
-        return result
+    summary = TasksSummary
+    again = "its client has ended, and with it the tasks that had no result; start it again"
+    killable = False  # it is a program of the user
 
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         raise UserError(
             f"run {folder.run_id} is of kind tasks, which were in the memory of its client: it cannot be resumed; start it again"
         )
-
-    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
-        request_stop(folder, now=now)
-
-    def result(self, folder: RunFolder) -> RunResult | None:
-        try:
-            summary = build(TasksSummary, folder.read(RESULT_FILE) or {}, where=RESULT_FILE)
-        except JobError:
-            return None
-        return RunResult(summary, folder, summary.causes)
 
 
 def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: Prices, budget_usd: float | None) -> RunHeader:
@@ -84,5 +66,4 @@ def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: P
 
 def interrupted(folder: RunFolder, header: RunHeader) -> TasksSummary:
     """The summary of an executor whose client was killed, from the events of its functions."""
-    known = summarized(folder, header, status="interrupted", causes=("its client was killed",))
-    return TasksSummary(**{f.name: getattr(known, f.name) for f in fields(RunSummary)}, tasks=0, failed=0, cancelled=0)
+    return summarized(TasksSummary, folder, header, status="interrupted", causes=("its client was killed",), tasks=0, failed=0, cancelled=0)

@@ -31,6 +31,7 @@ _TABLE = {
     "tasks": "ephemeron.executor.kind:TaskRuns",
     "study": "ephemeron.tuning.kind:StudyRuns",
     "service": "ephemeron.runs.services:ServiceRuns",
+    "profile": "ephemeron.runs.profiles:ProfileRuns",
 }
 _SERVICES = {
     "data": "ephemeron.data.service.serving:serve",

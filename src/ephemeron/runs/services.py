@@ -11,29 +11,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from ephemeron import blocking
 from ephemeron.blocking import Interrupts
-from ephemeron.config.typed import build
-from ephemeron.errors import JobError, UserError
+from ephemeron.errors import JobError
 from ephemeron.events import Event
 from ephemeron.prices import load_prices
 from ephemeron.runs import folders
-from ephemeron.runs.client_run import STOP_FILE, STOP_LOOK_S, ClientRun, conclude, living
-from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
+from ephemeron.runs.client_run import STOP_LOOK_S, ClientRun, ClientRuns, living
+from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
-from ephemeron.runs.kinds import Following, RunKind, find_service
-from ephemeron.runs.lock import driving, is_driven, owner
-from ephemeron.runs.summary import RunResult, RunSummary, write_summary
-
-_KILLED_S = 10.0
-"""Seconds in which a killed process has to be gone."""
+from ephemeron.runs.kinds import Following, find_service
+from ephemeron.runs.lock import driving
+from ephemeron.runs.summary import RunResult, RunSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +43,7 @@ class Said:
     """What a service says when it is ready, and at its end."""
 
     text: str
-    document: Mapping[str, object]
+    document: Mapping[str, Any]
     """The same for programs."""
 
 
@@ -102,43 +96,18 @@ Raises:
 """
 
 
-class ServiceRuns(RunKind):
+class ServiceRuns(ClientRuns):
     """Runs of services."""
 
-    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
-        result = self.result(folder)
-        if result is None:
-            raise UserError(f"run {folder.run_id} is not running (interrupted): start it again with: ephemeron resume {folder.run_id}")
-        for event in events_of(folder):
-            following.on_event(event)
-        return result
+    summary = ServiceSummary
+    again = "start it again with: ephemeron resume {run}"
+    killable = True
 
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
-        return _serve(folder, header, on_event=following.on_event)
-
-    def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
-        if not is_driven(folder):
-            raise UserError(f"run {folder.run_id} is not running")
-        if not now:
-            (folder.path / STOP_FILE).touch()
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(owner(folder), signal.SIGKILL)
-        latest = time.monotonic() + _KILLED_S
-        while is_driven(folder):
-            if time.monotonic() > latest:
-                raise UserError(f"the process of run {folder.run_id} does not end")
-            time.sleep(STOP_LOOK_S / 10)
-        with driving(folder):
-            if folder.events.exists():
-                conclude(folder, header, "stopped", ["it was killed"])
-
-    def result(self, folder: RunFolder) -> RunResult | None:
-        try:
-            summary = build(ServiceSummary, folder.read(RESULT_FILE) or {}, where=RESULT_FILE)
-        except JobError:
-            return None
-        return RunResult(summary, folder, summary.causes)
+        _serve(folder, header, on_event=following.on_event)
+        result = self.result(folder)
+        assert result is not None  # it was ready, as it has ended without an error
+        return result
 
 
 def start(
@@ -179,10 +148,8 @@ def start(
         prices=load_prices("objects", servers=servers > 0),
         payload=payload,
     )
-    ended: list[Said] = []
     with driving(folder):
-        _serve(folder, header, private=private or {}, on_ready=on_ready, on_end=ended.append)
-    return ended[0]
+        return _serve(folder, header, private=private or {}, on_ready=on_ready)
 
 
 def read_token(file: str, variable: str, whose: str) -> str:
@@ -212,8 +179,7 @@ def _serve(
     private: Mapping[str, str] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_ready: Callable[[Said], None] = lambda said: None,
-    on_end: Callable[[Said], None] = lambda said: None,
-) -> RunResult:
+) -> Said:
     """Serves in the run's folder, whose lock the caller holds."""
     serve = cast(Serve, find_service(header.name))
 
@@ -222,21 +188,15 @@ def _serve(
         with interrupts.handled(over.set):
             looking = asyncio.create_task(_look_for_stop(run, over))
             try:
-                return await serve(ServiceRun(run, over, private or {}, on_ready))
+                said = await serve(ServiceRun(run, over, private or {}, on_ready))
             finally:
-                run.status = "stopped" if over.is_set() else "finished"
                 looking.cancel()
+        run.status = "stopped" if over.is_set() else "finished"
+        run.more["counters"] = said.document
+        return said
 
-    with living(folder, header, on_event=on_event) as run:
-        said = blocking.run(lambda interrupts: until_over(run, interrupts))
-    result = ServiceRuns().result(folder)
-    assert result is not None  # it was ready, as it has ended without an error
-    counters = {key: value for key, value in said.document.items() if isinstance(value, int | float)}
-    known = {f.name: getattr(result.summary, f.name) for f in fields(RunSummary)}
-    summary = ServiceSummary(**known, counters=counters)
-    write_summary(folder, summary)
-    on_end(said)
-    return RunResult(summary, folder, summary.causes)
+    with living(folder, header, of=ServiceSummary, on_event=on_event) as run:
+        return blocking.run(lambda interrupts: until_over(run, interrupts))
 
 
 async def _look_for_stop(run: ClientRun, over: asyncio.Event) -> None:

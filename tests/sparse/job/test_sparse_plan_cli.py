@@ -46,7 +46,12 @@ def test_a_job_is_measured_once_then_planned_and_trained(tmp_path):
     assert [(c.batch_size, c.shards) for c in profile.cells] == [(5, 1), (20, 1), (80, 1), (80, 2)]
     assert all(c.steps >= 200 and c.function_cpu_s > 0 and c.shard_cpu_s > 0 and c.rows <= 61 for c in profile.cells)
     assert profile.run.start_s > 0 < profile.run.evaluation_row_s
-    assert not list((tmp_path / "home" / "profiling").iterdir())
+    assert not (tmp_path / "home" / "profiling").exists()
+    [row] = map(json.loads, run("runs", "--json").stdout.splitlines())
+    assert (row["kind"], row["status"], row["invocations"]) == ("profile", "finished", 4)
+    result = folders.find(row["run_id"]).read("result.json")
+    assert result["profile"] == str(tmp_path / "profile.json")
+    assert result["billed"]["gb_seconds"] > 0 < row["cost_usd"]
     planned = run("plan", path, "--json")
     assert "measuring" not in planned.stderr
     plan = json.loads(planned.stdout.splitlines()[-1])

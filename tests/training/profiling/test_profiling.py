@@ -12,6 +12,9 @@ import pytest
 from ephemeron.errors import JobError
 from ephemeron.events import Ended, Invoked, Progress, RunStarted, Started
 from ephemeron.functions.base import Limits
+from ephemeron.runs import folders
+from ephemeron.runs.header import open_header
+from ephemeron.runs.logs import lines
 from ephemeron.training.job import DataSpec, Job, JobLimits, Simulation, Target
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload, load_profile
 from ephemeron.training.planner.model.rates import Affine, Transfer
@@ -129,8 +132,8 @@ def test_a_world_without_a_compute_model_is_measured_and_scaled_by_the_share():
 @pytest.mark.slow
 def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     said: list[str] = []
-    limits = Limits(memory_max_mb=2048, concurrency=4)
-    first = profile_job(job(), confidence=0.9, limits=limits, within_s=1.0, on_progress=said.append)
+    limits, path = Limits(memory_max_mb=2048, concurrency=4), home.parent / "profile.json"
+    first = profile_job(job(), confidence=0.9, limits=limits, within_s=1.0, on_progress=said.append, out=path)
     w, p, fitted = first.workload, first.platform, first.fit
     assert any("transfers" in text for text in said)
     assert w.samples + w.test_samples == 1797
@@ -155,11 +158,24 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     assert p.links is not None
     assert p.over_links() is not None
     assert not fitted.platform.reused
-    assert not list((home / "profiling").iterdir())
+    assert not (home / "profiling").exists()
 
-    path = home / "profile.json"
-    first.save(path)
-    assert load_profile(path).workload == w
+    [folder] = folders.all_runs()
+    header, result, events = open_header(folder), folder.read("result.json"), list(folders.events_of(folder))
+    assert result is not None
+    assert (header.kind, header.name, header.platform, header.parent) == ("profile", "test", "local", "")
+    assert (result["status"], result["profile"]) == ("finished", str(path))
+    assert load_profile(path).workload == load_profile(folder.path / "profile.json").workload == w
+    ended = [event for event in events if isinstance(event, Ended)]
+    assert result["invocations"] == len(ended)
+    calibrated = [e.invocation for e in folders.events_of(folders.RunFolder(folder.path / "calibration")) if isinstance(e, Invoked)]
+    assert set() < set(calibrated) < {event.invocation for event in ended}
+    assert result["billed"]["gb_seconds"] == pytest.approx(sum(event.gb_seconds for event in ended), abs=1e-3)
+    assert [event for event in events if not 0 <= event.t <= result["seconds"] + 1e-3] == []
+    assert result["cost_usd"] > 0
+    assert not folder.objects.exists()
+    assert any("transfers" in line.text for line in lines(folder))
+    assert {line.source for line in lines(folder)} >= {"client"}
 
     known = store.load("local", "folder")
     assert known is not None

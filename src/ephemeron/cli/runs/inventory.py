@@ -65,9 +65,9 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
     root = home()
     found = [
         *(_runs() if runs else ()),
-        *_scratch(root / "tasks", "executor"),
-        *_scratch(root / "sessions", "session"),
+        *_scratch(root / "tasks", "executor"),  # of earlier releases, as `profiling`
         *_scratch(root / "profiling", "profile run"),
+        *_scratch(root / "sessions", "session"),
         *_programs(root / "programs"),
     ]
     listed = {folder.path.resolve() for folder in folders.all_runs()}

@@ -124,15 +124,12 @@ def profile(
             sizes_mb=sizes,
             budget_usd=budget_usd,
             on_budget=lambda text: console.print(f"profiling: {text}"),
+            out=out,
         )
     finally:
         if shown is not None:
             shown.stop()
-    try:
-        measured.save(out)
-        planning_workflow.keep(wanted, measured, platform=platform, channel=channel)
-    except OSError as e:
-        raise JobError(f"--out {out} cannot be written: {e.strerror}") from None
+    planning_workflow.keep(wanted, measured, platform=platform, channel=channel)
     print_profile(measured, make_console(to_stderr=as_json, width=110))
     if as_json:
         click.echo(measured.to_json(), nl=False)

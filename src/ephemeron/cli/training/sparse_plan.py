@@ -138,12 +138,8 @@ def sparse_profile(job: Job, *, platform: str, out: Path, as_json: bool) -> None
     from ephemeron.sparse.job.profiling import measure
 
     predictors.check_platform(platform)
-    found = measure(job, on_progress=lambda text: _say(f"profiling: {text}"))
-    try:
-        found.save(out)
-        found.save(predictors.profile_path(job))
-    except OSError as e:
-        raise JobError(f"--out {out} cannot be written: {e.strerror}") from None
+    found = measure(job, on_progress=lambda text: _say(f"profiling: {text}"), out=out)
+    found.save(predictors.profile_path(job))
     _show_profile(predictors.SparsePredictor(found), to_stderr=as_json)
     click.echo(found.to_json() if as_json else f"wrote {out}", nl=not as_json)
 

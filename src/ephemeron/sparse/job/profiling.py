@@ -12,12 +12,11 @@ import dataclasses
 import datetime
 import itertools
 import os
-import secrets
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,9 @@ from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform, default_limits
 from ephemeron.prices import load_prices
 from ephemeron.runs import folders
+from ephemeron.runs.client_run import ClientRun
 from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.profiles import keep, profiling
 from ephemeron.sparse.job.driving import PRELOAD
 from ephemeron.sparse.job.evaluation import read
 from ephemeron.sparse.job.function import ENTRY, SparsePartRequest
@@ -62,17 +63,18 @@ LEAST_EPOCH = 8
 """Steps of an epoch, so that reports at its end are few."""
 _MOST_EPOCHS = 30
 _EVALUATED_ROWS = 4096
-_LEFT_S = 3600.0
-"""Age at which the folder of another measurement is taken to be left over."""
 
 
-def measure(job: Job, *, limits: Limits | None = None, on_progress: OnProgress = lambda text: None) -> SparseProfile:
+def measure(
+    job: Job, *, limits: Limits | None = None, on_progress: OnProgress = lambda text: None, out: Path | None = None
+) -> SparseProfile:
     """Measures a sparse job on this machine.
 
     Args:
         job: with a table `[sparse]`.
         limits: of functions; None: those of this machine.
         on_progress: told what is measured.
+        out: file to which the profile is written, too; the folder of its run has it anyway.
 
     Raises:
         JobError: the job is refused, or its data are too few to measure.
@@ -96,20 +98,22 @@ def measure(job: Job, *, limits: Limits | None = None, on_progress: OnProgress =
     test = None if program.test is None else TableDataset.open(program.test)
     evaluation_row_s = 0.0 if test is None else _evaluating(model, test)
 
-    async def probed() -> tuple[list[SparseCell], RunCosts]:
-        async with _Probe.started(program, model, rows, job.seed, limits, memory_mb, on_progress) as probe:
-            return await probe.measured(loaded, partition_row_s, evaluation_row_s)
+    async def probed() -> SparseProfile:
+        async with _Probe.started(job.name, program, model, rows, job.seed, limits, memory_mb, on_progress) as probe:
+            cells, run = await probe.measured(loaded, partition_row_s, evaluation_row_s)
+            profile = SparseProfile(
+                job=job.name,
+                program=f"{program.spec.model.target}, {program.spec.optimizer.target}, {dataset.url}",
+                machine=this_machine(),
+                measured_on=datetime.date.today().isoformat(),
+                load_average=round(load, 2),
+                cells=tuple(cells),
+                run=run,
+            )
+            keep(probe.run, profile, out)
+            return profile
 
-    cells, run = blocking.run(lambda _: probed())
-    return SparseProfile(
-        job=job.name,
-        program=f"{program.spec.model.target}, {program.spec.optimizer.target}, {dataset.url}",
-        machine=this_machine(),
-        measured_on=datetime.date.today().isoformat(),
-        load_average=round(load, 2),
-        cells=tuple(cells),
-        run=run,
-    )
+    return blocking.run(lambda _: probed())
 
 
 def batches(rows: int, batch: int) -> tuple[int, ...]:
@@ -182,7 +186,7 @@ class _Probe:
     """A platform of its own, on which one function at a time trains."""
 
     platform: LocalPlatform
-    folder: RunFolder
+    run: ClientRun
     program: SparseProgram
     model: SparseModel
     rows: tuple[int, ...]
@@ -191,13 +195,13 @@ class _Probe:
     memory_mb: int
     on_progress: OnProgress
     key: SigningKey = field(default_factory=SigningKey.new)
-    origin: float = field(default_factory=time.time)
     calls: int = 0
 
     @classmethod
     @asynccontextmanager
     async def started(
         cls,
+        name: str,
         program: SparseProgram,
         model: SparseModel,
         rows: tuple[int, ...],
@@ -206,28 +210,39 @@ class _Probe:
         memory_mb: int,
         on_progress: OnProgress,
     ) -> AsyncIterator[_Probe]:
-        """Starts the platform; nothing of it is left afterwards."""
-        parent = folders.home() / "profiling"
-        for left in parent.glob("sparse-*"):  # of a client that was killed
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                shutil.rmtree(left, ignore_errors=True)
-        path = parent / f"sparse-{secrets.token_hex(4)}"
-        path.mkdir(parents=True)
+        """Starts the platform, as a run; no object is left afterwards."""
+        run_id = folders.new_run_id(f"profile-{name}")
+        prices = load_prices("objects", servers=True)
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(shutil.rmtree, path, ignore_errors=True)
-            platform = await LocalPlatform.start(path, limits=limits, env={PRELOAD_VARIABLE: PRELOAD})
+            run = await stack.enter_async_context(profiling(run_id, name, prices=prices, memory_mb=memory_mb, servers=1))
+            platform = await LocalPlatform.start(run.folder.path, limits=limits, env={PRELOAD_VARIABLE: PRELOAD})
             stack.push_async_callback(platform.shutdown)
+
+            def tell(text: str) -> None:
+                run.say(text)
+                on_progress(text)
+
             yield cls(
                 platform=platform,
-                folder=RunFolder(path),
+                run=run,
                 program=program,
                 model=model,
                 rows=rows,
                 seed=seed,
                 limits=limits,
                 memory_mb=memory_mb,
-                on_progress=on_progress,
+                on_progress=tell,
             )
+
+    @property
+    def folder(self) -> RunFolder:
+        """Of the run."""
+        return self.run.folder
+
+    @property
+    def origin(self) -> float:
+        """Unix time of t = 0 in its events."""
+        return self.run.header.started_at
 
     async def measured(
         self, loaded: dict[int, _Local], partition_row_s: float, evaluation_row_s: float

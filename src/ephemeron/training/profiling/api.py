@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ephemeron import blocking
 from ephemeron.communication.channels.credentials import public_address
@@ -16,8 +17,9 @@ from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
 from ephemeron.functions.async_invoke.provider import Settings
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.training.driver.launching.launch import platform_limits
-from ephemeron.training.driver.launching.prepare import Prepared
+from ephemeron.runs.profiles import keep, write
+from ephemeron.training.driver.launch import platform_limits
+from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.builtin import priced
 from ephemeron.training.planner.model.fit import RateFit, TimingSample, TransferFit, fit_memory, fit_transfers
@@ -70,6 +72,7 @@ def profile_job(
     sizes_mb: Sequence[int] = (),
     budget_usd: float = BUDGET_USD,
     on_budget: OnProgress = lambda text: None,
+    out: Path | None = None,
 ) -> Profile:
     """Measures what a plan has to know.
 
@@ -86,6 +89,7 @@ def profile_job(
         sizes_mb: memory sizes to measure on a cloud; none: those that are deployed, or `cloud.SIZES`.
         budget_usd: on a cloud, what the probes may cost at most.
         on_budget: on a cloud, called with the probes and their largest cost, before the first is started.
+        out: file to which the profile is written, too; the folder of its run has it anyway.
 
     Raises:
         UserError: refused: an argument, the job, or a model that fits no quota.
@@ -112,12 +116,16 @@ def profile_job(
             confidence=confidence,
             on_progress=on_progress,
             on_budget=on_budget,
+            out=out,
         )
     limits = limits or platform_limits(platform)
     if platform == "simulated":
         from ephemeron.training.profiling.simulated import simulated_profile
 
-        return simulated_profile(job, channel=channel, limits=limits, on_progress=on_progress)
+        simulated = simulated_profile(job, channel=channel, limits=limits, on_progress=on_progress)
+        if out is not None:
+            write(simulated, out)
+        return simulated
     if platform != "local":
         raise JobError(f"platform {platform!r} cannot be probed from here", remedy=f"use local, simulated, {', '.join(CLOUDS)}")
     if channel == "memory":
@@ -129,10 +137,12 @@ def profile_job(
 
     async def measure() -> Profile:
         async with live.probing(prepared, channel=public, secrets=secrets, limits=limits, on_progress=on_progress) as prober:
-            return await _measure(prober, prepared, public, known, confidence, began + within_s)
+            found = await _measure(prober, prepared, public, known, confidence, began + within_s)
+            found = dataclasses.replace(found, fit=dataclasses.replace(found.fit, seconds=round(time.monotonic() - began, 1)))
+            keep(prober.record, found, out)
+            return found
 
-    profile = blocking.run(lambda _: measure())
-    return dataclasses.replace(profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1)))
+    return blocking.run(lambda _: measure())
 
 
 async def _measure(prober: Prober, prepared: Prepared, channel: str, known: store.Known | None, confidence: float, end: float) -> Profile:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import shutil
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from ephemeron import blocking
@@ -24,6 +24,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.credentials import environment, public_address
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
+from ephemeron.config.typed import plain
 from ephemeron.errors import ChannelError, JobError, OutOfMemory, PlanInfeasible
 from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle, Settings
 from ephemeron.functions.async_invoke.records import calls_prefix
@@ -31,7 +32,10 @@ from ephemeron.functions.async_invoke.sizes import not_deployed, sizes_text
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import cloud
 from ephemeron.runs import folders
-from ephemeron.training.driver.launching.prepare import Prepared
+from ephemeron.runs.client_run import ClientRun
+from ephemeron.runs.cost import Bill
+from ephemeron.runs.profiles import keep, profiling
+from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.fit import TimingSample, fit_memory
 from ephemeron.training.planner.model.profile import Profile, Workload
@@ -72,6 +76,7 @@ def cloud_profile(
     confidence: float,
     on_progress: Callable[[str], None],
     on_budget: Callable[[str], None],
+    out: Path | None,
 ) -> Profile:
     """See `api.profile_job`."""
     public, secrets = public_address(channel)
@@ -89,11 +94,13 @@ def cloud_profile(
     bill, began = ProbeBill(costs, budget_usd), time.monotonic()
 
     async def measure() -> Profile:
-        async with _probing(where, settings, prepared, public, secrets, costs, bill, on_progress) as prober:
-            return await _measure(prober, prepared, platform, costs, confidence)
+        async with _probing(where, platform, settings, prepared, public, secrets, costs, bill, on_progress) as prober:
+            found = await _measure(prober, prepared, platform, costs, confidence)
+            found = dataclasses.replace(found, fit=dataclasses.replace(found.fit, seconds=round(time.monotonic() - began, 1)))
+            keep(prober.record, found, out)
+            return found
 
-    profile = blocking.run(lambda _: measure())
-    return dataclasses.replace(profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1)))
+    return blocking.run(lambda _: measure())
 
 
 def sizes_to_probe(limits: Limits, wanted: Sequence[int], platform: str) -> tuple[int, ...]:
@@ -147,6 +154,7 @@ def _transferred(prepared: Prepared) -> list[float]:
 @asynccontextmanager
 async def _probing(
     where: Provider[Any],
+    name: str,
     settings: Any,
     prepared: Prepared,
     channel: str,
@@ -155,12 +163,29 @@ async def _probing(
     bill: ProbeBill,
     on_progress: Callable[[str], None],
 ) -> AsyncIterator[Prober]:
-    """The cloud's functions with the job's objects in its channel; nothing of it is left afterwards."""
+    """The cloud's functions with the job's objects in its channel, as a run; no object is left afterwards."""
     run = prepared.spec.run_id
-    folder = folders.home() / "profiling" / run
-    folder.mkdir(parents=True)
+    folder = folders.runs_folder() / run
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        record = await stack.enter_async_context(
+            profiling(
+                run,
+                prepared.spec.name,
+                platform=name,
+                channel=channel,
+                prices=costs.prices,
+                memory_mb=costs.first_mb,
+                lifetime_s=costs.call_s,
+                budget_usd=bill.budget_usd,
+                settings=plain(settings),
+            )
+        )
+        stack.callback(_bill, record, bill)
+
+        def tell(text: str) -> None:
+            record.say(text)
+            on_progress(text)
+
         stack.enter_context(environment(secrets))
         store = await stack.enter_async_context(open_channel(channel))
         stack.push_async_callback(_clear, store, run)
@@ -173,8 +198,16 @@ async def _probing(
         )
         stack.push_async_callback(platform.shutdown)
         yield Prober(
-            platform, run, channel, store.traits, platform.limits, on_progress, store, None, signing, lifetime_s=costs.call_s, bill=bill
+            platform, run, channel, store.traits, platform.limits, tell, store, None, signing, record, lifetime_s=costs.call_s, bill=bill
         )
+
+
+def _bill(record: ClientRun, bill: ProbeBill) -> None:
+    """The bill of the run: of its functions from their outcomes, and of requests to the channel as much as they were admitted with."""
+    record.more |= {
+        "cost_usd": round(bill.spent_usd, 9),
+        "billed": Bill(gb_seconds=round(bill.gb_seconds, 6), requests=bill.calls, storage_usd=round(bill.requests_usd, 9)),
+    }
 
 
 async def _clear(store: Channel, run: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +28,8 @@ from ephemeron.functions.base import Call, Limits, Platform
 from ephemeron.functions.entries import DEFAULT_PRELOAD, PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.runs import folders
+from ephemeron.runs.client_run import ClientRun
+from ephemeron.runs.profiles import profiling
 from ephemeron.training.driver import parameter_server
 from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.planner.model.fit import TimingSample
@@ -76,6 +77,8 @@ class Prober:
     """Platform of calibration runs, whose functions are workers; None: there are none."""
     signing: SigningKey
     """Key of the objects that probes read."""
+    record: ClientRun
+    """The run that the calls belong to."""
     lifetime_s: float = 0.0
     """Time limit of a call; 0: the platform's."""
     bill: ProbeBill | None = None
@@ -105,7 +108,7 @@ class Prober:
             channel=self.address,
             entry="probe",
             key=self.signing.text,
-            origin=time.time(),
+            origin=self.record.header.started_at,
             request=asdict(request or ProbeRequest()),
         )
         invoked = time.time()
@@ -181,17 +184,29 @@ def _cell(part: StepTiming, memory_mb: int) -> Measurement:
 async def probing(
     prepared: Prepared, *, channel: str, secrets: dict[str, str], limits: Limits, on_progress: Callable[[str], None]
 ) -> AsyncIterator[Prober]:
-    """A platform of its own with the job's objects in its channel; nothing of it is left afterwards.
+    """A platform of its own with the job's objects in its channel, as a run; no object is left afterwards.
 
     Raises:
         EphemeronError: the platform does not start, or the channel does not answer.
     """
     run = prepared.spec.run_id
-    folder = folders.home() / "profiling" / run
-    folder.mkdir(parents=True)
+    folder = folders.runs_folder() / run
+    address = (folder / "objects").resolve().as_uri() if channel == "folder" else channel
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        address = (folder / "objects").resolve().as_uri() if channel == "folder" else channel
+        record = await stack.enter_async_context(
+            profiling(
+                run,
+                prepared.spec.name,
+                channel=address,
+                prices=prepared.spec.prices,
+                memory_mb=min(int(limits.mb_per_vcpu), limits.memory_max_mb),
+            )
+        )
+
+        def tell(text: str) -> None:
+            record.say(text)
+            on_progress(text)
+
         if channel == "parameter_server":
             server = parameter_server.start(folder)
             stack.callback(server.stop)
@@ -208,8 +223,9 @@ async def probing(
         stack.push_async_callback(platform.shutdown)
         (folder / "calibration").mkdir()
         actors = await LocalPlatform.start(folder / "calibration", limits=limits, env=secrets)
+        stack.callback(record.collect, folder / "calibration" / "events.jsonl")
         stack.push_async_callback(actors.shutdown)
-        yield Prober(platform, run, address, store.traits, limits, on_progress, store, actors, signing)
+        yield Prober(platform, run, address, store.traits, limits, tell, store, actors, signing, record)
 
 
 async def _clear(store: Channel, run: str) -> None:

@@ -79,16 +79,21 @@ class ProbeBill:
     """
 
     def __init__(self, costs: ProbeCosts, budget_usd: float) -> None:
-        self.spent_usd = costs.requests_usd
-        self._costs, self._budget_usd = costs, budget_usd
+        self.spent_usd = self.requests_usd = costs.requests_usd
+        self.gb_seconds = 0.0
+        self.calls = 0
+        """That have ended."""
+        self._costs, self.budget_usd = costs, budget_usd
 
     def admit(self, memory_mb: int) -> None:
         """Raises `BudgetSpent` unless what is left covers a call of this size until its time limit."""
-        if self.spent_usd + self._costs.call_usd(memory_mb) > self._budget_usd:
-            raise BudgetSpent(f"${self._budget_usd:g} do not cover another call of {memory_mb} MB")
+        if self.spent_usd + self._costs.call_usd(memory_mb) > self.budget_usd:
+            raise BudgetSpent(f"${self.budget_usd:g} do not cover another call of {memory_mb} MB")
 
     def add(self, outcome: Outcome) -> None:
         """Counts a call that has ended."""
+        self.calls += 1
+        self.gb_seconds += outcome.gb_seconds
         self.spent_usd += self._costs.prices.functions_usd(outcome.gb_seconds, 1)
 
 
