@@ -113,8 +113,11 @@ class ClientRun:
         Returns:
             How many invocations were new.
         """
-        lines, invoked = complete_lines(events, self._offsets.get(events, 0)), 0
-        self._offsets[events] = self._offsets.get(events, 0) + len(lines)
+        offset, invoked = self._offsets.get(events, 0), 0
+        if events.exists() and events.stat().st_size < offset:  # its folder was removed, and made again
+            offset = 0
+        lines = complete_lines(events, offset)
+        self._offsets[events] = offset + len(lines)
         for event in events_in(lines):
             if isinstance(event, RunStarted):
                 self._shifts[events] = event.wall_time - self.header.started_at
