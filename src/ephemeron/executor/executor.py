@@ -38,7 +38,6 @@ from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.prices import Prices, load_prices
 from ephemeron.runs import folders
-from ephemeron.runs.client_run import STOP_FILE
 from ephemeron.runs.lock import hold
 from ephemeron.runs.stop_requests import stop_requested
 from ephemeron.units import human_count

@@ -28,11 +28,10 @@ from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.lock import driving, is_driven, owner
 from ephemeron.runs.logs import CLIENT_LOG, LOGS_FOLDER
+from ephemeron.runs.stop_requests import request_stop, stop_requested, withdraw_stop
 from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 from ephemeron.user_code import line_of
 
-STOP_FILE = "stop"
-"""In the folder of a run: its client is to stop."""
 STOP_LOOK_S = 0.2
 """Interval at which clients look for it."""
 _KILLED_S = 10.0
@@ -69,7 +68,7 @@ class ClientRun:
     @property
     def is_to_stop(self) -> bool:
         """Whether another process has asked it to."""
-        return (self.folder.path / STOP_FILE).exists()
+        return bool(stop_requested(self.folder))
 
     def update(self, **changes: Any) -> None:
         """Replaces fields of the header."""
@@ -164,7 +163,7 @@ def living(
         of: its result.
         on_event: called with its events.
     """
-    (folder.path / STOP_FILE).unlink(missing_ok=True)
+    withdraw_stop(folder)
     before = last_t(folder) if folder.events.exists() else 0.0
     run = ClientRun(folder, header, on_event)
     run.update(started_at=time.time() - before)
@@ -241,12 +240,9 @@ class ClientRuns(RunKind):
         return result
 
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
-        if not is_driven(folder):
-            raise UserError(f"run {folder.run_id} is not running")
+        request_stop(folder, now=now)
         if now and self.killable:
             self._kill(folder, header)
-        else:
-            (folder.path / STOP_FILE).touch()
 
     def result(self, folder: RunFolder) -> RunResult | None:
         try:

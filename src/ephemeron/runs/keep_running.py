@@ -17,7 +17,8 @@ from ephemeron.errors import EphemeronError
 from ephemeron.events import Event, Invoked, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Outcome, Platform
 from ephemeron.runs import run_platform
-from ephemeron.runs.cost import Bill, CostMeter
+from ephemeron.runs.client_run import summarized
+from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.function_set import Fail, FunctionSet, How, Start, end_of
 from ephemeron.runs.header import RunHeader
@@ -88,19 +89,7 @@ async def keep_running(
     finally:
         await platform.cancel_all(header.run_id)
         await platform.shutdown()
-    t = meter.ended_at
-    summary = RunSummary(
-        run_id=header.run_id,
-        status=status,
-        seconds=round(t, 3),
-        cost_usd=round(meter.cost_usd(t), 9),
-        platform=header.platform,
-        invocations=meter.invocations,
-        billed=Bill(gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t), 9)),
-        budget_usd=header.budget_usd,
-        prices=f"{header.prices.name}, {header.prices.as_of}",
-        causes=tuple(causes),
-    )
+    summary = summarized(RunSummary, folder, header, status=status, causes=tuple(causes))
     write_summary(folder, summary)
     return RunResult(summary, folder, summary.causes)
 

@@ -18,8 +18,8 @@ from ephemeron.functions.async_invoke.provider import Settings
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.runs.profiles import keep, write
-from ephemeron.training.driver.launch import platform_limits
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.launch import platform_limits
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.builtin import priced
 from ephemeron.training.planner.model.fit import RateFit, TimingSample, TransferFit, fit_memory, fit_transfers

@@ -35,7 +35,7 @@ from ephemeron.runs import folders
 from ephemeron.runs.client_run import ClientRun
 from ephemeron.runs.cost import Bill
 from ephemeron.runs.profiles import keep, profiling
-from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.fit import TimingSample, fit_memory
 from ephemeron.training.planner.model.profile import Profile, Workload
