@@ -61,6 +61,7 @@
     │   ├── NotHermitian             a value is not the conjugate of its mirror image
     │   ├── NotFinite                a value is NaN or infinite
     │   └── NotConverged             an iteration for eigenvalues or singular values did not converge
+    ├── RunStopped                   a run was stopped, and what its client waits for has no result
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
 `UserError` is apart from the rest because its audience is apart: one line, no traceback, exit code 2.

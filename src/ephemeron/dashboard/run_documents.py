@@ -43,6 +43,7 @@ def summary(view: RunView) -> Document:
         members = view.meter.members
         out: Document = {
             "run_id": view.folder.run_id,
+            "kind": view.record.kind if view.record else "",
             "job": run.job if run else "",
             "platform": run.platform if run else (view.record.platform if view.record else ""),
             "status": status,
@@ -63,7 +64,7 @@ def summary(view: RunView) -> Document:
             "is_priced": bool(view.meter.prices.name) or bool(view.meter.groups),
             "budget_usd": _budget(view),
             "predicted": predicted(view),
-            "result": {k: result[k] for k in ("cost_usd", "seconds") if k in result},
+            "result": {k: result[k] for k in ("cost_usd", "seconds", "tasks", "failed", "cancelled") if k in result},
             "metrics": last_metrics(view),
             "ranks": _ranks(view),
             "functions": _counts(rows),

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from ephemeron.blocking import Interrupts
@@ -21,7 +22,7 @@ from ephemeron.runs.client_run import summarized
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.function_set import Fail, FunctionSet, How, Start, end_of
-from ephemeron.runs.header import RunHeader
+from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.stop_requests import stop_requested, withdraw_stop
 from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 
@@ -58,6 +59,8 @@ async def keep_running(
     for event in old:  # of earlier drivers
         meter.feed(event)
     origin = began - meter.ended_at
+    header = replace(header, started_at=origin)
+    write_header(folder, header)
     platform = await run_platform.start(folder, header, dict(env or {}))
     try:
         await platform.cancel_all(header.run_id)  # what a driver before this one has left

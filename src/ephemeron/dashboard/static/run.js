@@ -68,15 +68,17 @@ function build(root, key, current, redraw) {
   const tiles = h("dl", { class: "tiles" }), tile = {};
   for (const [name, label] of [["iteration", "Iterations"], ["loss", "Training loss"], ["metric", "Metric"], ["cost", "Cost"], ["time", "Time"], ["functions", "Functions"]]) {
     tile[name] = { label: h("dt", {}, label), value: h("dd"), gauge: h("div", { class: "gauge", hidden: true }, h("i"), h("b", { hidden: true })), sub: h("dd", { class: "sub" }) };
-    tiles.append(h("div", {}, tile[name].label, tile[name].value, tile[name].gauge, tile[name].sub));
+    tile[name].box = h("div", {}, tile[name].label, tile[name].value, tile[name].gauge, tile[name].sub);
+    tiles.append(tile[name].box);
   }
   const phases = h("div"), groups = h("div"), notes = h("div"), settings = h("div");
   const axisChoice = choice("Horizontal axis", [["iteration", "Iterations"], ["time", "Time"]], axis, (v) => { axis = v; redraw(); });
   const scale = choice("Vertical axis", [["linear", "Linear"], ["log", "Log"]], log ? "log" : "linear", (v) => { log = v === "log"; redraw(); });
+  const learning = [card("Loss", { tools: [axisChoice, scale] }, loss.node), card("Metrics", {}, metrics.node)];
   root.append(
     h("div", { class: "head" }, heading, state, h("span", { class: "grow" }), stop, under), reading,
     h("div", { class: "stack" }, causes, tiles,
-      h("div", { class: "columns" }, card("Loss", { tools: [axisChoice, scale] }, loss.node), card("Metrics", {}, metrics.node), card("Cost", {}, cost.node)),
+      h("div", { class: "columns" }, ...learning, card("Cost", {}, cost.node)),
       card("What each function did", { tools: timeline.tools }, timeline.node),
       groups, notes, h("div", { class: "columns wide" }, card("Time by phase", { note: "all functions together; phases may overlap" }, phases), card("Configuration", {}, settings)),
       card("Functions", { note: "choose one to read its log" }, functions.node)));
@@ -102,14 +104,19 @@ function build(root, key, current, redraw) {
     setText(heading, run.run_id);
     if (state.dataset.is !== run.status) { state.dataset.is = run.status; state.replaceChildren(pill(run.status)); }
     stop.hidden = !(run.status === "running" || run.status.startsWith("on "));
-    const facts = [run.job && "job " + run.job, run.platform, quotas(run), run.aggregators && run.aggregators + " aggregators", run.configuration.sync, run.wall_time ? "started " + when(run.wall_time) : ""].filter(Boolean);
+    const trains = ["", "training", "regions", "sparse"].includes(run.kind);  // "": of an earlier release
+    const facts = [run.job && (trains ? "job " : run.kind + " ") + run.job, run.platform, quotas(run), run.aggregators && run.aggregators + " aggregators", run.configuration.sync, run.wall_time ? "started " + when(run.wall_time) : ""].filter(Boolean);
     const line = facts.join("|");
     if (line !== before) { before = line; under.replaceChildren(...facts.map((f) => h("span", {}, f)), run.study ? h("a", { href: "#/study/" + encodeURIComponent(run.study) }, "trial " + run.trial + " of its study") : "", h("code", {}, run.path)); }
     reading.hidden = run.share_read >= 1;
     reading.firstChild.style.width = 100 * run.share_read + "%"; reading.setAttribute("aria-valuenow", Math.round(100 * run.share_read));
     causes.replaceChildren(run.causes.length ? h("div", { class: "causes", role: "alert" }, h("pre", {}, run.causes.join("\n"))) : "");
+    for (const node of [...learning, tile.loss.box, tile.metric.box]) node.hidden = !trains;
+    tile.iteration.box.hidden = !trains && run.result.tasks === undefined;
+    setText(tile.iteration.label, trains ? "Iterations" : "Tasks");
     const left = run.status === "running" && run.iterations_done > 2 && run.iterations ? run.seconds / run.iterations_done * (run.iterations - run.iterations_done) : null;
-    put(tile.iteration, count(run.iterations_done), run.iterations ? "/ " + count(run.iterations) : "", run.epochs ? "epoch " + Math.min(run.epoch, run.epochs) + " of " + run.epochs : "");
+    if (!trains) put(tile.iteration, count(run.result.tasks || 0), "", [run.result.failed && count(run.result.failed) + " failed", run.result.cancelled && count(run.result.cancelled) + " cancelled"].filter(Boolean).join(", "));
+    else put(tile.iteration, count(run.iterations_done), run.iterations ? "/ " + count(run.iterations) : "", run.epochs ? "epoch " + Math.min(run.epoch, run.epochs) + " of " + run.epochs : "");
     gauge(tile.iteration, run.iterations_done, run.iterations);
     put(tile.loss, number(run.loss), "", run.metrics.loss !== undefined ? "test " + number(run.metrics.loss) : "");
     const [name, value] = Object.entries(run.metrics).find(([n]) => n !== "loss") || ["Metric", null];
