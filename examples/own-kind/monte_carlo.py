@@ -79,7 +79,7 @@ async def pi(header: RunHeader) -> float:
     """The estimate from all batches that are there."""
     async with open_channel(header.channel) as channel:
         counts = [int(bytes(await channel.fetch(key) or b"0")) for key in await channel.list(f"{header.run_id}/batch/")]
-    return 4 * sum(counts) / (POINTS * len(counts))
+    return 4 * sum(counts) / (POINTS * max(len(counts), 1))
 
 
 def launch(functions: int, batches: int) -> tuple[RunResult, float]:

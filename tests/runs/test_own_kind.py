@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
+from ephemeron.functions.local import is_hosted
 from ephemeron.runs import folders
 from ephemeron.runs.kinds import RunKind, find_kind, load_kind
+from ephemeron.runs.status import status_of
 from ephemeron.runs.summary import read_summary
 from running import until
 
@@ -85,8 +87,19 @@ def estimate(told: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.cold_start
+def test_functions_that_fail_fail_the_run(env: dict[str, str]) -> None:
+    code = "import monte_carlo; monte_carlo.ENV['PYTHONPATH'] = ''; print(monte_carlo.launch(2, 2)[0].summary.status)"
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=200)
+    assert ran.stdout.splitlines()[-1] == "failed", ran.stderr
+    [cause] = read_summary(folders.find("last")).causes  # type: ignore[union-attr]
+    assert "ModuleNotFoundError: No module named 'monte_carlo'" in cause
+
+
+@pytest.mark.slow
+@pytest.mark.cold_start
 def test_whatever_dies_or_is_stopped_the_result_is_the_same(env: dict[str, str]) -> None:
-    whole = subprocess.run([sys.executable, "monte_carlo.py", "2", "30"], cwd=EXAMPLE, env=env, capture_output=True, text=True, check=True)
+    whole = subprocess.run([sys.executable, "monte_carlo.py", "2", "30"], cwd=EXAMPLE, env=env, capture_output=True, text=True, check=False)
     assert estimate(whole.stdout).startswith("3.14")
     killed = begun(env, 30)
     os.kill(killed.pid, signal.SIGKILL)
@@ -109,3 +122,10 @@ def test_whatever_dies_or_is_stopped_the_result_is_the_same(env: dict[str, str])
     assert first is not None
     assert first.cost_usd > 0
     assert "wrote" in command(env, "report", name)
+    code = "from ephemeron.cli.main import main; main()"
+    again = subprocess.Popen([sys.executable, "-c", code, "resume", name], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: read_summary(folders.find(name)) is None and is_hosted(folders.find(name).path))
+    os.kill(again.pid, signal.SIGKILL)
+    again.wait()
+    command(env, "stop", name)
+    assert status_of(folders.find(name)) == "interrupted"

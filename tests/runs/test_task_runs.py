@@ -17,10 +17,14 @@ from ephemeron import FunctionExecutor
 from ephemeron.cli.main import main
 from ephemeron.dashboard.library import Library
 from ephemeron.errors import RunStopped, TaskFailed, UserError
+from ephemeron.events import Invoked
 from ephemeron.executor import drivers
+from ephemeron.functions.local import is_hosted
 from ephemeron.runs import folders, verbs
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.header import open_header
+from ephemeron.runs.status import status_of
+from running import until
 
 WAITS = """
 import os, sys, time
@@ -110,6 +114,52 @@ def test_last_is_the_newest_run_of_a_kind_that_the_command_can_use(home: Path) -
     assert folders.find("last", kinds=folders.MODELS) == trained
 
 
+def test_simulated_executors_can_be_stopped_too(home: Path) -> None:
+    with FunctionExecutor("simulated", max_workers=1) as pool:
+        assert pool.submit(abs, -1).result(60) == 1
+    with pytest.raises(UserError, match="is not running"):
+        verbs.stop("last")
+    assert verbs.attach("last").summary.status == "finished"
+
+
+def test_what_is_left_unused_is_removed_and_what_is_forked_is_refused(home: Path) -> None:
+    unused = FunctionExecutor("simulated")
+    with FunctionExecutor("simulated", max_workers=1) as pool:
+        assert pool.submit(abs, -1).result(60) == 1
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            said = "no error"
+            try:
+                pool.submit(abs, -2)
+            except RuntimeError as e:
+                said = str(e)
+            unused.shutdown()
+            os.write(write, said.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert f"this executor is of process {os.getpid()}" in os.read(read, 1000).decode()
+        assert unused.folder.exists(), "a child removes nothing of its parent"
+        assert status_of(folders.find(pool.folder.name)) == "running"
+    unused.shutdown()
+    assert not unused.folder.exists()
+
+
+FORGETS = """
+import ephemeron
+
+pool = ephemeron.FunctionExecutor(max_workers=1, name="forgets")
+print(pool.submit(pow, 2, 3).result())
+"""
+
+
+@pytest.mark.slow
+def test_an_executor_that_nobody_shuts_down_ends_with_its_program(home: Path) -> None:
+    ran = subprocess.run([sys.executable, "-c", FORGETS], capture_output=True, text=True, check=True, timeout=200)
+    assert (ran.stdout, ran.stderr) == ("8\n", "")
+    result = folders.find("last").read("result.json")
+    assert (result["status"], result["tasks"]) == ("finished", 1)
+
+
 @pytest.mark.slow
 def test_an_executor_is_stopped_by_the_command_and_told_so(home: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
@@ -136,9 +186,20 @@ def test_an_executor_whose_client_was_killed_is_interrupted(home: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     folder = folders.RunFolder(Path(process.stdout.readline().strip()))
+    until(
+        lambda: is_hosted(folder.path) and folder.events.exists() and any(isinstance(event, Invoked) for event in folders.events_of(folder))
+    )
     os.kill(process.pid, signal.SIGKILL)
     process.wait(120)
+    assert status_of(folder) == "running", "its function computes"
+    with pytest.raises(UserError, match="now by: ephemeron stop"):
+        verbs.attach(folder.run_id)
+    assert verbs.stop(folder.run_id) == folder.run_id
+    assert status_of(folder) == "interrupted"
     with pytest.raises(UserError, match="its client has ended"):
         verbs.attach(folder.run_id)
     with pytest.raises(UserError, match="is not running"):
         verbs.stop(folder.run_id)
+    [row] = rows()
+    assert row["cost_usd"]
+    assert folder.read("result.json")["tasks"] is None

@@ -6,11 +6,13 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import IO, Any
+from weakref import WeakSet
 
 from ephemeron import logs
 from ephemeron.errors import EphemeronError, PlatformError
@@ -29,6 +31,19 @@ _log = logging.getLogger(__name__)
 
 _QUIET_S = 0.02
 """Time without a new task after which those that were submitted are simulated."""
+
+
+_open: WeakSet[Driver] = WeakSet()
+"""Those that nobody has closed."""
+
+
+def _close_all() -> None:
+    for driver in list(_open):
+        driver.close(cancel=True)
+
+
+# Before thread pools refuse work, as the pools of `concurrent.futures` themselves do: what `atexit` calls comes too late for functions to be ended.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
 class Driver(ABC):
@@ -51,6 +66,8 @@ class Driver(ABC):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """Why the session has ended early."""
+        self._process = os.getpid()
+        _open.add(self)
 
     def add(self, made: list[Submission]) -> None:
         """Hands tasks to the session.
@@ -73,12 +90,13 @@ class Driver(ABC):
     def _begin(self) -> None:
         if self._error is not None:
             raise self._error
+        if self._process != os.getpid():
+            raise RuntimeError(f"this executor is of process {self._process}, from which this one was forked; make one here")
         if self._thread is None:
             prices, budget_usd = self._session.meter.prices, self._session.budget_usd
             write_header(self._folder, new_header(self._folder, self._name, self._options, prices=prices, budget_usd=budget_usd))
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)
             self._thread.start()
-            atexit.register(self.close, cancel=True)
 
     def close(self, *, cancel: bool, wait: bool = True) -> None:
         """Ends the session when its tasks have results, or now.
@@ -87,6 +105,9 @@ class Driver(ABC):
             cancel: cancel the tasks that have none.
             wait: return when all is ended.
         """
+        _open.discard(self)
+        if self._process != os.getpid():
+            return
         if self._thread is None:
             self._lock.close()
             shutil.rmtree(self._folder.path, ignore_errors=True)
@@ -96,7 +117,6 @@ class Driver(ABC):
         self._end()
         if wait:
             self._thread.join()
-            atexit.unregister(self.close)
 
     @abstractmethod
     def wake(self) -> None:

@@ -7,23 +7,25 @@ from dataclasses import dataclass
 
 from ephemeron.errors import UserError
 from ephemeron.executor.places import PlaceOptions, address_of
+from ephemeron.functions.local import is_hosted
 from ephemeron.prices import Prices
 from ephemeron.runs.client_run import ClientRuns, summarized
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following
-from ephemeron.runs.summary import RunResult, RunSummary
+from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksSummary(RunSummary):
     """`result.json` of an executor."""
 
-    tasks: int
-    """With a result."""
-    failed: int
+    tasks: int | None
+    """With a result; None, as the other two: its client was killed, and only it knew."""
+    failed: int | None
     """In all their tries."""
-    cancelled: int
+    cancelled: int | None
+    """By the user, or because the run was stopped or has failed."""
 
 
 class TaskRuns(ClientRuns):
@@ -32,6 +34,19 @@ class TaskRuns(ClientRuns):
     summary = TasksSummary
     again = "its client has ended, and with it the tasks that had no result; start it again"
     killable = False  # it is a program of the user
+    simulated_go_on = True
+
+    def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+        result = self.result(folder)
+        if result is not None and result.summary.status != "interrupted":
+            return super().attach(folder, header, following)
+        if is_hosted(folder.path):
+            raise UserError(
+                f"the client of run {folder.run_id} has ended; its functions end when they find no task, or now by: ephemeron stop {folder.run_id}"
+            )
+        if result is None:
+            write_summary(folder, interrupted(folder, header))
+        raise UserError(f"run {folder.run_id} is not running (interrupted): {self.again}")
 
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         raise UserError(
@@ -66,4 +81,6 @@ def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: P
 
 def interrupted(folder: RunFolder, header: RunHeader) -> TasksSummary:
     """The summary of an executor whose client was killed, from the events of its functions."""
-    return summarized(TasksSummary, folder, header, status="interrupted", causes=("its client was killed",), tasks=0, failed=0, cancelled=0)
+    return summarized(
+        TasksSummary, folder, header, status="interrupted", causes=("its client was killed",), tasks=None, failed=None, cancelled=None
+    )

@@ -192,6 +192,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Gives all futures without a result this error."""
         unresolved, self._unresolved = self._unresolved, {}
+        self.cancelled += len(unresolved)
         self._open.clear()
         self._waiting.clear()
         self._arrived.clear()

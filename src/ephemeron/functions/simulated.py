@@ -193,7 +193,8 @@ class SimulatedPlatform(Platform):
 
     async def close(self) -> None:
         if self._log is not None:
-            self._log.flush()
+            self._log.close()
+            self._log = None
 
 
 class SimulatedInvocation(Invocation):

@@ -121,7 +121,7 @@ class RunFolder:
         """The table in a JSON file; None where there is no such file, or no table in it."""
         try:
             value = json.loads((self.path / name).read_text())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) else None
 
@@ -169,6 +169,8 @@ def find(run_id: str, *, kinds: Collection[str] = ()) -> RunFolder:
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(r.run_id for r in (matches or everything)[:5]) or "none yet"
+    if run_id == "last" and kinds:
+        raise RunNotFound(f"no run in {runs_folder()} has trained a model yet")
     problem = "is ambiguous" if matches else f"is not in {runs_folder()}"
     raise RunNotFound(f"run {run_id!r} {problem}; runs: {known}")
 

@@ -20,7 +20,7 @@ from ephemeron.functions.base import Call, Outcome, Platform
 from ephemeron.runs import run_platform
 from ephemeron.runs.client_run import summarized
 from ephemeron.runs.cost import CostMeter
-from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
 from ephemeron.runs.function_set import Fail, FunctionSet, How, Start, end_of
 from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.stop_requests import stop_requested, withdraw_stop
@@ -61,12 +61,13 @@ async def keep_running(
     origin = began - meter.ended_at
     header = replace(header, started_at=origin)
     write_header(folder, header)
+    (folder.path / RESULT_FILE).unlink(missing_ok=True)  # of an earlier driver
     platform = await run_platform.start(folder, header, dict(env or {}))
     try:
         await platform.cancel_all(header.run_id)  # what a driver before this one has left
         run = _Run(platform, folder, header, entry=entry, requests=requests, origin=origin, meter=meter)
         for slot in range(len(requests)):
-            run.functions.keep(slot, 1 + max((e.attempt for e in old if isinstance(e, Invoked) and e.rank == slot), default=-1))
+            run.keep(slot, 1 + max((e.attempt for e in old if isinstance(e, Invoked) and e.rank == slot), default=-1))
         listening = asyncio.ensure_future(run.listen(len(old), on_event))
         await platform.emit(
             header.run_id,
@@ -112,8 +113,14 @@ class _Run:
         self._platform, self._folder, self._header = platform, folder, header
         self._entry, self._requests, self._origin, self._meter = entry, requests, origin, meter
         self.functions = FunctionSet()
+        self._first: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+
+    def keep(self, slot: int, attempt: int) -> None:
+        """A function is needed in a slot, from this attempt on."""
+        self._first[slot] = attempt
+        self.functions.keep(slot, attempt)
 
     def stop(self) -> None:
         """Ends the run where it can be resumed."""
@@ -139,11 +146,13 @@ class _Run:
         loop, budget = asyncio.get_running_loop(), self._header.budget_usd
         withdraw_stop(self._folder)
         try:
-            while self.functions.open:
+            while True:
                 for action in self.functions.decide(loop.time()):
                     if isinstance(action, Fail):
                         return "failed", [f"function {action.slot}: {action}"]
                     self._tasks.add(asyncio.ensure_future(self._one(action)))
+                if not self.functions.open:
+                    return "finished", []
                 if self._is_stopping or stop_requested(self._folder):
                     return "stopped", []
                 if budget is not None and (cost := self._meter.cost_usd(self.now())) >= budget:
@@ -154,7 +163,6 @@ class _Run:
                         task.result()
                 else:
                     await asyncio.sleep(_LOOK_S)
-            return "finished", []
         finally:
             self.functions.stop()
             await self._platform.cancel_all(self._header.run_id)
@@ -173,7 +181,7 @@ class _Run:
             entry=self._entry,
             origin=self._origin,
             key=self._folder.signing_key().text,
-            reason="replacement" if start.attempt else "start",
+            reason="replacement" if start.attempt > self._first[start.slot] else "resume" if start.attempt else "start",
             request=plain(self._requests[start.slot]),
         )
         try:

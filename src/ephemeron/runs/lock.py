@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
 
 from ephemeron.errors import RunAlreadyDriven, UserError
 from ephemeron.runs.folders import RESULT_FILE, RunFolder
@@ -27,6 +28,16 @@ _log = logging.getLogger(__name__)
 LOCK_FILE = "driver.lock"
 EVENTS_FILE = "events.jsonl"
 _TRIES, _TRY_EVERY_S = 10, 0.02
+_held: WeakSet[IO[str]] = WeakSet()
+
+
+def _let_go() -> None:
+    """In a forked child: the lock is its parent's, and ends with that."""
+    for file in list(_held):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
@@ -54,6 +65,7 @@ def hold(folder: RunFolder) -> IO[str]:
     file.truncate()
     json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
     file.flush()
+    _held.add(file)
     return file
 
 

@@ -93,6 +93,19 @@ async def attach(folder: RunFolder, run: RunHeader, *, restart: bool = True) -> 
         raise NotRunning from None
 
 
+async def cancel(folder: RunFolder, run: RunHeader) -> bool:
+    """Ends the functions of a run whose client is gone; whether there may have been any."""
+    if run.platform == "simulated":
+        return False
+    try:
+        platform = await attach(folder, run, restart=False)
+    except NotRunning:
+        return False
+    async with platform:
+        await platform.cancel_all(folder.run_id)
+    return True
+
+
 async def suspend(folder: RunFolder, run: RunHeader) -> int:
     """Suspends the functions of a run; returns how many.
 

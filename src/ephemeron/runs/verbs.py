@@ -146,7 +146,11 @@ def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = S
         UserError: it is not running, or has not stopped in time. It may still stop.
     """
     folder, header, kind = open_run(run_id)
-    kind.stop(folder, header, now=now)
+    try:
+        kind.stop(folder, header, now=now)
+    except UserError:  # nobody drives it, but its functions may be running
+        if not blocking.run(lambda _: run_platform.cancel(folder, header)):
+            raise
     if wait:
         _wait_until_stopped(folder, wait_s)
     return folder.run_id
