@@ -182,7 +182,7 @@ def ls(name: str | None, store: str | None, as_json: bool) -> None:
         for variant, v in one.variants.items():
             parts = ", ".join(f"{part}: {o['decoder']}" for part, o in v.decoders.items())
             table.add_row(one.name, one.version, variant, str(v.samples), parts, v.root or "own folder")
-    make_console(piped_width=160).print(table)
+    make_console(for_tables=True).print(table)
 
 
 @data.command()

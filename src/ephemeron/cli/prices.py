@@ -57,7 +57,7 @@ def list_command(file: Path | None, as_json: bool) -> None:
     for row in rows:
         values = ", ".join(f"{key} {value:.12g}" for key, value in row["values"].items())
         table.add_row(row["table"], row["as_of"], "yes" if row["verified"] else "no", values, row["source"])
-    make_console(piped_width=240).print(table)
+    make_console(for_tables=True).print(table)
     if warning := age_warning(found.as_of, datetime.date.today()):
         click.echo(f"note: {warning}", err=True)
 

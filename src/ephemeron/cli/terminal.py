@@ -16,19 +16,22 @@ Part: TypeAlias = "str | tuple[str, str]"
 """A text, or a text and its style."""
 
 
-def make_console(*, to_stderr: bool = False, width: int | None = None, piped_width: int | None = None) -> Console:
+_PIPED = 10_000
+
+
+def make_console(*, to_stderr: bool = False, width: int | None = None, for_tables: bool = False) -> Console:
     """A console for text output.
 
     Args:
         to_stderr: standard error instead of standard output.
         width: in columns; None: as wide as the terminal.
-        piped_width: instead, where the output is no terminal.
+        for_tables: where the output is no terminal, nothing is folded: programs read lines.
     """
     from rich.console import Console
 
     file = sys.stderr if to_stderr else sys.stdout
-    if piped_width is not None and not file.isatty():
-        width = piped_width
+    if for_tables and not file.isatty():
+        width = _PIPED
     return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 

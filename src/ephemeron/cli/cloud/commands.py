@@ -125,7 +125,7 @@ def list_command(as_json: bool) -> None:
             str(limits.concurrency),
             row.limits_from,
         )
-    make_console(piped_width=160).print(table)
+    make_console(for_tables=True).print(table)
     for text in dict.fromkeys(row.prices for row in found):
         click.echo(f"prices of {', '.join(row.name for row in found if row.prices == text)}: {text}")
 

@@ -109,7 +109,7 @@ def _show(left: Sequence[RemainingObjects], *, folder: bool) -> None:
         if one.problem:
             row[3:] = ["?", "?"]
         table.add_row(*row, *([human_bytes(one.folder_bytes)] if folder else []))
-    make_console(piped_width=160).print(table)
+    make_console(for_tables=True).print(table)
 
 
 def _print_left(left: Sequence[RemainingObjects], *, as_json: bool) -> None:
@@ -157,4 +157,4 @@ def _show_items(items: Sequence[Item]) -> None:
     for item in sorted(items, key=lambda item: (item.kind, -item.nbytes)):
         kept = f"stays: {item.kept}" if item.kept else "may go"
         table.add_row(item.kind, item.name, human_bytes(item.nbytes), item.owner, kept, item.place)
-    make_console(piped_width=200).print(table)
+    make_console(for_tables=True).print(table)

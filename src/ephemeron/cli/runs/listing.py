@@ -81,7 +81,7 @@ def print_runs(*, as_json: bool) -> None:
             human_metric(row.test_loss) if row.test_loss is not None else "",
             human_metric(row.accuracy) if row.accuracy is not None else "",
         )
-    console = make_console(piped_width=140)
+    console = make_console(for_tables=True)
     if table.row_count:
         console.print(table)
     else:

@@ -180,7 +180,7 @@ def _table(status: StudyStatus) -> None:
             "" if t.state == "finished" else t.reason or t.state,
             style="bold" if t.number == status.best else None,
         )
-    make_console(piped_width=140).print(table)
+    make_console(for_tables=True).print(table)
     if len(trials) > SHOWN:
         click.echo(f"… {len(trials) - SHOWN} more in trials.csv")
 
