@@ -94,7 +94,9 @@ class Driver(ABC):
             raise RuntimeError(f"this executor is of process {self._process}, from which this one was forked; make one here")
         if self._thread is None:
             prices, budget_usd = self._session.meter.prices, self._session.budget_usd
-            write_header(self._folder, new_header(self._folder, self._name, self._options, prices=prices, budget_usd=budget_usd))
+            header = new_header(self._folder, self._name, self._options, prices=prices, budget_usd=budget_usd)
+            write_header(self._folder, header)
+            self._session.header = header
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)
             self._thread.start()
 

@@ -132,7 +132,6 @@ class FunctionExecutor(concurrent.futures.Executor):
         self._session = Session(
             self._run,
             self._options,
-            name=name,
             key=key,
             prices=prices,
             budget_usd=budget_usd,

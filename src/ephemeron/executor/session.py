@@ -25,7 +25,7 @@ from ephemeron.errors import (
     RunStopped,
     TaskFailed,
 )
-from ephemeron.events import Ended, Invoked, RunEnded, RunStarted, StoreRequests, Traffic
+from ephemeron.events import Ended, Invoked, RunEnded, StoreRequests, Traffic
 from ephemeron.executor.batching import Batching
 from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
@@ -39,6 +39,7 @@ from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
 from ephemeron.prices import Prices
 from ephemeron.runs.cost import Bill as Billed
 from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.header import RunHeader, started
 from ephemeron.units import human_count
 from ephemeron.user_code import line_of, unpickled
 
@@ -100,7 +101,6 @@ class Session:
 
     Args:
         run: of the run.
-        name: of the executor.
         options: admitted.
         key: signs code, tasks and results.
         prices: of functions and channel.
@@ -114,16 +114,17 @@ class Session:
         run: str,
         options: PlaceOptions,
         *,
-        name: str,
         key: SigningKey,
         prices: Prices,
         budget_usd: float | None = None,
         is_to_stop: Callable[[], bool] = lambda: False,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run, self.name, self.options, self.key = run, name, options, key
+        self.run, self.options, self.key = run, options, key
         self.budget_usd = budget_usd
         self.meter = CostMeter(prices)
+        self.header: RunHeader | None = None
+        """Of the run, from its first task on."""
         self.done = 0
         self.submitted = 0
         self.settled = self.total = 0
@@ -274,23 +275,8 @@ class Session:
         adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
         queue = open_queue(place.store, self.run, owner="client", key=self.key.text, adapter=adapter, lease_s=place.lease_s)
         fleet = Fleet(place, run=self.run, options=self.options, adapter=adapter, key=self.key, origin=origin, changed=self._wake.set)
-        o = self.options
-        await place.platform.emit(
-            self.run,
-            RunStarted(
-                t=self._now(),
-                run_id=self.run,
-                job=self.name,
-                workers=o.max_workers,
-                aggregators=0,
-                memory_mb=o.memory_mb,
-                iterations=0,
-                epochs=0,
-                samples=0,
-                platform=o.platform,
-                wall_time=time.time() - self._now(),
-            ),
-        )
+        assert self.header is not None  # there is a task
+        await place.platform.emit(self.run, started(self.header, t=self._now(), wall_time=time.time() - self._now()))
         watching = [asyncio.ensure_future(self._watch(place))]
         if queue.notifies:
             watching.append(asyncio.ensure_future(self._wake_when_empty(queue)))

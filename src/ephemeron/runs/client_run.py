@@ -24,7 +24,7 @@ from ephemeron.functions.hosted_run import HostedRun
 from ephemeron.functions.jsonl import Journal, complete_lines, events_in
 from ephemeron.runs.cost import Bill, CostMeter
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, last_t
-from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.header import RunHeader, started, write_header
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.lock import driving, is_driven, owner
 from ephemeron.runs.logs import CLIENT_LOG, LOGS_FOLDER
@@ -80,21 +80,7 @@ class ClientRun:
         (self.folder.path / RESULT_FILE).unlink(missing_ok=True)
         HostedRun(self.folder.path, {}).close_unfinished()
         h = self.header
-        self.emit(
-            RunStarted(
-                t=self.t,
-                run_id=h.run_id,
-                job=h.name,
-                workers=h.functions,
-                aggregators=0,
-                memory_mb=h.memory_mb,
-                iterations=0,
-                epochs=0,
-                samples=0,
-                platform=h.platform,
-                wall_time=h.started_at,
-            )
-        )
+        self.emit(started(h, t=self.t, wall_time=h.started_at))
         self.begun = True
 
     def emit(self, event: Event) -> None:

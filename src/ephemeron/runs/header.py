@@ -6,12 +6,13 @@ is to be attached to or resumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, RunNotFound
+from ephemeron.events import RunStarted
 from ephemeron.prices import UNKNOWN, Prices
 from ephemeron.runs.folders import RUN_FILE, RunFolder
 
@@ -52,6 +53,32 @@ class RunHeader:
     """Settings of the cloud; empty on other platforms."""
     payload: Mapping[str, Any] = field(default_factory=dict)
     """What its kind adds."""
+
+
+def started(header: RunHeader, *, t: float, wall_time: float, notes: Sequence[str] = ()) -> RunStarted:
+    """The first event of a run without iterations, and of each time that it is gone on with.
+
+    Args:
+        header: of the run.
+        t: seconds of the run.
+        wall_time: Unix time.
+        notes: for the reader.
+    """
+    h = header
+    return RunStarted(
+        t=t,
+        run_id=h.run_id,
+        job=h.name,
+        workers=h.functions,
+        aggregators=0,
+        memory_mb=h.memory_mb,
+        iterations=0,
+        epochs=0,
+        samples=0,
+        platform=h.platform,
+        wall_time=wall_time,
+        notes=list(notes),
+    )
 
 
 def write_header(folder: RunFolder, header: RunHeader) -> None:

@@ -15,14 +15,14 @@ from typing import Literal
 from ephemeron.blocking import Interrupts
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError
-from ephemeron.events import Event, Invoked, RunEnded, RunStarted
+from ephemeron.events import Event, Invoked, RunEnded
 from ephemeron.functions.base import Call, Outcome, Platform
 from ephemeron.runs import run_platform
 from ephemeron.runs.client_run import summarized
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of
 from ephemeron.runs.function_set import Fail, FunctionSet, How, Start, end_of
-from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.header import RunHeader, started, write_header
 from ephemeron.runs.stop_requests import stop_requested, withdraw_stop
 from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 
@@ -69,22 +69,7 @@ async def keep_running(
         for slot in range(len(requests)):
             run.keep(slot, 1 + max((e.attempt for e in old if isinstance(e, Invoked) and e.rank == slot), default=-1))
         listening = asyncio.ensure_future(run.listen(len(old), on_event))
-        await platform.emit(
-            header.run_id,
-            RunStarted(
-                t=run.now(),
-                run_id=header.run_id,
-                job=header.name,
-                workers=header.functions,
-                aggregators=0,
-                memory_mb=header.memory_mb,
-                iterations=0,
-                epochs=0,
-                samples=0,
-                platform=header.platform,
-                wall_time=began,
-            ),
-        )
+        await platform.emit(header.run_id, started(header, t=run.now(), wall_time=began))
         with contextlib.nullcontext() if interrupts is None else interrupts.handled(run.stop):
             status, causes = await run.drive()
         await platform.emit(header.run_id, RunEnded(t=run.now(), status=status, causes=causes))

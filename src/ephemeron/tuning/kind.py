@@ -12,12 +12,12 @@ from typing import Literal, cast
 from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
 from ephemeron.errors import JobError, UserError
-from ephemeron.events import Event, Note, RunEnded, RunStarted, to_json
+from ephemeron.events import Event, Note, RunEnded, to_json
 from ephemeron.functions.jsonl import Journal
 from ephemeron.prices import load_prices
 from ephemeron.runs.cost import Bill
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
-from ephemeron.runs.header import RunHeader
+from ephemeron.runs.header import RunHeader, started
 from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
@@ -122,22 +122,7 @@ class StudyLog:
         self._folder, self._header, self._metric, self._on_event = folder, header, known.metric, on_event
         self._journal = Journal(folder.events)
         (folder.path / RESULT_FILE).unlink(missing_ok=True)  # of an earlier client, which was stopped
-        self._add(
-            RunStarted(
-                t=known.seconds,
-                run_id=header.run_id,
-                job=known.name,
-                workers=header.functions,
-                aggregators=0,
-                memory_mb=0,
-                iterations=0,
-                epochs=0,
-                samples=0,
-                platform=header.platform,
-                wall_time=time.time(),
-                notes=list(known.notes),
-            )
-        )
+        self._add(started(header, t=known.seconds, wall_time=time.time(), notes=known.notes))
 
     def tell(self, trial: TrialRecord, t: float) -> None:
         """Tells of a trial that has ended."""
