@@ -258,12 +258,14 @@ def documents(folder: Path) -> dict[str, list[Any]]:
         "runs": ["runs"],
         "runs clean": ["runs", "clean", "--dry-run"],
         "plan": ["plan", str(planned / "job.toml"), "--profile", str(planned / "profile.json"), "--platform", "aws"],
+        "map --dry-run": ["map", "math:sqrt", "--items", "items.jsonl", "--dry-run"],
         "tune --dry-run": ["tune", str(ROOT / "examples/digits/study.toml"), "--dry-run"],
         "cloud list": ["cloud", "list"],
     }
     found: dict[str, list[Any]] = {}
     runner = CliRunner(env={"EPHEMERON_HOME": str(folder / "home")})
     with contextlib.chdir(folder):
+        Path("items.jsonl").write_text("1\n4\n9\n")
         for name, words in asked.items():
             done = runner.invoke(main, [*words, "--json"])
             assert done.exit_code == 0, done.output

@@ -33,7 +33,7 @@ NOT_RUN = {
 }
 """Pages whose blocks are not run, and what they need."""
 COMMANDS = {
-    "linalg-running": ("ephemeron linalg qr A.npy --out factors", "ephemeron linalg lu A.npy --out factors --predict"),
+    "linalg-running": ("ephemeron linalg qr A.npy --out factors", "ephemeron linalg lu A.npy --out factors --dry-run"),
     "programs": ("ephemeron train tasks:Classifier --workers 4",),
     "results": ("ephemeron evaluate last", "ephemeron export last", "ephemeron export last --format torchscript --out model.pt"),
     "openfaas": ("ephemeron cloud workflow validate counting.json",),

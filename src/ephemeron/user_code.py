@@ -145,6 +145,13 @@ def failure(e: BaseException) -> tuple[str, str]:
     return line_of(e), _printable(shown[-_TRACEBACK:], also="\n\t")
 
 
+def frames_of(error: BaseException, folder: Path) -> str:
+    """The frames of a traceback that are in a folder of the user's code, or the innermost one, as Python shows them."""
+    frames = traceback.extract_tb(raised_by(error).__traceback__)
+    own = [f for f in frames if Path(f.filename).is_relative_to(folder)]
+    return "".join(traceback.format_list(own or frames[-1:]))
+
+
 def where_raised(error: BaseException, folders: Sequence[Path] = ()) -> str:
     """`ValueError: text (model.py, line 12)`: the innermost line in the user's folders, or the innermost at all. Never raises."""
     error = raised_by(error)

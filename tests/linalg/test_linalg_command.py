@@ -170,7 +170,7 @@ def test_inputs_of_an_interrupted_command_are_removed_with_unfinished_results(in
 
 def test_a_prediction_needs_no_place_for_results(inputs):
     run = CliRunner().invoke
-    told = run(main, ["linalg", "cholesky", str(inputs.paths[0]), "--predict", "--tile", "1"])
+    told = run(main, ["linalg", "cholesky", str(inputs.paths[0]), "--dry-run", "--tile", "1"])
     assert told.exit_code == 0, told.output
     assert "120 tasks" in told.output
     assert "note: without --tile about" in told.output + told.stderr

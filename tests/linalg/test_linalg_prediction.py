@@ -134,11 +134,14 @@ def test_what_was_predicted_is_what_was_done(tmp_path):
 def test_the_command_predicts(tmp_path):
     np.save(tmp_path / "A.npy", np.eye(600))
     run = CliRunner().invoke(
-        main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--tile", "100", "--predict", "--json"]
+        main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--tile", "100", "--dry-run", "--json"]
     )
     assert run.exit_code == 0, run.output
     found = json.loads(run.output)
-    assert found["predicted"]["tasks"] == 6 * 7 * 8 // 6
+    assert found["tasks"] == 6 * 7 * 8 // 6
+    assert (found["functions"], found["cost_usd"] > 0) == (found["executors"], True)
     assert not (tmp_path / "L.npy").exists()
-    run = CliRunner().invoke(main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--predict"])
+    run = CliRunner().invoke(main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--dry-run"])
     assert "nothing was started" in run.output
+    old = CliRunner().invoke(main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--predict"])
+    assert (old.exit_code, old.output.strip()) == (2, "error: --predict is now --dry-run")

@@ -183,7 +183,7 @@ def test_the_command_for_principal_components(tmp_path):
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in (tmp_path / "found").iterdir()) == ["components.npy", "explained_variance.npy", "mean.npy", "scores.npy"]
     np.testing.assert_allclose(np.load(tmp_path / "found" / "components.npy"), components(TALL, 2)[0], atol=1e-9)
-    assert run(main, ["linalg", "pca", str(tmp_path / "a.npy"), "-k", "2", "--predict"]).exit_code == 0
+    assert run(main, ["linalg", "pca", str(tmp_path / "a.npy"), "-k", "2", "--dry-run"]).exit_code == 0
 
 
 def test_the_command_tells_warnings(tmp_path):

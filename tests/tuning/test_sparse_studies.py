@@ -95,7 +95,7 @@ def test_trials_are_predicted_and_one_over_the_budget_never_starts(study):
     dry = CliRunner().invoke(main, ["tune", str(path), "--dry-run", "--json"])
     assert dry.exit_code == 0, dry.output
     found = json.loads(dry.stdout.splitlines()[-1])
-    assert (found["looked_at"], found["unpredicted"], found["note"]) == (8, 0, "")
+    assert (found["looked_at"], found["unpredicted"], found["notes"]) == (8, 0, [])
     assert found["cheapest"]["parameters"] == {rate: 0.3, "run.workers": 1, "run.batch_size": 100, "sparse.shards": 1}
     assert found["dearest"]["parameters"]["run.batch_size"] == 10
     assert found["dearest"]["cost_usd"] > found["cheapest"]["cost_usd"] > 0

@@ -23,7 +23,7 @@ from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import sampling
 from ephemeron.tuning.engine import Engine
 from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord
-from ephemeron.tuning.prediction import Prediction, Predictor
+from ephemeron.tuning.prediction import TrialPrediction, TrialPredictor
 from ephemeron.tuning.study_file import load_study
 from ephemeron.tuning.trial import recorded
 
@@ -102,11 +102,11 @@ class ValueSession(Session):
         return Result(summary, folder, ("rank 0: it had to",) if status == "failed" else ())
 
 
-class ValuePredictor(Predictor):
+class ValuePredictor(TrialPredictor):
     """Predicts trials of values, right."""
 
-    def predict(self, job: Job, c: Configuration, values: Any) -> Prediction:
-        return Prediction(float(job.epochs), USD * c.workers * job.epochs)
+    def predict(self, job: Job, c: Configuration, values: Any) -> TrialPrediction:
+        return TrialPrediction(float(job.epochs), USD * c.workers * job.epochs)
 
 
 class ValueStudy:
@@ -116,7 +116,7 @@ class ValueStudy:
         self.file, self.folder = load_study(write_study(folder, **values)), StudyFolder(folder / "out")
         self.folder.trials.mkdir(parents=True)
         self.places = self.file.spec.concurrency or 4
-        self._predictor, self._simulated = ValuePredictor() if predicts else Predictor(), simulated
+        self._predictor, self._simulated = ValuePredictor() if predicts else TrialPredictor(), simulated
         self.seconds = self.spent_usd = 0.0
         with sampling.quiet():
             self.optuna = optuna.create_study(

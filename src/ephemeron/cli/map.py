@@ -15,6 +15,7 @@ import click
 
 from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.config.typed import Count, Positive
 from ephemeron.data.formats.lines import text_lines
 from ephemeron.errors import BudgetReached, JobError, TaskFailed
@@ -75,10 +76,9 @@ def _pool_options(command: F) -> F:
 )
 @click.option(
     "--out",
-    required=True,
     type=click.Path(path_type=Path),
     metavar="FILE.jsonl",
-    help="Results, one JSON value per line, in the order of the items.",
+    help="Results, one JSON value per line, in the order of the items. Needed but for --dry-run.",
 )
 @click.option("--chunksize", type=int, default=1, show_default=True, callback=bounded(Count), help="Items of one task.")
 @click.option(
@@ -89,12 +89,15 @@ def _pool_options(command: F) -> F:
     help="Folder to send along, beside that of the module (repeatable).",
 )
 @_pool_options
-def map_command(function: str, items_file: Path, out: Path, chunksize: int, as_json: bool, **flags: Any) -> None:
+@dry_run_option
+def map_command(function: str, items_file: Path, out: Path | None, chunksize: int, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.
 
     \b
     ephemeron map words:count --items books.jsonl --out counts.jsonl
     ephemeron map sweep:train --items grid.jsonl --out scores.jsonl --platform aws --channel s3://bucket/prefix
+
+    With --dry-run some of the items are computed here, in a process with a function's memory, and none on functions.
 
     The module is searched in this folder, and sent with it. Line n of OUT is the result of item n; null where its task failed,
     which is told on standard error, with the task's own traceback. Ctrl-C cancels what is left.
@@ -104,6 +107,14 @@ def map_command(function: str, items_file: Path, out: Path, chunksize: int, as_j
     from ephemeron.executor import FunctionExecutor
 
     items = _items(items_file)
+    if dry_run:
+        from ephemeron.executor.map_prediction import predict_map
+
+        with FunctionExecutor(**_executor_options(flags)) as pool:
+            found = predict_map(pool, function, items, chunksize=chunksize, code=flags["code"], timeout_s=flags["timeout_s"])
+        return show_prediction(lambda: found.within(budget_usd=flags["budget_usd"]), as_json=as_json)
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
     _check_out(out)
     began = time.monotonic()
     with FunctionExecutor(**_executor_options(flags)) as pool:

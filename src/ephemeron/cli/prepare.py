@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.errors import BudgetReached
 from ephemeron.units import human_count
 
@@ -25,8 +26,9 @@ INTERRUPTED = 130
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
 @cloud_options
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices.")
+@dry_run_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON.")
-def prepare_command(recipe: Path, prices_file: Path | None, as_json: bool, **flags: Any) -> None:
+def prepare_command(recipe: Path, prices_file: Path | None, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Load, transform and split raw data as RECIPE says, on functions.
 
     \b
@@ -47,13 +49,15 @@ def prepare_command(recipe: Path, prices_file: Path | None, as_json: bool, **fla
 
     Exit codes: 0 prepared, 1 failed or budget reached, 2 refused, 130 interrupted.
     """
-    from ephemeron.preparation.preparing import prepare
+    from ephemeron.preparation import preparing
     from ephemeron.preparation.recipe import load_recipe
 
     made = load_recipe(recipe)
-    given = taken(flags)
+    settings = cloud_settings(made.run.platform, taken(flags))
+    if dry_run:
+        return show_prediction(lambda: preparing.dry_run(made, settings=settings, prices_file=prices_file), as_json=as_json)
     try:
-        found = prepare(made, on_predicted=_show_prediction, settings=cloud_settings(made.run.platform, given), prices_file=prices_file)
+        found = preparing.prepare(made, on_predicted=_tell, settings=settings, prices_file=prices_file)
     except KeyboardInterrupt as e:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.secho(f"interrupted; {_notes(e)}", fg="yellow", err=True)
@@ -71,7 +75,7 @@ def _notes(e: BaseException) -> str:
     return "; ".join(note for note in getattr(e, "__notes__", ()) if "parts are stored" in note) or "give the command again to go on"
 
 
-def _show_prediction(predicted: PreparationEstimate) -> None:
+def _tell(predicted: PreparationEstimate) -> None:
     click.echo(f"predicted: {human_count(predicted.tasks, 'task')}, {predicted.seconds:.0f} s, ${predicted.cost_usd:.6f}", err=True)
 
 

@@ -9,7 +9,16 @@ import sys
 from typing import Literal
 
 Program = Literal[
-    "function", "daemon", "parameter-server", "sparse-shard", "data-service", "link-peer", "first-steps", "script-trial", "stop-run"
+    "function",
+    "daemon",
+    "parameter-server",
+    "sparse-shard",
+    "data-service",
+    "link-peer",
+    "first-steps",
+    "script-trial",
+    "item-trial",
+    "stop-run",
 ]
 _MODULES: dict[Program, str] = {
     "function": "ephemeron.functions.function_main",
@@ -20,6 +29,7 @@ _MODULES: dict[Program, str] = {
     "link-peer": "ephemeron.partition.costs.peer_process",
     "first-steps": "ephemeron.training.worker.trainers.first_steps",
     "script-trial": "ephemeron.training.driver.launching.script_process",
+    "item-trial": "ephemeron.executor.item_trial",
     "stop-run": "ephemeron.dashboard.stop_process",
 }
 

@@ -45,7 +45,8 @@ from ephemeron.user_code import line_of, unpickled
 
 _log = logging.getLogger(__name__)
 
-_FIRST_POLL_S, _MOST_POLL_S = 0.01, 0.25
+FIRST_POLL_S, MOST_POLL_S, POLL_GROWTH = 0.01, 0.25, 1.5
+"""Pauses between two looks at results: after each result they begin anew and grow."""
 _POLL_SHARE, _NOTIFIED_SHARE = 0.02, 0.2
 """Of the time since the first task of this burst, the longest pause between two looks at results: a short computation ends soon after its
 last task, and a long one costs few requests. The second where the queue tells that it is empty."""
@@ -307,7 +308,7 @@ class Session:
             await queue.close()
 
     async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet) -> None:
-        reader, pause_s, loop = queue.reader(), _FIRST_POLL_S, asyncio.get_running_loop()
+        reader, pause_s, loop = queue.reader(), FIRST_POLL_S, asyncio.get_running_loop()
         began = loop.time()
         while True:
             self._wake.clear()
@@ -323,7 +324,7 @@ class Session:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), _STOP_LOOK_S)
                 self._check_stop()
-                pause_s, began = _FIRST_POLL_S, loop.time()
+                pause_s, began = FIRST_POLL_S, loop.time()
                 continue
             results = await reader.read()
             await self._settle(channel, results)
@@ -333,15 +334,15 @@ class Session:
             if results:
                 self._on_change()
                 if self._open or self._waiting or not self._graphs:  # of a graph only its end matters
-                    pause_s = _FIRST_POLL_S
+                    pause_s = FIRST_POLL_S
             if results and self._waiting:
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause_s)
-            pause_s = min(1.5 * pause_s, _MOST_POLL_S)
+            pause_s = min(POLL_GROWTH * pause_s, MOST_POLL_S)
             if self.options.platform == "local":  # elsewhere a look costs money, and functions take a second to start
                 share = _NOTIFIED_SHARE if queue.notifies and self._graphs else _POLL_SHARE
-                pause_s = min(pause_s, max(_FIRST_POLL_S, share * (loop.time() - began)))
+                pause_s = min(pause_s, max(FIRST_POLL_S, share * (loop.time() - began)))
 
     async def _wake_when_empty(self, queue: TaskQueue) -> None:
         with contextlib.suppress(EphemeronError):  # the loop meets it, too
@@ -522,4 +523,4 @@ class Session:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + _LAST_S
         while self._running and loop.time() < ends_at:  # noqa: ASYNC110 - events come from another process, which has no event
-            await asyncio.sleep(_FIRST_POLL_S)
+            await asyncio.sleep(FIRST_POLL_S)

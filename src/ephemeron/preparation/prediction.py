@@ -18,9 +18,11 @@ from ephemeron.preparation.load_parquet_part import parquet_file, valid_rows
 from ephemeron.preparation.load_plan import LoadPlan
 from ephemeron.preparation.pipeline import Pipeline
 from ephemeron.prices import Prices
+from ephemeron.runs.predictions import Basis
 
 START_S = 1.5
 """Of a function, imports included."""
+START = Basis(source="assumed", what=f"functions start in {START_S:g} s with one vCPU and are as fast as this machine per vCPU")
 MB_PER_VCPU = 1769
 _REQUESTS = 12
 """Requests for a task: its lease and result, its objects, the receipt."""
@@ -35,6 +37,8 @@ class PreparationEstimate:
     """Of all functions together."""
     seconds: float
     cost_usd: float
+    functions: int
+    """At once."""
 
 
 def predict(plan: LoadPlan, pipeline: Pipeline | None, *, prices: Prices, memory_mb: int, workers: int) -> PreparationEstimate:
@@ -70,7 +74,7 @@ def predict(plan: LoadPlan, pipeline: Pipeline | None, *, prices: Prices, memory
     nbytes = sum(source.nbytes for source in plan.sources)
     traffic = Traffic(puts=tasks * _REQUESTS // 2, gets=tasks * _REQUESTS // 2, bytes_up=nbytes, bytes_down=nbytes * len(per_pass))
     cost = prices.functions_usd((compute_s + used * starts_s) * memory_mb / 1024, used) + prices.storage_usd(traffic)
-    return PreparationEstimate(tasks=tasks, compute_s=compute_s, seconds=starts_s + compute_s / used, cost_usd=cost)
+    return PreparationEstimate(tasks=tasks, compute_s=compute_s, seconds=starts_s + compute_s / used, cost_usd=cost, functions=used)
 
 
 def _sampled(plan: LoadPlan) -> tuple[Callable[[], Any], float]:

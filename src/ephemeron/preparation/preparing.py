@@ -19,14 +19,15 @@ from ephemeron.data.tables import TableDataset
 from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.preparation.applying import apply_to_dataset
-from ephemeron.preparation.hashing import FeatureHasher
-from ephemeron.preparation.load_plan import OnError
+from ephemeron.preparation.hashing import FeatureHasher, HashSplit
+from ephemeron.preparation.load_plan import LoadPlan, OnError
 from ephemeron.preparation.loading import load
 from ephemeron.preparation.pipeline import Pipeline
-from ephemeron.preparation.prediction import PreparationEstimate, predict
+from ephemeron.preparation.prediction import START, PreparationEstimate, predict
 from ephemeron.preparation.recipe import Recipe
 from ephemeron.preparation.state import State
-from ephemeron.prices import load_prices
+from ephemeron.runs.predictions import Prediction, invocations_for, measured_now, price_basis
+from ephemeron.units import human_count, human_seconds
 
 PRELOAD = ("pyarrow.csv", "ephemeron.preparation.load_part", "ephemeron.preparation.fitting")
 
@@ -118,36 +119,17 @@ def prepare(
     """
     began = time.monotonic()
     made = Prepared(name=recipe.name, out=recipe.out)
-    pipeline, split = recipe.pipeline(), recipe.hash_split()
-    plan = recipe.plan()
-    if pipeline is not None:
-        pipeline.bind(plan.columns)
-    if split is not None:
-        split.names(plan.columns)
+    pipeline, split, plan = _checked(recipe)
     steps = {"steps": [dict(raw) for raw in recipe.steps], "split": None if split is None else split.document()}
     fits = f"{recipe.out}/fits/{xxhash.xxh3_64_hexdigest(json.dumps([steps, plain(plan)], sort_keys=True).encode())}"
-    prices = load_prices("cache" if recipe.run.channel.startswith("redis") else "objects", prices_file)
-    run = recipe.run
-    pool = FunctionExecutor(
-        run.platform,
-        name="prepare",
-        memory_mb=run.memory_mb,
-        max_workers=run.max_workers,
-        channel=run.channel,
-        function_timeout_s=run.function_timeout_s,
-        budget_usd=run.budget_usd,
-        progress=progress,
-        prices_file=prices_file,
-        settings=settings,
-        preload=PRELOAD if run.platform == "local" else (),
-    )
-    with pool:
+    with _pool(recipe, progress=progress, settings=settings, prices_file=prices_file) as pool:
         if not _is_there(f"{recipe.out}/raw"):
-            made.predicted = predict(plan, pipeline, prices=prices, memory_mb=pool.memory_mb, workers=pool.max_workers)
+            made.predicted = predict(plan, pipeline, prices=pool.prices, memory_mb=pool.memory_mb, workers=pool.max_workers)
             on_predicted(made.predicted)
-            if run.budget_usd is not None and made.predicted.cost_usd > run.budget_usd:
+            budget_usd = recipe.run.budget_usd
+            if budget_usd is not None and made.predicted.cost_usd > budget_usd:
                 raise JobError(
-                    f"the preparation is predicted to cost ${made.predicted.cost_usd:.6f}, above budget_usd = {run.budget_usd:g}",
+                    f"the preparation is predicted to cost ${made.predicted.cost_usd:.6f}, above budget_usd = {budget_usd:g}",
                     remedy="raise it, or prepare less",
                 )
         with _stage(made, "load", f"{recipe.out}/raw", "loaded/"):
@@ -174,6 +156,65 @@ def prepare(
     made.bill = pool.bill()
     made.seconds = time.monotonic() - began
     return made
+
+
+def dry_run(recipe: Recipe, *, settings: Any = None, prices_file: Any = None) -> Prediction:
+    """Checks a recipe as `prepare` does, and says what it will take.
+
+    Args:
+        recipe, settings, prices_file: as for `prepare`.
+
+    Raises:
+        JobError: the recipe, a column or a row is wrong.
+    """
+    pipeline, _, plan = _checked(recipe)
+    is_there = _is_there(f"{recipe.out}/raw")
+    with _pool(recipe, progress=False, settings=settings, prices_file=prices_file) as pool:
+        p = None if is_there else predict(plan, pipeline, prices=pool.prices, memory_mb=pool.memory_mb, workers=pool.max_workers)
+        found = Prediction(
+            kind="tasks",
+            name=f"prepare {recipe.name}",
+            platform=pool.platform,
+            seconds=None if p is None else p.seconds,
+            cost_usd=None if p is None else p.cost_usd,
+            quota_mb=pool.memory_mb,
+            functions=min(pool.max_workers, len(plan.parts)),
+            invocations=None if p is None else invocations_for(p.functions, p.seconds, pool.function_timeout_s),
+            rests_on=()
+            if p is None
+            else (measured_now("a sample of the source, parsed and transformed on this machine"), START, price_basis(pool.prices)),
+            notes=(f"{recipe.out}/raw is there already: only what is left is done, which is not predicted",) if is_there else (),
+            details={"out": recipe.out, "partitions": len(plan.parts), "tasks": None if p is None else p.tasks},
+            rows=(("work", f"{human_count(p.tasks, 'task')}, {human_seconds(p.compute_s)} of all functions together"),) if p else (),
+        )
+    return found.within(budget_usd=recipe.run.budget_usd)
+
+
+def _checked(recipe: Recipe) -> tuple[Pipeline | None, HashSplit | None, LoadPlan]:
+    """Pipeline, split and plan of a recipe, bound to the columns of its source."""
+    pipeline, split, plan = recipe.pipeline(), recipe.hash_split(), recipe.plan()
+    if pipeline is not None:
+        pipeline.bind(plan.columns)
+    if split is not None:
+        split.names(plan.columns)
+    return pipeline, split, plan
+
+
+def _pool(recipe: Recipe, *, progress: bool | None, settings: Any, prices_file: Any) -> FunctionExecutor:
+    run = recipe.run
+    return FunctionExecutor(
+        run.platform,
+        name="prepare",
+        memory_mb=run.memory_mb,
+        max_workers=run.max_workers,
+        channel=run.channel,
+        function_timeout_s=run.function_timeout_s,
+        budget_usd=run.budget_usd,
+        progress=progress,
+        prices_file=prices_file,
+        settings=settings,
+        preload=PRELOAD if run.platform == "local" else (),
+    )
 
 
 def _fit(pipeline: Pipeline, raw: TableDataset, split: Any, fits: str, pool: FunctionExecutor, on_error: OnError) -> None:

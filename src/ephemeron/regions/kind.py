@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, RunKind
 
 if TYPE_CHECKING:
+    from ephemeron.runs.predictions import Prediction
     from ephemeron.training.driver.launching.launch import LaunchRequest
     from ephemeron.training.driver.lifecycle import OnEvent
     from ephemeron.training.driver.result import Result
@@ -25,6 +27,13 @@ class RegionRuns(RunKind):
         from ephemeron.regions.driver.driving import train_groups
 
         return train_groups(request, on_event=on_event, out=out)
+
+    def predict(self, request: LaunchRequest, on_progress: Callable[[str], None]) -> Prediction:
+        """What a run will take; see `driver.predictions`."""
+        from ephemeron.regions.driver.launch import prepared_groups
+        from ephemeron.regions.driver.predictions import predict_groups
+
+        return predict_groups(prepared_groups(request), on_progress)
 
     def read_options(self, path: str, plan: RegionPlanMethod | None) -> dict[str, object]:
         """Options of a run from a file of regions: its regions with the functions that the plan gives them, and how they exchange.

@@ -23,7 +23,7 @@ from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import sampling
 from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord, TrialStatus
-from ephemeron.tuning.prediction import Prediction, Predictor
+from ephemeron.tuning.prediction import TrialPrediction, TrialPredictor
 from ephemeron.tuning.study_file import StudyFile
 from ephemeron.tuning.trial import PREDICTED_S, PREDICTED_USD, REASON, RUN, WORKERS, TrialRun, recorded
 from ephemeron.user_code import line_of
@@ -62,7 +62,7 @@ class Engine:
         file: StudyFile,
         folder: StudyFolder,
         study: optuna.Study,
-        predictor: Predictor,
+        predictor: TrialPredictor,
         *,
         places: int,
         parent: str,
@@ -214,7 +214,7 @@ class Engine:
 
     def _run_of(self, trial: FrozenTrial) -> TrialRun:
         attributes = trial.user_attrs
-        predicted = Prediction(attributes[PREDICTED_S], attributes[PREDICTED_USD]) if PREDICTED_S in attributes else None
+        predicted = TrialPrediction(attributes[PREDICTED_S], attributes[PREDICTED_USD]) if PREDICTED_S in attributes else None
         return TrialRun(
             self._study,
             trial,

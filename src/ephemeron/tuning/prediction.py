@@ -17,13 +17,16 @@ from typing import Any
 
 from ephemeron.errors import PlanInfeasible, UserError
 from ephemeron.runs.kinds import load_kind
+from ephemeron.runs.predictions import Basis, Prediction
 from ephemeron.training import planning_workflow
 from ephemeron.training.job import Configuration, Job, sync_name
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload, load_profile
+from ephemeron.tuning.results import parameters_text
 from ephemeron.tuning.space import Parameter, Value, Values, grid_size
 from ephemeron.tuning.study_file import StudyFile
+from ephemeron.units import duration
 
 _log = logging.getLogger(__name__)
 
@@ -36,15 +39,15 @@ _SPARSE_NEUTRAL = ("sparse.optimizer.options.", "sparse.shards", "sparse.model.o
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """Time and cost of one run."""
+class TrialPrediction:
+    """Time and cost of one trial."""
 
     seconds: float
     cost_usd: float
 
 
 @dataclass(slots=True)
-class Predictor:
+class TrialPredictor:
     """Predictions of trials, corrected by what earlier ones took.
 
     Args:
@@ -61,7 +64,7 @@ class Predictor:
     _ratios: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, study: StudyFile, on_progress: Callable[[str], None], *, measures: bool = True) -> Predictor:
+    def of(cls, study: StudyFile, on_progress: Callable[[str], None], *, measures: bool = True) -> TrialPredictor:
         """Reads the profile of a study's job, or measures it, if `measures`."""
         spec, (job, c) = study.spec, any_of(study)
         if not spec.predict:
@@ -85,16 +88,32 @@ class Predictor:
             return cls(note=f"time and cost are not predicted: {e}")
 
     @property
+    def rests_on(self) -> tuple[Basis, ...]:
+        """What predictions rest on; nothing where there are none."""
+        if self.sparse is not None:
+            return self.sparse.rests_on  # type: ignore[no-any-return]
+        if self.workload is None:
+            return ()
+        return tuple(
+            basis
+            for p in self.platforms
+            for basis in (
+                Basis(source="profile", what=f"{self.workload.name}: {p.source}"),
+                Basis(source="prices", what=f"prices of {p.name}", as_of=p.as_of),
+            )
+        )
+
+    @property
     def known(self) -> bool:
         """Whether anything is predicted."""
         return self.workload is not None or self.sparse is not None
 
-    def predict(self, job: Job, c: Configuration, values: Values) -> Prediction | None:
+    def predict(self, job: Job, c: Configuration, values: Values) -> TrialPrediction | None:
         """Time and cost of a run to its end; None: they cannot be predicted."""
         if self.sparse is not None:
             run = self.sparse.predicted(job, c)
             slower, dearer = self._ratio(values)
-            return Prediction(run.seconds * slower, run.cost_usd * dearer)
+            return TrialPrediction(run.seconds * slower, run.cost_usd * dearer)
         platform = next((p for p in self.platforms if p.channel == _channel(c)), None)
         known = sync_name(c.sync)[0] in ("bsp", "hap") and c.stages == 1 and c.memory_mb and not c.resizes
         if self.workload is None or platform is None or not known:
@@ -119,9 +138,9 @@ class Predictor:
         )
         times, costs = self._ratio(values)
         seconds, cost_usd = float(p.seconds) * times, float(p.cost_usd) * costs
-        return Prediction(seconds, cost_usd) if seconds < float("inf") else None
+        return TrialPrediction(seconds, cost_usd) if seconds < float("inf") else None
 
-    def learn(self, values: Values, predicted: Prediction | None, seconds: float, cost_usd: float) -> None:
+    def learn(self, values: Values, predicted: TrialPrediction | None, seconds: float, cost_usd: float) -> None:
         """Takes into account what a finished trial took.
 
         Args:
@@ -149,16 +168,16 @@ class SpacePrediction:
     seconds: float
     """At least: the functions' time, divided by the places, or the longest trial."""
     cost_usd: float
-    cheapest: tuple[Values, Prediction] | None
-    dearest: tuple[Values, Prediction] | None
+    cheapest: tuple[Values, TrialPrediction] | None
+    dearest: tuple[Values, TrialPrediction] | None
     unpredicted: int
     """Combinations, of those that were looked at, that cannot be predicted or are contradictory."""
     looked_at: int
 
 
-def predict_space(study: StudyFile, predictor: Predictor, places: int) -> SpacePrediction:
+def predict_space(study: StudyFile, predictor: TrialPredictor, places: int) -> SpacePrediction:
     """Predicts a study from its grid, or from combinations that are drawn at random (seeded)."""
-    found: list[tuple[Values, Prediction, int]] = []
+    found: list[tuple[Values, TrialPrediction, int]] = []
     points = list(_points(study)) if predictor.known else []
     for values in points:
         try:
@@ -182,6 +201,49 @@ def predict_space(study: StudyFile, predictor: Predictor, places: int) -> SpaceP
         dearest=by_cost[-1],
         unpredicted=len(points) - len(found),
         looked_at=len(points),
+    )
+
+
+def described(study: StudyFile, expected: SpacePrediction, predictor: TrialPredictor, places: int) -> Prediction:
+    """A study's prediction as that of a run.
+
+    Args:
+        study: of which it is.
+        expected, predictor: what is predicted, and from what.
+        places: functions at once.
+    """
+    spec, (_, c) = study.spec, any_of(study)
+    known = expected.cheapest is not None and expected.dearest is not None
+    rows = [("trials", f"{expected.trials}, {spec.sampler}, pruner {spec.pruner.name}; time and cost are those of all, without pruning")]
+    ends = {"cheapest": expected.cheapest, "dearest": expected.dearest}
+    for name, found in ends.items():
+        if found is not None:
+            rows.append((name, f"{duration(found[1].seconds)} for ${found[1].cost_usd:.4g}: {parameters_text(found[0])}"))
+    notes = [predictor.note] if predictor.note else [] if known else ["time and cost of these configurations cannot be predicted"]
+    if spec.budget_usd is not None:
+        notes.append(f"budget ${spec.budget_usd:g}: a trial that is predicted to exceed what is left of it is not started")
+    if expected.unpredicted:
+        notes.append(f"{expected.unpredicted} of {expected.looked_at} combinations contradict themselves or cannot be predicted")
+    return Prediction(
+        kind="study",
+        name=spec.name,
+        platform=c.platform,
+        seconds=round(expected.seconds, 3) if known else None,
+        cost_usd=expected.cost_usd if known else None,
+        quota_mb=c.memory_mb,
+        functions=places,
+        rests_on=predictor.rests_on,
+        notes=tuple(notes),
+        details={
+            "trials": expected.trials,
+            "looked_at": expected.looked_at,
+            "unpredicted": expected.unpredicted,
+            **{
+                name: None if found is None else {"parameters": dict(found[0]), "seconds": found[1].seconds, "cost_usd": found[1].cost_usd}
+                for name, found in ends.items()
+            },
+        },
+        rows=tuple(rows),
     )
 
 

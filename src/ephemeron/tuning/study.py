@@ -24,6 +24,7 @@ from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
 from ephemeron.runs import folders
 from ephemeron.runs.folders import RUN_FILE
+from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
 from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job import Configuration, Job
@@ -31,7 +32,7 @@ from ephemeron.training.job.spec import KeepBest
 from ephemeron.tuning import data_service, kind, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
 from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, folder_of, storage_of, written
-from ephemeron.tuning.prediction import Predictor, SpacePrediction
+from ephemeron.tuning.prediction import SpacePrediction, TrialPredictor
 from ephemeron.tuning.study_file import StudyFile, load_study
 from ephemeron.tuning.trial import recorded
 
@@ -161,8 +162,8 @@ class Study:
 
     def predict(
         self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = True
-    ) -> tuple[SpacePrediction, Predictor]:
-        """Time and cost of all trials without pruning. No trial is started.
+    ) -> tuple[SpacePrediction, TrialPredictor]:
+        """Time and cost of all trials without pruning; `dry_run` checks the study, too. No trial is started.
 
         Args:
             on_progress: told what is measured.
@@ -171,8 +172,25 @@ class Study:
         Raises:
             UserError: the study is refused.
         """
-        predictor = Predictor.of(self.file, on_progress, measures=measures)
+        predictor = TrialPredictor.of(self.file, on_progress, measures=measures)
         return prediction.predict_space(self.file, predictor, self._places()), predictor
+
+    def dry_run(self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = False) -> Prediction:
+        """Checks the study as `run` does, and says what it will take.
+
+        Args:
+            on_progress, measures: see `predict`.
+
+        Raises:
+            UserError: the study is refused.
+        """
+        self.check()
+        expected, predictor = self.predict(on_progress, measures=measures)
+        found = prediction.described(self.file, expected, predictor, self._places())
+        if predictor.note and not measures and self.file.spec.predict:
+            remedy = f"measure the job first: ephemeron tune {self.file.path or 'STUDY'} --dry-run --profile"
+            found = dataclasses.replace(found, notes=(*found.notes, remedy))
+        return found
 
     def run(
         self, *, resume: bool = False, on_trial: OnTrial = lambda trial: None, on_progress: Callable[[str], None] = lambda text: None
@@ -307,7 +325,7 @@ class Study:
         return evaluations
 
     def _drive(
-        self, study: optuna.Study, known: StudyStatus, predictor: Predictor, on_trial: OnTrial, on_event: Callable[[Event], None]
+        self, study: optuna.Study, known: StudyStatus, predictor: TrialPredictor, on_trial: OnTrial, on_event: Callable[[Event], None]
     ) -> StudyResult:
         job, c = prediction.any_of(self.file)
         simulated = c.platform == "simulated"
@@ -315,7 +333,7 @@ class Study:
         log = kind.StudyLog(self.folder.run, header, known, on_event)
         for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
-                p = prediction.Prediction(each.predicted_s, each.predicted_usd)
+                p = prediction.TrialPrediction(each.predicted_s, each.predicted_usd)
                 predictor.learn(each.parameters, p, each.seconds, each.cost_usd)  # type: ignore[arg-type]
         engine = Engine(
             self.file,

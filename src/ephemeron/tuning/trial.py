@@ -16,7 +16,7 @@ from ephemeron.events import Event, RunStarted
 from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
 from ephemeron.tuning.folder import TrialRecord, TrialStatus
-from ephemeron.tuning.prediction import Prediction
+from ephemeron.tuning.prediction import TrialPrediction
 
 if TYPE_CHECKING:
     import optuna
@@ -57,7 +57,7 @@ class TrialRun:
         *,
         metric: str,
         workers: int,
-        predicted: Prediction | None,
+        predicted: TrialPrediction | None,
         on_change: Callable[[TrialRun], None],
     ) -> None:
         self._study, self._id = study, trial._trial_id

@@ -79,10 +79,11 @@ def test_train_shows_a_known_prediction_and_refuses_what_exceeds_its_budget(tmp_
     assert not folders.all_runs()
     shown = run("train", path, "--workers", 2, "--dry-run")
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.startswith("predicted: ")
+    assert shown.stdout.startswith("sparse ")
     assert "more than the budget of $1e-06, at which the run is stopped" in shown.stdout
     shown = run("train", path, "--workers", 2, "--dry-run", "--json")
-    assert json.loads(shown.stdout.splitlines()[-1])["predicted"]["invocations"] == 2
+    found = json.loads(shown.stdout.splitlines()[-1])
+    assert found["invocations"] == found["predicted"]["invocations"] == 2
 
 
 def test_what_cannot_be_planned_is_said_in_one_line(tmp_path):

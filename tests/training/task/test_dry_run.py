@@ -58,10 +58,13 @@ def test_what_would_be_started_and_paid():
     assert (found["iterations"], found["samples"], found["test_samples"]) == (30, 96, 24)
     assert set(found["first_steps"]["evaluation"]) == {"loss", "absolute_error", "rmse"}
     assert found["first_steps"]["losses"][1] > 0
-    assert 0 < found["estimate"]["requests_usd"] < found["estimate"]["cost_usd"]
+    assert 0 < found["estimate"]["requests_usd"] < found["estimate"]["cost_usd"] == found["cost_usd"]
+    assert (found["kind"], found["functions"], found["invocations"]) == ("training", 2, 2)
+    assert 0 < found["memory_mb"] < found["quota_mb"]
+    assert [basis["source"] for basis in found["rests_on"]] == ["measured", "assumed", "prices"]
     assert not runs_folder().exists()
     shown = CliRunner().invoke(main, ["train", "broken:Saves", "--workers", "2", "--dry-run"]).stdout
-    assert "would cost" in shown
+    assert "an iteration, as measured; functions $" in shown
     assert "nothing was started or paid for" in shown
 
 

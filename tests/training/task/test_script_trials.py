@@ -156,8 +156,9 @@ def test_only_scripts_take_arguments():
 def test_a_dry_run_does_two_steps_after_a_trial_in_a_fresh_process(monkeypatch):
     monkeypatch.setattr(prepare, "script_trial", script_trial.script_trial)
     found = ephemeron.training.driver.dry_run(SCRIPT, workers=2)
-    assert (found.program, found.iterations, found.epochs, found.samples) == ("points.py", 18, 3, 90)
-    assert len(found.first_steps.losses) == 2
+    details = found.details
+    assert [details[name] for name in ("program", "iterations", "epochs", "samples")] == ["points.py", 18, 3, 90]
+    assert len(details["first_steps"]["losses"]) == 2
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ import click
 
 from ephemeron.cli.linalg.files import check_out, command_name, source_of, stored, write_results
 from ephemeron.cli.map import INTERRUPTED
-from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError
+from ephemeron.cli.predictions import dry_run_option, show_prediction
+from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError, UserError
 from ephemeron.units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -43,13 +44,18 @@ def linalg() -> None:
     """
 
 
+def _refuse_predict(context: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        raise UserError("--predict is now --dry-run")
+
+
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option(
                 "--out",
                 type=click.Path(path_type=Path),
-                help=".npy or .zarr of the result; a folder where there are several. Needed but for --predict.",
+                help=".npy or .zarr of the result; a folder where there are several. Needed but for --dry-run.",
             ),
             click.option(
                 "--format", "kind", type=click.Choice(["npy", "zarr"]), help="Of results in a folder.  [default: zarr where A is, else npy]"
@@ -80,7 +86,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Time after which a function that finds no task ends.",
             ),
             click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Cost at which the computation is ended."),
-            click.option("--predict", "only_predict", is_flag=True, help="Tell tasks, bytes, time and price, and start nothing."),
+            dry_run_option,
+            click.option("--predict", is_flag=True, hidden=True, expose_value=False, callback=_refuse_predict),
             click.option("--json", "as_json", is_flag=True, help="Print figures as one line of JSON."),
         )
     ):
@@ -241,17 +248,17 @@ _Work = Callable[[Any, "FunctionExecutor", "list[BigMatrix]"], "dict[str, Any]"]
 
 
 def _compute(
-    inputs: list[Path], work: _Work, *, out: Path | None, channel: str | None, only_predict: bool, results: int = 1, **options: Any
+    inputs: list[Path], work: _Work, *, out: Path | None, channel: str | None, dry_run: bool, results: int = 1, **options: Any
 ) -> None:
     """Computes; where that is interrupted, says how to go on."""
     if out is not None:
         check_out(out, results)
-    elif not only_predict:
+    elif not dry_run:
         raise click.UsageError("Missing option '--out'.")
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", RuntimeWarning)
-            _run(inputs, work, out=out or Path(), channel=channel, only_predict=only_predict, **options)
+            _run(inputs, work, out=out or Path(), channel=channel, dry_run=dry_run, **options)
         for each in told:
             click.secho(f"warning: {each.message}", fg="yellow", err=True)
     except OSError as error:
@@ -295,14 +302,14 @@ def _run(
     autoscaling_factor: float,
     idle_timeout_s: float,
     as_json: bool,
-    only_predict: bool,
+    dry_run: bool,
     slim: bool = False,
 ) -> None:
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.lifetimes import disown
     from ephemeron.linalg.matrices.tile_size import tile_size
-    from ephemeron.linalg.prediction.predict import predict_work
+    from ephemeron.linalg.prediction.predict import described, predict_work
 
     sources = [source_of(path) for path in inputs]
     (rows, columns), dtype = sources[0].shape, sources[0].dtype
@@ -339,9 +346,8 @@ def _run(
         prediction = predicted(tiles)
         if tile and not as_json and prediction.seconds > 2 * (better := predicted(shapes(usual))).seconds:
             click.secho(f"note: without --tile about {human_seconds(better.seconds)}, with tiles of {usual} rows", fg="yellow", err=True)
-        if only_predict:
-            _show_prediction(prediction, as_json=as_json)
-            return
+        if dry_run:
+            return show_prediction(lambda: described(prediction, pool).within(budget_usd=budget_usd), as_json=as_json)
         if not as_json:
             click.echo(f"predicted: {prediction}", err=True)
         store = channel or Path(folder).resolve().as_uri()
@@ -368,16 +374,6 @@ def _slim(rows: int, columns: int, edge: int) -> tuple[int, int]:
     if rows <= 2 * edge and rows < columns:
         return rows, max(edge, rows)
     return edge, edge
-
-
-def _show_prediction(prediction: Prediction, *, as_json: bool) -> None:
-    from ephemeron.config.typed import plain
-
-    if as_json:
-        click.echo(json.dumps({"predicted": plain(prediction)}))
-        return
-    click.echo(str(prediction))
-    click.echo("nothing was started")
 
 
 def _show(report: LinalgReport, prediction: Prediction, files: dict[str, str], *, as_json: bool) -> None:

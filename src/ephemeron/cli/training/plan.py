@@ -235,7 +235,7 @@ def _local_steps(job: Job | None) -> int:
     return given
 
 
-def show(plan: Plan) -> None:
+def show(plan: Plan, *, to_stderr: bool = False) -> None:
     """Prints a plan."""
     import textwrap
 
@@ -248,7 +248,7 @@ def show(plan: Plan) -> None:
     from ephemeron.units import duration
 
     c, p, s = plan.choice, plan.choice.predicted, plan.search
-    console = make_console(width=WIDTH)
+    console = make_console(to_stderr=to_stderr, width=WIDTH)
     proof = "proven optimal for this profile" if s.optimal else f"{s.gap:.1%} above the optimum" if s.gap is not None else "no proof"
     console.print(
         text_of(

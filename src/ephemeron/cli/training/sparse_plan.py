@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,11 +14,10 @@ from ephemeron.errors import JobError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
-    from ephemeron.functions.async_invoke.provider import Settings
     from ephemeron.sparse.job.plan import SparsePlan
     from ephemeron.sparse.job.prediction import SparsePrediction
     from ephemeron.sparse.job.predictor import SparsePredictor
-    from ephemeron.training.job import Configuration, Job
+    from ephemeron.training.job import Job
     from ephemeron.training.planner import PlanLimits
 
 
@@ -63,31 +61,10 @@ def planned_options(
     wanted = dataclasses.replace(job, run={**job.run, **flagged})
     alone = api.configure(wanted, workers=1)
     prepared_run(LaunchRequest(job=job, configuration=alone, prices_file=prices_file))  # what is wrong is said first
-    predictor = predictors.sparse_predictor(wanted, prices_file=prices_file, on_progress=_say)
+    predictor = predictors.sparse_predictor(wanted, prices_file=prices_file, on_progress=say)
     plan = plans.make_sparse_plan(predictor, wanted, limits_of(job), shards=(job.sparse.shards,), configured=api.configure)
     show(plan, to_stderr=True)
     return plan, {"workers": plan.choice.workers, "memory_mb": plan.choice.memory_mb}
-
-
-def sparse_dry_run(job: Job, configuration: Configuration, prices_file: Path | None, settings: Settings | None, *, as_json: bool) -> None:
-    """Checks a sparse run as `train` would, and shows its predicted time and cost; measures the job if it is not known.
-
-    Raises:
-        UserError: what `train` would refuse.
-    """
-    from ephemeron.config.typed import plain
-    from ephemeron.sparse.job import predictor as predictors
-    from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
-
-    ready = prepared_run(LaunchRequest(job=job, configuration=configuration, prices_file=prices_file, cloud=settings))
-    c = ready.prepared.spec.configuration
-    predictor = predictors.sparse_predictor(job, platform=c.platform, prices_file=prices_file, on_progress=_say)
-    p, notes = predictor.predicted(job, c), predictor.notes(c.batch_size)
-    if as_json:
-        click.echo(json.dumps({"configuration": plain(c), "predicted": plain(p), "notes": notes}))
-        return
-    _tell(p, job, notes, to_stderr=False)
-    click.echo("nothing was started or paid for")
 
 
 def sparse_plan(
@@ -117,7 +94,7 @@ def sparse_plan(
     predictors.check_platform(where)
     prepared_run(LaunchRequest(job=job, configuration=api.configure(job, workers=1, platform=where)))
     predictor = predictors.sparse_predictor(
-        job, platform=where, profile=profile_file, use_cache=use_cache, prices_file=prices_file, on_progress=_say
+        job, platform=where, profile=profile_file, use_cache=use_cache, prices_file=prices_file, on_progress=say
     )
     job = dataclasses.replace(job, run={**job.run, "platform": where})
     plan = plans.make_sparse_plan(
@@ -138,7 +115,7 @@ def sparse_profile(job: Job, *, platform: str, out: Path, as_json: bool) -> None
     from ephemeron.sparse.job.profiling import measure
 
     predictors.check_platform(platform)
-    found = measure(job, on_progress=lambda text: _say(f"profiling: {text}"), out=out)
+    found = measure(job, on_progress=lambda text: say(f"profiling: {text}"), out=out)
     found.save(predictors.profile_path(job))
     _show_profile(predictors.SparsePredictor(found), to_stderr=as_json)
     click.echo(found.to_json() if as_json else f"wrote {out}", nl=not as_json)
@@ -167,7 +144,7 @@ def show(plan: SparsePlan, *, to_stderr: bool = False) -> None:
 
     from ephemeron.units import duration
 
-    console = make_console(to_stderr=to_stderr, width=100)
+    console = make_console(to_stderr=True, width=100)
     table = Table("", "functions", "MB", "shards", "time", "USD", "steps/s", "bounded by", "", box=None, pad_edge=False)
     for c in plan.candidates:
         p, chosen = c.predicted, c is plan.choice
@@ -201,7 +178,7 @@ def _show_profile(predictor: SparsePredictor, *, to_stderr: bool) -> None:
     from rich.table import Table
 
     profile = predictor.profile
-    console = make_console(to_stderr=to_stderr, width=110)
+    console = make_console(to_stderr=True, width=110)
     console.print(text_of((profile.program, "bold"), f"; {profile.machine}, load {profile.load_average:g}"), soft_wrap=True)
     table = Table("samples", "shards", "steps", "rows", "load", "compute", "requests", "a shard", "by the clock", box=None, pad_edge=False)
     for c in profile.cells:
@@ -218,20 +195,20 @@ def _show_profile(predictor: SparsePredictor, *, to_stderr: bool) -> None:
         console.print(f"- {note}", soft_wrap=True, highlight=False)
 
 
-def _tell(p: SparsePrediction, job: Job, notes: tuple[str, ...], *, to_stderr: bool = True) -> None:
+def _tell(p: SparsePrediction, job: Job, notes: tuple[str, ...]) -> None:
     from ephemeron.units import duration
 
     click.echo(
         f"predicted: {duration(p.seconds)} for ${p.cost_usd:.4g} (functions ${p.functions_usd:.4g}, shards ${p.servers_usd:.4g}), "
         f"{p.steps_per_s:,.0f} steps a second, bounded by {p.bottleneck}",
-        err=to_stderr,
+        err=True,
     )
     budget = job.limits.budget_usd
     if budget is not None and p.cost_usd > budget:
-        click.echo(f"- more than the budget of ${budget:g}, at which the run is stopped", err=to_stderr)
+        click.echo(f"- more than the budget of ${budget:g}, at which the run is stopped", err=True)
     for note in notes:
-        click.echo(f"- {note}", err=to_stderr)
+        click.echo(f"- {note}", err=True)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     click.echo(text, err=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,14 @@ import click
 
 from ephemeron.cli.bounds import bounded, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import output_options, watch
-from ephemeron.cli.terminal import make_console
-from ephemeron.cli.training.sparse_plan import planned_options, sparse_dry_run
-from ephemeron.config.typed import Count, Positive, plain
-from ephemeron.errors import MissingExtra, UserError
+from ephemeron.cli.training.sparse_plan import planned_options, say
+from ephemeron.config.typed import Count, Positive
+from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, REGION_PLANS, SCHEDULES
-from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver.launching.dry_runs import DryRun
     from ephemeron.training.job import Job, LoggerSpec
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.model.profile import Profile
@@ -134,11 +131,7 @@ LEARNED = "learned"
     type=click.Choice(LOGGERS),
     help="Record the run with this program (repeatable), instead of the job's loggers.",
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Start nothing: build and check everything, do two steps in a process with a function's memory, and estimate time and cost. Of a sparse job: check and predict.",
-)
+@dry_run_option
 @output_options
 def train(
     job: str,
@@ -195,31 +188,21 @@ def train(
         wanted = dataclasses.replace(wanted, run={k: v for k, v in wanted.run.items() if k not in chosen})
     elif wanted.sparse is not None:
         plan, chosen = planned_options(wanted, flags, plan_file, prices_file, dry_run=dry_run)
-    elif not dry_run:
-        plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file, where)
+    else:
+        plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file, where, dry_run=dry_run)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
     settings = cloud_settings(configuration.platform, where)
-    if dry_run and wanted.sparse is not None:
-        return sparse_dry_run(wanted, configuration, prices_file, settings, as_json=as_json)
+    asked: dict[str, Any] = {
+        "faults": [parse_fault(f) for f in faults],
+        "prices_file": prices_file,
+        "plan": plan,
+        "profile": profile,
+        "cloud": settings,
+        "loggers": _with_options(loggers, wanted) if loggers else None,
+    }
     if dry_run:
-        found = api.dry_run(wanted, configuration, prices_file=prices_file, cloud=settings)
-        return _show_dry_run(found, as_json=as_json)
-    watch(
-        lambda on_event: api.train(
-            wanted,
-            configuration,
-            faults=[parse_fault(f) for f in faults],
-            prices_file=prices_file,
-            on_event=on_event,
-            out=out,
-            plan=plan,
-            profile=profile,
-            cloud=settings,
-            check=False,
-            loggers=_with_options(loggers, wanted) if loggers else None,
-        ),
-        as_json=as_json,
-    )
+        return show_prediction(lambda: api.dry_run(wanted, configuration, on_progress=say, **asked), as_json=as_json)
+    watch(lambda on_event: api.train(wanted, configuration, on_event=on_event, out=out, check=False, **asked), as_json=as_json)
 
 
 def _with_options(names: Sequence[str], job: Job) -> list[LoggerSpec | str]:
@@ -229,9 +212,9 @@ def _with_options(names: Sequence[str], job: Job) -> list[LoggerSpec | str]:
 
 
 def _planned(
-    job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None, where: dict[str, str]
+    job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None, where: dict[str, str], *, dry_run: bool
 ) -> tuple[Plan | None, Profile | None, Mapping[str, object]]:
-    """The plan to run, its profile, and the options that it chooses; nothing where the user has chosen."""
+    """The plan to run, its profile, and the options that it chooses; nothing where the user has chosen, or a dry run would have to measure."""
     from ephemeron.training.planner import EXPLICIT, PlanRequest, load_plan, make_plan, overrides
     from ephemeron.training.planning_workflow import addressed
 
@@ -259,9 +242,13 @@ def _planned(
             raise planning_workflow.not_measured(job, platform)
         profile = measured
     else:
-        profile = planning_workflow.known_or_measured(
-            job, platform=platform, channel=c.store, on_progress=lambda text: click.echo(text, err=True)
-        )
+        try:
+            profile = planning_workflow.known_or_measured(job, platform=platform, channel=c.store, measures=not dry_run, on_progress=say)
+        except JobError as e:
+            if not dry_run:
+                raise
+            say(f"{e.problem}: train would plan workers, memory and batches; these are defaults")
+            return None, None, {}
     wish = PlanRequest(
         epochs=job.epochs,
         hap_epochs_factor=job.limits.hap_epochs_factor,
@@ -274,7 +261,7 @@ def _planned(
     channel = _channel(job, flags)
     platforms = planning_workflow.platforms_for(platform, profile.platform, sizes, channel)
     plan = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
-    show(plan)
+    show(plan, to_stderr=dry_run)
     return plan, profile, {**overrides(plan.choice), **addressed(plan.choice, channel)}
 
 
@@ -323,52 +310,3 @@ def _learned_run(job: Job, schedule: str, flags: Mapping[str, object], plan_file
     found = workflow.learned_run(job, schedule, flags, sizes_mb=sizes, on_progress=lambda text: click.echo(text, err=True))
     click.echo(found.note, err=True)
     return found
-
-
-def _show_dry_run(found: DryRun, *, as_json: bool) -> None:
-    """Prints a dry run as a few lines, or as one line of JSON."""
-    if as_json:
-        click.echo(json.dumps(plain(found)))
-        return
-    console = make_console()
-    for name, text in _dry_run_lines(found):
-        console.print(f"{name:<12}{text}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _dry_run_lines(found: DryRun) -> Iterator[tuple[str, str]]:
-    c, r, e = found.configuration, found.first_steps, found.estimate
-    yield "program", f"{found.program}: {human_count(found.parameters, 'trained parameter')}"
-    yield ("data", f"{human_count(found.samples, 'training sample')}, {human_count(found.test_samples, 'evaluation sample')}")
-    if r is not None:
-        losses = ", ".join("not finite" if loss is None else human_metric(loss) for loss in r.losses)
-        yield ("two steps", f"loss {losses}; {human_count(r.samples, 'sample')} in {human_seconds(r.step_s)} on {r.device}")
-        for name in r.metrics[-1] if r.metrics else ():
-            yield "", f"{name} {', '.join(human_metric(m[name]) for m in r.metrics if name in m)}"
-        known = [f"{name} {human_metric(value)}" for name, value in r.evaluation.items() if value is not None]
-        if r.evaluation:
-            yield "evaluation", f"{', '.join(known) or 'no metrics'} after them, in {human_seconds(r.evaluation_s)}"
-        yield "repeated", "the same to the last bit, also from a saved and restored state"
-        yield "memory", f"{r.peak_mb:.0f} MB of {c.memory_mb} MB"
-    sent = human_bytes(found.code_bytes + found.initial_bytes)
-    exchanged = "" if r is None else f"; each exchanges {human_bytes(r.vector_mb * 1e6)} an iteration"
-    yield "would send", f"{sent} of code and weights to each function{exchanged}"
-    yield (
-        "would start",
-        (
-            f"{human_count(c.workers, 'function')} of {c.memory_mb} MB on {c.platform}, {c.pattern} with "
-            f"{human_count(c.aggregators, 'aggregator')}, {c.sync}, through {c.channel}: "
-            f"{human_count(found.iterations, 'iteration')} in {human_count(found.epochs, 'epoch')}"
-        ),
-    )
-    if e is not None:
-        yield (
-            "would take",
-            f"about {human_seconds(e.seconds)}, {human_seconds(e.iteration_s)} an iteration (steps as measured here, exchange as between AWS Lambda and S3)",
-        )
-        yield (
-            "would cost",
-            f"about {human_usd(e.cost_usd)} at AWS prices: functions {human_usd(e.functions_usd)}, requests {human_usd(e.requests_usd)}",
-        )
-    for note in found.notes:
-        yield "note", note
-    yield "", "nothing was started or paid for"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.terminal import make_console
+from ephemeron.cli.training.sparse_plan import say
 from ephemeron.errors import UserError
-from ephemeron.units import human_count, human_metric
+from ephemeron.units import human_metric
 
 if TYPE_CHECKING:
     from ephemeron.tuning.folder import StudyStatus, TrialRecord
-    from ephemeron.tuning.prediction import SpacePrediction
     from ephemeron.tuning.study import Study, StudyResult
 
 SHOWN = 20
@@ -28,9 +29,7 @@ STOPPED = 3
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
 @click.option("--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends.")
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
-@click.option(
-    "--dry-run", is_flag=True, help="Check everything and predict time and cost of all trials from the job's profile; start nothing."
-)
+@dry_run_option
 @click.option(
     "--profile", "measures", is_flag=True, help="With --dry-run: measure steps of the job on this machine first, if it has no profile."
 )
@@ -67,16 +66,8 @@ def tune(
         click.echo(f"trial {end_trial} of study {opened.file.spec.name} is asked to end", err=as_json)
         return
     if dry_run:
-        opened.check()
-        expected, predictor = opened.predict(_say, measures=measures)
-        note = predictor.note
-        if note and not measures and opened.file.spec.predict:
-            note += f"; measure it: ephemeron tune {study} --dry-run --profile"
-        _show_prediction(opened, expected, note, as_json=as_json)
-        return
-    result = (
-        opened.attach(on_trial=_on_trial(opened)) if attach else opened.run(resume=resume, on_trial=_on_trial(opened), on_progress=_say)
-    )
+        return show_prediction(lambda: opened.dry_run(say, measures=measures), as_json=as_json)
+    result = opened.attach(on_trial=_on_trial(opened)) if attach else opened.run(resume=resume, on_trial=_on_trial(opened), on_progress=say)
     _show(opened, result, as_json=as_json)
     if result.status.state == "stopped":
         sys.exit(STOPPED)
@@ -94,40 +85,7 @@ class _on_trial:
         from ephemeron.tuning.results import trial_text
 
         if trial.state not in ("running", "waiting"):
-            _say(trial_text(trial, self._metric))
-
-
-def _show_prediction(study: Study, expected: SpacePrediction, note: str, *, as_json: bool) -> None:
-    from ephemeron.tuning.results import parameters_text
-    from ephemeron.units import duration
-
-    spec = study.file.spec
-    if as_json:
-        document = {
-            "trials": expected.trials,
-            "seconds": round(expected.seconds, 3),
-            "cost_usd": expected.cost_usd,
-            "looked_at": expected.looked_at,
-            "unpredicted": expected.unpredicted,
-            "note": note,
-            **{
-                name: None if found is None else {"parameters": dict(found[0]), "seconds": found[1].seconds, "cost_usd": found[1].cost_usd}
-                for name, found in (("cheapest", expected.cheapest), ("dearest", expected.dearest))
-            },
-        }
-        click.echo(json.dumps(document))
-        return
-    click.echo(f"study {spec.name}: {human_count(expected.trials, 'trial')}, {spec.sampler}, pruner {spec.pruner.name}")
-    if expected.cheapest is None or expected.dearest is None:
-        click.echo(f"- {note or 'time and cost of these configurations cannot be predicted'}")
-        return
-    for name, (values, p) in (("cheapest", expected.cheapest), ("dearest", expected.dearest)):
-        click.echo(f"- {name} trial: {duration(p.seconds)} for ${p.cost_usd:.4g}: {parameters_text(values)}")
-    click.echo(f"- all trials, without pruning: {duration(expected.seconds)} for ${expected.cost_usd:.4g}")
-    if spec.budget_usd is not None:
-        click.echo(f"- budget: ${spec.budget_usd:g}; a trial that is predicted to exceed what is left of it is not started")
-    if expected.unpredicted:
-        click.echo(f"- {expected.unpredicted} of {expected.looked_at} combinations contradict themselves or cannot be predicted")
+            say(trial_text(trial, self._metric))
 
 
 def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
@@ -183,7 +141,3 @@ def _table(status: StudyStatus) -> None:
     make_console(for_tables=True).print(table)
     if len(trials) > SHOWN:
         click.echo(f"… {len(trials) - SHOWN} more in trials.csv")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

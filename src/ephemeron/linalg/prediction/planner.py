@@ -81,19 +81,22 @@ class Prediction:
     """At list prices; for local functions what a cloud's would cost."""
     prices: str = ""
     """Name and date of the price list."""
+    task_bytes: float = 0.0
+    """Largest size of the tiles that one task reads and writes."""
 
     def __add__(self, other: Prediction) -> Prediction:
         """Figures of two programs, one after the other, under the name of the first."""
         sums = {
             f.name: getattr(self, f.name) + getattr(other, f.name)
             for f in fields(self)
-            if f.name not in ("algorithm", "executors", "temporary_bytes", "prices")
+            if f.name not in ("algorithm", "executors", "temporary_bytes", "prices", "task_bytes")
         }
         return dataclasses.replace(
             self,
             executors=max(self.executors, other.executors),
             temporary_bytes=max(self.temporary_bytes, other.temporary_bytes),
             prices=other.prices,
+            task_bytes=max(self.task_bytes, other.task_bytes),
             **sums,
         )
 
@@ -214,6 +217,7 @@ class Planner:
             cost_usd=cost,
             prices=f"{prices.name}, {prices.as_of}",
             requests=traffic.puts + traffic.gets + traffic.polls + traffic.lists,
+            task_bytes=max(s.bytes_read + s.bytes_written for s in statements),
         )
 
     def _traffic(self, statements: Sequence[TaskWork], seconds: float) -> Traffic:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ephemeron.events import GroupStarted
 from ephemeron.functions.base import Limits
 from ephemeron.prices import Prices
 from ephemeron.runs import folders
+from ephemeron.runs.predictions import Prediction
+from ephemeron.training.driver.launching.dry_runs import predict_run
 from ephemeron.training.driver.launching.launch import PreparedRun
 from ephemeron.training.job import Job, RunRegion
+from ephemeron.units import human_seconds, human_usd
+
+if TYPE_CHECKING:
+    from ephemeron.regions.driver.launch import PreparedGroups
 
 
 def with_predictions(
@@ -42,6 +49,49 @@ def with_predictions(
         return list(started)
     loads = [g.samples / (g.workers * _cores(group) * group.power) for g, group in zip(started, groups, strict=True)]
     return [dataclasses.replace(g, predicted_waiting_share=1 - load / max(loads)) for g, load in zip(started, loads, strict=True)]
+
+
+def predict_groups(groups: PreparedGroups, on_progress: Callable[[str], None]) -> Prediction:
+    """What a run in several regions will take: each region predicted as a run of its own, all of which train at the same time.
+
+    Args:
+        groups: the run, prepared.
+        on_progress: told which region is tried.
+
+    Raises:
+        UserError: the first steps of a region are refused.
+    """
+    job, c = groups.request.job, groups.spec.configuration
+    found = []
+    for region, member in zip(c.groups, groups.members, strict=True):
+        on_progress(f"two steps of region {region.name}")
+        found.append(predict_run(member))
+    times, costs, peaks = ([getattr(p, name) for p in found] for name in ("seconds", "cost_usd", "memory_mb"))
+    calls = [p.invocations for p in found]
+    whole = Prediction(
+        kind="regions",
+        name=job.name,
+        platform="+".join(dict.fromkeys(p.platform for p in found)),
+        seconds=None if None in times else max(times),
+        cost_usd=None if None in costs else sum(costs),
+        memory_mb=None if None in peaks else max(peaks),
+        quota_mb=min(p.quota_mb for p in found),
+        functions=sum(p.functions for p in found),
+        invocations=None if None in calls else sum(n or 0 for n in calls),
+        rests_on=tuple(dict.fromkeys(basis for p in found for basis in p.rests_on)),
+        notes=(
+            *dict.fromkeys(f"region {r.name}: {note}" for r, p in zip(c.groups, found, strict=True) for note in p.notes),
+            f"exchanges between regions ({c.region_sync}, every {c.exchange_every} iterations) are left out",
+        ),
+        details={"regions": [{"region": r.name, **p.document()} for r, p in zip(c.groups, found, strict=True)]},
+        rows=tuple((f"region {r.name}", _region_text(p)) for r, p in zip(c.groups, found, strict=True)),
+    )
+    return whole.within(budget_usd=job.limits.budget_usd)
+
+
+def _region_text(p: Prediction) -> str:
+    taken = "" if p.seconds is None or p.cost_usd is None else f"about {human_seconds(p.seconds)}, {human_usd(p.cost_usd)}; "
+    return f"{taken}{p.functions} of {p.quota_mb:,} MB on {p.platform}, {p.details['iterations']} iterations"
 
 
 def _cores(group: RunRegion) -> float:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ephemeron.sparse.job.driving import drive
 from ephemeron.sparse.job.preparing import prepare
 from ephemeron.training.driver.kind import TrainingRuns
+
+if TYPE_CHECKING:
+    from ephemeron.runs.predictions import Prediction
+    from ephemeron.training.driver.launching.launch import LaunchRequest
 
 
 class SparseRuns(TrainingRuns):
@@ -15,6 +20,12 @@ class SparseRuns(TrainingRuns):
 
     prepare = staticmethod(prepare)
     drive = staticmethod(drive)
+
+    def predict(self, request: LaunchRequest, on_progress: Callable[[str], None]) -> Prediction:
+        """See `predictor.predict_run`."""
+        from ephemeron.sparse.job.predictor import predict_run
+
+        return predict_run(request, on_progress)
 
     def make_predictor(self, *arguments: Any, **options: Any) -> Any:
         """See `predictor.sparse_predictor`."""

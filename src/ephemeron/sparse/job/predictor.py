@@ -14,16 +14,20 @@ from pathlib import Path
 
 import xxhash
 
+from ephemeron.config.typed import plain
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
 from ephemeron.prices import Prices, load_prices
 from ephemeron.runs import folders
+from ephemeron.runs.predictions import Basis, Prediction, price_basis
 from ephemeron.sparse.job.prediction import SparseConfiguration, SparsePrediction, SparseWork, StepCosts, predict
 from ephemeron.sparse.job.preparing import opened_dataset, urls_of
 from ephemeron.sparse.job.profile import SparseProfile, load_sparse_profile
+from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.profiling.store import this_machine
+from ephemeron.units import human_usd
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +48,11 @@ class SparsePredictor:
     profile: SparseProfile
     prices_file: Path | None = None
     _steps: StepCosts = field(init=False)
-    _prices: Prices = field(init=False)
+    prices: Prices = field(init=False)
     _datasets: dict[str, TableDataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._steps, self._prices = self.profile.costs(), load_prices("objects", self.prices_file, servers=True)
+        self._steps, self.prices = self.profile.costs(), load_prices("objects", self.prices_file, servers=True)
 
     def predicted(self, job: Job, c: Configuration) -> SparsePrediction:
         """Time and cost of a run to its end.
@@ -73,7 +77,7 @@ class SparsePredictor:
                 mb_per_vcpu=Limits().mb_per_vcpu,
                 cores=float(os.cpu_count() or 1),
             ),
-            self._prices,
+            self.prices,
         )
 
     def work(self, job: Job) -> SparseWork:
@@ -93,6 +97,13 @@ class SparsePredictor:
         if url not in self._datasets:
             self._datasets[url] = opened_dataset(url)
         return self._datasets[url]
+
+    @property
+    def rests_on(self) -> tuple[Basis, ...]:
+        """What predictions rest on."""
+        p = self.profile
+        steps = Basis(source="profile", what=f"steps of {p.program}, measured on {p.machine}", as_of=p.measured_on)
+        return steps, price_basis(self.prices)
 
     def notes(self, batch_size: int) -> tuple[str, ...]:
         """What to know of a prediction."""
@@ -145,6 +156,40 @@ def sparse_predictor(
         known = measure(job, on_progress=on_progress)
         known.save(profile_path(job))
     return SparsePredictor(known, prices_file)
+
+
+def predict_run(request: LaunchRequest, on_progress: OnProgress) -> Prediction:
+    """What a run of a sparse job will take. The job is measured, if it was not before.
+
+    Args:
+        request: the run.
+        on_progress: told what is measured.
+
+    Raises:
+        UserError: what `train` would refuse, or the platform cannot be predicted.
+    """
+    job, ready = request.job, prepared_run(request)
+    c = ready.prepared.spec.configuration
+    predictor = sparse_predictor(job, platform=c.platform, prices_file=request.prices_file, on_progress=on_progress)
+    p = predictor.predicted(job, c)
+    found = Prediction(
+        kind="sparse",
+        name=job.name,
+        platform=c.platform,
+        seconds=p.seconds,
+        cost_usd=p.cost_usd,
+        quota_mb=c.memory_mb,
+        functions=c.workers,
+        invocations=p.invocations,
+        rests_on=predictor.rests_on,
+        notes=predictor.notes(c.batch_size),
+        details={"configuration": plain(c), "predicted": plain(p)},
+        rows=(
+            ("steps", f"{p.steps_per_s:,.0f} a second, bounded by {p.bottleneck}"),
+            ("of the cost", f"functions {human_usd(p.functions_usd)}, shards {human_usd(p.servers_usd)}"),
+        ),
+    )
+    return found.within(budget_usd=job.limits.budget_usd, deadline_s=job.limits.deadline_s)
 
 
 def check_platform(platform: str) -> None:

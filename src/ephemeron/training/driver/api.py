@@ -11,18 +11,17 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ephemeron import blocking
 from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, UserError
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.prices import load_prices
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import load_kind
 from ephemeron.training.driver import lifecycle, notebook
-from ephemeron.training.driver.launching.launch import LaunchRequest, admitted, begun, platform_limits, prepared_run, service_of
+from ephemeron.training.driver.launching.launch import LaunchRequest, begun, platform_limits, prepared_run
 from ephemeron.training.driver.launching.prepare import refuse_contradictions
 from ephemeron.training.driver.launching.programs import job_of
 from ephemeron.training.driver.lifecycle import OnEvent
@@ -40,7 +39,7 @@ from ephemeron.training.task.task import Task
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
-    from ephemeron.training.driver.launching.dry_runs import DryRun
+    from ephemeron.runs.predictions import Prediction
 
 Program: TypeAlias = str | Path | Task | type[Task]
 """Path of a job file or a script, `module:Class`, or a task."""
@@ -275,29 +274,31 @@ def dry_run(
     job: Job | Program,
     configuration: Configuration | None = None,
     *,
-    prices_file: Path | None = None,
-    cloud: Settings | None = None,
-    **options: object,
-) -> DryRun:
-    """Checks a run without starting a function: builds everything, does two steps in a process with a function's memory, repeats
-    them, restores them from a saved state, and estimates time and cost.
+    on_progress: Callable[[str], None] = lambda text: None,
+    **arguments: Any,
+) -> Prediction:
+    """Checks a run as `train` would, and predicts its time, cost and memory, before a function is started.
+
+    A program of PyTorch does two steps in a process with a function's memory, repeats them, and restores them from a saved state; so does
+    that of each region. A sparse job is measured on this machine, if it was not before.
 
     Args:
-        job, configuration, prices_file, cloud, options: as for `train`.
+        job, configuration: as for `train`.
+        on_progress: told what is measured.
+        arguments: further arguments and options of `train`.
 
     Raises:
         UserError: what `train` would refuse, or the steps fail, differ when they are repeated, or cannot be restored.
     """
-    from ephemeron.training.driver.launching import dry_runs
+    request = launch_request(job, configuration, **arguments)
+    found: Prediction = load_kind(_kind_of(request)).predict(request, on_progress)
+    return found
 
-    job = job_of(job, options)
-    if job.sparse is not None:
-        raise JobError("this dry run is of a program of PyTorch", remedy="predict a sparse job with: ephemeron train JOB --dry-run")
-    c = configure(job) if configuration is None else _checked_configuration(configuration)
-    if c.regions:
-        raise JobError("a dry run is not of several regions", remedy="leave regions out")
-    c, _, _, limits, _ = admitted(job, c, cloud)
-    return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(service_of(c.store), prices_file, platform=c.platform))
+
+def _kind_of(request: LaunchRequest) -> str:
+    if request.configuration.regions:
+        return "regions"
+    return "training" if request.job.sparse is None else "sparse"
 
 
 def resize(

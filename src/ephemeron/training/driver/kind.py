@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from ephemeron import blocking
 from ephemeron.events import RunEnded
 from ephemeron.runs import run_platform
@@ -11,6 +14,10 @@ from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.training.driver import lifecycle, records, run_logging
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result, conclude
+
+if TYPE_CHECKING:
+    from ephemeron.runs.predictions import Prediction
+    from ephemeron.training.driver.launching.launch import LaunchRequest
 
 
 class TrainingRuns(RunKind):
@@ -31,6 +38,13 @@ class TrainingRuns(RunKind):
                 )
             )
             return log.conclude(conclude(folder, spec, ledger, ending, None))
+
+    def predict(self, request: LaunchRequest, on_progress: Callable[[str], None]) -> Prediction:
+        """What a run will take; see `api.dry_run`."""
+        from ephemeron.training.driver.launching import dry_runs
+        from ephemeron.training.driver.launching.launch import prepared_run
+
+        return dry_runs.predict_run(prepared_run(request, run_id=dry_runs.RUN))
 
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
         blocking.run(lambda _: lifecycle.stop(folder, header, now=now))

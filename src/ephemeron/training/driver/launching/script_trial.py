@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.config import own_processes
 from ephemeron.config.code_bundle import left_out, unbundle
 from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import BatchSource
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import JobError
+from ephemeron.runs.probe_process import run_probe
 from ephemeron.training.driver.launching.bundle_check import selection_of
 from ephemeron.training.driver.launching.memory import Activations
 from ephemeron.training.driver.launching.trial import Trial
@@ -201,7 +200,6 @@ def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays
     with tempfile.TemporaryDirectory(prefix="ephemeron-trial-") as name:
         place = Path(name).resolve()
         folders = unbundle(code, place / "code")
-        (place / "cwd").mkdir()
         request = TrialRequest(
             file=script.find(folders),
             arguments=script.arguments,
@@ -210,25 +208,13 @@ def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays
             workers=workers,
             out=place / "answer",
         )
-        command = own_processes.command("script-trial", json.dumps(plain(request)))
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                cwd=place / "cwd",
-                timeout=_LONGEST_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        done = run_probe("script-trial", json.dumps(plain(request)), cwd=place / "cwd", most_s=_LONGEST_S)
+        if done.ended == "time":
             raise JobError(
                 f"script {script.file}: four steps, and what is not in the loop, take more than {_LONGEST_S:g} s",
                 remedy="put what belongs to each epoch into a loop over run.epochs",
-            ) from None
+            )
         if not request.out.exists():
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise JobError(f"script {script.file} ended its process with {done.returncode}: {last}")
+            raise JobError(f"script {script.file} ended its process early: {done.last_error}")
         arrays, raw = decode_state(request.out.read_bytes(), key="trial")
     return arrays, build(TrialAnswer, raw, where="trial")

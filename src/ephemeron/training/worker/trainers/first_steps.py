@@ -7,10 +7,8 @@ saved and restored between them, as a successor would have it, which shows wheth
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +18,13 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, JobError
+from ephemeron.runs.probe_process import peak_mb
 from ephemeron.training.tensors import decode_state, digest, encode_state
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.factory import build_script_trainer, build_torch_trainer, open_feed
 from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer
 from ephemeron.training.worker.trainers.trainer import Trainer
-from ephemeron.user_code import guarded, line_of, raised_by
+from ephemeron.user_code import frames_of, guarded, line_of
 
 STEPS = 2
 
@@ -151,14 +150,6 @@ def _which(trainer: Trainer, mean: np.ndarray, other: np.ndarray) -> str:
     return ""
 
 
-def user_frames(error: BaseException, folder: Path) -> str:
-    """The frames of a traceback that are in the user's code, as Python shows them."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if Path(f.filename).is_relative_to(folder)]
-    shown = own or frames[-1:]
-    return "".join(traceback.format_list(shown))
-
-
 def main(folder: Path) -> None:
     """Writes a `FirstSteps` to standard output; what the user's code prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
@@ -170,9 +161,8 @@ def main(folder: Path) -> None:
     except EphemeronError as e:
         result = FirstSteps(error=str(e))
     except Exception as e:  # noqa: BLE001 - the user's
-        result = FirstSteps(error=line_of(e), traceback=user_frames(raised_by(e), (folder / "unpacked").resolve()))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
-    json.dump({**plain(result), "peak_mb": peak}, out)
+        result = FirstSteps(error=line_of(e), traceback=frames_of(e, (folder / "unpacked").resolve()))
+    json.dump({**plain(result), "peak_mb": peak_mb()}, out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""A function on a few items, in a process of its own: `python -m … FOLDER`. It is loaded as an executor's function loads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.config.typed import plain
+from ephemeron.errors import EphemeronError
+from ephemeron.executor.places import PRELOAD
+from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps
+from ephemeron.functions.shipped_tasks import code_keys
+from ephemeron.runs.probe_process import peak_mb
+from ephemeron.user_code import frames_of, guarded, line_of, unpickled
+
+RUN = "dry-run"
+REQUEST_FILE = "request.pickle"
+ENOUGH_S = 10.0
+"""After this long no further item is begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedItem:
+    """One call."""
+
+    seconds: float
+    cpu_s: float
+    nbytes: int
+    """Of its result, pickled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemTrial:
+    """Result of the process, on its standard output as JSON."""
+
+    load_s: float = 0.0
+    """To unpack and import the function."""
+    items: tuple[TriedItem, ...] = ()
+    """The first one is that on which the function warms up."""
+    peak_mb: float = 0.0
+    error: str = ""
+    """Why an item failed; empty: none did."""
+    failed: int = 0
+    """Which item."""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """What the process is asked, as a pickle."""
+
+    reference: str
+    """Of the function; see `CodeLoader.load`."""
+    objects: Mapping[str, bytes]
+    """That the reference needs, by key."""
+    items: Sequence[tuple[Any, ...]]
+
+
+def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
+    """Calls the function with each item, until `ENOUGH_S` have passed."""
+    began = time.perf_counter()
+    tried: list[TriedItem] = []
+    try:
+        with guarded():
+            function = asyncio.run(_loaded(request, folder))
+        load_s = time.perf_counter() - began
+        for item in request.items:
+            at, cpu = time.perf_counter(), time.process_time()
+            with guarded():
+                result = function(*item)
+            seconds, cpu_s = time.perf_counter() - at, time.process_time() - cpu
+            tried.append(TriedItem(seconds=seconds, cpu_s=cpu_s, nbytes=len(dumps(result, what="the result"))))
+            if time.perf_counter() - began > ENOUGH_S:
+                break
+    except EphemeronError as e:
+        return ItemTrial(error=str(e), failed=len(tried))
+    except Exception as e:  # noqa: BLE001 - the user's
+        return ItemTrial(error=line_of(e), failed=len(tried), traceback=frames_of(e, folder))
+    return ItemTrial(load_s=load_s, items=tuple(tried), peak_mb=peak_mb())
+
+
+async def _loaded(request: TrialRequest, folder: Path) -> Shipped:
+    store = MemoryChannel()
+    for key, data in request.objects.items():
+        store.publish(key, data)
+    return await CodeLoader(store, code_keys(RUN), scratch=folder).load(request.reference)
+
+
+def main(folder: Path) -> None:
+    """Writes an `ItemTrial` to standard output; what the user's code prints goes to standard error."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    for name in PRELOAD:
+        import_module(name)
+    request = unpickled((folder / REQUEST_FILE).read_bytes())
+    json.dump(plain(try_items(request, folder.resolve())), out)
+
+
+if __name__ == "__main__":
+    from ephemeron.executor import item_trial as module
+
+    module.main(Path(sys.argv[1]))

@@ -1,0 +1,93 @@
+"""A trial on this machine before a run: a program in a process of its own, with the memory of a function and a time limit."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from ephemeron.config import own_processes
+from ephemeron.units import MIB
+
+_WATCH_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """How a trial has ended."""
+
+    ended: Literal["itself", "memory", "time"]
+    """`memory`: killed above its quota; `time`: killed at its time limit."""
+    output: str
+    """Its standard output."""
+    last_error: str
+    """Last line of its standard error, or its exit code."""
+
+
+def run_probe(program: own_processes.Program, *arguments: str, cwd: Path, most_s: float, quota_mb: int = 0) -> Probed:
+    """Runs a program until it ends, or is killed.
+
+    Args:
+        program: see `own_processes`.
+        arguments: of it.
+        cwd: its working folder, which is made.
+        most_s: longest time, seconds.
+        quota_mb: most resident memory, MiB; 0: any.
+    """
+    cwd.mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        own_processes.command(program, *arguments),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    above = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process, quota_mb, above), daemon=True)
+    if quota_mb:
+        watcher.start()
+    late = False
+    try:
+        output, errors = process.communicate(timeout=most_s)
+    except subprocess.TimeoutExpired:
+        late = True
+        process.kill()
+        output, errors = process.communicate()
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    if quota_mb:
+        watcher.join()
+    (last,) = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+    return Probed(ended="memory" if above.is_set() else "time" if late else "itself", output=output, last_error=last)
+
+
+def peak_mb() -> float:
+    """Largest resident size of this process, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+
+
+def _watch(process: subprocess.Popen[str], quota_mb: int, above: threading.Event) -> None:
+    """Kills the process once it is above the quota; ends with it."""
+    try:
+        watched = psutil.Process(process.pid)
+        while process.poll() is None:
+            if watched.memory_info().rss > quota_mb * MIB:
+                above.set()
+                process.kill()
+                return
+            try:
+                process.wait(_WATCH_S)
+            except subprocess.TimeoutExpired:
+                continue
+    except psutil.Error:
+        return  # it has ended
