@@ -10,6 +10,7 @@ import click
 
 from ephemeron.config.typed import convert
 from ephemeron.errors import JobError
+from ephemeron.runs.labels import parse_labels
 
 
 def bounded(hint: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -22,6 +23,24 @@ def bounded(hint: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
         return None if value is None else convert(hint, value, param.opts[0])
 
     return check
+
+
+def read_labels(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """A callback for options of the form `NAME=VALUE`; see `parse_labels`."""
+    return parse_labels(value)
+
+
+label_option = click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=read_labels,
+    help="Label by which the run is found, and its cost told apart (repeatable).",
+)
+wanted_labels_option = click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=read_labels, help="List only runs with this label (repeatable)."
+)
 
 
 def target(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, object] | None:

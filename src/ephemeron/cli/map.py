@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.bounds import bounded
+from ephemeron.cli.bounds import bounded, label_option
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.config.typed import Count, Positive
@@ -55,6 +55,7 @@ def _pool_options(command: F) -> F:
             ),
             click.option("--timeout-s", type=float, callback=bounded(Positive), help="Time limit of one try of a task."),
             click.option("--retries", type=int, default=2, show_default=True, help="Further tries of a task that failed."),
+            label_option,
             click.option("--budget-usd", type=float, callback=bounded(Positive), help="Cancel what is left when this much is spent."),
             click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."),
             click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.cli.bounds import label_option
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.errors import BudgetReached
@@ -26,9 +27,10 @@ INTERRUPTED = 130
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
 @cloud_options
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices.")
+@label_option
 @dry_run_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON.")
-def prepare_command(recipe: Path, prices_file: Path | None, dry_run: bool, as_json: bool, **flags: Any) -> None:
+def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, str], dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Load, transform and split raw data as RECIPE says, on functions.
 
     \b
@@ -57,7 +59,7 @@ def prepare_command(recipe: Path, prices_file: Path | None, dry_run: bool, as_js
     if dry_run:
         return show_prediction(lambda: preparing.dry_run(made, settings=settings, prices_file=prices_file), as_json=as_json)
     try:
-        found = preparing.prepare(made, on_predicted=_tell, settings=settings, prices_file=prices_file)
+        found = preparing.prepare(made, on_predicted=_tell, settings=settings, prices_file=prices_file, labels=labels)
     except KeyboardInterrupt as e:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.secho(f"interrupted; {_notes(e)}", fg="yellow", err=True)

@@ -168,6 +168,7 @@ class Library:
             "status": status,
             "job": record.name if record else "",
             "platform": record.platform if record else "",
+            "labels": dict(record.labels) if record else {},
             "workers": record.functions if record else None,
             "wall_time": record.started_at if record else 0.0,
             "iterations": None,

@@ -46,6 +46,7 @@ def summary(view: RunView) -> Document:
             "kind": view.record.kind if view.record else "",
             "job": run.job if run else "",
             "platform": run.platform if run else (view.record.platform if view.record else ""),
+            "labels": dict(view.record.labels) if view.record else {},
             "status": status,
             "share_read": round(view.share_read, 4),
             "version": view.version,

@@ -93,8 +93,8 @@ class Driver(ABC):
         if self._process != os.getpid():
             raise RuntimeError(f"this executor is of process {self._process}, from which this one was forked; make one here")
         if self._thread is None:
-            prices, budget_usd = self._session.meter.prices, self._session.budget_usd
-            header = new_header(self._folder, self._name, self._options, prices=prices, budget_usd=budget_usd)
+            s = self._session
+            header = new_header(self._folder, self._name, self._options, prices=s.meter.prices, budget_usd=s.budget_usd, labels=s.labels)
             write_header(self._folder, header)
             self._session.header = header
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)

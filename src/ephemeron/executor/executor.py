@@ -16,7 +16,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -38,6 +38,7 @@ from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.prices import Prices, load_prices
 from ephemeron.runs import folders
+from ephemeron.runs.labels import check_labels
 from ephemeron.runs.lock import hold
 from ephemeron.runs.stop_requests import stop_requested
 from ephemeron.units import human_count
@@ -68,6 +69,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         autoscaling_factor: functions for each task that is ready or running, up to `max_workers` (NumPyWren, section 4). Below 1, fewer
             functions wait for tasks at the ends of a graph, and the work takes longer.
         idle_timeout_s: time after which a function that finds no task ends.
+        labels: names and values by which the run is found; see `runs.labels`.
 
     Raises:
         UserError: an option is refused. Nothing was started.
@@ -93,7 +95,9 @@ class FunctionExecutor(concurrent.futures.Executor):
         preload: Sequence[str] = (),
         autoscaling_factor: float = 1.0,
         idle_timeout_s: float = 10.0,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
+        labels = check_labels(labels)
         for option, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
             if value is not None and value <= 0:
                 raise JobError(f"{option} = {value} is not above 0", remedy="leave it out for none")
@@ -135,6 +139,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             key=key,
             prices=prices,
             budget_usd=budget_usd,
+            labels=labels,
             is_to_stop=lambda: bool(stop_requested(self._folder)),
             on_change=self._show,
         )

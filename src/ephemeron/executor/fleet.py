@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import plain
@@ -32,7 +32,7 @@ class Fleet:
         run: name of the run, and of the queue.
         options: of the functions.
         adapter: of the queue.
-        key: of the run.
+        key, labels: of the run.
         origin: of its events.
         changed: called when a function has ended.
     """
@@ -45,11 +45,12 @@ class Fleet:
         options: PlaceOptions,
         adapter: Adapter,
         key: SigningKey,
+        labels: Mapping[str, str],
         origin: float,
         changed: Callable[[], None],
     ) -> None:
         self._place, self._run, self._options, self._key, self._origin = place, run, options, key, origin
-        self._changed = changed
+        self._changed, self._labels = changed, labels
         self._request = ExecutorRequest(
             queue=run,
             resolver="shipped",
@@ -134,6 +135,7 @@ class Fleet:
             entry="task-executor",
             origin=self._origin,
             key=self._key.text,
+            labels=self._labels,
             request=plain(self._request),
         )
         try:

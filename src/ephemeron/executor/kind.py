@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ephemeron.errors import UserError
@@ -54,14 +55,16 @@ class TaskRuns(ClientRuns):
         )
 
 
-def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: Prices, budget_usd: float | None) -> RunHeader:
+def new_header(
+    folder: RunFolder, name: str, options: PlaceOptions, *, prices: Prices, budget_usd: float | None, labels: Mapping[str, str]
+) -> RunHeader:
     """The header of an executor whose first task has come.
 
     Args:
         folder: of the run.
         name: of the executor.
         options: admitted.
-        prices, budget_usd: of the run.
+        prices, budget_usd, labels: of the run.
     """
     return RunHeader(
         run_id=folder.run_id,
@@ -76,6 +79,7 @@ def new_header(folder: RunFolder, name: str, options: PlaceOptions, *, prices: P
         budget_usd=budget_usd,
         started_at=time.time(),
         ends_with_client=True,
+        labels=labels,
     )
 
 

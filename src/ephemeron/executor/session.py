@@ -106,6 +106,7 @@ class Session:
         key: signs code, tasks and results.
         prices: of functions and channel.
         budget_usd: at which nothing more is started; None: none.
+        labels: of the run; see `runs.labels`.
         is_to_stop: asked while it lives.
         on_change: called after results have come, in this loop.
     """
@@ -118,11 +119,12 @@ class Session:
         key: SigningKey,
         prices: Prices,
         budget_usd: float | None = None,
+        labels: Mapping[str, str] | None = None,
         is_to_stop: Callable[[], bool] = lambda: False,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.options, self.key = run, options, key
-        self.budget_usd = budget_usd
+        self.budget_usd, self.labels = budget_usd, labels or {}
         self.meter = CostMeter(prices)
         self.header: RunHeader | None = None
         """Of the run, from its first task on."""
@@ -275,7 +277,16 @@ class Session:
         channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
         adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
         queue = open_queue(place.store, self.run, owner="client", key=self.key.text, adapter=adapter, lease_s=place.lease_s)
-        fleet = Fleet(place, run=self.run, options=self.options, adapter=adapter, key=self.key, origin=origin, changed=self._wake.set)
+        fleet = Fleet(
+            place,
+            run=self.run,
+            options=self.options,
+            adapter=adapter,
+            key=self.key,
+            labels=self.labels,
+            origin=origin,
+            changed=self._wake.set,
+        )
         assert self.header is not None  # there is a task
         await place.platform.emit(self.run, started(self.header, t=self._now(), wall_time=time.time() - self._now()))
         watching = [asyncio.ensure_future(self._watch(place))]

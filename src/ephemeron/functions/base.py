@@ -64,8 +64,16 @@ class Call:
     key: str = field(default="", repr=False)
     """Key of the run, by which its functions recognise its objects (`communication.signing`). It is never stored or logged.
     Empty: the function executes nothing from the channel."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the run."""
     request: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the entry, which gets them as its own dataclass."""
+
+    @property
+    def log_fields(self) -> dict[str, str | int]:
+        """Fields of all that a function logs for this call; see `logs.context`."""
+        found: dict[str, str | int] = {"run": self.run, "rank": self.rank, "attempt": self.attempt}
+        return {**found, "labels": ",".join(f"{k}={v}" for k, v in self.labels.items())} if self.labels else found
 
     def to_payload(self) -> dict[str, object]:
         """The call as plain JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,7 +45,7 @@ class ThreadCompute:
             torch.set_num_threads(self.threads)
 
     async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
-        made = self._latest = self._executor.submit(_guarded, work)
+        made = self._latest = self._executor.submit(contextvars.copy_context().run, _guarded, work)  # so that what it logs has its fields
         return await asyncio.wrap_future(made)
 
     def close(self) -> None:

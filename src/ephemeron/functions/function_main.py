@@ -157,7 +157,7 @@ def main() -> None:
     while True:
         message = line.calls.get()
         if isinstance(message, InvokeMessage):
-            with logs.context(run=message.call.run, rank=message.call.rank, attempt=message.call.attempt):
+            with logs.context(**message.call.log_fields):
                 _serve(line, message)
             gc.collect()
 

@@ -256,7 +256,7 @@ class LocalDaemon:
         self._started[started.id] = self._running[started.id] = started
         invoked = Invoked(t=self._t(call), rank=call.rank, attempt=call.attempt, invocation=started.id, reason=reason)
         run.journal.append(to_json(invoked))
-        with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+        with logs.context(**call.log_fields):
             _log.info("invocation %s (%s) is accepted", started.id, reason)
             self._in_background(self._run(started))
         return started.id

@@ -270,7 +270,7 @@ class SimulatedInvocation(Invocation):
             deadline=self._deadline,
             overlaps=platform.overlaps,
         )
-        with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+        with logs.context(**call.log_fields):
             _log.debug("invocation %s begins at %.3f s", self.id, loop.time())
             async with asyncio.timeout_at(self._deadline):
                 return await serve(context, platform.entries.get(call.entry))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,7 @@ def prepare(
     on_predicted: Callable[[PreparationEstimate], None] = lambda _: None,
     settings: Any = None,
     prices_file: Any = None,
+    labels: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Carries a recipe out, or what is left of it.
 
@@ -111,6 +112,7 @@ def prepare(
         on_predicted: called before functions start.
         settings: of a cloud; see `FunctionExecutor`.
         prices_file: price file instead of the built-in prices.
+        labels: see `FunctionExecutor`.
 
     Raises:
         JobError: the recipe, a column or a row is wrong, or `out` holds what another recipe made.
@@ -122,7 +124,7 @@ def prepare(
     pipeline, split, plan = _checked(recipe)
     steps = {"steps": [dict(raw) for raw in recipe.steps], "split": None if split is None else split.document()}
     fits = f"{recipe.out}/fits/{xxhash.xxh3_64_hexdigest(json.dumps([steps, plain(plan)], sort_keys=True).encode())}"
-    with _pool(recipe, progress=progress, settings=settings, prices_file=prices_file) as pool:
+    with _pool(recipe, progress=progress, settings=settings, prices_file=prices_file, labels=labels) as pool:
         if not _is_there(f"{recipe.out}/raw"):
             made.predicted = predict(plan, pipeline, prices=pool.prices, memory_mb=pool.memory_mb, workers=pool.max_workers)
             on_predicted(made.predicted)
@@ -200,7 +202,9 @@ def _checked(recipe: Recipe) -> tuple[Pipeline | None, HashSplit | None, LoadPla
     return pipeline, split, plan
 
 
-def _pool(recipe: Recipe, *, progress: bool | None, settings: Any, prices_file: Any) -> FunctionExecutor:
+def _pool(
+    recipe: Recipe, *, progress: bool | None, settings: Any, prices_file: Any, labels: Mapping[str, str] | None = None
+) -> FunctionExecutor:
     run = recipe.run
     return FunctionExecutor(
         run.platform,
@@ -214,6 +218,7 @@ def _pool(recipe: Recipe, *, progress: bool | None, settings: Any, prices_file: 
         prices_file=prices_file,
         settings=settings,
         preload=PRELOAD if run.platform == "local" else (),
+        labels=labels,
     )
 
 

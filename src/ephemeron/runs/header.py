@@ -49,6 +49,7 @@ class RunHeader:
     ends_with_client: bool = False
     """Whether nobody can go on with it when its client has ended."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """See `runs.labels`."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Settings of the cloud; empty on other platforms."""
     payload: Mapping[str, Any] = field(default_factory=dict)

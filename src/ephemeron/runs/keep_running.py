@@ -166,6 +166,7 @@ class _Run:
             entry=self._entry,
             origin=self._origin,
             key=self._folder.signing_key().text,
+            labels=h.labels,
             reason="replacement" if start.attempt > self._first[start.slot] else "resume" if start.attempt else "start",
             request=plain(self._requests[start.slot]),
         )

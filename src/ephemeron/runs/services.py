@@ -26,6 +26,7 @@ from ephemeron.runs.client_run import STOP_LOOK_S, ClientRun, ClientRuns, living
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, find_service
+from ephemeron.runs.labels import check_labels
 from ephemeron.runs.lock import driving
 from ephemeron.runs.summary import RunResult, RunSummary
 
@@ -119,6 +120,7 @@ def start(
     lifetime_s: float = 0.0,
     servers: int = 0,
     private: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
     on_ready: Callable[[Said], None],
 ) -> Said:
     """Serves until the end; returns what the service says then.
@@ -130,6 +132,7 @@ def start(
         memory_mb, lifetime_s: of a function.
         servers: processes beside them that are paid by the hour.
         private: settings that are not written down.
+        labels: see `runs.labels`.
         on_ready: called when clients can come.
 
     Raises:
@@ -147,6 +150,7 @@ def start(
         servers=servers,
         prices=load_prices("objects", servers=servers > 0),
         payload=payload,
+        labels=check_labels(labels),
     )
     with driving(folder):
         return _serve(folder, header, private=private or {}, on_ready=on_ready)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ephemeron.errors import EphemeronError, UserError
@@ -49,6 +49,7 @@ class Engine:
         predictor: of trials.
         places: functions of all trials at once.
         parent: the study's own name among runs.
+        labels: of the study, which its trials have, too.
         token: part of the names of runs.
         seconds: for which the study was driven before.
         simulated: whether trials take place in virtual time.
@@ -66,6 +67,7 @@ class Engine:
         *,
         places: int,
         parent: str,
+        labels: Mapping[str, str],
         token: str,
         seconds: float,
         simulated: bool,
@@ -75,6 +77,7 @@ class Engine:
     ) -> None:
         self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
         self._places, self._parent, self._token, self._simulated = places, parent, token, simulated
+        self._labels = labels
         self._on_trial, self._on_change, self._sessions = on_trial, on_change, sessions
         self._before_s, self._began_at = seconds, 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -286,6 +289,7 @@ class Engine:
             check=False,
             report=False,
             parent=self._parent,
+            labels=self._labels,
         )
 
     def _followed(self, session: Session, trial: TrialRun) -> Callable[[Event], None]:

@@ -87,13 +87,14 @@ class StudyRuns(RunKind):
         return drawn
 
 
-def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: Configuration) -> RunHeader:
+def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: Configuration, labels: Mapping[str, str]) -> RunHeader:
     """The header of a study.
 
     Args:
         file, status: of the study.
         run_id: its name among runs.
         job, c: of one of its trials.
+        labels: see `runs.labels`.
     """
     return RunHeader(
         run_id=run_id,
@@ -105,6 +106,7 @@ def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: C
         budget_usd=status.budget_usd,
         deadline_s=status.deadline_s,
         started_at=time.time(),
+        labels=labels,
         payload={"file": "" if file.path is None else str(file.path)},
     )
 

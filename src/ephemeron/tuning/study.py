@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
 from ephemeron.runs import folders
 from ephemeron.runs.folders import RUN_FILE
+from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
 from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
@@ -193,7 +194,12 @@ class Study:
         return found
 
     def run(
-        self, *, resume: bool = False, on_trial: OnTrial = lambda trial: None, on_progress: Callable[[str], None] = lambda text: None
+        self,
+        *,
+        resume: bool = False,
+        on_trial: OnTrial = lambda trial: None,
+        on_progress: Callable[[str], None] = lambda text: None,
+        labels: Mapping[str, str] | None = None,
     ) -> StudyResult:
         """Runs the study to its end, or until it is interrupted.
 
@@ -201,12 +207,13 @@ class Study:
             resume: go on with a study whose client has ended.
             on_trial: called with every trial that has begun or ended.
             on_progress: called with a description of what is measured before the start.
+            labels: of the study and its trials, see `runs.labels`; those with which it began stay.
 
         Raises:
             UserError: the study is refused, has begun already or has not, or another client drives it.
         """
         with written(self.folder.path), self.folder.driving():
-            return self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress)
+            return self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress, labels=labels)
 
     def drive(
         self,
@@ -215,16 +222,18 @@ class Study:
         on_trial: OnTrial = lambda trial: None,
         on_progress: Callable[[str], None] = lambda text: None,
         on_event: Callable[[Event], None] = lambda event: None,
+        labels: Mapping[str, str] | None = None,
     ) -> StudyResult:
         """The same for a caller that holds the study's lock.
 
         Args:
-            resume, on_trial, on_progress: see `run`.
+            resume, on_trial, on_progress, labels: see `run`.
             on_event: called with the events of the study as a run.
 
         Raises:
             UserError: see `run`.
         """
+        labels = check_labels(labels)
         known = self.folder.status() if self.folder.exists else None
         if known is not None and known.over:
             if resume:
@@ -247,7 +256,7 @@ class Study:
             self.folder.create(self.file.text, known)
         else:
             study = self._stored(evaluations)
-        return self._drive(study, known, predictor, on_trial, on_event)
+        return self._drive(study, known, predictor, on_trial, on_event, labels)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
@@ -325,11 +334,18 @@ class Study:
         return evaluations
 
     def _drive(
-        self, study: optuna.Study, known: StudyStatus, predictor: TrialPredictor, on_trial: OnTrial, on_event: Callable[[Event], None]
+        self,
+        study: optuna.Study,
+        known: StudyStatus,
+        predictor: TrialPredictor,
+        on_trial: OnTrial,
+        on_event: Callable[[Event], None],
+        labels: Mapping[str, str],
     ) -> StudyResult:
         job, c = prediction.any_of(self.file)
         simulated = c.platform == "simulated"
-        header = self.folder.begin(kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c))
+        run_id = self.folder.new_run_id(known.name, known.token)
+        header = self.folder.begin(kind.new_header(self.file, known, run_id, job, c, labels))
         log = kind.StudyLog(self.folder.run, header, known, on_event)
         for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
@@ -342,6 +358,7 @@ class Study:
             predictor,
             places=self._places(),
             parent=header.run_id,
+            labels=header.labels,
             token=known.token,
             seconds=known.seconds,
             simulated=simulated,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.bounds import read_labels
+
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.deployer import Deployer
 
@@ -83,8 +85,12 @@ def _deployer(platform: str, options: dict[str, Any]) -> tuple[Deployer[Any], An
 
 def _deploy(platform: str, options: dict[str, Any]) -> None:
     found, settings = _deployer(platform, options)
-    wanted = found.read(options.pop("channel"), options.pop("memory_mb"), options.pop("out"))
+    wanted = found.read(options.pop("channel"), options.pop("memory_mb"), options.pop("out"), options.pop("labels", None))
     found.deploy(settings.located(), wanted, options, click.echo)
+
+
+def _deployment_labels(text: str) -> Callable[[F], F]:
+    return click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", callback=read_labels, help=text)
 
 
 @click.group()
@@ -106,6 +112,7 @@ def deploy() -> None:
     show_default=True,
     help="Time limit of the function; longer runs are handed off. Up to 5,400 s on managed instances.",
 )
+@_deployment_labels("Tag of the function, by which AWS tells cost apart (repeatable).")
 @click.option("--role", metavar="ARN", help="Role of the function, which template.json creates. Without it nothing is uploaded.")
 @click.option("--image", metavar="URI", help="Image in Amazon ECR, built and pushed by image/build.sh.")
 @click.option("--zip", "as_zip", is_flag=True, help="Upload a ZIP instead of an image: without PyTorch, unless a layer brings it.")
@@ -168,6 +175,7 @@ def deploy_microvm(**options: Any) -> None:
     memory_mb=1769,
     sizes="Memory limits of replicas, one function for each; the first is for runs that name none. 60 MB are the handler's.",
 )
+@_deployment_labels("Label of the function's replicas in the cluster (repeatable).")
 @click.option("--image", metavar="NAME", help="Image, built and pushed by build.sh. Without it nothing is sent to the gateway.")
 @click.option("--cpus", type=float, default=0.0, help="CPU limit of a replica.  [default: one for 1,769 MB]")
 @click.option(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.cli.bounds import label_option
 from ephemeron.cli.linalg.files import check_out, command_name, source_of, stored, write_results
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.cli.predictions import dry_run_option, show_prediction
@@ -86,6 +87,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Time after which a function that finds no task ends.",
             ),
             click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Cost at which the computation is ended."),
+            label_option,
             dry_run_option,
             click.option("--predict", is_flag=True, hidden=True, expose_value=False, callback=_refuse_predict),
             click.option("--json", "as_json", is_flag=True, help="Print figures as one line of JSON."),
@@ -301,6 +303,7 @@ def _run(
     budget_usd: float | None,
     autoscaling_factor: float,
     idle_timeout_s: float,
+    labels: dict[str, str],
     as_json: bool,
     dry_run: bool,
     slim: bool = False,
@@ -329,6 +332,7 @@ def _run(
             budget_usd=budget_usd,
             autoscaling_factor=autoscaling_factor,
             idle_timeout_s=idle_timeout_s,
+            labels=labels,
             progress=False if as_json else None,
         ) as pool,
         tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder,

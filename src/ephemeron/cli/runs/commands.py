@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.bounds import wanted_labels_option
 from ephemeron.cli.runs.clean import clean
 from ephemeron.cli.runs.results import evaluate, export
 from ephemeron.errors import UserError
@@ -25,13 +26,15 @@ STOPPED = 3
 
 
 @click.group(invoke_without_command=True, short_help="List runs, and clean up after them; has the verbs below, too.")
+@wanted_labels_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_context
-def runs(ctx: click.Context, as_json: bool) -> None:
+def runs(ctx: click.Context, labels: dict[str, str], as_json: bool) -> None:
     """List runs, watch and control them, take their results, delete what they have left.
 
     \b
     ephemeron runs                              list runs, newest first
+    ephemeron runs --label team=vision          those with a label, and what they cost together
     ephemeron runs logs last                    as `ephemeron logs last`: verbs need no `runs` before them
     ephemeron runs clean --dry-run              what there is on this machine, of runs and of everything else
     ephemeron runs clean last                   delete the objects that the newest run has left in its channel
@@ -39,20 +42,21 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     RUN is a name, its beginning, or `last`.
     """
     if ctx.invoked_subcommand is None:
-        _list(as_json)
+        _list(labels, as_json)
 
 
 @runs.command("list")
+@wanted_labels_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def list_command(as_json: bool) -> None:
+def list_command(labels: dict[str, str], as_json: bool) -> None:
     """List runs, newest first, and how they ended."""
-    _list(as_json)
+    _list(labels, as_json)
 
 
-def _list(as_json: bool) -> None:
+def _list(labels: dict[str, str], as_json: bool) -> None:
     from ephemeron.cli.runs.listing import print_runs
 
-    print_runs(as_json=as_json)
+    print_runs(labels, as_json=as_json)
 
 
 def output_options(command: F) -> F:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import click
 from rich.table import Table
@@ -15,10 +16,11 @@ from ephemeron.events import PHASES
 from ephemeron.runs import folders
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
+from ephemeron.runs.labels import has_labels
 from ephemeron.runs.status import status_of
 from ephemeron.runs.summary import read_summary
 from ephemeron.training.driver.records import read_result
-from ephemeron.units import human_metric, human_seconds, human_usd
+from ephemeron.units import human_count, human_metric, human_seconds, human_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +41,20 @@ class RunRow:
     cost_usd: float | None = None
     accuracy: float | None = None
     test_loss: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     folder: str
 
 
-def rows() -> list[RunRow]:
-    """All runs, newest first."""
-    return [_row(folder) for folder in folders.all_runs()]
+def rows(labels: Mapping[str, str]) -> list[RunRow]:
+    """All runs with these labels, newest first."""
+    return [row for folder in folders.all_runs() if has_labels((row := _row(folder)).labels, labels)]
 
 
 def _row(folder: RunFolder) -> RunRow:
     run, ended, result = read_header(folder), read_summary(folder), read_result(folder)
     row = RunRow(run_id=folder.run_id, status=status_of(folder), folder=str(folder.path))
     if run is not None:
-        row = replace(row, kind=run.kind, parent=run.parent, platform=run.platform, job=run.name, workers=run.functions)
+        row = replace(row, kind=run.kind, parent=run.parent, platform=run.platform, job=run.name, workers=run.functions, labels=run.labels)
     if ended is not None:
         row = replace(row, seconds=ended.seconds, cost_usd=ended.cost_usd, invocations=ended.invocations)
     if result is not None:
@@ -59,16 +62,17 @@ def _row(folder: RunFolder) -> RunRow:
     return row
 
 
-def print_runs(*, as_json: bool) -> None:
-    """Prints all runs to standard output."""
+def print_runs(labels: Mapping[str, str], *, as_json: bool) -> None:
+    """Prints all runs with these labels to standard output; below a table of some, what they cost together."""
+    found = rows(labels)
     if as_json:
-        for row in rows():
+        for row in found:
             click.echo(json.dumps(plain(row)))
         return
-    table = Table(
-        "run", "kind", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy", box=None, pad_edge=False
-    )
-    for row in rows():
+    have_labels = any(row.labels for row in found)
+    names = ("run", "kind", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy")
+    table = Table(*names, *(["labels"] if have_labels else []), box=None, pad_edge=False)
+    for row in found:
         table.add_row(
             row.run_id,
             row.kind or "",
@@ -80,12 +84,17 @@ def print_runs(*, as_json: bool) -> None:
             human_usd(row.cost_usd) if row.cost_usd is not None else "",
             human_metric(row.test_loss) if row.test_loss is not None else "",
             human_metric(row.accuracy) if row.accuracy is not None else "",
+            *([" ".join(f"{name}={value}" for name, value in row.labels.items())] if have_labels else []),
         )
-    console = make_console(for_tables=True)
-    if table.row_count:
-        console.print(table)
-    else:
-        click.echo(f"no runs in {folders.home() / 'runs'}; start one with: ephemeron train JOB.toml")
+    if not found:
+        what = f" with {', '.join(f'{name}={value}' for name, value in labels.items())}" if labels else ""
+        click.echo(f"no runs{what} in {folders.home() / 'runs'}; start one with: ephemeron train JOB.toml")
+        return
+    make_console(for_tables=True).print(table)
+    if labels:
+        names_found = {row.run_id for row in found}
+        whole = [row for row in found if row.parent not in names_found]  # the cost of a part is in that of the run it is a part of
+        click.echo(f"{human_count(len(whole), 'run')}, {human_usd(sum(row.cost_usd or 0.0 for row in whole))}")
 
 
 def print_phases(folder: RunFolder) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from ephemeron.cli.bounds import label_option
+
 service_folder = click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -46,6 +48,7 @@ service_folder = click.option(
     help="Seconds without a reader after which the loaders of a flow end.",
 )
 @service_folder
+@label_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready.")
 def serve_data(
     host: str,
@@ -58,6 +61,7 @@ def serve_data(
     cache_mb: float,
     idle_s: float,
     folder: Path | None,
+    labels: dict[str, str],
     as_json: bool,
 ) -> None:
     """Load data for many training jobs: serves until Ctrl-C.
@@ -102,5 +106,6 @@ def serve_data(
         functions=settings.loaders,
         memory_mb=settings.loader_memory_mb,
         lifetime_s=settings.loader_lifetime_s,
+        labels=labels,
         on_ready=lambda said: click.echo(json.dumps(said.document) if as_json else said.text),
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ephemeron.cli.bounds import label_option
+
 _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -23,6 +25,7 @@ _File = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="Bytes that are relayed for one run, in GB (2^30).",
 )
+@label_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready, and one at the end.")
 def rendezvous(
     listen: str,
@@ -31,6 +34,7 @@ def rendezvous(
     tls_certificate: Path | None,
     tls_key: Path | None,
     max_relayed_gb: float,
+    labels: dict[str, str],
     as_json: bool,
 ) -> None:
     """Introduce functions that cannot be dialled to each other, and relay where that fails: serves until Ctrl-C.
@@ -74,7 +78,7 @@ def rendezvous(
     def show(said: services.Said) -> None:
         click.echo(json.dumps(said.document) if as_json else said.text)
 
-    show(services.start("rendezvous", plain(settings), on_ready=show))
+    show(services.start("rendezvous", plain(settings), labels=labels, on_ready=show))
 
 
 def _absolute(path: Path | None) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ephemeron.cli.bounds import label_option
+
 _File = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -39,6 +41,7 @@ _File = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="Time for which changes are collected into one object of the log.",
 )
+@label_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready, and one at the end.")
 def sparse(
     listen: str,
@@ -51,6 +54,7 @@ def sparse(
     snapshot_s: float,
     log: bool,
     log_interval_ms: float,
+    labels: dict[str, str],
     as_json: bool,
 ) -> None:
     """Keep tables of parameters for sparse models: serves until Ctrl-C.
@@ -106,4 +110,8 @@ def sparse(
     def show(said: services.Said) -> None:
         click.echo(json.dumps(said.document) if as_json else said.text)
 
-    show(services.start("sparse", plain(settings), functions=shards, servers=shards, private={ADDRESS: address}, on_ready=show))
+    show(
+        services.start(
+            "sparse", plain(settings), functions=shards, servers=shards, private={ADDRESS: address}, labels=labels, on_ready=show
+        )
+    )

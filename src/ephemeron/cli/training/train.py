@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.cli.bounds import bounded, target
+from ephemeron.cli.bounds import bounded, label_option, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import output_options, watch
@@ -131,6 +131,7 @@ LEARNED = "learned"
     type=click.Choice(LOGGERS),
     help="Record the run with this program (repeatable), instead of the job's loggers.",
 )
+@label_option
 @dry_run_option
 @output_options
 def train(
@@ -142,6 +143,7 @@ def train(
     epochs: int | None,
     budget_usd: float | None,
     loggers: tuple[str, ...],
+    labels: dict[str, str],
     dry_run: bool,
     out: Path | None,
     as_json: bool,
@@ -198,6 +200,7 @@ def train(
         "plan": plan,
         "profile": profile,
         "cloud": settings,
+        "labels": labels,
         "loggers": _with_options(loggers, wanted) if loggers else None,
     }
     if dry_run:

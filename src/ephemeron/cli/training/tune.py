@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ephemeron.cli.bounds import label_option
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.terminal import make_console
 from ephemeron.cli.training.sparse_plan import say
@@ -29,13 +30,22 @@ STOPPED = 3
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
 @click.option("--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends.")
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
+@label_option
 @dry_run_option
 @click.option(
     "--profile", "measures", is_flag=True, help="With --dry-run: measure steps of the job on this machine first, if it has no profile."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output.")
 def tune(
-    study: Path, out: Path | None, resume: bool, attach: bool, end_trial: int | None, dry_run: bool, measures: bool, as_json: bool
+    study: Path,
+    out: Path | None,
+    resume: bool,
+    attach: bool,
+    end_trial: int | None,
+    labels: dict[str, str],
+    dry_run: bool,
+    measures: bool,
+    as_json: bool,
 ) -> None:
     """Search for the best values of the parameters that STUDY, a TOML file, names.
 
@@ -60,6 +70,8 @@ def tune(
         raise UserError(f"{chosen[0]} and {chosen[1]} exclude each other")
     if measures and not dry_run:
         raise UserError("--profile belongs to --dry-run: a study that runs measures what it needs")
+    if labels and (resume or attach):
+        raise UserError("--label is for a study that begins: one that goes on keeps those that it has")
     opened = Study.open(study, out=out)
     if end_trial is not None:
         opened.end_trial(end_trial)
@@ -67,7 +79,11 @@ def tune(
         return
     if dry_run:
         return show_prediction(lambda: opened.dry_run(say, measures=measures), as_json=as_json)
-    result = opened.attach(on_trial=_on_trial(opened)) if attach else opened.run(resume=resume, on_trial=_on_trial(opened), on_progress=say)
+    told = _on_trial(opened)
+    if attach:
+        result = opened.attach(on_trial=told)
+    else:
+        result = opened.run(resume=resume, on_trial=told, on_progress=say, labels=labels)
     _show(opened, result, as_json=as_json)
     if result.status.state == "stopped":
         sys.exit(STOPPED)

@@ -79,6 +79,7 @@ export function when(unix) {
 
 export const words = (text) => String(text).replace(/_/g, " ");
 export const title = (text) => { const t = words(text); return t.charAt(0).toUpperCase() + t.slice(1); };
+export const labels = (run) => Object.entries(run.labels || {}).map(([name, value]) => name + "=" + value);
 export const pill = (status) => h("span", { class: "pill " + String(status).split(" ")[0] }, words(status));
 
 export function announce(text) { setText(document.getElementById("announce"), text); }

@@ -2,7 +2,7 @@
 import * as api from "./api.js";
 import { Chart } from "./chart.js";
 import { ask } from "./dialog.js";
-import { announce, bytes, card, choice, count, h, nothing, number, percent, pill, seconds, setText, title as titled, usd, when, words } from "./dom.js";
+import { announce, bytes, card, choice, count, h, labels, nothing, number, percent, pill, seconds, setText, title as titled, usd, when, words } from "./dom.js";
 import { Functions } from "./functions.js";
 import { Timeline } from "./timeline.js";
 
@@ -105,7 +105,7 @@ function build(root, key, current, redraw) {
     if (state.dataset.is !== run.status) { state.dataset.is = run.status; state.replaceChildren(pill(run.status)); }
     stop.hidden = !(run.status === "running" || run.status.startsWith("on "));
     const trains = ["", "training", "regions", "sparse"].includes(run.kind);  // "": of an earlier release
-    const facts = [run.job && (trains ? "job " : run.kind + " ") + run.job, run.platform, quotas(run), run.aggregators && run.aggregators + " aggregators", run.configuration.sync, run.wall_time ? "started " + when(run.wall_time) : ""].filter(Boolean);
+    const facts = [run.job && (trains ? "job " : run.kind + " ") + run.job, run.platform, quotas(run), run.aggregators && run.aggregators + " aggregators", run.configuration.sync, run.wall_time ? "started " + when(run.wall_time) : "", ...labels(run)].filter(Boolean);
     const line = facts.join("|");
     if (line !== before) { before = line; under.replaceChildren(...facts.map((f) => h("span", {}, f)), run.study ? h("a", { href: "#/study/" + encodeURIComponent(run.study) }, "trial " + run.trial + " of its study") : "", h("code", {}, run.path)); }
     reading.hidden = run.share_read >= 1;

@@ -1,7 +1,7 @@
 // All runs: filter, sort, and the curves of those that are chosen.
 import * as api from "./api.js";
 import { Chart } from "./chart.js";
-import { card, choice, count, h, nothing, number, pill, seconds, usd, when } from "./dom.js";
+import { card, choice, count, h, labels, nothing, number, pill, seconds, usd, when } from "./dom.js";
 import { Table } from "./table.js";
 
 export const title = "Runs";
@@ -11,12 +11,12 @@ const kept = { text: "", status: "", x: "iteration", quantity: "loss" };
 
 export function mount(root) {
   let rows = [], curves = new Map();
-  const search = h("input", { type: "search", placeholder: "Filter by name, kind, job, platform…", "aria-label": "Filter runs", value: kept.text, oninput: () => { kept.text = search.value; show(); } });
+  const search = h("input", { type: "search", placeholder: "Filter by name, kind, job, platform, label…", "aria-label": "Filter runs", value: kept.text, oninput: () => { kept.text = search.value; show(); } });
   const status = h("select", { "aria-label": "Status", onchange: () => { kept.status = status.value; show(); } }, [["", "All states"], ["running", "Running"], ["finished", "Finished"], ["stopped", "Stopped"], ["failed", "Failed"], ["interrupted", "Interrupted"]].map(([v, n]) => h("option", { value: v, selected: v === kept.status }, n)));
   const said = h("span", { class: "soft", role: "status" });
   const table = new Table([
     { name: "chosen", label: h("span", { class: "unseen" }, "compare"), sort: false, cell: (r) => h("input", { type: "checkbox", "aria-label": "Compare " + r.run_id, checked: chosen.has(r.key), onchange: (e) => pick(r.key, e.target.checked) }) },
-    { name: "run_id", label: "Run", value: (r) => r.run_id, cell: (r) => h("a", { href: "#/run/" + encodeURIComponent(r.key) }, r.run_id, r.trial >= 0 ? h("span", { class: "soft" }, " · trial " + r.trial) : null) },
+    { name: "run_id", label: "Run", value: (r) => r.run_id, cell: (r) => h("a", { href: "#/run/" + encodeURIComponent(r.key) }, r.run_id, r.trial >= 0 ? h("span", { class: "soft" }, " · trial " + r.trial) : null, labels(r).map((text) => h("span", { class: "soft" }, " " + text))) },
     { name: "status", label: "Status", value: (r) => r.status, cell: (r) => pill(r.status) },
     { name: "platform", label: "Platform", value: (r) => r.platform, cell: (r) => r.platform },
     { name: "kind", label: "Kind", value: (r) => r.kind + " " + r.sync, cell: (r) => [r.kind, r.sync ? h("span", { class: "soft" }, " " + r.sync) : null] },
@@ -46,7 +46,7 @@ export function mount(root) {
 
   function show() {
     const text = kept.text.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = rows.filter((r) => (!kept.status || r.status.startsWith(kept.status) || (kept.status === "running" && r.status.startsWith("on "))) && text.every((t) => [r.run_id, r.job, r.kind, r.platform, r.status, r.sync, r.study].join(" ").toLowerCase().includes(t)));
+    const shown = rows.filter((r) => (!kept.status || r.status.startsWith(kept.status) || (kept.status === "running" && r.status.startsWith("on "))) && text.every((t) => [r.run_id, r.job, r.kind, r.platform, r.status, r.sync, r.study, ...labels(r)].join(" ").toLowerCase().includes(t)));
     table.show(shown);
     said.textContent = rows.length ? (shown.length === rows.length ? count(rows.length) : count(shown.length) + " of " + count(rows.length)) : "";
     empty.hidden = rows.length > 0; list.hidden = !rows.length;

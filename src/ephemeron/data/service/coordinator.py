@@ -201,6 +201,7 @@ class Coordinator:
             dataset=definition.dataset,
             origin=self._origin,
             preload=s.preload,
+            labels=s.labels,
             timeouts=s.timeouts,
         )
         samples = definition.samples

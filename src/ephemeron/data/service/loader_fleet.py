@@ -45,7 +45,7 @@ class LoaderFleet:
         memory_mb: memory quota of each.
         lifetime_s: time limit of each.
         preload: modules that they import before their first call, separated by commas; those not installed are left out.
-        origin: see `ShardSettings`.
+        origin, labels: see `ShardSettings`.
         ended: called with the name and the outcome of each loader that has ended; in the fleet's thread.
         platform: makes the platform from the folder and the functions' environment.
     """
@@ -60,13 +60,14 @@ class LoaderFleet:
         lifetime_s: float,
         preload: str,
         origin: float = 0.0,
+        labels: Mapping[str, str] | None = None,
         ended: Callable[[str, Outcome], None],
         platform: Callable[[Path, Mapping[str, str]], Coroutine[Any, Any, Platform]] = local_platform,
     ) -> None:
         self._folder, self._shard = folder, shard
         self._env = {PRELOAD_VARIABLE: ",".join(filter(None, (preload, PRELOAD))), TOKEN_VARIABLE: token}
         self._memory_mb, self._lifetime_s = memory_mb, lifetime_s
-        self._origin = origin
+        self._origin, self._labels = origin, labels or {}
         self._ended = ended
         self._make_platform = platform
         self._platform: Platform | None = None
@@ -119,6 +120,7 @@ class LoaderFleet:
             channel="folder",
             entry="loader",
             origin=self._origin,
+            labels=self._labels,
             request=asdict(ServiceLoaderOptions(loader=name, shard=self._shard)),
         )
         try:

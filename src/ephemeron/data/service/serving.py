@@ -49,7 +49,7 @@ async def serve(service: ServiceRun) -> Said:
     for events in place.glob(_EVENTS):  # of earlier runs
         service.run.skip(events)
     loaders = 0
-    settings = replace(o.settings, run=str(service.folder.path))
+    settings = replace(o.settings, run=str(service.folder.path), labels=service.header.labels)
     address = await asyncio.to_thread(part.ensure, settings)
     settings = replace(settings, port=address.port)
     where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -31,6 +32,8 @@ class ServiceSettings(Typed):
     """Whether the coordinator ends once no flow runs."""
     run: str = ""
     """Folder of the run that keeps the service alive, and ends it by its own end; empty: there is none."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of that run."""
     host: str = "127.0.0.1"
     port: Annotated[int, AtLeast(0)] = 0
     allow_remote: bool = False
@@ -67,6 +70,8 @@ class ShardSettings(Typed):
     """Unix time of t = 0 in the events of its loaders; 0: that of their host's start."""
     preload: str = ""
     """Modules that loaders import before their first call, separated by commas."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the loaders' calls."""
     timeouts: ServiceTimeouts = field(default_factory=ServiceTimeouts)
 
 

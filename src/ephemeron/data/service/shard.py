@@ -132,6 +132,7 @@ class Shard:
             lifetime_s=settings.loader_lifetime_s,
             preload=settings.preload,
             origin=settings.origin,
+            labels=settings.labels,
             ended=self._loader_ended,
         )
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
@@ -28,6 +28,8 @@ class Deployment:
     """Memory sizes, the first is that of runs which name none."""
     out: Path
     """Folder for what is to be reviewed."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Tags or labels of the functions; see `runs.labels`."""
 
     @property
     def store(self) -> str:
@@ -46,7 +48,7 @@ class Deployer(ABC, Generic[S]):
     range_mb: tuple[int, int]
     """Smallest and largest memory."""
 
-    def read(self, channel: str, memory_mb: str, out: Path) -> Deployment:
+    def read(self, channel: str, memory_mb: str, out: Path, labels: Mapping[str, str] | None = None) -> Deployment:
         """What is wanted, of what a user gives.
 
         Raises:
@@ -56,7 +58,7 @@ class Deployer(ABC, Generic[S]):
         if secrets:
             raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
         low_mb, high_mb = self.range_mb
-        return Deployment(channel=public, sizes_mb=parse_sizes(memory_mb, low_mb=low_mb, high_mb=high_mb), out=out)
+        return Deployment(channel=public, sizes_mb=parse_sizes(memory_mb, low_mb=low_mb, high_mb=high_mb), out=out, labels=labels or {})
 
     @abstractmethod
     def deploy(self, settings: S, wanted: Deployment, options: Mapping[str, Any], tell: Tell) -> None:

@@ -122,7 +122,7 @@ class ProcessSupervisor(ABC):
         try:
             call = await asyncio.to_thread(reporter.start)
             started = True
-            with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+            with logs.context(**call.log_fields):
                 _log.info("call %s begins", reporter.name)
                 try:
                     outcome = await self._run(call, envelope, reporter, callback, deadline)

@@ -68,7 +68,7 @@ def handle(event: object, context: Any) -> dict[str, object]:
         lifetime_s=lifetime_s,
     )
     call = reporter.start()
-    with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+    with logs.context(**call.log_fields):
         outcome, fit = _serve(call, envelope, reporter, context, deadline=time.monotonic() + lifetime_s, cold=cold)
     reporter.close(outcome)
     if not fit:

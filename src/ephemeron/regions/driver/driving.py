@@ -92,7 +92,7 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
     shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
     with blocking.terminable(), new_run(ready.run_id) as folder:
         folder.create_key()
-        record = records.new_header(ready.spec, folder, source=None, settings={})
+        record = records.new_header(ready.spec, folder, source=None, settings={}, labels=request.labels)
         platforms = dict.fromkeys(member.prepared.spec.configuration.platform for member in ready.members)
         write_header(folder, dataclasses.replace(record, kind="regions", platform="+".join(platforms), channel=ready.store))
         if ready.members[0].prepared.code is not None:
@@ -236,7 +236,9 @@ def _member(launch: _Launch, number: int) -> _Member:
         assert found.prepared.spec.group is not None
         joining = found.in_group(dataclasses.replace(found.prepared.spec.group, joins=True))
         spec, settings = joining.prepared.spec, plain(joining.cloud) if joining.cloud else {}
-        record = records.new_header(spec, run.folder, source=joining.prepared.source, settings=settings, parent=launch.folder.run_id)
+        record = records.new_header(
+            spec, run.folder, source=joining.prepared.source, settings=settings, parent=launch.folder.run_id, labels=found.request.labels
+        )
         write_header(run.folder, record)
         return await lifecycle.drive(
             run.folder,

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ async def drive(
         stack.push_async_callback(platform.shutdown)
         origin = time.time() if new else time.time() - last_t(folder)
         write_header(folder, dataclasses.replace(run, started_at=origin))
-        driver = SparseDriver(folder, spec, platform, control, run.channel, on_event, origin=origin)
+        driver = SparseDriver(folder, spec, platform, control, run.channel, on_event, origin=origin, labels=run.labels)
         with stop.handled(driver.interrupt):
             ending = await driver.run()
         if ending.status == "finished":
@@ -162,13 +162,22 @@ class SparseDriver(ShareWatcher):
     """
 
     def __init__(
-        self, folder: RunFolder, spec: RunSpec, platform: Platform, control: RunChannel, address: str, on_event: OnEvent, *, origin: float
+        self,
+        folder: RunFolder,
+        spec: RunSpec,
+        platform: Platform,
+        control: RunChannel,
+        address: str,
+        on_event: OnEvent,
+        *,
+        origin: float,
+        labels: Mapping[str, str],
     ) -> None:
         assert spec.sparse is not None
         self.meter = CostMeter(spec.prices, servers=spec.servers)
         self.store_name = f"{spec.run_id}/store"
         self._folder, self._spec, self._platform, self._control = folder, spec, platform, control
-        self._address, self._on_event, self._origin = address, on_event, origin
+        self._address, self._on_event, self._origin, self._labels = address, on_event, origin, labels
         self._program, self._schedule = spec.sparse, schedule_of(spec)
         self._model = model_of(self._program.spec)
         self._key = folder.signing_key()
@@ -349,6 +358,7 @@ class SparseDriver(ShareWatcher):
             reason=reason,
             origin=self._origin,
             key=self._key.text,
+            labels=self._labels,
             request=plain(request),
         )
         invocation = await self._platform.invoke(call)

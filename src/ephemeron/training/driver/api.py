@@ -20,6 +20,7 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import load_kind
+from ephemeron.runs.labels import check_labels
 from ephemeron.training.driver import lifecycle, notebook
 from ephemeron.training.driver.launching.launch import LaunchRequest, begun, platform_limits, prepared_run
 from ephemeron.training.driver.launching.prepare import refuse_contradictions
@@ -172,6 +173,7 @@ def train(
     cloud: Settings | Sequence[Settings] | None = None,
     check: bool = True,
     loggers: Sequence[LoggerChoice] | None = None,
+    labels: Mapping[str, str] | None = None,
     **options: object,
 ) -> Result:
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
@@ -190,6 +192,7 @@ def train(
             None: the platform's defaults.
         check: raise an error if the run fails; False: return its result.
         loggers: names of loggers, `LoggerSpec`s with their options, or `Logger` objects; None: those of the job.
+        labels: names and values by which the run is found, such as `{"team": "vision"}`; see `runs.labels`.
         options: fields of `Job` and `Configuration` that override the job's, such as `epochs=3, clip_norm=1.0, workers=4`.
 
     Returns:
@@ -209,6 +212,7 @@ def train(
         profile=profile,
         cloud=cloud,
         loggers=loggers,
+        labels=labels,
         **options,
     )
     if request.configuration.regions:
@@ -243,6 +247,7 @@ def launch_request(
     profile: Profile | None = None,
     cloud: Settings | Sequence[Settings] | None = None,
     loggers: Sequence[LoggerChoice] | None = None,
+    labels: Mapping[str, str] | None = None,
     **options: object,
 ) -> LaunchRequest:
     """The arguments of `train`, with job and configuration as they hold.
@@ -263,6 +268,7 @@ def launch_request(
         profile=profile,
         cloud=cloud,
         loggers=loggers,
+        labels=check_labels(labels),
     )
 
 

@@ -23,7 +23,7 @@ from ephemeron.events import Event, RunEnded, to_json
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of, last_t, session_of
-from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.header import RunHeader, read_header, write_header
 from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.status import session_end
 from ephemeron.training.driver import parameter_server, records
@@ -96,8 +96,16 @@ async def simulate(
     platform = SimulatedPlatform(world, seed=prepared.spec.seed, log=folder.events, pool=pool, shared=shared)
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
+    header = read_header(folder)
     driver = RunDriver(
-        platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event, signing=folder.signing_key()
+        platform,
+        platform.store,
+        prepared.spec,
+        channel_address="memory",
+        clock=clock,
+        on_event=on_event,
+        signing=folder.signing_key(),
+        labels=None if header is None else header.labels,
     )
     with contextlib.nullcontext() if stop is None else stop.handled(driver.interrupt), told(on_driver, driver):
         await driver.launch(prepared)
@@ -174,6 +182,7 @@ async def drive(
             origin=run.started_at if attach else origin,
             session=session_of(folder) if attach else 0.0,
             signing=signing,
+            labels=run.labels,
         )
         with interrupts.handled(driver.interrupt), told(on_driver, driver):
             if prepared is not None:

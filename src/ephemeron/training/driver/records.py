@@ -110,7 +110,13 @@ class ResultSummary(RunSummary):
 
 
 def new_header(
-    spec: RunSpec, folder: RunFolder, *, source: CodeSource | None, settings: Mapping[str, object], parent: str = ""
+    spec: RunSpec,
+    folder: RunFolder,
+    *,
+    source: CodeSource | None,
+    settings: Mapping[str, object],
+    parent: str = "",
+    labels: Mapping[str, str],
 ) -> RunHeader:
     """The header of a run that is about to be launched.
 
@@ -119,6 +125,7 @@ def new_header(
         source: None: the run cannot get new code.
         settings: of its cloud.
         parent: run of which this is a part.
+        labels: see `runs.labels`.
     """
     c = spec.configuration
     return RunHeader(
@@ -136,6 +143,7 @@ def new_header(
         deadline_s=spec.deadline_s,
         started_at=time.time(),
         parent=parent,
+        labels=labels,
         settings=settings,
         payload={"spec": json.loads(spec.to_bytes()), "source": None if source is None else plain(source)},
     )

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -104,8 +104,10 @@ class RunDriver:
         session: float = 0.0,
         on_event: Callable[[Event], None] = lambda event: None,
         signing: SigningKey | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self.platform, self.spec, self.on_event = platform, spec, on_event
+        self._labels = labels or {}
         self.signing = signing or SigningKey.new()
         self.retry = RetryPolicy(total_s=spec.configuration.channel_retry_s)
         # In virtual time there is one client, and its jitter is a function of the run.
@@ -237,6 +239,7 @@ class RunDriver:
             key=self.signing.text,
             reason=reason,
             origin=self.origin,
+            labels=self._labels,
             duplicate=attempt == 0 and any(f.kind == "duplicate" and f.rank == rank for f in faults),
             request=WorkerRequest(channel_retry_s=c.channel_retry_s, not_after=not_after).to_json(),
         )

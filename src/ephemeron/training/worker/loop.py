@@ -67,7 +67,7 @@ async def run_rank(ctx: Context, request: WorkerRequest, step: Callable[[Started
         request: of its call.
         step: makes the computation of the rank's contributions.
     """
-    with logs.context(run=ctx.call.run, rank=ctx.call.rank, attempt=ctx.call.attempt):
+    with logs.context(**ctx.call.log_fields):
         return await _run(InvocationContext(ctx, request), step)
 
 

@@ -56,6 +56,7 @@ class AwsDeployer(Deployer[AwsSettings]):
             layers=options["layers"],
             subnets=subnets,
             security_groups=groups,
+            tags=wanted.labels,
             digest=digest(),
             managed=managed,
             variables={

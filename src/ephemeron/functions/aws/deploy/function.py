@@ -39,6 +39,8 @@ class LambdaSpec:
     security_groups: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, encrypted at rest by AWS. The only place for a cache's password."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the function, by which AWS tells its cost apart. An update adds them to those that there are."""
     digest: str = ""
     managed: ManagedInstances | None = None
     """Instances of one's own; then `memory_mb` is that of a call."""
@@ -88,6 +90,10 @@ def deploy(client: Any, settings: AwsSettings, wanted: LambdaSpec) -> str:
             doing = "lambda:UpdateFunctionCode"
             client.update_function_code(FunctionName=settings.function, **_code(wanted), **publish)
             _settled(client, settings.function, "function_updated_v2")
+            if wanted.tags:
+                assert found is not None
+                doing = "lambda:TagResource"
+                client.tag_resource(Resource=found["FunctionArn"], Tags=dict(wanted.tags))
         else:
             doing = "lambda:CreateFunction"
             client.create_function(
@@ -97,6 +103,7 @@ def deploy(client: Any, settings: AwsSettings, wanted: LambdaSpec) -> str:
                 Description="Trains models for ephemeron; invoked by `ephemeron train --platform aws`.",
                 **_configuration(wanted, settings),
                 **publish,
+                **({"Tags": dict(wanted.tags)} if wanted.tags else {}),
             )
             _settled(client, settings.function, "function_active_v2")
         doing = "lambda:PutFunctionEventInvokeConfig"

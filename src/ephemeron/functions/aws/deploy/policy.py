@@ -34,6 +34,7 @@ _MAKE = [
     "lambda:GetFunctionConfiguration",
     "lambda:PutFunctionEventInvokeConfig",
     "lambda:PutFunctionRecursionConfig",
+    "lambda:TagResource",
 ]
 _NETWORK = [
     "ec2:CreateNetworkInterface",

@@ -43,6 +43,7 @@ class OpenFaasDeployer(Deployer[OpenFaasSettings]):
             cpus=options["cpus"],
             inside=inside.rstrip("/"),
             secrets=tuple(secrets),
+            labels=wanted.labels,
             digest=digest(),
             variables=_given(_ENTRIES) | listening_variables(wanted.channel) | located,
         )

@@ -55,6 +55,8 @@ class DeploymentSpec:
     """Names of OpenFaaS secrets, of those that the handler knows."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More environment variables. Nothing secret: the gateway shows them."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """More labels of the function's replicas."""
     digest: str = ""
 
     def __post_init__(self) -> None:
@@ -121,6 +123,7 @@ def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
         **_READY,
     }
     labels = {
+        **wanted.labels,
         "com.openfaas.scale.min": "1",
         "com.openfaas.scale.max": str(wanted.replicas),
         "com.openfaas.scale.type": "capacity",

@@ -72,6 +72,8 @@ class LaunchRequest:
     """Whether its report is written at its end."""
     parent: str = ""
     """Study of which it is a trial."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """See `runs.labels`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,12 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
         variables = environment(ready.secrets) if parent is None else nullcontext()
         settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
         record = records.new_header(
-            prepared.spec, folder, source=prepared.source, settings=settings, parent=request.parent if parent is None else parent.run_id
+            prepared.spec,
+            folder,
+            source=prepared.source,
+            settings=settings,
+            parent=request.parent if parent is None else parent.run_id,
+            labels=request.labels,
         )
         write_header(folder, record)
         if prepared.code is not None or request.job.sparse is not None:
