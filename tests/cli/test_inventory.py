@@ -18,6 +18,8 @@ from ephemeron.communication.channels.object_store import ObjectsChannel
 from ephemeron.errors import ChannelUnreachable
 from ephemeron.executor import FunctionExecutor
 from ephemeron.runs import folders
+from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.lock import driving
 
 OLD = 7_200
 
@@ -134,7 +136,7 @@ def test_what_is_used_or_new_stays(home):
         os.utime(home / "profiling" / "long", (0, 0))
         with FunctionExecutor("simulated", max_workers=1) as waiting:
             found = listed()
-            assert found["run", pool.folder.name]["owner"] == "its functions"
+            assert found["run", pool.folder.name]["owner"] == "its process"
             assert ("run", waiting.folder.name) not in found, "it has no task yet"
             assert found["profile run", "long"]["kept"] == "it is new, or in use"
             assert found["program", "new"]["kept"] == "it is new, or in use"
@@ -265,3 +267,13 @@ def test_matrices_of_this_process_are_its_own(home):
     assert item["owner"] == f"process {os.getpid()}"
     assert item["kept"] == "it is in use"
     np.testing.assert_array_equal(matrix.to_numpy(), np.eye(4))
+
+
+def test_a_service_runs_as_long_as_its_process(home):
+    """It was said to be kept by its functions, of which most services have none."""
+    folder = folders.create(folders.new_run_id("rendezvous"))
+    header = RunHeader(run_id=folder.run_id, kind="service", name="rendezvous", platform="local")
+    write_header(folder, header)
+    with driving(folder):
+        assert listed()["run", folder.run_id]["owner"] == "its process"
+    assert listed()["run", folder.run_id]["owner"] == "nobody, it is interrupted"

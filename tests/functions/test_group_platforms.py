@@ -66,7 +66,10 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
             faults=[parse_fault("delay:rank=1,factor=1,seconds=0.2")],
         )
     assert result.summary.platform == "aws+ray"
-    assert [(group.name, group.platform, group.workers) for group in result.summary.groups] == [("lambda", "aws", 2), ("cluster", "ray", 1)]
+    assert [(group.name, group.platform, group.workers) for group in result.summary.regions] == [
+        ("lambda", "aws", 2),
+        ("cluster", "ray", 1),
+    ]
     assert len(killed) == 1
     events = list(events_of(result.folder))
     assert [e.rank for e in events if isinstance(e, Ended) and e.status == "lost"] == [0]

@@ -76,8 +76,8 @@ def test_two_simulated_groups_train_one_model() -> None:
     result = grouped()
     assert result.finished
     assert result.summary.workers == 3
-    assert [group.name for group in result.summary.groups] == ["near", "far"]
-    assert sum(group.cost_usd for group in result.summary.groups) == pytest.approx(result.summary.cost_usd, abs=1e-8)
+    assert [group.name for group in result.summary.regions] == ["near", "far"]
+    assert sum(group.cost_usd for group in result.summary.regions) == pytest.approx(result.summary.cost_usd, abs=1e-8)
     summaries = [read_result(place) for place in members_of(result.folder)]
     assert {each.weights_sha256 for each in summaries} == {result.summary.weights_sha256}
     events = list(events_of(result.folder))

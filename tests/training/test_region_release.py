@@ -53,18 +53,18 @@ def test_functions_that_only_wait_end_and_come_back(monkeypatch: pytest.MonkeyPa
     done = {e.rank: e.t for e in events if isinstance(e, Progress)}
     assert max(e.t for e in ended) < min(e.t for e in back)
     assert max(done[rank] for rank in (2, 3)) <= max(e.t for e in ended) < done[WORKERS]
-    group, slow = result.summary.groups
+    group, slow = result.summary.regions
     assert group.released_s == pytest.approx(sum(b.t for b in back) - sum(e.t for e in ended), abs=0.01)
     assert slow.released_s == 0
     monkeypatch.setattr(follower, "LEAST_PATIENCE_S", 1e9)
     kept = trained()
     assert kept.summary.weights_sha256 == result.summary.weights_sha256
-    saved = kept.summary.groups[0].gb_seconds - group.gb_seconds
+    saved = kept.summary.regions[0].gb_seconds - group.gb_seconds
     assert saved > 0.5 * group.released_s * 1769 / 1024, "less the second start"
 
 
 def test_functions_come_back_though_the_leader_is_replaced() -> None:
-    iterations = trained().summary.groups[0].iterations
+    iterations = trained().summary.regions[0].iterations
     killed = trained(faults=[Fault(kind="kill", rank=0, iteration=iterations - 1, phase="wait")])
     assert killed.finished
     assert hashes(killed) == {killed.summary.weights_sha256}

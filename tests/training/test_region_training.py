@@ -244,7 +244,7 @@ def test_a_run_of_a_file_of_regions_starts_and_tells_its_plan(tmp_path: Path) ->
     job, display = make_job(), Display(Console(file=lines, width=300))
     c = configure(job, regions=tmp_path / "regions.toml", batch_size=24, exchange_every=2)
     result = train(job, c, on_event=display.on_event).raise_if_failed()
-    assert [group.workers for group in result.summary.groups] == [12, 8]
+    assert [group.workers for group in result.summary.regions] == [12, 8]
     begun = next(e for e in events_of(result.folder) if isinstance(e, RunStarted))
     assert begun.configuration["regions_plan"] == "match"
     assert len({e.rank for e in events_of(result.folder) if isinstance(e, Invoked)}) == 20
@@ -268,7 +268,7 @@ def test_functions_of_this_machine_are_those_of_a_written_plan(tmp_path: Path) -
     arguments = ["train", str(JOB), "--regions", str(out), "--epochs", "1", "--batch-size", "64", "--json"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
-    assert [(g["name"], g["workers"], g["invocations"]) for g in json.loads(done.stdout.splitlines()[-1])["groups"]] == [
+    assert [(g["name"], g["workers"], g["invocations"]) for g in json.loads(done.stdout.splitlines()[-1])["regions"]] == [
         ("shanghai", 3, 3),
         ("chongqing", 2, 2),
     ]
@@ -277,7 +277,7 @@ def test_functions_of_this_machine_are_those_of_a_written_plan(tmp_path: Path) -
 def test_the_function_train_takes_a_file_of_regions_and_its_plan(tmp_path: Path) -> None:
     (tmp_path / "regions.toml").write_text(DEVICES.replace("cores = 12", "cores = 3"))
     result = train(make_job(), regions=tmp_path / "regions.toml", region_plan="all", exchange_every=5, batch_size=24)
-    assert [group.workers for group in result.summary.groups] == [3, 3]
+    assert [group.workers for group in result.summary.regions] == [3, 3]
 
 
 def test_a_plan_that_is_unknown_is_refused_on_the_command_line(tmp_path: Path) -> None:

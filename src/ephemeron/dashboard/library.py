@@ -190,7 +190,7 @@ class Library:
                 "workers": result.workers,
                 "loss": finite(result.metrics.get("loss")),
                 "sync": result.sync,
-                "groups": len(result.groups),
+                "groups": len(result.regions),
                 "metrics": {k: finite(v) for k, v in result.metrics.items() if k != "loss"},
                 "planned": result.iterations,
             }

@@ -207,7 +207,7 @@ def _groups(view: RunView) -> list[Document]:
             "wan_kernel_bytes_received": a.wan_kernel_bytes_received,
         }
         for g in view.meter.groups
-        for s, a in [(g.summary(view.t), g.activity)]
+        for s, a in [(g.region(view.t), g.activity)]
     ]
 
 

@@ -50,37 +50,28 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSummary:
-    """A group of functions in the result of its run."""
+class RegionSummary:
+    """A region in the result of its run: its functions, and what it has exchanged with others."""
 
     name: str
-    platform: str
-    workers: int
-    memory_mb: int
-    samples: int
+    platform: str = ""
+    workers: int = 0
+    memory_mb: int = 0
+    samples: int = 0
     """Of the training set."""
     iterations: int
-    invocations: int
-    gb_seconds: float
+    invocations: int = 0
+    gb_seconds: float = 0.0
     cost_usd: float
-    prices: str
+    prices: str = ""
     """Name and date of its price list."""
     released_s: float = 0.0
-    """Time of its functions together that was not billed, as they had ended until the last exchange with other groups was over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionSummary:
-    """A group of functions as a region that exchanges with others."""
-
-    name: str
-    iterations: int
+    """Time of its functions together that was not billed, as they had ended until the last exchange with other regions was over."""
     waiting_share: float
     """Part of its time that the region has spent in exchanges: sending, and waiting for other regions."""
     wan_bytes_sent: int
     """To all other regions together, as metered by the region."""
     wan_bytes_received: int
-    cost_usd: float
     wan_kernel_bytes_sent: int = 0
     """The same over TCP, as the kernel has counted; 0 where regions have no connections, and in results of earlier releases."""
     wan_kernel_bytes_received: int = 0
@@ -324,10 +315,18 @@ class GroupMeter:
 
     def region(self, t: float) -> RegionSummary:
         """The group as a region, until `t`."""
-        activity = self.activity
+        activity, g = self.activity, self.started
         return RegionSummary(
-            name=self.started.name,
+            name=g.name,
+            platform=g.platform,
+            workers=g.workers,
+            memory_mb=g.memory_mb,
+            samples=g.samples,
             iterations=self.iterations(),
+            invocations=self.meter.invocations,
+            gb_seconds=round(self.meter.gb_seconds_at(t), 6),
+            prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
+            released_s=round(activity.released_s, 3),
             waiting_share=round(activity.waiting_share, 4),
             wan_bytes_sent=activity.wan_bytes_sent,
             wan_bytes_received=activity.wan_bytes_received,
@@ -339,23 +338,6 @@ class GroupMeter:
     def cost_usd(self, t: float) -> float:
         """Everything until `t`."""
         return self.meter.cost_usd(t)
-
-    def summary(self, t: float) -> GroupSummary:
-        """Work and cost until `t`."""
-        g = self.started
-        return GroupSummary(
-            name=g.name,
-            platform=g.platform,
-            workers=g.workers,
-            memory_mb=g.memory_mb,
-            samples=g.samples,
-            iterations=self.iterations(),
-            invocations=self.meter.invocations,
-            gb_seconds=round(self.meter.gb_seconds_at(t), 6),
-            cost_usd=round(self.cost_usd(t), 9),
-            prices=f"{self.meter.prices.name}, {self.meter.prices.as_of}",
-            released_s=round(self.activity.released_s, 3),
-        )
 
 
 def _amount(traffic: Traffic) -> tuple[int, int]:

@@ -102,6 +102,10 @@ class RunKind(ABC):
         """
         return []
 
+    def figures(self, folder: RunFolder, header: RunHeader) -> dict[str, Any]:
+        """What `report --json` has beside the figures of all kinds, as JSON."""
+        return {}
+
 
 def find_kind(name: str) -> RunKind:
     """The kind of this name.

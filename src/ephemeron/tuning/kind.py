@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
@@ -85,6 +85,9 @@ class StudyRuns(RunKind):
         if not drawn:
             raise UserError(f"no trial of study {folder.run_id} has a value yet; watch it with: ephemeron attach {folder.run_id}")
         return drawn
+
+    def figures(self, folder: RunFolder, header: RunHeader) -> dict[str, Any]:
+        return {"trials": results.rows(StudyFolder(folder.path).status())}
 
 
 def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: Configuration, labels: Mapping[str, str]) -> RunHeader:

@@ -233,3 +233,14 @@ def test_an_address_in_place_of_a_folder_is_named_as_it_was_written(tmp_path: Pa
     path.write_text('name = "j"\nmodel = "m:f"\n[data]\nsource = "prepared"\npath = "s3://bucket/prepared/train"\n')
     with pytest.raises(JobError, match=r"data\.path = s3://bucket/prepared/train is an address"):
         load_job(path)
+
+
+def test_paths_in_tables_of_regions_are_relative_to_the_job(write):
+    """They were relative to the working folder, as nothing else in a job file is."""
+    files = '{ name = "near", workers = 1, prices = "p.toml", certificate = "/c.pem", data = { source = "idx", path = "near" } }'
+    path = write(f'{MODEL}[run]\nregion_authority = "ca.pem"\nregions = [{files}, {{ name = "far", workers = 1 }}]')
+    found, folder = load_job(path).run, path.parent
+    near, far = found["regions"]
+    assert found["region_authority"] == folder / "ca.pem"
+    assert (near.prices, near.certificate, near.data.path) == (folder / "p.toml", Path("/c.pem"), folder / "near")
+    assert (far.prices, far.certificate_key, far.data) == (None, None, None)

@@ -140,7 +140,8 @@ def stop(run: str, now: bool, no_wait: bool) -> None:
 @click.argument("run")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
-def report(run: str, out: Path | None, show: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the report's figures as one line of JSON, and write nothing.")
+def report(run: str, out: Path | None, show: bool, as_json: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time; of a study, its pictures."""
     from ephemeron.cli.runs.listing import print_phases
     from ephemeron.runs import folders
@@ -152,6 +153,13 @@ def report(run: str, out: Path | None, show: bool) -> None:
     record = read_header(folder)
     if record is None:
         raise UserError(f"run {folder.run_id} has no readable run.json")
+    if as_json:
+        from ephemeron.training.report.figures import report_figures
+
+        if out is not None or show:
+            raise UserError("--json writes no page: leave --out and --open out")
+        click.echo(json.dumps(report_figures(folder.path, record) | find_kind(record.kind).figures(folder, record)))
+        return
     written = find_kind(record.kind).report(folder, record, out) or write_report(folder, record.prices, out)
     print_phases(folder)
     for path in written:

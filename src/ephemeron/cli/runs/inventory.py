@@ -24,6 +24,7 @@ from ephemeron.errors import EphemeronError
 from ephemeron.functions.local import is_hosted
 from ephemeron.runs import cleanup, folders
 from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import read_header
 from ephemeron.runs.lock import LOCK_FILE, is_driven
 from ephemeron.runs.status import may_be_running, status_of
 
@@ -124,9 +125,16 @@ def _runs() -> Iterator[Item]:
             place=str(one.folder.path),
             nbytes=one.folder_bytes + one.nbytes,
             objects=len(one.keys),
-            owner="its functions" if may_be_running(one.status) else f"nobody, it is {one.status}",
+            owner=_owner(one.folder) if may_be_running(one.status) else f"nobody, it is {one.status}",
             kept=f"results{where}{f'; {one.problem}' if one.problem else ''}",
         )
+
+
+def _owner(folder: RunFolder) -> str:
+    """What keeps a run going: a service, a simulation or a study is its process."""
+    header = read_header(folder)
+    of_process = header is not None and (header.kind in ("service", "study") or header.platform == "simulated")
+    return "its process" if of_process else "its functions"
 
 
 def _scratch(folder: Path, kind: str) -> Iterator[Item]:
@@ -185,7 +193,7 @@ def _in_store(address: str) -> Iterator[Item]:
             place=address,
             nbytes=sum(found),
             objects=len(found),
-            owner=("its functions" if may_be_running(status) else "nobody") if status else "not known here",
+            owner=(_owner(runs[name]) if may_be_running(status) else "nobody") if status else "not known here",
             kept="runs clean RUN removes them" if status else "other machines may use it",
         )
     if old := _staged(address, ""):

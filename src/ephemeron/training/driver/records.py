@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.events import Phase, Traffic
-from ephemeron.runs.cost import GroupSummary, RegionSummary
+from ephemeron.runs.cost import RegionSummary
 from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.summary import RunSummary
@@ -100,10 +101,8 @@ class ResultSummary(RunSummary):
     """Iterations before the best evaluation, where its weights are kept."""
     generations: tuple[GenerationSummary, ...] = ()
     """Functions of the run from the first iteration on, and after each change."""
-    groups: tuple[GroupSummary, ...] = ()
-    """Groups of functions; empty: all are one group."""
     regions: tuple[RegionSummary, ...] = ()
-    """The same groups as regions: what they have exchanged with each other."""
+    """Empty: all functions are in one place."""
     step_us: Mapping[Phase, float] = field(default_factory=dict)
     """Of a sparse job, mean microseconds of a function's step by phase: `load` the minibatch, `download` rows, `compute`, `upload`
     gradients, `wait` for acknowledgements."""
@@ -170,6 +169,13 @@ def read_result(folder: RunFolder) -> ResultSummary | None:
     """A run's result; None where there is none that can be read."""
     raw = folder.read(RESULT_FILE)
     try:
-        return None if raw is None else build(ResultSummary, raw, where=RESULT_FILE)
+        return None if raw is None else build(ResultSummary, _with_one_list(raw), where=RESULT_FILE)
     except JobError:
         return None
+
+
+def _with_one_list(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result whose regions are in one list; earlier releases had a second one, `groups`, with what their functions did."""
+    others = {each["name"]: each for each in raw.get("groups") or ()}
+    regions = [{**others.get(each["name"], {}), **each} for each in raw.get("regions") or ()]
+    return {**{name: value for name, value in raw.items() if name != "groups"}, "regions": regions}

@@ -229,7 +229,6 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         billed=Bill(gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations, storage_usd=round(meter.storage_usd(t), 9)),
         weights_sha256=None if final is None else final.weights_sha256,
         generations=_generations(meter, spec),
-        groups=tuple(group.summary(t) for group in meter.groups),
         regions=tuple(group.region(t) for group in meter.groups),
         phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()},
         step_us=_step_us(meter, spec),

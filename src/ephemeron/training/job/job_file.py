@@ -29,7 +29,7 @@ from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
 from ephemeron.data.spec import check_data
 from ephemeron.errors import JobError
-from ephemeron.training.job.spec import PROGRAMS, Job, check_program
+from ephemeron.training.job.spec import PROGRAMS, Job, RunRegion, check_program
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 """Beginning of an address as a part of a path."""
@@ -100,11 +100,30 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     for option in ("placement", "regions"):
         if (path := run.get(option)) and isinstance(path, (str, Path)):
             run[option] = str(_existing(folder / os.path.expanduser(str(path)), f"{where}: run.{option}"))
+    if isinstance(tables := run.get("regions"), tuple):
+        run["regions"] = tuple(_located(region, folder) for region in tables)
+    if isinstance(authority := run.get("region_authority"), Path):
+        run["region_authority"] = folder / authority.expanduser()
     loggers = tuple(
         logger if logger.folder is None else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
         for logger in job.loggers
     )
     return dataclasses.replace(job, code=code, data=data, run=run, loggers=loggers)
+
+
+def _located(region: RunRegion, folder: Path) -> RunRegion:
+    """A region with paths relative to a folder."""
+
+    def at(path: Path | None) -> Path | None:
+        return None if path is None else folder / path.expanduser()
+
+    return dataclasses.replace(
+        region,
+        data=None if region.data is None else dataclasses.replace(region.data, path=at(region.data.path)),
+        prices=at(region.prices),
+        certificate=at(region.certificate),
+        certificate_key=at(region.certificate_key),
+    )
 
 
 def _parse_json(text: str, where: str) -> object:

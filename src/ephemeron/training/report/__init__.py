@@ -47,7 +47,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -
         RunNotFound: the folder holds no events.
     """
     story = RunSummary.from_events(read_events(run_dir / "events.jsonl"), prices)
-    result = _read_result(run_dir / "result.json")
+    result = read_result(run_dir / "result.json")
     folder = out or run_dir
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / "report.html", folder / "report.png"
@@ -88,7 +88,7 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
-def _read_result(path: Path) -> Mapping[str, Any] | None:
+def read_result(path: Path) -> Mapping[str, Any] | None:
     """The result, or None while there is none that can be read."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
