@@ -156,12 +156,31 @@ def test_regions_are_predicted_one_by_one(here):
     assert "exchanges between regions (sma, every 10 iterations) are left out" in found["notes"]
 
 
+@pytest.mark.slow
+def test_a_job_with_a_profile_is_predicted_from_its_plan(here):
+    pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
+    from tiny_job import CODE
+
+    (here / "job.toml").write_text(f'name = "planned"\nmodel = "tiny:mlp"\nepochs = 1\ncode = ["{CODE}"]\n[run]\nplatform = "simulated"\n')
+    unknown = run("train", "job.toml", "--dry-run")
+    assert "train would plan workers, memory and batches; these are defaults" in unknown.stderr
+    planned = run("plan", "job.toml", "--platform", "simulated", "--json")
+    assert planned.exit_code == 0, planned.output
+    plan = json.loads(planned.stdout.splitlines()[-1])
+    found = document("train", "job.toml")
+    assert (found["functions"], found["seconds"]) == (plan["workers"], plan["predicted"]["seconds"])
+    assert found["seconds_range"] == plan["uncertainty"]["time_s"]
+    assert [basis["source"] for basis in found["rests_on"]] == ["profile", "measured", "prices"]
+
+
 def test_keys_of_all_kinds_stand_beside_those_of_one():
     p = Prediction(kind="mine", name="n", platform="local", seconds=9.0, cost_usd=2.0, details={"own": 1, "seconds": "?"})
     assert p.document().keys() == COMMON | {"own"}
     assert p.document()["seconds"] == 9.0
     assert p.within(budget_usd=3.0, deadline_s=10.0).notes == ()
     assert len(p.within(budget_usd=1.0, deadline_s=5.0).notes) == 2
+    tight = Prediction(kind="mine", name="n", platform="local", memory_mb=200.0, quota_mb=128)
+    assert tight.within().notes == ("a function may need more memory than it has: use a larger --memory-mb",)
     prices = load_prices("objects")
     assert price_basis(prices) == Basis(source="prices", what=f"list prices {prices.name}", as_of=prices.as_of)
     assert [invocations_for(3, s, 10.0) for s in (0.0, 10.0, 10.1)] == [3, 3, 6]

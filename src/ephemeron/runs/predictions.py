@@ -74,6 +74,8 @@ class Prediction:
             notes.append(f"more than the budget of ${budget_usd:g}, at which the run is stopped")
         if deadline_s is not None and self.seconds is not None and self.seconds > deadline_s:
             notes.append(f"longer than the deadline of {duration(deadline_s)}")
+        if self.memory_mb is not None and 0 < self.quota_mb < self.memory_mb:
+            notes.append("a function may need more memory than it has: use a larger --memory-mb")
         return replace(self, notes=tuple(notes))
 
 
