@@ -47,6 +47,7 @@ LONG = {
     "direct_runs": "--json --turns 1 --models digits --sides direct",
     "elastic": "--json --turns 1 --iterations 90",
     "geo": "--json --quick --parts waiting",
+    "detached": "--json --pairs 1 --tasks 20 --edge 200 --epochs 1",
     "handoffs": "--json --epochs 30 --pairs 1",
     "hap_convergence": "--json --quick --parts region --processes 1",
     "loading": "--json --images 64 --workers 1 --rounds 1",

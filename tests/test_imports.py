@@ -44,6 +44,7 @@ NAMES = [
     "attach",
     "configure",
     "current",
+    "launch",
     "load_job",
     "load_plan",
     "load_profile",

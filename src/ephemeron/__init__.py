@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
     from ephemeron.executor import FunctionExecutor
     from ephemeron.runs.verbs import attach, resume, stop
-    from ephemeron.training.driver import Result, Session, configure, resize, train, train_async
+    from ephemeron.training.driver import Result, Session, configure, launch, resize, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
     from ephemeron.training.job.generation import Resize
     from ephemeron.training.planner import Plan, load_plan
@@ -35,7 +35,7 @@ _LAZY = {
     "executor": ("FunctionExecutor",),
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
     "runs.verbs": ("attach", "resume", "stop"),
-    "training.driver": ("Result", "Session", "configure", "resize", "train", "train_async"),
+    "training.driver": ("Result", "Session", "configure", "launch", "resize", "train", "train_async"),
     "training.task.task": ("Task",),
     "training.task.script": ("current",),
     "training.task.schedule": ("EpochMeasurements", "Schedule"),
@@ -73,6 +73,7 @@ __all__ = [
     "attach",
     "configure",
     "current",
+    "launch",
     "load_job",
     "load_plan",
     "load_profile",

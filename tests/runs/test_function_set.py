@@ -95,6 +95,17 @@ def test_as_many_are_opened_as_there_is_work_for() -> None:
     assert functions.decide(1.0) == [Start(4, 0), Start(5, 0)]
 
 
+def test_functions_that_another_driver_has_started_count_until_they_end() -> None:
+    functions = FunctionSet(is_shared=True)
+    functions.adopt(4)
+    functions.want(3)
+    assert functions.decide(0.0) == [Start(5, 0), Start(6, 0)], "numbers go on behind theirs"
+    assert functions.running == {4, 5, 6}
+    functions.ended(4, "done")
+    assert functions.decide(0.0) == [Start(7, 0)]
+    functions.validate()
+
+
 def test_a_shared_budget_counts_all_and_its_end_is_that_of_the_set() -> None:
     functions = FunctionSet(is_shared=True)
     functions.want(4)

@@ -27,7 +27,7 @@ from ephemeron.cli.partition.commands import partition
 from ephemeron.cli.prepare import prepare_command
 from ephemeron.cli.prices import prices
 from ephemeron.cli.regions import regions
-from ephemeron.cli.runs.commands import runs
+from ephemeron.cli.runs.commands import ARGUMENTS, runs
 from ephemeron.cli.schema import schema
 from ephemeron.cli.serve.commands import serve
 from ephemeron.cli.training.plan import plan
@@ -63,6 +63,10 @@ RENAMED = {
 
 class CommandGroup(click.Group):
     """Group of commands in sections, whose errors become one line and an exit code."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         _end_without_collecting()
@@ -167,3 +171,7 @@ for _commands in SECTIONS.values():
     for _command in _commands:
         main.add_command(_command)
 _add_log_options(main, set())
+
+
+if __name__ == "__main__":
+    main()

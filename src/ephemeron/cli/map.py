@@ -16,6 +16,7 @@ import click
 from ephemeron.cli.bounds import bounded, label_option
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
+from ephemeron.cli.runs.commands import detachable
 from ephemeron.config.typed import Count, Positive
 from ephemeron.data.formats.lines import text_lines
 from ephemeron.errors import BudgetReached, JobError, TaskFailed
@@ -91,6 +92,7 @@ def _pool_options(command: F) -> F:
 )
 @_pool_options
 @dry_run_option
+@detachable(moves=True)
 def map_command(function: str, items_file: Path, out: Path | None, chunksize: int, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.
 
@@ -106,8 +108,9 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
     Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
     from ephemeron.executor import FunctionExecutor
+    from ephemeron.executor.programs import present_launch
 
-    items = _items(items_file)
+    items, data = _items(items_file)
     if dry_run:
         from ephemeron.executor.map_prediction import predict_map
 
@@ -117,6 +120,9 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     _check_out(out)
+    if (launch := present_launch()) is not None:
+        launch.keep(str(items_file), "items.jsonl", data)
+        launch.outputs[str(out)] = out
     began = time.monotonic()
     with FunctionExecutor(**_executor_options(flags)) as pool:
         futures = pool.map_futures(function, items, chunksize=chunksize)
@@ -199,7 +205,7 @@ class _Collected:
         sys.exit(self.code or (1 if failed else 0))
 
 
-def _items(path: Path) -> list[object]:
+def _items(path: Path) -> tuple[list[object], bytes]:
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as e:
@@ -212,7 +218,7 @@ def _items(path: Path) -> list[object]:
             raise JobError(f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line") from None
     if not items:
         raise JobError(f"items {path} has no items", remedy="write one JSON value per line")
-    return items
+    return items, data
 
 
 def _check_out(out: Path) -> None:
@@ -241,6 +247,7 @@ def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
 @click.option("--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task.")
 @click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
 @_pool_options
+@detachable()
 def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool, as_json: bool, **flags: Any) -> None:
     """Apply the trained model of RUN to many inputs, on functions.
 

@@ -13,6 +13,7 @@ import click
 from ephemeron.cli.bounds import label_option
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
+from ephemeron.cli.runs.commands import detachable
 from ephemeron.errors import BudgetReached
 from ephemeron.units import human_count
 
@@ -30,6 +31,7 @@ INTERRUPTED = 130
 @label_option
 @dry_run_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON.")
+@detachable(moves=True)
 def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, str], dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Load, transform and split raw data as RECIPE says, on functions.
 
@@ -51,6 +53,7 @@ def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, st
 
     Exit codes: 0 prepared, 1 failed or budget reached, 2 refused, 130 interrupted.
     """
+    from ephemeron.executor.programs import present_launch
     from ephemeron.preparation import preparing
     from ephemeron.preparation.recipe import load_recipe
 
@@ -58,6 +61,8 @@ def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, st
     settings = cloud_settings(made.run.platform, taken(flags))
     if dry_run:
         return show_prediction(lambda: preparing.dry_run(made, settings=settings, prices_file=prices_file), as_json=as_json)
+    if (launch := present_launch()) is not None and "://" in made.source and "://" in made.out:
+        launch.keep(str(recipe), recipe.name, recipe.read_bytes())
     try:
         found = preparing.prepare(made, on_predicted=_tell, settings=settings, prices_file=prices_file, labels=labels)
     except KeyboardInterrupt as e:

@@ -5,6 +5,8 @@ They begin with `-P`: a file of the user's working folder, `json.py` say, takes 
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import sys
 from typing import Literal
 
@@ -19,6 +21,8 @@ Program = Literal[
     "script-trial",
     "item-trial",
     "stop-run",
+    "driver",
+    "command-line",
 ]
 _MODULES: dict[Program, str] = {
     "function": "ephemeron.functions.function_main",
@@ -31,12 +35,24 @@ _MODULES: dict[Program, str] = {
     "script-trial": "ephemeron.training.driver.launching.script_process",
     "item-trial": "ephemeron.executor.item_trial",
     "stop-run": "ephemeron.dashboard.stop_process",
+    "driver": "ephemeron.runs.driver_process",
+    "command-line": "ephemeron.cli.main",
 }
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def module_of(program: Program) -> str:
     """The module that runs as `__main__` in such processes."""
     return _MODULES[program]
+
+
+def ends_with_parent() -> None:
+    """In a child that was forked just now: has the kernel kill it when its parent dies, on Linux."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def command(program: Program, *arguments: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
-from ephemeron.runs.kinds import find_kind
+from ephemeron.runs.verbs import ask_to_stop
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
         run = read_header(folder)
         if run is None:
             raise UserError(f"run {folder.run_id} has no readable run.json")
-        find_kind(run.kind).stop(folder, run, now=now)
+        ask_to_stop(folder, run, now=now)
     except EphemeronError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

@@ -9,8 +9,10 @@ import logging
 import os
 import shutil
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import IO, Any
 from weakref import WeakSet
 
@@ -20,10 +22,13 @@ from ephemeron.executor import remains
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.kind import new_header
 from ephemeron.executor.places import PlaceOptions, opened
+from ephemeron.executor.programs import Launched, remove_program
 from ephemeron.executor.session import Session, Submission
 from ephemeron.functions import simulation
-from ephemeron.runs.folders import RunFolder
-from ephemeron.runs.header import write_header
+from ephemeron.functions.jsonl import unfinished
+from ephemeron.runs.folders import RESULT_FILE, RunFolder, last_t
+from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.status import session_end
 from ephemeron.runs.summary import write_summary
 from ephemeron.user_code import line_of
 
@@ -56,13 +61,25 @@ class Driver(ABC):
         name: of the executor.
         lock: of the run; closed at the end.
         secrets: of the channel.
+        header: of a run that it goes on with; None: a new one.
+        launch: stores a run that is not to be run by this process, with its header and the variables of its channel.
     """
 
     def __init__(
-        self, session: Session, options: PlaceOptions, *, folder: RunFolder, name: str, lock: IO[str], secrets: dict[str, str]
+        self,
+        session: Session,
+        options: PlaceOptions,
+        *,
+        folder: RunFolder,
+        name: str,
+        lock: IO[str],
+        secrets: dict[str, str],
+        header: RunHeader | None = None,
+        launch: Callable[[RunFolder, RunHeader, Mapping[str, str]], RunHeader] | None = None,
     ) -> None:
         self._session, self._options, self._folder, self._secrets = session, options, folder, secrets
-        self._name, self._lock = name, lock
+        self._name, self._lock, self._header, self._launch = name, lock, header, launch
+        self._is_launched = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """Why the session has ended early."""
@@ -94,7 +111,16 @@ class Driver(ABC):
             raise RuntimeError(f"this executor is of process {self._process}, from which this one was forked; make one here")
         if self._thread is None:
             s = self._session
-            header = new_header(self._folder, self._name, self._options, prices=s.meter.prices, budget_usd=s.budget_usd, labels=s.labels)
+            header = self._header or new_header(
+                self._folder, self._name, self._options, prices=s.meter.prices, budget_usd=s.budget_usd, labels=s.labels
+            )
+            if self._launch is not None:
+                write_header(self._folder, self._launch(self._folder, header, self._secrets))
+                self._is_launched = True
+                raise Launched
+            (self._folder.path / RESULT_FILE).unlink(missing_ok=True)
+            if session_end(self._folder.events) is not None:  # it was stopped
+                header = replace(header, started_at=time.time() - last_t(self._folder))
             write_header(self._folder, header)
             self._session.header = header
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)
@@ -112,7 +138,8 @@ class Driver(ABC):
             return
         if self._thread is None:
             self._lock.close()
-            shutil.rmtree(self._folder.path, ignore_errors=True)
+            if not self._is_launched and self._header is None:
+                shutil.rmtree(self._folder.path, ignore_errors=True)
             return
         if cancel:
             self._session.cancel_open()
@@ -150,12 +177,14 @@ class Driver(ABC):
             self._session.fail(e)
         finally:
             with self._lock, contextlib.suppress(OSError):
-                write_summary(self._folder, self._session.summary(self._error))
-                shutil.rmtree(self._folder.objects, ignore_errors=True)
+                summary = self._session.summary(self._error)
+                write_summary(self._folder, summary)
+                if summary.status != "stopped" or self._header is None:  # else another process goes on with what is there
+                    remove_program(self._folder)
 
     async def _live(self) -> None:
         async with opened(self._options, run=self._session.run, folder=self._folder.path, secrets=self._secrets) as place:
-            await self._session.live(place)
+            await self._session.live(place, running=[] if self._header is None else unfinished(self._folder.events)[0])
 
 
 class LiveDriver(Driver):

@@ -12,13 +12,14 @@ function that is tried again has run before, maybe to its end: what it does outs
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
+import io
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from weakref import WeakValueDictionary
 
 from ephemeron.errors import JobError
@@ -28,6 +29,7 @@ from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
+from ephemeron.executor.programs import TaskNames, present_launch, shipped, taken_over
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, name_of
@@ -126,10 +128,15 @@ class FunctionExecutor(concurrent.futures.Executor):
             idle_s=idle_timeout_s,
         )
         self._options, self._secrets, self._limits = admitted(asked)
-        self._run = folders.new_run_id(name)
+        known, launch = taken_over(), present_launch()
+        self._run = folders.new_run_id(name) if known is None else known[0].run_id
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
-        self._folder = folders.create(self._run)
-        lock, key = hold(self._folder), self._folder.create_key()
+        lock: IO[str] = io.StringIO()  # whoever goes on with a run has its lock
+        if known is None:
+            self._folder = folders.create(self._run)
+            lock, key = hold(self._folder), self._folder.create_key()
+        else:
+            self._folder, key = known[0], known[0].signing_key()
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
         """Of the latest graph, for the progress bar."""
@@ -144,13 +151,23 @@ class FunctionExecutor(concurrent.futures.Executor):
             on_change=self._show,
         )
         self._timeout_s, self._tries = timeout_s, retries + 1
-        self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code])
+        made = {} if known is None else shipped(self._folder)
+        self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code], made=made)
         self._shared: Shared = WeakValueDictionary()
         """Contents of objects of tasks that wait to be published."""
-        self._numbers = itertools.count()
+        self._names = TaskNames(by_content=known is not None or launch is not None)
         self._closed = False
         self._lock = threading.Lock()
-        self._driver = driver_of(platform)(self._session, self._options, folder=self._folder, name=name, lock=lock, secrets=self._secrets)
+        self._driver = driver_of(platform)(
+            self._session,
+            self._options,
+            folder=self._folder,
+            name=name,
+            lock=lock,
+            secrets=self._secrets,
+            header=None if known is None else known[1],
+            launch=None if launch is None else partial(launch.begun, shipped=self._shipper.made),
+        )
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
@@ -242,7 +259,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         parts = [every[at : at + chunksize] for at in range(0, len(every), chunksize)]
         pickler = self._pickler(shipment, every)
         leaves = [self._one(shipment, form, part, pickler, more=combining) for part in parts]
-        name = f"r{next(self._numbers)}"
+        name = self._names.name("r", form.encode(), *(leaf.spec.id.encode() for leaf in leaves))
         tree = grow(
             [leaf.spec for leaf in leaves],
             lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
@@ -298,7 +315,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         Returns:
             Its future; the result is None. Cancelled, or when a task has failed in all tries, no further result is awaited.
         """
-        digest, id = digest_of(data), f"g{next(self._numbers)}"
+        digest, id = digest_of(data), self._names.name("g", opener.encode(), data)
         self._rate = rate
         graph = Graph(
             name=id,
@@ -346,6 +363,11 @@ class FunctionExecutor(concurrent.futures.Executor):
     def queue(self) -> tuple[str, str]:
         """Address of the channel of its queue, without credentials, and the queue's name."""
         return address_of(self._options, self._folder.path), self._run
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its tasks survive this process: another one gives the same command again (`--detach`)."""
+        return self._names.by_content
 
     @property
     def vcpus(self) -> float:
@@ -408,7 +430,8 @@ class FunctionExecutor(concurrent.futures.Executor):
     def _one(
         self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
     ) -> Submission:
-        id, made = f"t{next(self._numbers)}", pickler.pickled(arguments)
+        made = pickler.pickled(arguments)
+        id = self._names.name("t", function.encode(), made.payload, *(key.encode() for key in made.inputs))
         code = {**shipment.objects, **({} if more is None else more.objects)}
         objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
         spec = self._spec(id, function, payload=made.payload, inputs=made.inputs)

@@ -64,7 +64,21 @@ class Fleet:
         self._heard: dict[int, float] = {}
         """By running function: loop time of its start, or at which the queue has heard of it."""
         self._set = FunctionSet(is_shared=True)
+        self._adopted: set[int] = set()
         self._error: EphemeronError | None = None
+
+    def adopt(self, numbers: Iterable[int]) -> None:
+        """Functions that run already. They count as running until `left`."""
+        for number in numbers:
+            self._set.adopt(number)
+            self._adopted.add(number)
+
+    def left(self, number: int) -> None:
+        """A function that was adopted may have ended."""
+        if number in self._adopted:
+            self._adopted.remove(number)
+            self._set.ended(number, "done")
+            self._changed()
 
     def heard(self, executors: Iterable[str]) -> None:
         """Functions that the queue has heard of lately. Others count as running until they have been silent for long: then they are

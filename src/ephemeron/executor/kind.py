@@ -1,19 +1,28 @@
-"""The kind `tasks`: what a `FunctionExecutor` runs. Its tasks live in its client, so nobody else can go on with them."""
+"""The kind `tasks`: what a `FunctionExecutor` runs. Tasks of a program of the user live in its client, so nobody else can go on with them;
+those of a detached command are made again by giving the command again (`programs`)."""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ephemeron import blocking
+from ephemeron.blocking import Interrupts
+from ephemeron.config.typed import plain
 from ephemeron.errors import UserError
 from ephemeron.executor.places import PlaceOptions, address_of
+from ephemeron.executor.programs import Program, bring_outputs, given_again, last_words, program_of
+from ephemeron.functions.jsonl import follow
 from ephemeron.functions.local import is_hosted
 from ephemeron.prices import Prices
 from ephemeron.runs.client_run import ClientRuns, summarized
-from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.folders import RESULT_FILE, RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following
+from ephemeron.runs.stop_requests import request_stop, withdraw_stop
 from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 
 
@@ -29,6 +38,10 @@ class TasksSummary(RunSummary):
     """By the user, or because the run was stopped or has failed."""
 
 
+class _Ended(Exception):
+    """The process has ended."""
+
+
 class TaskRuns(ClientRuns):
     """Runs of executors."""
 
@@ -38,9 +51,13 @@ class TaskRuns(ClientRuns):
     simulated_go_on = True
 
     def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
-        result = self.result(folder)
+        result, program = self.result(folder), program_of(header)
         if result is not None and result.summary.status != "interrupted":
+            if program is not None:
+                bring_outputs(folder, program)
             return super().attach(folder, header, following)
+        if program is not None:
+            return self._go_on(folder, program, following)
         if is_hosted(folder.path):
             raise UserError(
                 f"the client of run {folder.run_id} has ended; its functions end when they find no task, or now by: ephemeron stop {folder.run_id}"
@@ -49,7 +66,30 @@ class TaskRuns(ClientRuns):
             write_summary(folder, interrupted(folder, header))
         raise UserError(f"run {folder.run_id} is not running (interrupted): {self.again}")
 
+    def _go_on(self, folder: RunFolder, program: Program, following: Following) -> RunResult:
+        """Gives the command of a run again, and shows its events."""
+        (folder.path / RESULT_FILE).unlink(missing_ok=True)
+        with given_again(folder, program) as process:
+            blocking.run(lambda interrupts: self._shown(folder, process, following, interrupts))
+        result = self.result(folder)
+        if result is None:
+            raise UserError(f"the command of run {folder.run_id} has ended without a result: {last_words(folder) or process.returncode}")
+        bring_outputs(folder, program)
+        return result
+
+    async def _shown(self, folder: RunFolder, process: subprocess.Popen[bytes], following: Following, interrupts: Interrupts) -> None:
+        def check() -> None:
+            if process.poll() is not None:
+                raise _Ended
+
+        with interrupts.handled(lambda: request_stop(folder, now=False)), contextlib.suppress(_Ended):
+            async for event in follow(folder.events, check):
+                following.on_event(event)
+
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
+        if (program := program_of(header)) is not None:
+            withdraw_stop(folder)
+            return self._go_on(folder, program, following)
         raise UserError(
             f"run {folder.run_id} is of kind tasks, which were in the memory of its client: it cannot be resumed; start it again"
         )
@@ -79,6 +119,7 @@ def new_header(
         budget_usd=budget_usd,
         started_at=time.time(),
         ends_with_client=True,
+        settings={} if options.settings is None else plain(options.settings),
         labels=labels,
     )
 

@@ -32,6 +32,7 @@ from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.places import Place, PlaceOptions
+from ephemeron.executor.programs import program_of
 from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
@@ -157,6 +158,10 @@ class Session:
         self._empty: tuple[float, int] | None = None
         """Loop time at which the queue was first found empty though tasks have no result, and `settled` then."""
         self._looked_at = 0.0
+        self._recorded: dict[str, TaskResult] = {}
+        """Final results of tasks that this process has not submitted yet: of a process before it."""
+        self._published: dict[str, str] = {}
+        """By such a task without a result, the batch that it is in."""
         self._graphs: dict[str, Graph] = {}
         self._new_graphs: deque[Graph] = deque()
 
@@ -262,8 +267,12 @@ class Session:
 
     # -- the loop ------------------------------------------------------------------------------------------
 
-    async def live(self, place: Place) -> None:
+    async def live(self, place: Place, *, running: Iterable[Invoked] = ()) -> None:
         """Runs tasks until `close`.
+
+        Args:
+            place: where.
+            running: functions that a process before this one has started.
 
         Raises:
             EphemeronError: functions cannot be started, the store does not answer, an object was forged, or the budget is
@@ -271,7 +280,8 @@ class Session:
         """
         self._wake, self._stored, self._before = asyncio.Event(), {}, self._traffic
         self._heard_at = asyncio.get_running_loop().time()
-        origin = place.clock() - self._now()
+        assert self.header is not None  # there is a task
+        origin = self.header.started_at if self._is_taken_over else place.clock() - self._now()
         self._now = lambda: place.clock() - origin
         self.meter.memory_mb = self.options.memory_mb
         channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
@@ -287,14 +297,17 @@ class Session:
             origin=origin,
             changed=self._wake.set,
         )
-        assert self.header is not None  # there is a task
+        fleet.adopt(each.rank for each in running)
         await place.platform.emit(self.run, started(self.header, t=self._now(), wall_time=time.time() - self._now()))
-        watching = [asyncio.ensure_future(self._watch(place))]
+        watching = [asyncio.ensure_future(self._watch(place, fleet))]
         if queue.notifies:
             watching.append(asyncio.ensure_future(self._wake_when_empty(queue)))
         error: BaseException | None = None
         try:
-            await self._work(channel, queue, fleet)
+            reader = queue.reader()
+            if self._is_taken_over:
+                await self._recover(queue, reader)
+            await self._work(channel, queue, fleet, reader)
             if not self._open:  # else functions are busy with tasks whose results are not wanted any more
                 await queue.finish()
                 await fleet.ended(_END_S)
@@ -303,8 +316,9 @@ class Session:
             raise
         finally:
             await fleet.cancel()
-            with contextlib.suppress(EphemeronError):
-                await queue.clear()
+            if not (self._is_taken_over and isinstance(error, RunStopped)):  # else it can be gone on with
+                with contextlib.suppress(EphemeronError):
+                    await queue.clear()
             await self._last_events()
             status = self._status(error)
             self._traffic = self._before + channel.traffic + queue.traffic
@@ -318,12 +332,22 @@ class Session:
             self._now = lambda: ended
             await queue.close()
 
-    async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet) -> None:
-        reader, pause_s, loop = queue.reader(), FIRST_POLL_S, asyncio.get_running_loop()
+    @property
+    def _is_taken_over(self) -> bool:
+        """Whether another process may have begun with the same tasks, or may go on with them."""
+        return self.header is not None and program_of(self.header) is not None
+
+    async def _recover(self, queue: TaskQueue, reader: ResultReader) -> None:
+        """Learns what is in the queue from a process before this one."""
+        self._recorded = {result.id: result for result in await reader.read()}
+        self._published = await queue.published()
+
+    async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet, reader: ResultReader) -> None:
+        pause_s, loop = FIRST_POLL_S, asyncio.get_running_loop()
         began = loop.time()
         while True:
             self._wake.clear()
-            self._accept()
+            await self._settle(channel, self._accept())
             await self._cancel(queue)
             self._check_stop()
             if self._closing and not self._unresolved:
@@ -361,14 +385,24 @@ class Session:
                 if await queue.wait_until_empty(_EMPTY_S):
                     self._wake.set()
 
-    def _accept(self) -> None:
+    def _accept(self) -> list[TaskResult]:
+        """Takes in tasks that were added; returns results that they have already."""
+        results: list[TaskResult] = []
         while self._arrived:
             one = self._arrived.popleft()
             self.total += 1
-            if one.published_by_edge:
+            if (result := self._recorded.pop(one.spec.id, None)) is not None:
+                self._open.add(one.spec.id)
+                results.append(result)
+            elif (batch := self._published.pop(one.spec.id, None)) is not None:
+                self._open.add(one.spec.id)
+                self._batch_of[one.spec.id] = batch
+                self._batching.outstanding += 1
+            elif one.published_by_edge:
                 self._open.add(one.spec.id)  # its result may come as soon as its inputs are published
             elif one.future is None or not one.future.done():
                 self._waiting.append(one)
+        return results
 
     async def _cancel(self, queue: TaskQueue) -> None:
         by_batch: dict[str, list[str]] = {}
@@ -416,6 +450,7 @@ class Session:
             self.total += graph.tasks
             for key, data in {**graph.objects, graph.key: graph.data}.items():
                 await channel.put(key, [data])
+            self._settle_graphs([r for id, r in self._recorded.items() if id.startswith(f"{graph.name}-")])
         for graph in self._graphs.values():
             for some in graph.next_starts(_AT_ONCE * 4):
                 await asyncio.gather(*(queue.publish([spec], order=order) for spec, order in some))
@@ -520,7 +555,7 @@ class Session:
                 done, of = (self.settled, self.total) if self._graphs else (self.done, self.submitted)
                 raise BudgetReached(cost, self.budget_usd, done=done, of=of)
 
-    async def _watch(self, place: Place) -> None:
+    async def _watch(self, place: Place, fleet: Fleet) -> None:
         async for event in place.platform.events(self.run):
             if not isinstance(event, StoreRequests):  # its own, which the bill adds
                 self.meter.feed(event)
@@ -528,6 +563,7 @@ class Session:
                 self._running.add(event.invocation)
             elif isinstance(event, Ended):
                 self._running.discard(event.invocation)
+                fleet.left(event.rank)
 
     async def _last_events(self) -> None:
         """Waits until all functions are known to have ended, for a while."""

@@ -37,9 +37,11 @@ class Shipper:
     Args:
         keys: of the objects.
         code: folders to send along, beside those in which the functions' own modules are.
+        made: what was sent before, by the name that was given: it is sent again as it was.
     """
 
-    def __init__(self, keys: CodeKeys, code: Sequence[Path] = ()) -> None:
+    def __init__(self, keys: CodeKeys, code: Sequence[Path] = (), *, made: Mapping[str, Shipment] | None = None) -> None:
+        self.made = dict(made or {})
         self._keys = keys
         self._code = [folder.resolve() for folder in code]
         self._bundles: dict[Path, _Bundled] = {}
@@ -55,7 +57,12 @@ class Shipper:
             MissingExtra: it has to be pickled by value, and cloudpickle is not installed.
         """
         if isinstance(function, str):
-            function = resolve(function, [Path.cwd()])
+            if function not in self.made:
+                self.made[function] = self._ship(resolve(function, [Path.cwd()]))
+            return self.made[function]
+        return self._ship(function)
+
+    def _ship(self, function: Callable[..., Any]) -> Shipment:
         if not callable(function):
             raise JobError(f"{function!r} is a {type(function).__name__}, which cannot be called")
         name, target = name_of(function), _target(function)

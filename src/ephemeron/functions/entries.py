@@ -37,6 +37,7 @@ _TABLE = {
     "geo-scheduling": "ephemeron.regions.control.function:run_geo_scheduling",
     "geo-link-probe": "ephemeron.regions.link_probe:run_geo_link_probe",
     "geo-addressing": "ephemeron.regions.control.function:run_geo_addressing",
+    "driver": "ephemeron.runs.driver_function:run_driver",
     "provisioner": "ephemeron.functions.tasks.provisioner:run_provisioner",
 }
 ENTRIES = tuple(_TABLE)

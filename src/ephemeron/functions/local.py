@@ -53,6 +53,9 @@ from ephemeron.units import MIB
 
 Connect: TypeAlias = Callable[[], Awaitable[tuple[Client, DaemonStatus]]]
 
+SESSION_VARIABLE = "EPHEMERON_SESSION"
+"""Environment variable with the folder of the session in which all functions of a process are started."""
+
 _log = logging.getLogger(__name__)
 _ERRORS = {"DaemonGone": DaemonGone, "InvocationRefused": InvocationRefused}
 """Errors of the daemon by name; any other one is a PlatformError."""
@@ -151,13 +154,16 @@ class LocalPlatform(Platform):
                 variable `EPHEMERON_FORKS=0`: each is a fresh process.
             spare: while functions run, keep one process of their quota ready, forked and charged, for a successor or a replacement.
             session: folder of a session: the daemon of the session hosts the run's functions, beside those of its other runs, with
-                which they share warm processes. It is started if it does not live, with these settings.
+                which they share warm processes. It is started if it does not live, with these settings. None: that of `EPHEMERON_SESSION`,
+                if there is one.
 
         Raises:
             PlatformError: the daemon does not start; says why.
         """
         run_dir = run_dir.absolute()
         run_dir.mkdir(parents=True, exist_ok=True)
+        if session is None and (given := os.environ.get(SESSION_VARIABLE)):
+            session = Path(given)
         host = run_dir if session is None else session.absolute()
         host.mkdir(parents=True, exist_ok=True)
         settings = settings_of(

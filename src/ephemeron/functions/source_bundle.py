@@ -23,8 +23,8 @@ REQUIREMENTS = (
 """Requirements of every function: the core, and channels in a cache."""
 TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3")
 """Requirements of a function that trains: the framework, and decoders of data flows."""
-_UNNEEDED = (("cli",), ("testing",), ("rendering",), ("functions", "simulation"), ("partition", "report"), ("training", "report"))
-"""Packages that functions do not import."""
+_UNNEEDED = (("testing",), ("dashboard",), ("partition", "report"))
+"""Packages that functions do not import, also where they drive a run and write its report."""
 
 
 def sources() -> Iterator[tuple[str, Path]]:

@@ -35,6 +35,12 @@ class RegionRuns(RunKind):
 
         return predict_groups(prepared_groups(request), on_progress)
 
+    def launch_detached(self, request: LaunchRequest) -> str:
+        """Starts a run in its regions, which functions drive; returns its name."""
+        from ephemeron.regions.driver.driving import launch_groups
+
+        return launch_groups(request)
+
     def read_options(self, path: str, plan: RegionPlanMethod | None) -> dict[str, object]:
         """Options of a run from a file of regions: its regions with the functions that the plan gives them, and how they exchange.
 

@@ -18,6 +18,7 @@ from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.config.paths import bytes_below
 from ephemeron.errors import ChannelError, JobError, UserError
+from ephemeron.runs.driver_function import prefix_of
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
@@ -119,8 +120,8 @@ async def look(folder: RunFolder) -> RemainingObjects:
 
 
 def _prefixes(run: str) -> tuple[str, ...]:
-    """Of the keys of a run: its own, and those of a queue of tasks and of calls to a cloud, which have a suffix."""
-    return f"{run}/", f"{run}."
+    """Of the keys of a run: its own, and those of a queue of tasks and of calls to a cloud, which have a suffix; and of what drives it."""
+    return tuple(f"{name}{mark}" for name in (run, prefix_of(run)) for mark in "/.")
 
 
 async def _objects(channel: Channel, run: str) -> dict[str, int]:

@@ -118,6 +118,11 @@ class FunctionSet:
         """
         self._slots[slot] = _Slot(self._shared if self.is_shared else LossBudget(), attempt=attempt, is_running=is_running)
 
+    def adopt(self, slot: int) -> None:
+        """A function runs that another driver has started, in a slot that was opened for work."""
+        self._slots[slot] = _Slot(self._shared if self.is_shared else LossBudget(), is_fixed=False, is_running=True)
+        self._opened = max(self._opened, slot + 1)
+
     def want(self, count: int) -> None:
         """So many functions are needed, in any slots."""
         self._wanted = count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -13,12 +14,13 @@ from ephemeron import blocking
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event, RunEnded
 from ephemeron.functions.jsonl import follow
-from ephemeron.runs import folders, run_platform
+from ephemeron.runs import detached, folders, run_platform
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import Following, RunKind, find_kind
 from ephemeron.runs.lock import driving, is_driven
 from ephemeron.runs.status import may_be_running, session_end, status_of
+from ephemeron.runs.stop_requests import withdraw_stop
 from ephemeron.runs.summary import RunResult, copy_results, read_summary
 
 OnEvent = Callable[[Event], None]
@@ -75,6 +77,15 @@ def attach(
     """
     folder, header, kind = open_run(run_id)
     once = OnceEach(on_event)
+    with contextlib.ExitStack() as stack:
+        if detached.is_remote(header) and (term := detached.follow(folder, header, once.again())) is not None:
+            stack.enter_context(detached.holding(folder, header, term))
+        result = _attached(folder, header, kind, once, loggers)
+    copy_results(folder, out)
+    return result.raise_if_failed() if check else result
+
+
+def _attached(folder: RunFolder, header: RunHeader, kind: RunKind, once: OnceEach, loggers: Sequence[Any] = ()) -> RunResult:
     result: RunResult | None = None
     while result is None:
         try:
@@ -82,8 +93,48 @@ def attach(
                 result = kind.attach(folder, header, Following(on_event=once.again(), loggers=loggers))
         except RunAlreadyDriven:
             result = blocking.run(lambda _: observe(folder, kind, once.again()))
-    copy_results(folder, out)
-    return result.raise_if_failed() if check else result
+        except UserError:
+            if not header.detached or kind.result(folder) is not None:
+                raise
+            with contextlib.suppress(RunAlreadyDriven), driving(folder):  # what its last driver had in memory is made again
+                result = kind.resume(folder, header, Following(on_event=once.again(), loggers=loggers, keep_code=True))
+    return result
+
+
+def detach(run_id: str) -> str:
+    """Has functions drive a run that was stopped, has failed or was abandoned, and returns its name when the first of them does.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it has finished, cannot be continued or detached, or another client drives it.
+        PlatformError: no function drives it.
+    """
+    folder, header, _ = open_run(run_id)
+    detached.check(header)
+    if header.ends_with_client:
+        raise UserError(f"run {folder.run_id} needs its client: it cannot be continued")
+    with driving(folder):
+        known = read_summary(folder)
+        if known is not None and known.status == "finished":
+            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        (folder.path / folders.RESULT_FILE).unlink(missing_ok=True)
+        withdraw_stop(folder)
+    blocking.run(lambda _: detached.hand_over(folder, header, {}))
+    return folder.run_id
+
+
+def go_on(run_id: str) -> None:
+    """Drives a detached run to its end, for functions (`runs.driver_process`), which have its folder.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UserError: it cannot be gone on with.
+    """
+    folder, header, kind = open_run(run_id)
+    _attached(folder, header, kind, OnceEach(lambda event: None))
 
 
 def resume(
@@ -145,15 +196,26 @@ def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = S
         RunNotFound: there is no such run.
         UserError: it is not running, or has not stopped in time. It may still stop.
     """
-    folder, header, kind = open_run(run_id)
-    try:
-        kind.stop(folder, header, now=now)
-    except UserError:  # nobody drives it, but its functions may be running
-        if not blocking.run(lambda _: run_platform.cancel(folder, header)):
-            raise
+    folder, header, _ = open_run(run_id)
+    ask_to_stop(folder, header, now=now)
     if wait:
         _wait_until_stopped(folder, wait_s)
     return folder.run_id
+
+
+def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+    """Asks a run to stop, or kills its functions if `now`.
+
+    Raises:
+        UserError: it is not running.
+    """
+    if detached.is_remote(header):
+        return detached.ask_to_stop(folder, header, now=now)
+    try:
+        find_kind(header.kind).stop(folder, header, now=now)
+    except UserError:  # nobody drives it, but its functions may be running
+        if not blocking.run(lambda _: run_platform.cancel(folder, header)):
+            raise
 
 
 def suspend(run_id: str) -> tuple[str, int]:

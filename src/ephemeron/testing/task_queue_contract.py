@@ -248,6 +248,17 @@ class TaskQueueContract(TaskQueueConnectionContract):
 
         self.run(scenario)
 
+    def test_what_is_published_and_has_no_result_is_known_to_everybody(self) -> None:
+        async def scenario(view: Open) -> None:
+            first, second = await view("client").publish([task("a"), task("b")]), await view("client").publish([task("c")], order=1)
+            (lease,) = [each for each in await view("worker").take(3) if each.batch == first]
+            await view("worker").complete(lease, ok("a"))
+            assert await view("next").published() == {"b": first, "c": second}
+            await view("worker").complete(lease, ok("b"))
+            assert await view("next").published() == {"c": second}
+
+        self.run(scenario)
+
     def test_a_lease_that_is_renewed_does_not_expire(self) -> None:
         async def stays(view: Open, id: str) -> bool:
             """Whether every renewal came in time; else this machine stood still, and the lease may have expired."""

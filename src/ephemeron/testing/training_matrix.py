@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import pytest
 
 from ephemeron.events import Ended, FaultFired, Invoked, Progress
+from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.testing.training_world import TrainingWorld, of
 
 
@@ -100,6 +101,17 @@ class TrainingMatrix:
         if case.relays:
             handed_over = {e.rank for e in of(events, Invoked) if e.reason == "relay"}
             assert handed_over == set(range(world.shape["workers"]))
+
+    def test_functions_that_drive_may_die_and_pass_their_time_limit(self, world: TrainingWorld) -> None:
+        if world.slow_relays and not os.environ.get("EPHEMERON_FULL_MATRIX"):
+            pytest.skip("every start is cold here, and this takes minutes: EPHEMERON_FULL_MATRIX=1 runs it")
+        result = world.go_detached(kills=1, **world.past_lifetimes(world.undisturbed[1]))
+        world.check_same(result)
+        drivers = list(events_of(RunFolder(result.folder.path / "driver")))
+        assert {e.reason for e in of(drivers, Invoked)} >= {"start", "replacement"}, drivers
+        ends = [e.outcome for e in of(drivers, Ended) if e.status == "ok"]
+        assert "finished" in ends, ends
+        assert "failed" not in ends, "functions have driven it to its end"
 
     def test_direct_channels_give_the_same_weights_whatever_dies(self, world: TrainingWorld) -> None:
         store = world.configured()["channel"]

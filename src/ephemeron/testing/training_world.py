@@ -10,16 +10,27 @@ use, in a home of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import psutil
+
+from ephemeron.config import own_processes
 from ephemeron.events import Event, Progress
+from ephemeron.runs import detached
+from ephemeron.runs.folders import RunFolder, runs_folder
+from ephemeron.runs.summary import read_summary
+from ephemeron.runs.verbs import attach
 from ephemeron.training.driver import Result, configure, train
+from ephemeron.training.driver.api import launch
 from ephemeron.training.job import Job, parse_fault
 
 if TYPE_CHECKING:
@@ -32,6 +43,8 @@ LEAST_LIFETIME_S, STARTS = 5.0, 4
 """Lifetimes that a run is to pass are at least so long, and so many times as long as functions take to start now."""
 LIFETIMES, SILENT = 1.25, 0.3
 """Lifetimes that the iterations of such a run take together, and that a peer may be silent: longer than it takes to start."""
+_DRIVEN_S, _LOOK_S = 1.0, 0.1
+"""For which a function has driven when it is killed, and interval at which it is looked for."""
 SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 48, "checkpoint_every": 3}
 
 
@@ -95,6 +108,31 @@ class TrainingWorld:
         )
         return result, events
 
+    def go_detached(self, *, kills: int, faults: Sequence[str] = (), peer_timeout_s: float | None = None, **how: Any) -> Result:
+        """Trains to the end on functions that functions drive, of which some are killed from outside while they do.
+
+        Args:
+            kills: functions to kill, each when it has driven for a moment.
+            faults, peer_timeout_s, how: see `go`.
+        """
+        c = configure(self.job, **{**self.configured(), **how})
+        with patch.object(detached, "CLOUD_BEAT_S", detached.BEAT_S):  # it is not paid for
+            run = launch(
+                self.job,
+                c,
+                faults=[parse_fault(f) for f in faults],
+                cloud=self.settings,
+                peer_timeout_s=PEER_TIMEOUT_S if peer_timeout_s is None else peer_timeout_s,
+            )
+        killed: set[int] = set()
+        while len(killed) < kills and (found := driver_function(run, besides=killed)) is not None:
+            time.sleep(_DRIVEN_S)
+            killed.add(found.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.kill()
+        assert len(killed) == kills, "the run was over before"
+        return attach(run, check=False)  # type: ignore[no-any-return]
+
     def configured(self, channel: str = "") -> dict[str, Any]:
         """Arguments of `configure` for this world."""
         address = self.channels.get(channel, channel) if channel else next(iter(self.channels.values()))
@@ -132,6 +170,27 @@ class TrainingWorld:
 def of(events: list[Any], kind: type) -> list[Any]:
     """Those of a kind, in order."""
     return [event for event in events if isinstance(event, kind)]
+
+
+def driver_function(run: str, *, besides: Collection[int] = (), within_s: float = 120.0) -> psutil.Process | None:
+    """The process of the function that drives a run now; None: there is none any more.
+
+    Args:
+        run: name of the run.
+        besides: processes that are not meant.
+        within_s: longest wait for one.
+    """
+    latest = time.monotonic() + within_s
+    while time.monotonic() < latest and read_summary(RunFolder(runs_folder() / run)) is None:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if own_processes.module_of("driver") in words and f'"{run}"' in words[-1] and '"drive"' in words[-1]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    function = process.parent()
+                    if function is not None and function.pid not in besides and function.pid != 1:
+                        return function
+        time.sleep(_LOOK_S)
+    return None
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
-from ephemeron.runs import folders
-from ephemeron.runs.folders import RUN_FILE
+from ephemeron.runs import detached, folders
+from ephemeron.runs.folders import KEY_FILE, RESULT_FILE, RUN_FILE, RunFolder, runs_folder
+from ephemeron.runs.header import RunHeader
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
@@ -235,9 +236,40 @@ class Study:
         """
         labels = check_labels(labels)
         known = self.folder.status() if self.folder.exists else None
+        if known is not None and known.over and resume:
+            return StudyResult(known)
+        study, known, predictor = self._begun(known, resume=resume, on_progress=on_progress)
+        return self._drive(study, known, predictor, on_trial, on_event, labels)
+
+    def detach(
+        self, *, resume: bool = False, on_progress: Callable[[str], None] = lambda text: None, labels: Mapping[str, str] | None = None
+    ) -> str:
+        """Has functions drive the study, and returns its name among runs when the first of them does.
+
+        Args:
+            resume, on_progress, labels: see `run`.
+
+        Raises:
+            UserError: see `run`; or it cannot be detached.
+        """
+        labels = check_labels(labels)
+        with written(self.folder.path), self.folder.driving():
+            known = self.folder.status() if self.folder.exists else None
+            _, known, _ = self._begun(known, resume=resume, on_progress=on_progress)
+            header = self._header(known, labels)
+            detached.check(header)
+            run = RunFolder(runs_folder() / self.folder.begin(header).run_id)
+            (run.path / RESULT_FILE).unlink(missing_ok=True)
+            if not (run.path / KEY_FILE).exists():
+                run.create_key()
+        blocking.run(lambda _: detached.hand_over(run, header, {}))
+        return header.run_id
+
+    def _begun(
+        self, known: StudyStatus | None, *, resume: bool, on_progress: Callable[[str], None]
+    ) -> tuple[optuna.Study, StudyStatus, TrialPredictor]:
+        """The study as it is stored, checked and predicted; a new one is stored."""
         if known is not None and known.over:
-            if resume:
-                return StudyResult(known)
             raise UserError(f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER")
         if known is not None and not resume:
             raise UserError(f"the study in {self.folder.path} has begun; go on with it: --resume")
@@ -256,7 +288,11 @@ class Study:
             self.folder.create(self.file.text, known)
         else:
             study = self._stored(evaluations)
-        return self._drive(study, known, predictor, on_trial, on_event, labels)
+        return study, known, predictor
+
+    def _header(self, known: StudyStatus, labels: Mapping[str, str]) -> RunHeader:
+        job, c = prediction.any_of(self.file)
+        return kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c, labels)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
@@ -342,10 +378,9 @@ class Study:
         on_event: Callable[[Event], None],
         labels: Mapping[str, str],
     ) -> StudyResult:
-        job, c = prediction.any_of(self.file)
+        _, c = prediction.any_of(self.file)
         simulated = c.platform == "simulated"
-        run_id = self.folder.new_run_id(known.name, known.token)
-        header = self.folder.begin(kind.new_header(self.file, known, run_id, job, c, labels))
+        header = self.folder.begin(self._header(known, labels))
         log = kind.StudyLog(self.folder.run, header, known, on_event)
         for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:

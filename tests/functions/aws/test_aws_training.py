@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
@@ -22,14 +23,16 @@ pytest.importorskip("awslambdaric", reason="no runtime client; pip install awsla
 from aws_world import KEYS, deployed
 
 from checking import left, refusal, texts
+from ephemeron.cli.main import main
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
-from ephemeron.runs import folders, verbs
+from ephemeron.runs import detached, folders, verbs
+from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
-from ephemeron.testing.training_world import of
+from ephemeron.testing.training_world import driver_function, of
 from ephemeron.training.job import Job, Target
 from tiny_job import JOB, SHORT
 
@@ -271,3 +274,37 @@ def test_the_check_says_what_a_function_could_not_do(world: World, locked_valkey
     assert said.startswith("function: a function was called and ")
     assert "aws logs tail /aws/lambda/ephemeron" in said
     assert password not in said
+
+
+WORDS = "import time\n\ndef slow(number):\n    time.sleep(0.2)\n    return number * number\n"
+
+
+def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / "words.py").write_text(WORDS)
+    (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(60)))
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
+    where = ["--platform", "aws", "--aws-region", "us-east-1", "--aws-endpoint", world.service.url, "--channel", world.channels["objects"]]
+    said = CliRunner().invoke(
+        main, ["map", "words:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2", *where, "--detach", "--json"]
+    )
+    assert said.exit_code == 0, said.output
+    run = json.loads(said.output.splitlines()[-1])["run_id"]
+    (place / "words.py").unlink()
+    (place / "items.jsonl").unlink()
+    function = driver_function(run)
+    assert function is not None
+    function.kill()
+    result = attach(run)
+    assert (result.summary.status, result.summary.tasks) == ("finished", 60)
+    assert (place / "out.jsonl").read_text() == "".join(f"{n * n}\n" for n in range(60))
+    ends = [e.outcome for e in events_of(RunFolder(result.folder.path / detached.FOLDER)) if isinstance(e, Ended) and e.status == "ok"]
+    assert "finished" in ends
+    assert "failed" not in ends, "it was driven there"
+    text = (result.folder.path / "run.json").read_text()
+    assert str(place) not in json.dumps(json.loads(text)["payload"]["program"]["argv"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ephemeron.cli.bounds import label_option
 from ephemeron.cli.linalg.files import check_out, command_name, source_of, stored, write_results
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.cli.predictions import dry_run_option, show_prediction
+from ephemeron.cli.runs.commands import detachable
 from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError, UserError
 from ephemeron.units import human_bytes, human_count, human_seconds
 
@@ -51,6 +53,7 @@ def _refuse_predict(context: click.Context, option: click.Parameter, given: bool
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = detachable()(command)
     for option in reversed(
         (
             click.option(
@@ -335,7 +338,7 @@ def _run(
             labels=labels,
             progress=False if as_json else None,
         ) as pool,
-        tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder,
+        _tiles_folder(pool) as folder,
     ):
 
         def predicted(tiles: list[tuple[int, int]]) -> Prediction:
@@ -354,7 +357,7 @@ def _run(
             return show_prediction(lambda: described(prediction, pool).within(budget_usd=budget_usd), as_json=as_json)
         if not as_json:
             click.echo(f"predicted: {prediction}", err=True)
-        store = channel or Path(folder).resolve().as_uri()
+        store = channel or folder.resolve().as_uri()
         with stored(sources, tiles, store=store, name=command_name(command, inputs, tiles), pool=pool) as matrices:
             made = work(functions, pool, matrices)
             try:
@@ -369,6 +372,16 @@ def _run(
             if isinstance(matrix, functions.BigMatrix):
                 matrix.delete()
     _show(report, prediction, files, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _tiles_folder(pool: FunctionExecutor) -> Iterator[Path]:
+    """Folder for tiles where there is no --channel: of this process, or of the run where another process goes on with it."""
+    if pool.goes_on:
+        yield pool.folder / "tiles"
+        return
+    with tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder:
+        yield Path(folder)
 
 
 def _slim(rows: int, columns: int, edge: int) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ARGUMENTS = "ephemeron.arguments"
+"""In a click context: what was given behind `ephemeron`."""
 STOPPED = 3
 """Exit code of a run that was stopped, and can be resumed."""
 
@@ -69,14 +72,65 @@ def output_options(command: F) -> F:
     return command
 
 
+def detach_option(command: F) -> F:
+    """The option of every command that starts a run which functions can drive."""
+    return click.option(
+        "--detach", is_flag=True, help="Return when functions drive the run, which needs no client then: watch it with `ephemeron attach`."
+    )(command)
+
+
+def detachable(*, moves: bool = False) -> Callable[[F], F]:
+    """A command whose executor can be driven by functions: with --detach they give it again, until all its tasks have results.
+
+    Args:
+        moves: see `executor.programs.Launch`.
+    """
+    return functools.partial(_detachable, moves=moves)
+
+
+def _detachable(command: F, *, moves: bool) -> F:
+    @functools.wraps(command)
+    def run(*args: Any, detach: bool, **options: Any) -> None:
+        if not detach:
+            command(*args, **options)
+            return
+        from ephemeron import blocking
+        from ephemeron.executor.programs import launching
+        from ephemeron.runs import detached
+
+        argv = [each for each in click.get_current_context().meta[ARGUMENTS] if each != "--detach"]
+        with launching(argv, moves=moves) as launch:
+            command(*args, **options)
+        if launch.run is None or launch.header is None:
+            return  # there was nothing to do
+        header = launch.header
+        blocking.run(lambda _: detached.hand_over(launch.run, header, dict(launch.variables)))  # type: ignore[arg-type]
+        show_detached(header.run_id, as_json=bool(options.get("as_json")))
+
+    return detach_option(cast(F, run))
+
+
+def show_detached(run: str, *, as_json: bool) -> None:
+    """Says that functions drive a run, and how to see it."""
+    if as_json:
+        click.echo(json.dumps({"run_id": run, "detached": True}))
+    else:
+        click.echo(f"functions drive {run}; watch it with: ephemeron attach {run}, stop it with: ephemeron stop {run}")
+
+
 def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool) -> None:
     """Runs a function that emits events, shows them, prints the result and exits."""
     from ephemeron.cli.progress import Display
     from ephemeron.config.typed import plain
+    from ephemeron.runs import detached
+    from ephemeron.runs.header import read_header
 
     with Display() as display:
         result = start(display.on_event)
     display.conclude(result)
+    header = read_header(result.folder)
+    if header is not None and (driving := detached.driving_cost(result.folder, header)) is not None:
+        click.echo(f"  {driving}", err=True)
     if as_json:
         click.echo(json.dumps(plain(result.summary)))
     sys.exit({"finished": 0, "stopped": STOPPED}.get(result.summary.status, 1))
@@ -95,11 +149,17 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
 @runs.command(short_help="Continue a run from its last checkpoint.")
 @click.argument("run")
 @click.option("--keep-code", is_flag=True, help="Use the code of the launch though it has changed since.")
+@detach_option
 @output_options
-def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
-    """Continue RUN from its last checkpoint, with the current code of the job; a suspended one where it is."""
+def resume(run: str, keep_code: bool, detach: bool, out: Path | None, as_json: bool) -> None:
+    """Continue RUN from its last checkpoint, with the current code of the job; a suspended one where it is.
+
+    With --detach, functions drive it from now on, with the code of its launch.
+    """
     from ephemeron.runs import verbs
 
+    if detach:
+        return show_detached(verbs.detach(run), as_json=as_json)
     watch(lambda on_event: verbs.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from ephemeron.cli.terminal import make_console
 from ephemeron.config.typed import plain
 from ephemeron.events import PHASES
-from ephemeron.runs import folders
+from ephemeron.runs import detached, folders
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.labels import has_labels
@@ -39,6 +39,8 @@ class RunRow:
     invocations: int | None = None
     seconds: float | None = None
     cost_usd: float | None = None
+    driving_usd: float | None = None
+    """Of the functions that drive it, beside that; None: a client drives it."""
     accuracy: float | None = None
     test_loss: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +57,8 @@ def _row(folder: RunFolder) -> RunRow:
     row = RunRow(run_id=folder.run_id, status=status_of(folder), folder=str(folder.path))
     if run is not None:
         row = replace(row, kind=run.kind, parent=run.parent, platform=run.platform, job=run.name, workers=run.functions, labels=run.labels)
+        if (driving := detached.driving_cost(folder, run)) is not None:
+            row = replace(row, driving_usd=driving.cost_usd)
     if ended is not None:
         row = replace(row, seconds=ended.seconds, cost_usd=ended.cost_usd, invocations=ended.invocations)
     if result is not None:

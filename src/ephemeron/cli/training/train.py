@@ -11,7 +11,7 @@ import click
 from ephemeron.cli.bounds import bounded, label_option, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
-from ephemeron.cli.runs.commands import output_options, watch
+from ephemeron.cli.runs.commands import detach_option, output_options, show_detached, watch
 from ephemeron.cli.training.sparse_plan import planned_options, say
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import JobError, MissingExtra, UserError
@@ -133,6 +133,7 @@ LEARNED = "learned"
 )
 @label_option
 @dry_run_option
+@detach_option
 @output_options
 def train(
     job: str,
@@ -145,6 +146,7 @@ def train(
     loggers: tuple[str, ...],
     labels: dict[str, str],
     dry_run: bool,
+    detach: bool,
     out: Path | None,
     as_json: bool,
     **flags: Any,
@@ -205,6 +207,8 @@ def train(
     }
     if dry_run:
         return show_prediction(lambda: api.dry_run(wanted, configuration, on_progress=say, **asked), as_json=as_json)
+    if detach:
+        return show_detached(api.launch(wanted, configuration, **asked), as_json=as_json)
     watch(lambda on_event: api.train(wanted, configuration, on_event=on_event, out=out, check=False, **asked), as_json=as_json)
 
 

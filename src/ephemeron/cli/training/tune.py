@@ -11,6 +11,7 @@ import click
 
 from ephemeron.cli.bounds import label_option
 from ephemeron.cli.predictions import dry_run_option, show_prediction
+from ephemeron.cli.runs.commands import detach_option, show_detached
 from ephemeron.cli.terminal import make_console
 from ephemeron.cli.training.sparse_plan import say
 from ephemeron.errors import UserError
@@ -35,6 +36,7 @@ STOPPED = 3
 @click.option(
     "--profile", "measures", is_flag=True, help="With --dry-run: measure steps of the job on this machine first, if it has no profile."
 )
+@detach_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output.")
 def tune(
     study: Path,
@@ -45,6 +47,7 @@ def tune(
     labels: dict[str, str],
     dry_run: bool,
     measures: bool,
+    detach: bool,
     as_json: bool,
 ) -> None:
     """Search for the best values of the parameters that STUDY, a TOML file, names.
@@ -79,6 +82,8 @@ def tune(
         return
     if dry_run:
         return show_prediction(lambda: opened.dry_run(say, measures=measures), as_json=as_json)
+    if detach:
+        return show_detached(opened.detach(resume=resume, on_progress=say, labels=labels), as_json=as_json)
     told = _on_trial(opened)
     if attach:
         result = opened.attach(on_trial=told)

@@ -18,8 +18,9 @@ import dataclasses
 import fcntl
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,14 @@ _AT_ONCE = 16
 _STOP_S = 30.0
 
 _log = logging.getLogger(__name__)
+
+
+async def _nothing() -> None:
+    pass
+
+
+before_deletion: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("ephemeron_before_deletion", default=_nothing)
+"""Awaited when segments are in the files of the folder and before they are deleted from the store, by collectors that are started inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +182,7 @@ class Collector:
             self._take(record, line)
         done = [segment.key for segment in segments if self._digest(segment)]
         if done or stale:
+            await before_deletion.get()()
             await self._channel.delete([*done, *stale])
 
     async def _segment(self, writer: str, delivery: int, number: int, key: str) -> _Segment:

@@ -199,6 +199,16 @@ class ObjectQueue(TaskQueue):
                 return None
         return TaskLease(batch=batch, attempt=attempt, tasks=state.pending)
 
+    async def published(self) -> dict[str, str]:
+        there, _ = self._keys.listed(await self._channel.list(self._keys.work))
+        found: dict[str, str] = {}
+        batches = sorted(there)
+        for at in range(0, len(batches), _AT_ONCE):
+            for state in await asyncio.gather(*map(self._load, batches[at : at + _AT_ONCE])):
+                if state is not None:
+                    found.update((task.id, state.batch) for task in state.pending)
+        return found
+
     async def renew(self, leases: Sequence[TaskLease]) -> list[TaskLease]:
         alive = await asyncio.gather(*(self._renew(lease) for lease in leases))
         return [lease for lease, is_alive in zip(leases, alive, strict=True) if not is_alive]

@@ -162,6 +162,10 @@ class TaskQueue(ABC):
         return dict(zip(last, sums, strict=True))
 
     @abstractmethod
+    async def published(self) -> dict[str, str]:
+        """Tasks in the queue that have no final result, and the batch of each."""
+
+    @abstractmethod
     async def finish(self) -> None:
         """Marks the queue closed: executors end when it is empty."""
 

@@ -117,6 +117,14 @@ class RedisQueue(TaskQueue):
             await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED)])
         return TaskLease(batch=batch, attempt=attempt, tasks=state.pending)
 
+    async def published(self) -> dict[str, str]:
+        names = [await self._command("ZRANGE", f"{self._prefix}{part}", 0, -1) for part in ("ready", "leases")]
+        found: dict[str, str] = {}
+        for name in {name for part in names for name in part}:
+            if (state := await self._load(name.decode())) is not None:
+                found.update((task.id, state.batch) for task in state.pending)
+        return found
+
     async def renew(self, leases: Sequence[TaskLease]) -> list[TaskLease]:
         if not leases:
             return []

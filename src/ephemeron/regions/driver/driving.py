@@ -29,6 +29,7 @@ from ephemeron.regions.driver.late_regions import AbsentGroup, LateStart, admitt
 from ephemeron.regions.driver.launch import PreparedGroups, prepared_groups
 from ephemeron.regions.driver.region_events import GroupEvents, members_of, regions_of
 from ephemeron.regions.driver.replanning import GroupReplanner
+from ephemeron.runs import detached
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader, read_header, write_header
@@ -92,9 +93,7 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
     shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
     with blocking.terminable(), new_run(ready.run_id) as folder:
         folder.create_key()
-        record = records.new_header(ready.spec, folder, source=None, settings={}, labels=request.labels)
-        platforms = dict.fromkeys(member.prepared.spec.configuration.platform for member in ready.members)
-        write_header(folder, dataclasses.replace(record, kind="regions", platform="+".join(platforms), channel=ready.store))
+        write_header(folder, _header(ready, folder))
         if ready.members[0].prepared.code is not None:
             store_program(folder, request.job, ready.members[0].prepared.code)
         with run_logging.logged(folder, ready.spec, chosen, shown) as log, contextlib.ExitStack() as stack:
@@ -125,6 +124,48 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
                     lambda interrupts: _drive(members, interrupts, replanner, least=least, arriving=partial(_arriving, launch, added))
                 )
             return _concluded(folder, launch.ready.spec, ready.store, members, outcomes, events, log, out)
+
+
+def launch_groups(request: LaunchRequest) -> str:
+    """Starts all groups and has functions drive them; returns the name of the run when the first of these does.
+
+    Raises:
+        JobError: a group is not admitted now, or its functions cannot be driven by functions.
+    """
+    chosen = run_logging.chosen(request.job.loggers if request.loggers is None else request.loggers)
+    ready = prepared_groups(request)
+    for member, region in zip(ready.members, ready.spec.configuration.groups, strict=True):
+        if member.refusal is not None:
+            raise JobError(
+                f"region {region.name} cannot be started now: {member.refusal}", remedy="leave --detach out: it is started later"
+            )
+    with blocking.terminable(), new_run(ready.run_id) as folder:
+        folder.create_key()
+        record = _header(ready, folder)
+        detached.check(record)
+        write_header(folder, record)
+        if ready.members[0].prepared.code is not None:
+            store_program(folder, request.job, ready.members[0].prepared.code)
+        wall_time = time.time()
+        with run_logging.logged(folder, ready.spec, chosen, lambda event: None) as log, contextlib.ExitStack() as stack:
+            GroupEvents(folder, ready.described(), log.on_event, simulated=False).emit(_started(ready, wall_time))
+            runs = [stack.enter_context(begun(member, lambda event: None, parent=folder)) for member in ready.members]
+
+            async def launch() -> None:
+                for member, run in zip(ready.members, runs, strict=True):
+                    session = detached.session_of(folder)
+                    spec = member.prepared.spec
+                    await lifecycle.launch(run.folder, run.record, spec, member.secrets, member.prepared, session=session, origin=wall_time)
+
+            blocking.run(lambda _: launch())
+    blocking.run(lambda _: detached.hand_over(folder, record, {}))
+    return folder.run_id
+
+
+def _header(ready: PreparedGroups, folder: RunFolder) -> RunHeader:
+    record = records.new_header(ready.spec, folder, source=None, settings={}, labels=ready.request.labels)
+    platforms = dict.fromkeys(member.prepared.spec.configuration.platform for member in ready.members)
+    return dataclasses.replace(record, kind="regions", platform="+".join(platforms), channel=ready.store)
 
 
 def stop_groups(folder: RunFolder, *, now: bool) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.training.driver.api import configure, dry_run, resize, train
+    from ephemeron.training.driver.api import configure, dry_run, launch, resize, train
     from ephemeron.training.driver.result import Result
     from ephemeron.training.driver.session import Session, train_async
 
@@ -18,12 +18,13 @@ _LAZY = {
     "Session": "session",
     "configure": "api",
     "dry_run": "api",
+    "launch": "api",
     "resize": "api",
     "train": "api",
     "train_async": "session",
 }
 
-__all__ = ["Result", "Session", "configure", "dry_run", "resize", "train", "train_async"]
+__all__ = ["Result", "Session", "configure", "dry_run", "launch", "resize", "train", "train_async"]
 
 
 def __getattr__(name: str) -> Any:

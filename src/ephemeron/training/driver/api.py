@@ -18,7 +18,8 @@ from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, UserError
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.runs.header import RunHeader
+from ephemeron.runs import detached
+from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.labels import check_labels
 from ephemeron.training.driver import lifecycle, notebook
@@ -234,6 +235,34 @@ def train(
                 )
             )
         return _checked(run.conclude(ending, ledger, out), check)
+
+
+def launch(job: Job | Program, configuration: Configuration | None = None, *, profile: Profile | None = None, **arguments: Any) -> str:
+    """Starts a run that functions drive (`--detach`), and returns its name when the first of them does. This process can end then.
+
+    `attach` shows the run and waits for its end, from this process or another one, and drives it where no function does any more.
+
+    Args:
+        job, configuration, profile: as for `train`.
+        arguments: the other arguments of `train` but `on_event`, `out` and `check`.
+
+    Raises:
+        UserError: the job or an option is refused. Nothing was started or paid for.
+        PlatformError: no function drives the run, which goes on; `attach` does.
+    """
+    request = launch_request(job, configuration, profile=profile, **arguments)
+    if request.configuration.regions:
+        return str(load_kind("regions").launch_detached(request))
+    ready = prepared_run(request)
+    spec = ready.prepared.spec
+    with blocking.terminable(), begun(ready, lambda event: None) as run:
+        detached.check(run.record)
+        session = detached.session_of(run.folder)
+        if spec.sparse is None:  # else its driver starts it
+            blocking.run(lambda _: lifecycle.launch(run.folder, run.record, spec, ready.secrets, ready.prepared, session=session))
+        record = open_header(run.folder)
+    blocking.run(lambda _: detached.hand_over(run.folder, record, ready.secrets))
+    return run.folder.run_id
 
 
 def launch_request(

@@ -195,6 +195,39 @@ async def drive(
             return await driver.watch(), driver.ledger
 
 
+async def launch(
+    folder: RunFolder,
+    run: RunHeader,
+    spec: RunSpec,
+    secrets: dict[str, str],
+    prepared: Prepared,
+    *,
+    session: Path,
+    origin: float | None = None,
+) -> None:
+    """Launches a run that functions are to drive, and lets go of it.
+
+    Args:
+        folder, run, spec, secrets, prepared: as for `drive`.
+        session: folder of the daemon that hosts the functions of this machine.
+        origin: see `drive`.
+    """
+    with logs.context(run=folder.run_id), environment(secrets):
+        async with open_channel(run.channel) as channel:
+            await _probe(channel, spec.run_id)
+            platform = await run_platform.start(folder, run, secrets, session=session)
+            driver = RunDriver(
+                platform, channel, spec, channel_address=run.channel, clock=time.time, origin=origin, signing=folder.signing_key()
+            )
+            try:
+                await driver.launch(prepared)
+            except BaseException:
+                await platform.shutdown()
+                raise
+            write_header(folder, dataclasses.replace(run, started_at=driver.origin))
+            await platform.close()
+
+
 async def stop(folder: RunFolder, run: RunHeader, *, now: bool) -> None:
     """Asks the functions of a run to stop, or cancels them.
 

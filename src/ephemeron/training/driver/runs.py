@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import secrets
 import shutil
 import time
@@ -226,8 +227,10 @@ class Runs:
 
     async def _hosting(self, places: Places) -> Path:
         """Folder of the daemon that hosts functions on this machine; starts it for the first run."""
-        from ephemeron.functions.local import LocalPlatform, default_limits
+        from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform, default_limits
 
+        if given := os.environ.get(SESSION_VARIABLE):
+            return Path(given)
         async with self._starting:
             if self._host is None:
                 _sweep(self._folder.parent)

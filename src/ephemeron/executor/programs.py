@@ -1,0 +1,243 @@
+"""Commands whose executor goes on where it was: what another process needs to give the same command again, and how tasks are recognised.
+
+A run of tasks that was started by a command keeps the command in its header. Whoever goes on with the run gives the command again, in
+a process whose executor takes the run over: its name, its key, its queue. A task is named by its content, so one that has a result is not run
+again, and one that is in the queue is not published again. So a program may end at any time, as long as it submits the same tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.channels import public_address
+from ephemeron.config import own_processes
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError
+from ephemeron.executor.shipping import Shipment
+from ephemeron.functions.registry import CLOUDS
+from ephemeron.runs import folders
+from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.header import RunHeader, read_header
+
+PROGRAM = "program"
+"""In the payload of a header, and folder of the files of a command."""
+_RUN_VARIABLE = "EPHEMERON_TASKS_RUN"
+_SHIPMENTS = "shipments.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A command that can be given again."""
+
+    argv: tuple[str, ...]
+    """Behind `ephemeron`; `program:NAME` is a file that is kept with the run."""
+    folder: str
+    """In which it is given."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Files that are kept with the run when it has ended, and where they belong."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """A command whose tasks functions are to keep running, until its executor has begun."""
+
+    argv: tuple[str, ...]
+    moves: bool = False
+    """Whether the command can be given on another machine: all that it reads and writes is kept with the run, or in a store."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Name to content: what the command has read, and may be gone later."""
+    outputs: dict[str, Path] = field(default_factory=dict)
+    """Argument to the file that the command writes."""
+    run: RunFolder | None = None
+    """Made by its executor."""
+    header: RunHeader | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the channel."""
+
+    def keep(self, argument: str, name: str, content: bytes) -> None:
+        """Has the command read a file that is kept with the run, in place of the one that an argument names."""
+        self.files[name] = content
+        self.argv = tuple(f"{PROGRAM}:{name}" if each == argument else each for each in self.argv)
+
+    def begun(self, folder: RunFolder, header: RunHeader, variables: Mapping[str, str], shipped: Mapping[str, Shipment]) -> RunHeader:
+        """Stores the program with a run whose tasks are known to be right.
+
+        Args:
+            folder, header: of the run.
+            variables: of its channel.
+            shipped: functions by the name that the command gives them.
+
+        Returns:
+            The header with the program.
+        """
+        is_elsewhere = header.platform in CLOUDS
+        if is_elsewhere and not self.moves:
+            raise JobError(
+                f"this command reads or writes files of this machine, and would be driven on {header.platform}", remedy="leave --detach out"
+            )
+        place = folder.path / PROGRAM
+        place.mkdir()
+        for name, content in self.files.items():
+            (place / name).write_bytes(content)
+        _store_shipments(place, shipped)
+        argv, outputs = self.argv, {}
+        for argument, path in self.outputs.items() if is_elsewhere else ():
+            outputs[path.name] = str(path.absolute())
+            argv = tuple(f"{PROGRAM}:{path.name}" if each == argument else each for each in argv)
+        argv = tuple(public_address(each)[0] if "://" in each else each for each in argv)  # a header has no secrets
+        program = Program(argv=argv, folder=os.getcwd(), outputs=outputs)
+        self.run, self.variables = folder, variables
+        self.header = replace(header, ends_with_client=False, payload={PROGRAM: plain(program)})
+        return self.header
+
+
+class Launched(BaseException):
+    """The executor of a command that is to be driven by functions has begun: the command ends here."""
+
+
+_launch: ContextVar[Launch | None] = ContextVar("ephemeron_launch", default=None)
+
+
+@contextlib.contextmanager
+def launching(argv: Sequence[str], *, moves: bool) -> Iterator[Launch]:
+    """Inside, the first executor that is given tasks stores them with the command instead of running them, and ends the block."""
+    launch = Launch(tuple(argv), moves=moves)
+    token = _launch.set(launch)
+    try:
+        yield launch
+    except Launched:
+        pass
+    finally:
+        _launch.reset(token)
+
+
+def present_launch() -> Launch | None:
+    """The launch inside which this is called."""
+    return _launch.get()
+
+
+def program_of(header: RunHeader) -> Program | None:
+    """The command of a run; None: it was started by a program of the user, which nobody else can repeat."""
+    raw = header.payload.get(PROGRAM)
+    return None if raw is None else build(Program, raw, where=f"run.json of {header.run_id}: {PROGRAM}")
+
+
+def taken_over() -> tuple[RunFolder, RunHeader] | None:
+    """The run that the first executor of this process goes on with; None: it begins one."""
+    run = os.environ.pop(_RUN_VARIABLE, "")
+    if not run:
+        return None
+    folder = RunFolder(folders.runs_folder() / run)
+    header = read_header(folder)
+    if header is None:
+        raise JobError(f"run {run} has no readable run.json")
+    return folder, header
+
+
+def shipped(folder: RunFolder) -> dict[str, Shipment]:
+    """Functions as they were sent when a command was given first, by the name that the command gives them."""
+    place = folder.path / PROGRAM
+    try:
+        raw: dict[str, Any] = json.loads((place / _SHIPMENTS).read_text())
+    except OSError:
+        return {}
+    return {
+        name: Shipment(
+            reference=one["reference"], name=one["name"], objects={key: (place / file).read_bytes() for key, file in one["objects"].items()}
+        )
+        for name, one in raw.items()
+    }
+
+
+def _store_shipments(place: Path, made: Mapping[str, Shipment]) -> None:
+    index: dict[str, Any] = {}
+    for n, (name, one) in enumerate(made.items()):
+        files = {key: f"code-{n}-{m}.bin" for m, key in enumerate(one.objects)}
+        for key, file in files.items():
+            (place / file).write_bytes(one.objects[key])
+        index[name] = {"reference": one.reference, "name": one.name, "objects": files}
+    (place / _SHIPMENTS).write_text(json.dumps(index))
+
+
+@contextlib.contextmanager
+def given_again(folder: RunFolder, program: Program) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in which the command of a run is given again. It ends with this one."""
+    place = folder.path / PROGRAM
+    cwd = program.folder if Path(program.folder).is_dir() and not program.outputs else str(place)
+    argv = [str(place / each.partition(":")[2]) if each.startswith(f"{PROGRAM}:") else each for each in program.argv]
+    with (place / "output.txt").open("ab") as output:
+        process = subprocess.Popen(
+            [*own_processes.command("command-line"), *argv],
+            cwd=cwd,
+            env={**os.environ, _RUN_VARIABLE: folder.run_id},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=own_processes.ends_with_parent,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def bring_outputs(folder: RunFolder, program: Program) -> None:
+    """Copies what a command has written elsewhere to where it belongs on this machine."""
+    for name, target in program.outputs.items():
+        source = folder.path / PROGRAM / name
+        if source.exists() and Path(target).parent.is_dir():
+            shutil.copyfile(source, target)
+
+
+def last_words(folder: RunFolder) -> str:
+    """What the command has printed last; empty: nothing."""
+    with contextlib.suppress(OSError):
+        lines = (folder.path / PROGRAM / "output.txt").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
+
+
+def remove_program(folder: RunFolder) -> None:
+    """Deletes what only a command that is given again needs."""
+    for path in (folder.path / PROGRAM).glob("code-*.bin"):
+        path.unlink()
+    shutil.rmtree(folder.objects, ignore_errors=True)
+
+
+class TaskNames:
+    """Names of tasks: by their number, or by content in a program, in which another process finds them again."""
+
+    def __init__(self, *, by_content: bool) -> None:
+        self.by_content = by_content
+        self._count = 0
+        self._seen: Counter[str] = Counter()
+
+    def name(self, kind: str, *content: bytes) -> str:
+        """A new name.
+
+        Args:
+            kind: its first letter.
+            content: equal for tasks that do the same.
+        """
+        if not self.by_content:
+            self._count += 1
+            return f"{kind}{self._count - 1}"
+        digest = hashlib.blake2b(digest_size=10)
+        for part in content:
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+        found = f"{kind}{digest.hexdigest()}"
+        self._seen[found] += 1
+        return found if self._seen[found] == 1 else f"{found}.{self._seen[found]}"

@@ -1,0 +1,320 @@
+"""Runs without a client: functions drive them (`runs.driver_function`), and whoever has the run's folder attaches, stops and resumes.
+
+On this machine those functions share the run's folder with all clients, so a client that attaches takes over by its lock when no function
+drives. Elsewhere the folder is copied (`runs.folder_copies`): a client reads the copy, and becomes the driver by taking a term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ephemeron import blocking
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.errors import ChannelEmptied, EphemeronError, JobError, PlatformError, UserError
+from ephemeron.events import Event
+from ephemeron.functions.base import Call, Platform
+from ephemeron.functions.jsonl import complete_lines, events_in, unfinished
+from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform, default_limits
+from ephemeron.functions.registry import CLOUDS
+from ephemeron.runs import run_platform
+from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.driver_function import SLOTS, DriverRecords, DriverRequest, SignsOfLife, driver_call, prefix_of
+from ephemeron.runs.folder_copies import Copying, FolderCopy
+from ephemeron.runs.folders import MODELS, RESULT_FILE, RunFolder, events_of, runs_folder
+from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.lock import is_driven
+from ephemeron.units import human_count
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "driver"
+"""Of the driver functions, below that of the run: their events and logs, and on this machine their channel."""
+_MEMORY_MB, _LARGE_MB = 1024, 3072
+"""Of a driver function on this machine; the second where it trains, predicts or keeps a model itself."""
+BEAT_S, CLOUD_BEAT_S = 1.0, 5.0
+_SILENT = 6.0
+"""Beats without a sign of life after which a driver function is replaced."""
+_START_S = 60.0
+"""Longest time until the first driver function has the lock."""
+_ENDS_S = 20.0
+"""Longest wait for the ends of driver functions."""
+_LOOK_S, _REMOTE_LOOK_S = 0.1, 1.0
+
+
+def is_remote(header: RunHeader) -> bool:
+    """Whether the driver functions of a run have a copy of its folder, and not the folder itself."""
+    return header.detached and header.platform in CLOUDS
+
+
+def channel_of(folder: RunFolder, header: RunHeader) -> str:
+    """Address of the channel of a run's driver functions."""
+    return header.channel if header.platform in CLOUDS else (folder.path / FOLDER / "objects").resolve().as_uri()
+
+
+def check(header: RunHeader) -> None:
+    """Refuses a run that functions cannot drive.
+
+    Raises:
+        JobError: says why.
+    """
+    if header.kind in ("service", "profile"):
+        raise JobError(f"a {header.kind} is a process of its command, and cannot be detached", remedy="leave --detach out")
+    if "simulated" in header.platform and header.kind in MODELS:
+        raise JobError(
+            "a simulated run takes place in virtual time, inside its command: it cannot be detached", remedy="leave --detach out"
+        )
+    if header.platform in CLOUDS and header.kind in ("regions", "study", "sparse"):
+        raise JobError(
+            f"a run of kind {header.kind} is driven where its files are, and not on {header.platform}",
+            remedy="leave --detach out" if header.kind == "regions" else "use platform local, or leave --detach out",
+        )
+    if header.channel.startswith(("ps://", "parameter_server")):
+        raise JobError("the parameter server is a process of the client, so the run cannot be detached", remedy="use another --channel")
+
+
+def session_of(folder: RunFolder) -> Path:
+    """Folder of the daemon that hosts the functions of a detached run of this machine, its driver functions included."""
+    return folder.path / FOLDER
+
+
+def _memory_mb(header: RunHeader) -> int:
+    """Memory of a driver function. One on a cloud is of the size of the run's."""
+    return header.memory_mb if header.platform in CLOUDS else _LARGE_MB if header.kind in ("study", "sparse") else _MEMORY_MB
+
+
+@contextlib.asynccontextmanager
+async def driver_platform(
+    folder: RunFolder, header: RunHeader, variables: Mapping[str, str], *, starting: bool = True
+) -> AsyncIterator[Platform]:
+    """The platform of a run's driver functions, which are to be started or, if not `starting`, looked at. They go on when it is left."""
+    own = RunFolder(folder.path / FOLDER)
+    own.path.mkdir(parents=True, exist_ok=True)
+    if header.platform in CLOUDS:
+        drivers = replace(header, run_id=prefix_of(header.run_id), functions=SLOTS)
+        platform: Platform = await (run_platform.start(own, drivers, {}) if starting else run_platform.attach(own, drivers))
+    else:
+        everything = {**os.environ, **variables, SESSION_VARIABLE: str(own.path.resolve())}
+        platform = await LocalPlatform.start(own.path, env=everything)
+    try:
+        yield platform
+    finally:
+        await platform.close()
+
+
+async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str, str]) -> None:
+    """Has functions drive a run from now on. Returns when the first of them does.
+
+    Args:
+        folder, header: of the run, which nobody drives.
+        variables: of its channel.
+
+    Raises:
+        PlatformError: no function has begun to drive. The run's functions go on, and a client can attach.
+        JobError: functions cannot drive it.
+    """
+    check(header)
+    header = replace(header, detached=True)
+    write_header(folder, header)
+    folder.events.touch()  # it has begun
+    is_local = header.platform not in CLOUDS
+    beat_s = BEAT_S if is_local else CLOUD_BEAT_S
+    lifetime_s = header.lifetime_s or default_limits().lifetime_s
+    request = DriverRequest(
+        run=header.run_id,
+        home=str(runs_folder().parent.resolve()) if is_local else "",
+        folder=os.getcwd() if is_local else "",
+        variables={"HOME": str(Path.home())} if is_local else {},
+        beat_s=beat_s,
+        silent_s=_SILENT * beat_s,
+        start_s=4 * _SILENT * beat_s,
+        margin_s=min(3 * beat_s, lifetime_s / 5),
+    )
+    address = channel_of(folder, header)
+    call = Call(
+        run=prefix_of(header.run_id),
+        rank=0,
+        attempt=0,
+        memory_mb=_memory_mb(header),
+        lifetime_s=lifetime_s,
+        channel=address,
+        origin=header.started_at,
+        key=folder.signing_key().text,
+        labels=header.labels,
+    )
+    with environment(variables):
+        async with open_channel(address) as channel, driver_platform(folder, header, variables) as platform:
+            records = DriverRecords(channel, header.run_id, name=_client_name())
+            await records.clear()
+            if not is_local:
+                await FolderCopy(channel, folder, folder.signing_key(), 0).save()
+            for slot in range(SLOTS):
+                await records.create(f"claim/{slot}.0")
+            started = [await platform.invoke(driver_call(call, slot, request)) for slot in range(SLOTS)]
+            await _until_driven(folder, header, records, asyncio.ensure_future(started[0].wait()))
+
+
+async def _until_driven(folder: RunFolder, header: RunHeader, records: DriverRecords, first: asyncio.Future[Any]) -> None:
+    latest = time.monotonic() + _START_S
+    while time.monotonic() < latest:
+        look = await records.look()
+        if look.is_over or (look.term and (is_remote(header) or is_driven(folder))):
+            first.cancel()
+            return
+        if first.done() and first.result().status not in ("ok",):
+            break
+        await asyncio.sleep(_LOOK_S if header.platform not in CLOUDS else _REMOTE_LOOK_S)
+    why = f": {first.result().error.strip().splitlines()[-1:]}" if first.done() else f" within {_START_S:g} s"
+    first.cancel()
+    raise PlatformError(f"no function drives run {header.run_id}{why}; drive it from here: ephemeron attach {header.run_id}")
+
+
+def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+    """Asks the functions that drive a run to stop it.
+
+    Raises:
+        UserError: none does.
+    """
+
+    async def ask() -> None:
+        async with open_channel(channel_of(folder, header)) as channel:
+            records = DriverRecords(channel, folder.run_id, name=_client_name())
+            look = await records.look()
+            if look.is_over or not look.claims:
+                raise UserError(f"run {folder.run_id} is not running")
+            await records.create(f"asked/{'now' if now else 'stop'}")
+
+    blocking.run(lambda _: ask())
+
+
+def follow(folder: RunFolder, header: RunHeader, on_event: Callable[[Event], None]) -> int | None:
+    """Shows what functions elsewhere drive, until the run is over or nobody drives it.
+
+    Returns:
+        The term that this process has taken to drive it; None: it is over, and its folder is here.
+    """
+    return blocking.run(lambda _: _follow(folder, header, on_event))
+
+
+async def _follow(folder: RunFolder, header: RunHeader, on_event: Callable[[Event], None]) -> int | None:
+    beat_s, loop = CLOUD_BEAT_S, asyncio.get_running_loop()
+    signs, offset = SignsOfLife(silent_s=_SILENT * beat_s, start_s=4 * _SILENT * beat_s), 0
+    async with open_channel(channel_of(folder, header)) as channel:
+        records = DriverRecords(channel, folder.run_id, name=_client_name())
+        copy = FolderCopy(channel, folder, folder.signing_key(), 0)
+        while True:
+            look, now = await records.look(), loop.time()
+            try:
+                await copy.restore()
+            except ChannelEmptied:
+                if not look.claims:
+                    return None  # its records were cleared: what there is is here
+            offset += _show(folder, offset, on_event)
+            if look.is_over:
+                await _see_ends(folder, header)
+                return None
+            signs.see(look.beats, now)
+            living = [name for name in look.beats if signs.is_alive(name, now)]
+            if (
+                not living
+                and (look.is_back or not signs.is_alive(await records.holder(look.term), now))
+                and await records.take(look.term + 1)
+            ):
+                return look.term + 1
+            await asyncio.sleep(_REMOTE_LOOK_S)
+
+
+async def _see_ends(folder: RunFolder, header: RunHeader) -> None:
+    """Waits until the ends of the driver functions are known, and with them their bill."""
+    latest = asyncio.get_running_loop().time() + _ENDS_S
+    with contextlib.suppress(EphemeronError, run_platform.NotRunning):
+        async with driver_platform(folder, header, {}, starting=False):
+            while unfinished(folder.path / FOLDER / "events.jsonl")[0] and asyncio.get_running_loop().time() < latest:  # noqa: ASYNC110
+                await asyncio.sleep(_REMOTE_LOOK_S)
+
+
+def _show(folder: RunFolder, offset: int, on_event: Callable[[Event], None]) -> int:
+    """Passes on the whole lines behind an offset; returns how many bytes these are."""
+    data = complete_lines(folder.events, offset)
+    for event in events_in(data):
+        on_event(event)
+    return len(data)
+
+
+@contextlib.contextmanager
+def holding(folder: RunFolder, header: RunHeader, term: int) -> Iterator[None]:
+    """Inside, this process drives a run whose functions drove it elsewhere: it gives signs of life, and saves the folder."""
+    address, ends = channel_of(folder, header), threading.Event()
+
+    async def live() -> None:
+        async with open_channel(address) as channel:
+            records = DriverRecords(channel, folder.run_id, name=_client_name())
+            while not ends.is_set():
+                await records.beat()
+                await asyncio.to_thread(ends.wait, CLOUD_BEAT_S)
+            if (folder.path / RESULT_FILE).exists():
+                await records.create("end")
+            else:
+                await records.give_back(term)
+
+    living = threading.Thread(target=lambda: asyncio.run(live()), name="driver-beat", daemon=True)
+    living.start()
+    try:
+        with Copying(address, folder, folder.signing_key(), term).running(restored=False):
+            yield
+    finally:
+        ends.set()
+        living.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrivingCost:
+    """What the functions that have driven a run have cost, at list prices, beside the run itself."""
+
+    functions: int
+    gb_seconds: float
+    requests: int
+    """To the store."""
+    cost_usd: float
+
+    def __str__(self) -> str:
+        return (
+            f"driven by {human_count(self.functions, 'function')}: {self.gb_seconds:.1f} GB-s and "
+            f"{human_count(self.requests, 'request')}, ${self.cost_usd:.6f} beside it"
+        )
+
+
+def driving_cost(folder: RunFolder, header: RunHeader) -> DrivingCost | None:
+    """What is known here of the cost of driving a run; None: its client has driven it."""
+    own = RunFolder(folder.path / FOLDER)
+    if not own.events.exists():
+        return None
+    meter = CostMeter(header.prices, memory_mb=_memory_mb(header))
+    for event in events_of(own):
+        meter.feed(event)
+    t = meter.ended_at
+    if unfinished(own.events)[0]:  # their end is not known here: so far
+        t = max(t, time.time() - header.started_at)
+    gb_seconds = meter.gb_seconds_at(t)
+    usd = header.prices.functions_usd(gb_seconds, meter.invocations) + meter.storage_usd(t)
+    return DrivingCost(
+        functions=meter.invocations, gb_seconds=round(gb_seconds, 3), requests=meter.traffic.requests, cost_usd=round(usd, 9)
+    )
+
+
+_NAME = f"client-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def _client_name() -> str:
+    return "".join(c if c.isalnum() or c == "-" else "-" for c in _NAME)

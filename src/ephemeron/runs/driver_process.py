@@ -1,0 +1,58 @@
+"""The process of a driver function: drives a run as a client does that attaches to it, or tells it to stop.
+
+It is killed at any time. Where the folder of the run is not shared with the client, it is copied from the channel first, and what changes
+in it is copied back: before records that are in it are deleted from the store, every few seconds, and at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+
+from ephemeron import logs
+from ephemeron.communication.signing import SigningKey
+from ephemeron.errors import RunNotFound, UserError
+from ephemeron.runs import folders, verbs
+from ephemeron.runs.driver_function import KEY_VARIABLE, STEP_ASIDE
+from ephemeron.runs.folder_copies import Copying, TermOver
+from ephemeron.runs.folders import KEY_FILE, RunFolder
+
+_log = logging.getLogger(__name__)
+
+
+def drive(run: str) -> int:
+    """Goes on with a run to its end; exit status."""
+    try:
+        verbs.go_on(run)
+    except RunNotFound as e:
+        _log.info("%s", e)  # it was removed meanwhile
+    except TermOver:
+        return STEP_ASIDE
+    return 0
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    logs.configure()
+    run, verb = asked["run"], asked["verb"]
+    with contextlib.ExitStack() as stack:
+        if asked["channel"]:
+            folder = RunFolder(folders.runs_folder() / run)
+            folder.path.mkdir(parents=True, exist_ok=True)
+            key = SigningKey.from_text(os.environ.pop(KEY_VARIABLE))
+            if not (folder.path / KEY_FILE).exists():
+                (folder.path / KEY_FILE).write_text(f"{key.text}\n")
+                (folder.path / KEY_FILE).chmod(0o600)
+            if verb == "drive":
+                stack.enter_context(Copying(asked["channel"], folder, key, asked["term"]).running(restored=True))
+        if verb == "drive":
+            sys.exit(drive(run))
+        with contextlib.suppress(UserError):  # it has ended meanwhile
+            verbs.stop(run, now=verb == "now", wait=False)
+
+
+if __name__ == "__main__":
+    main()

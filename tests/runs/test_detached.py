@@ -1,0 +1,258 @@
+"""Runs of every kind that functions drive: the commands return, functions die, and results are those of a run with a client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ephemeron.cli.main import main
+from ephemeron.errors import UserError
+from ephemeron.events import Ended, Invoked
+from ephemeron.functions.local import is_hosted
+from ephemeron.runs import detached, folders, verbs
+from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.header import open_header
+from ephemeron.runs.lock import is_driven
+from ephemeron.runs.status import status_of
+from ephemeron.runs.summary import read_summary
+from ephemeron.testing.training_world import driver_function
+from running import until
+from sparse_data import prepared
+
+pytestmark = pytest.mark.cold_start  # driver functions give commands of this folder's environment
+
+WORDS = """
+import time
+
+def slow(number):
+    with open("PLACE/ran.txt", "a") as ran:
+        ran.write(f"{number}\\n")
+    time.sleep(0.4)
+    return number * number
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    place = tmp_path / "work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def given(place: Path, *arguments: str) -> str:
+    """A command in a process of its own, which has ended."""
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "ephemeron.cli.main", *arguments], cwd=place, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def detach(place: Path, *arguments: str) -> RunFolder:
+    told = json.loads(given(place, *arguments, "--detach", "--json").splitlines()[-1])
+    assert told["detached"] is True
+    folder = folders.find(told["run_id"])
+    assert open_header(folder).detached
+    return folder
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    said = CliRunner().invoke(main, ["runs", "--json"])
+    return {row["run_id"]: row for row in map(json.loads, said.output.splitlines())}
+
+
+def drivers(folder: RunFolder) -> RunFolder:
+    return RunFolder(folder.path / detached.FOLDER)
+
+
+def over(folder: RunFolder) -> None:
+    """Waits until no function drives a run any more."""
+    until(lambda: not is_driven(folder) and not is_hosted(drivers(folder).path))
+
+
+@pytest.mark.slow
+def test_a_map_whose_drivers_are_killed_runs_each_task_once_and_is_stopped_and_gone_on_with(place: Path) -> None:
+    (place / "words.py").write_text(WORDS.replace("PLACE", str(place)))
+    (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(60)))
+    folder = detach(
+        place, "map", "words:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2", "--function-timeout-s", "40"
+    )
+    assert folder.events.exists(), "it is listed as begun"
+    (place / "items.jsonl").unlink()
+    (place / "words.py").write_text("raise RuntimeError('edited meanwhile')")
+    until(lambda: (place / "ran.txt").exists() and len((place / "ran.txt").read_text().split()) >= 8)
+    function = driver_function(folder.run_id)
+    assert function is not None
+    function.kill()
+    until(lambda: len((place / "ran.txt").read_text().split()) >= 24)
+    assert verbs.stop(folder.run_id) == folder.run_id
+    assert status_of(folder) == "stopped"
+    over(folder)
+    done = len((place / "ran.txt").read_text().split())
+    given(place, "resume", folder.run_id, "--detach")
+    result = verbs.attach(folder.run_id)
+    assert (result.summary.status, result.summary.tasks, result.summary.failed) == ("finished", 60, 0)
+    assert (place / "out.jsonl").read_text() == "".join(f"{n * n}\n" for n in range(60))
+    ran = Counter((place / "ran.txt").read_text().split())
+    assert len(ran) == 60
+    assert ran.total() <= 60 + 2 * 2 * 2, f"tasks that ran when it was stopped may run again ({done} had run): {ran.total()}"
+    over(folder)
+    assert not (folder.path / "objects").exists()
+    row = rows()[folder.run_id]
+    assert row["kind"] == "tasks"
+    assert row["driving_usd"] > 0
+    invoked = [e.reason for e in events_of(drivers(folder)) if isinstance(e, Invoked)]
+    assert "replacement" in invoked
+    assert all(e.outcome in ("finished", "") for e in events_of(drivers(folder)) if isinstance(e, Ended))
+
+
+@pytest.mark.slow
+def test_the_result_of_prepare_is_that_of_a_client(place: Path) -> None:
+    numbers = np.random.default_rng(0)
+    (place / "clicks.csv").write_text("click,a,b\n" + "".join(f"{n % 2},{numbers.random():.4f},{n % 17}\n" for n in range(3000)))
+    recipe = (
+        'source = "clicks.csv"\nout = "{out}"\n[label]\ncolumn = "click"\n[[steps]]\nstep = "standardise"\n[split]\ntest_fraction = 0.2\n'
+    )
+    (place / "here.toml").write_text(recipe.format(out="here"))
+    (place / "there.toml").write_text(recipe.format(out="there"))
+    given(place, "prepare", "here.toml")
+    folder = detach(place, "prepare", "there.toml")
+    assert verbs.attach(folder.run_id).summary.status == "finished"
+    over(folder)
+    files = {path.relative_to(place / "here") for path in (place / "here" / "train").rglob("*.arrow")}
+    assert files
+    for name in files:
+        assert (place / "here" / name).read_bytes() == (place / "there" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_factorisation_goes_on_when_its_driver_is_killed(place: Path) -> None:
+    a = np.random.default_rng(0).standard_normal((600, 600))
+    a = a @ a.T + 600 * np.eye(600)
+    np.save(place / "A.npy", a)
+    folder = detach(place, "linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "60", "--workers", "2")
+    function = driver_function(folder.run_id)
+    if function is not None:
+        function.kill()
+    assert verbs.attach(folder.run_id).summary.status == "finished"
+    over(folder)
+    lower = np.load(place / "L.npy")
+    np.testing.assert_allclose(lower @ lower.T, a, rtol=1e-10)
+
+
+JOB = """
+model = "model:build"
+loss = "cross_entropy"
+optimizer = { target = "SGD", options = { lr = 0.1, momentum = 0.9 } }
+epochs = 2
+[data]
+source = "digits"
+[run]
+workers = 2
+batch_size = 120
+memory_mb = 704
+"""
+MODEL = "import torch\n\ndef build():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+
+
+@pytest.fixture
+def job(place: Path) -> Path:
+    (place / "model.py").write_text(MODEL)
+    (place / "job.toml").write_text(JOB)
+    return place / "job.toml"
+
+
+@pytest.mark.slow
+def test_a_training_run_has_the_weights_of_one_with_a_client(place: Path, job: Path) -> None:
+    given(place, "train", "job.toml", "--json")
+    here = read_summary(folders.find("last"))
+    folder = detach(place, "train", "job.toml")
+    result = verbs.attach(folder.run_id)
+    over(folder)
+    assert here is not None
+    weights = json.loads((folders.all_runs()[-1].path / "result.json").read_text())["weights_sha256"]
+    assert result.summary.weights_sha256 == weights
+
+
+@pytest.mark.slow
+def test_a_study_is_driven_with_its_trials(place: Path, job: Path) -> None:
+    (place / "study.toml").write_text(
+        'job = "job.toml"\nname = "rates"\nmetric = "accuracy"\nmode = "max"\nsampler = "grid"\npruner = "none"\npredict = false\n'
+        "[space]\noptimizer.options.lr = [0.05, 0.1]\n"
+    )
+    folder = detach(place, "tune", "study.toml")
+    result = verbs.attach(folder.run_id)
+    assert result.summary.status == "finished"
+    over(folder)
+    trials = [row for row in rows().values() if row["parent"] == folder.run_id]
+    assert [row["status"] for row in trials] == ["finished", "finished"]
+
+
+@pytest.mark.slow
+def test_a_sparse_run_goes_on_when_its_driver_is_killed_with_its_shards(place: Path) -> None:
+    prepared(place / "data" / "train", rows=3000)
+    prepared(place / "data" / "test", rows=600, partitions=1, seed=1)
+    (place / "job.toml").write_text(
+        'epochs = 4\n[sparse]\nmodel = "logistic"\nshards = 2\noptimizer = { target = "adagrad", options = { learning_rate = 0.1 } }\n'
+        '[data]\nsource = "prepared"\npath = "data"\n[run]\nworkers = 2\nbatch_size = 20\nmemory_mb = 1024\n'
+    )
+    folder = detach(place, "train", "job.toml")
+    function = driver_function(folder.run_id)
+    if function is not None:
+        function.kill()
+    result = verbs.attach(folder.run_id)
+    assert result.summary.status == "finished", result.causes
+    over(folder)
+
+
+@pytest.mark.slow
+def test_regions_train_without_a_client(place: Path, job: Path) -> None:
+    with job.open("a") as more:
+        more.write('exchange_every = 3\n[[run.regions]]\nname = "near"\nworkers = 1\n[[run.regions]]\nname = "far"\nworkers = 1\n')
+    folder = detach(place, "train", "job.toml")
+    result = verbs.attach(folder.run_id)
+    assert result.summary.status == "finished", result.causes
+    over(folder)
+    assert open_header(folder).kind == "regions"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--platform", "simulated"), "takes place in virtual time, inside its command"),
+        (("--channel", "parameter_server"), "the parameter server is a process of the client"),
+    ],
+)
+def test_what_no_function_can_drive_is_refused_and_nothing_is_left(options: tuple[str, str], said: str, place: Path, job: Path) -> None:
+    ran = CliRunner().invoke(main, ["train", str(job), *options, "--detach"])
+    assert ran.exit_code == 2
+    assert said in " ".join(ran.output.split())
+    assert folders.all_runs() == []
+
+
+def test_a_command_is_refused_as_without_it_before_anything_is_stored(place: Path) -> None:
+    (place / "items.jsonl").write_text("1\n")
+    ran = CliRunner().invoke(main, ["map", "nowhere:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--detach"])
+    assert ran.exit_code == 2
+    assert "nowhere" in ran.output
+    assert folders.all_runs() == []
+
+
+def test_a_run_that_has_finished_or_needs_its_client_cannot_be_detached(place: Path) -> None:
+    folder = folders.create("map-1")
+    folder.write("run.json", {"run_id": "map-1", "kind": "tasks", "platform": "local", "ends_with_client": True})
+    with pytest.raises(UserError, match="needs its client"):
+        verbs.detach("map-1")
+    folder.write("run.json", {"run_id": "map-1", "kind": "service", "platform": "local"})
+    with pytest.raises(UserError, match="a service is a process of its command"):
+        verbs.detach("map-1")
